@@ -1,0 +1,1 @@
+"""The scheduler service: queues, block tables, policy, streams. CPU only, never torch."""

@@ -1,0 +1,153 @@
+"""Check that a delta fits the batch table, before anything is written.
+
+The delta is projected onto copies of the small per-slot columns, in the order in which `apply` takes
+its fields, and the invariants of the table are checked on the projection.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shared.errors import InvalidStepError
+from shared.step import Admission, BoolArray, Int32Array, TableDelta
+
+if TYPE_CHECKING:
+    from shared.batch_table import BatchTable
+
+
+def check_delta(table: BatchTable, delta: TableDelta) -> None:
+    """Raise InvalidStepError, naming slot and rule, unless `table.apply(delta)` is sound."""
+    _Projection(table).check(delta)
+
+
+class _Projection:
+    """The per-slot columns as they will be after the fields that were checked so far."""
+
+    def __init__(self, table: BatchTable) -> None:
+        self.table = table
+        self.live = table.live.copy()
+        self.active = table.active.copy()
+        self.num_tokens = table.num_tokens.copy()
+        self.num_scheduled_tokens = table.num_scheduled_tokens.copy()
+        self.num_blocks = table.num_blocks.copy()
+
+    def check(self, delta: TableDelta) -> None:
+        self._release(delta.released_slots)
+        for admission in delta.admissions:
+            self._admit(admission)
+        self._append_tokens(delta.appended_tokens)
+        self._replace_blocks(delta.replaced_blocks)
+        self._append_blocks(delta.appended_blocks)
+        self._activate(delta.deactivated_slots, delta.activated_slots)
+        self._run_rows(delta.prefill_chunks)
+        self._fork(delta)
+
+    def _release(self, slots: Int32Array) -> None:
+        self._require_live(slots, "released")
+        self._require_distinct(slots, "released")
+        self.live[slots] = False
+        self.active[slots] = False
+
+    def _admit(self, admission: Admission) -> None:
+        table, slot, num_tokens = self.table, admission.slot, len(admission.token_ids)
+        self._require_free(slot, admission.generation, "admitted")
+        if not 1 <= num_tokens <= table.max_model_len:
+            raise InvalidStepError(f"slot {slot} has {num_tokens} tokens; the limit is {table.max_model_len}")
+        if not 1 <= admission.num_prompt_tokens <= num_tokens:
+            raise InvalidStepError(f"slot {slot} has {admission.num_prompt_tokens} prompt tokens of {num_tokens}")
+        if not 0 <= admission.num_computed_tokens < num_tokens:
+            raise InvalidStepError(f"slot {slot} has {admission.num_computed_tokens} computed tokens of {num_tokens}")
+        if admission.num_computed_tokens > len(admission.block_ids) * table.block_size:
+            raise InvalidStepError(f"slot {slot} has more computed tokens than its blocks hold")
+        if len(admission.block_ids) > table.block_tables.shape[1]:
+            raise InvalidStepError(f"slot {slot} has {len(admission.block_ids)} blocks, more than a table holds")
+        self._require_blocks(admission.block_ids)
+        self.live[slot], self.active[slot] = True, False
+        self.num_tokens[slot] = num_tokens
+        self.num_scheduled_tokens[slot] = admission.num_computed_tokens
+        self.num_blocks[slot] = len(admission.block_ids)
+
+    def _append_tokens(self, appended_tokens: Int32Array) -> None:
+        slots = appended_tokens[:, 0]
+        self._require_live(slots, "given a token")
+        np.add.at(self.num_tokens, slots, 1)
+        self._require(slots, self.num_tokens[slots] <= self.table.max_model_len, "would be longer than max_model_len")
+
+    def _replace_blocks(self, replaced_blocks: Int32Array) -> None:
+        slots, indices, block_ids = replaced_blocks.T
+        self._require_live(slots, "given another block")
+        self._require(slots, (indices >= 0) & (indices < self.num_blocks[slots]), "has no block to replace there")
+        self._require_blocks(block_ids)
+
+    def _append_blocks(self, appended_blocks: Int32Array) -> None:
+        slots, block_ids = appended_blocks.T
+        self._require_live(slots, "given a block")
+        self._require_blocks(block_ids)
+        np.add.at(self.num_blocks, slots, 1)
+        fits = self.num_blocks[slots] <= self.table.block_tables.shape[1]
+        self._require(slots, fits, "would have more blocks than a block table holds")
+
+    def _activate(self, deactivated: Int32Array, activated: Int32Array) -> None:
+        self._require_live(deactivated, "deactivated")
+        self._require_live(activated, "activated")
+        self.active[deactivated] = False
+        self.active[activated] = True
+        caught_up = self.num_scheduled_tokens[activated] == self.num_tokens[activated] - 1
+        self._require(activated, caught_up, "cannot decode: more than one token is not computed")
+
+    def _run_rows(self, prefill_chunks: Int32Array) -> None:
+        chunk_slots, chunk_lengths = prefill_chunks.T
+        self._require_live(chunk_slots, "given a prefill chunk")
+        self._require_distinct(chunk_slots, "given a prefill chunk")
+        self._require(chunk_slots, ~self.active[chunk_slots], "is active and has a prefill chunk")
+        self._require(chunk_slots, chunk_lengths >= 1, "has an empty prefill chunk")
+        slots = np.concatenate((np.flatnonzero(self.active).astype(np.int32), chunk_slots))
+        lengths = np.ones(len(slots), np.int32)
+        lengths[len(slots) - len(chunk_slots) :] = chunk_lengths
+        ends = self.num_scheduled_tokens[slots] + lengths
+        num_tokens = self.num_tokens[slots]
+        self._require(slots, ends <= num_tokens, "would compute more tokens than it has")
+        self._require(slots, ends <= self.num_blocks[slots] * self.table.block_size, "has no block for its next token")
+        self._require(slots, (ends < num_tokens) | (num_tokens < self.table.max_model_len), "is at max_model_len")
+        self.sampled = np.zeros(len(self.live), np.bool_)
+        self.sampled[slots[ends == num_tokens]] = True
+
+    def _fork(self, delta: TableDelta) -> None:
+        for fork in delta.forks:
+            self._require_live(np.array([fork.parent_slot], np.int32), "forked")
+            if not self.sampled[fork.parent_slot]:
+                raise InvalidStepError(f"slot {fork.parent_slot} is forked but has no sample row in this step")
+            self._require_free(fork.slot, fork.generation, "forked into")
+            self.live[fork.slot] = True
+
+    def _require(self, slots: Int32Array, holds: BoolArray, rule: str) -> None:
+        if not holds.all():
+            raise InvalidStepError(f"slot {slots[~holds][0]} {rule}")
+
+    def _require_live(self, slots: Int32Array, what: str) -> None:
+        in_range = (slots >= 0) & (slots < len(self.live))
+        if not in_range.all():
+            raise InvalidStepError(f"slot {slots[~in_range][0]} is {what}; slots are 0 to {len(self.live) - 1}")
+        self._require(slots, self.live[slots], f"is {what} but not live")
+
+    def _require_distinct(self, slots: Int32Array, what: str) -> None:
+        if len(slots) > 1 and len(np.unique(slots)) < len(slots):
+            raise InvalidStepError(f"a slot is {what} twice: {slots.tolist()}")
+
+    def _require_free(self, slot: int, generation: int, what: str) -> None:
+        if not 0 <= slot < len(self.live):
+            raise InvalidStepError(f"slot {slot} is {what}; slots are 0 to {len(self.live) - 1}")
+        if self.live[slot]:
+            raise InvalidStepError(f"slot {slot} is {what} but live")
+        if generation != self.table.generation[slot] + 1:
+            raise InvalidStepError(
+                f"slot {slot} is {what} with generation {generation} after {self.table.generation[slot]}"
+            )
+
+    def _require_blocks(self, block_ids: Int32Array) -> None:
+        if len(block_ids) and not (0 <= block_ids.min() and block_ids.max() < self.table.num_device_blocks):
+            raise InvalidStepError(
+                f"block ids {block_ids.tolist()} are not all 0 to {self.table.num_device_blocks - 1}"
+            )

@@ -1,0 +1,96 @@
+"""The errors of both services, as one tree.
+
+    OctavoServiceError
+    ├── CallerError                the caller's fault: fix the request, do not retry
+    │   ├── InvalidFieldError      a field is wrong; has field, value, limit
+    │   ├── RequestExistsError     a live request has the same id
+    │   ├── UnknownNameError       the named thing does not exist
+    │   └── FencedError            a stale epoch, or another scheduler holds the lease
+    ├── WorldError                 nobody's fault: retry later
+    │   ├── QueueFullError         the waiting queue is full
+    │   └── UnavailableError       draining, or no executor
+    ├── RequestAbortedError        somebody ended the request
+    ├── InvalidStepError           a step does not fit the batch table; nothing was written
+    ├── StepGapError               a step id was skipped, or its response is not kept any more
+    └── StepFailedError            a step failed; the memory contents are in doubt
+
+Broken invariants are `AssertionError`s. `shared/grpc_status.py` is the one table that turns this
+tree into gRPC status codes. This module imports nothing, so the scheduler's pure core may use it.
+"""
+
+
+class OctavoServiceError(Exception):
+    """Any failure that a service reports to its caller in one sentence."""
+
+
+class CallerError(OctavoServiceError):
+    """The request is wrong as it stands; sending it again will fail again."""
+
+
+class InvalidFieldError(CallerError):
+    """A field of a request is wrong.
+
+    Args:
+        field: Path of the field in the request message, for example `sampling_params.top_p`.
+        value: What was sent, shortened for people.
+        limit: What would be right, as the end of the sentence "... must be".
+    """
+
+    def __init__(self, field: str, value: object, limit: str) -> None:
+        self.field = field
+        self.value = value
+        self.limit = limit
+        super().__init__(f"{field} is {value!s}; it must be {limit}")
+
+
+class RequestExistsError(CallerError):
+    """A live request has the same id."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        super().__init__(f"request_id {request_id!r} is in use by a live request")
+
+
+class UnknownNameError(CallerError):
+    """The caller named something that does not exist (any more)."""
+
+
+class FencedError(CallerError):
+    """The epoch is not the current one, or another scheduler holds the lease."""
+
+
+class WorldError(OctavoServiceError):
+    """The request is fine but cannot be served now; it may be sent again."""
+
+
+class QueueFullError(WorldError):
+    """The waiting queue is full.
+
+    Args:
+        num_waiting_requests: Length of the queue.
+        retry_after_s: When to try again, in seconds.
+    """
+
+    def __init__(self, num_waiting_requests: int, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(f"the waiting queue is full ({num_waiting_requests} requests); retry in {retry_after_s:g} s")
+
+
+class UnavailableError(WorldError):
+    """The service is draining, or has no executor."""
+
+
+class RequestAbortedError(OctavoServiceError):
+    """The request was ended by Abort or by an operator."""
+
+
+class InvalidStepError(OctavoServiceError):
+    """A step does not fit the batch table or the cache; it was refused before anything was written."""
+
+
+class StepGapError(OctavoServiceError):
+    """A step id was skipped, or the stored responses do not reach back far enough."""
+
+
+class StepFailedError(OctavoServiceError):
+    """A step failed while it ran; the cache contents are in doubt."""

@@ -1,0 +1,40 @@
+"""What an executor says about itself: the model, the cache, the limits. Pure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """One executor: a tensor-parallel group with one KV cache and one block space.
+
+    `GetExecutorInfoResponse` in protos/octavo/execution/v1/execution_service.proto describes each
+    field; the names are the same.
+    """
+
+    instance_id: str
+    model_id: str
+    model_hash: str
+    dtype: str
+    block_size_tokens: int
+    num_device_blocks: int
+    num_host_blocks: int
+    max_model_len: int
+    vocab_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_message_bytes: int
+    eos_token_ids: tuple[int, ...]
+    tp_size: int = 1
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """Tokens that fit into the device pool."""
+        return self.num_device_blocks * self.block_size_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFile:
+    """One file of the tokenizer; `name` has no folders."""
+
+    name: str
+    content: bytes

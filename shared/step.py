@@ -1,0 +1,160 @@
+"""The values of one step: what the scheduler decides, what the executor answers.
+
+Plain frozen values, pure: NumPy only. `shared/batch_table.py` gives them their meaning,
+`shared/wire.py` their form on the wire.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.errors import InvalidStepError
+
+Int32Array = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+
+NO_BLOCK = -1
+UNKNOWN_TOKEN = -1
+NO_LOGPROBS = -1
+
+SAMPLING_ROW = np.dtype(
+    [
+        ("temperature", "<f4"),
+        ("top_k", "<i4"),
+        ("top_p", "<f4"),
+        ("min_p", "<f4"),
+        ("seed", "<u8"),
+        ("output_index", "<i4"),
+        ("num_logprobs", "<i4"),
+    ]
+)
+
+
+def pairs(*rows: tuple[int, ...] | Seq[int]) -> Int32Array:
+    """Return `rows` as an int32 array [num_rows, width]; width 2 if there is none."""
+    return np.array(rows, np.int32).reshape(len(rows), -1 if rows else 2)
+
+
+def no_slots() -> Int32Array:
+    """Return an empty list of slots, [0] int32."""
+    return np.empty(0, np.int32)
+
+
+def no_pairs() -> Int32Array:
+    """Return an empty list of pairs, [0, 2] int32."""
+    return np.empty((0, 2), np.int32)
+
+
+def no_triples() -> Int32Array:
+    """Return an empty list of triples, [0, 3] int32."""
+    return np.empty((0, 3), np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """How to sample one slot: numbers only, neutral by default. `top_k` 0: all tokens."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    output_index: int = 0
+    num_logprobs: int = NO_LOGPROBS
+
+    def as_tuple(self) -> tuple[float, int, float, float, int, int, int]:
+        """Return the values in the order of `SAMPLING_ROW`."""
+        return (
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.seed,
+            self.output_index,
+            self.num_logprobs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence that enters the table.
+
+    `token_ids` holds everything known: the prompt and, after a preemption, the output so far.
+    """
+
+    slot: int
+    generation: int
+    token_ids: Int32Array
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: Int32Array
+    sampling: SamplingRow
+    cache_salt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A slot that branches off `parent_slot` and gets its own token from the parent's logits row."""
+
+    parent_slot: int
+    slot: int
+    generation: int
+    sampling: SamplingRow
+
+
+@dataclass(frozen=True, slots=True)
+class TableDelta:
+    """What one step changes in the table, and what it runs.
+
+    `apply` takes the fields in the order below; `prefill_chunks` then `forks` belong to the layout.
+    """
+
+    released_slots: Int32Array = field(default_factory=no_slots)
+    admissions: tuple[Admission, ...] = ()
+    appended_tokens: Int32Array = field(default_factory=no_pairs)  # [n, 2]: slot, token id
+    replaced_blocks: Int32Array = field(default_factory=no_triples)  # [n, 3]: slot, block index, block id
+    appended_blocks: Int32Array = field(default_factory=no_pairs)  # [n, 2]: slot, block id
+    deactivated_slots: Int32Array = field(default_factory=no_slots)
+    activated_slots: Int32Array = field(default_factory=no_slots)
+    prefill_chunks: Int32Array = field(default_factory=no_pairs)  # [n, 2]: slot, number of tokens
+    forks: tuple[Fork, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step as the scheduler sends it.
+
+    The executor moves blocks in this order before it computes: swap out, swap in, copy. Swap-out and
+    swap-in never share a step, and no block is both destination and source of copies.
+    """
+
+    epoch: int
+    step_id: int
+    delta: TableDelta
+    blocks_to_swap_out: Int32Array = field(default_factory=no_pairs)  # [n, 2]: device block, host block
+    blocks_to_swap_in: Int32Array = field(default_factory=no_pairs)  # [n, 2]: host block, device block
+    blocks_to_copy: Int32Array = field(default_factory=no_pairs)  # [n, 2]: source block, destination block
+    table_digest: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.blocks_to_swap_out) and len(self.blocks_to_swap_in):
+            raise InvalidStepError(f"step {self.step_id} swaps out and in; a step may do only one of them")
+        if len(np.intersect1d(self.blocks_to_copy[:, 0], self.blocks_to_copy[:, 1])):
+            raise InvalidStepError(f"step {self.step_id} copies from a block that it also copies to")
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the executor answers, in the order of the sample rows.
+
+    `logprobs` is None if no row asked; rows that did not ask hold NaN.
+    """
+
+    epoch: int
+    step_id: int
+    sampled_token_ids: Int32Array  # [num_samples]
+    logprobs: npt.NDArray[np.float32] | None = None  # [num_samples]
+    execute_duration_us: int = 0
+    table_digest: int | None = None

@@ -1,0 +1,207 @@
+"""Steps and their results between values and protobuf messages, for both tiers.
+
+Small delta arrays travel as packed repeated int32 (readable in grpcurl), N-long arrays as bytes of
+little-endian int32 and float32. No field is set when there is nothing to say: a steady decode step
+is epoch, step id and the few blocks that it appends.
+"""
+
+import numpy as np
+
+from octavo.execution.v1 import execution_service_pb2, step_pb2
+from shared.errors import InvalidStepError
+from shared.executor_info import ExecutorInfo
+from shared.step import (
+    NO_LOGPROBS,
+    Admission,
+    Fork,
+    Int32Array,
+    SamplingRow,
+    Step,
+    StepResult,
+    TableDelta,
+)
+
+MIN_WIRE_VERSION = 1
+MAX_WIRE_VERSION = 1
+
+INT32 = np.dtype("<i4")
+FLOAT32 = np.dtype("<f4")
+
+
+def encode_step(step: Step) -> step_pb2.ExecuteModelRequest:
+    """Turn a step into its message."""
+    delta = step.delta
+    # Building a packed field from a list is faster than from an array.
+    return step_pb2.ExecuteModelRequest(
+        epoch=step.epoch,
+        step_id=step.step_id,
+        released_slots=delta.released_slots.tolist(),
+        admissions=[encode_admission(admission) for admission in delta.admissions],
+        forks=[encode_fork(fork) for fork in delta.forks],
+        deactivated_slots=delta.deactivated_slots.tolist(),
+        activated_slots=delta.activated_slots.tolist(),
+        appended_blocks=delta.appended_blocks.ravel().tolist(),
+        replaced_blocks=delta.replaced_blocks.ravel().tolist(),
+        prefill_chunks=delta.prefill_chunks.ravel().tolist(),
+        appended_tokens=delta.appended_tokens.ravel().tolist(),
+        blocks_to_swap_out=step.blocks_to_swap_out.ravel().tolist(),
+        blocks_to_swap_in=step.blocks_to_swap_in.ravel().tolist(),
+        blocks_to_copy=step.blocks_to_copy.ravel().tolist(),
+        table_digest=step.table_digest,
+    )
+
+
+def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
+    """Turn a message into a step.
+
+    Raises: InvalidStepError: an array has the wrong length.
+    """
+    delta = TableDelta(
+        released_slots=np.array(message.released_slots, np.int32),
+        admissions=tuple(decode_admission(admission) for admission in message.admissions),
+        appended_tokens=_rows(message, "appended_tokens", 2),
+        replaced_blocks=_rows(message, "replaced_blocks", 3),
+        appended_blocks=_rows(message, "appended_blocks", 2),
+        deactivated_slots=np.array(message.deactivated_slots, np.int32),
+        activated_slots=np.array(message.activated_slots, np.int32),
+        prefill_chunks=_rows(message, "prefill_chunks", 2),
+        forks=tuple(decode_fork(fork) for fork in message.forks),
+    )
+    return Step(
+        epoch=message.epoch,
+        step_id=message.step_id,
+        delta=delta,
+        blocks_to_swap_out=_rows(message, "blocks_to_swap_out", 2),
+        blocks_to_swap_in=_rows(message, "blocks_to_swap_in", 2),
+        blocks_to_copy=_rows(message, "blocks_to_copy", 2),
+        table_digest=message.table_digest if message.HasField("table_digest") else None,
+    )
+
+
+def encode_result(result: StepResult) -> step_pb2.ExecuteModelResponse:
+    """Turn a step's result into its message."""
+    return step_pb2.ExecuteModelResponse(
+        epoch=result.epoch,
+        step_id=result.step_id,
+        sampled_token_ids=result.sampled_token_ids.astype(INT32, copy=False).tobytes(),
+        logprobs=b"" if result.logprobs is None else result.logprobs.astype(FLOAT32, copy=False).tobytes(),
+        execute_duration_us=result.execute_duration_us,
+        table_digest=result.table_digest,
+    )
+
+
+def decode_result(message: step_pb2.ExecuteModelResponse) -> StepResult:
+    """Turn a message into a step's result.
+
+    Raises: InvalidStepError: an array has the wrong length.
+    """
+    sampled_token_ids = _array(message.sampled_token_ids, INT32, "sampled_token_ids")
+    logprobs = _array(message.logprobs, FLOAT32, "logprobs") if message.logprobs else None
+    if logprobs is not None and len(logprobs) != len(sampled_token_ids):
+        raise InvalidStepError(f"{len(logprobs)} logprobs for {len(sampled_token_ids)} sampled tokens")
+    return StepResult(
+        epoch=message.epoch,
+        step_id=message.step_id,
+        sampled_token_ids=sampled_token_ids,
+        logprobs=logprobs,
+        execute_duration_us=message.execute_duration_us,
+        table_digest=message.table_digest if message.HasField("table_digest") else None,
+    )
+
+
+def encode_admission(admission: Admission) -> step_pb2.Admission:
+    """Turn an admission into its message."""
+    return step_pb2.Admission(
+        slot=admission.slot,
+        generation=admission.generation,
+        token_ids=admission.token_ids.astype(INT32, copy=False).tobytes(),
+        num_prompt_tokens=admission.num_prompt_tokens,
+        num_computed_tokens=admission.num_computed_tokens,
+        block_ids=admission.block_ids.tolist(),
+        sampling_params=encode_sampling(admission.sampling),
+        cache_salt=admission.cache_salt,
+    )
+
+
+def decode_admission(message: step_pb2.Admission) -> Admission:
+    """Turn a message into an admission."""
+    return Admission(
+        slot=message.slot,
+        generation=message.generation,
+        token_ids=_array(message.token_ids, INT32, "token_ids"),
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_computed_tokens=message.num_computed_tokens,
+        block_ids=np.array(message.block_ids, np.int32),
+        sampling=decode_sampling(message.sampling_params),
+        cache_salt=message.cache_salt,
+    )
+
+
+def encode_fork(fork: Fork) -> step_pb2.Fork:
+    """Turn a fork into its message."""
+    return step_pb2.Fork(
+        parent_slot=fork.parent_slot,
+        slot=fork.slot,
+        generation=fork.generation,
+        sampling_params=encode_sampling(fork.sampling),
+    )
+
+
+def decode_fork(message: step_pb2.Fork) -> Fork:
+    """Turn a message into a fork."""
+    return Fork(message.parent_slot, message.slot, message.generation, decode_sampling(message.sampling_params))
+
+
+def encode_sampling(row: SamplingRow) -> step_pb2.SamplingParams:
+    """Turn a sampling row into its message; neutral values stay unset."""
+    return step_pb2.SamplingParams(
+        temperature=row.temperature,
+        top_k=row.top_k,
+        top_p=None if row.top_p == 1.0 else row.top_p,
+        min_p=row.min_p,
+        seed=row.seed,
+        output_index=row.output_index,
+        num_logprobs=None if row.num_logprobs == NO_LOGPROBS else row.num_logprobs,
+    )
+
+
+def decode_sampling(message: step_pb2.SamplingParams) -> SamplingRow:
+    """Turn a message into a sampling row."""
+    return SamplingRow(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p if message.HasField("top_p") else 1.0,
+        min_p=message.min_p,
+        seed=message.seed,
+        output_index=message.output_index,
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else NO_LOGPROBS,
+    )
+
+
+def encode_info(info: ExecutorInfo) -> execution_service_pb2.GetExecutorInfoResponse:
+    """Turn an executor's description into its message, with the wire versions of this release."""
+    return execution_service_pb2.GetExecutorInfoResponse(
+        min_wire_version=MIN_WIRE_VERSION,
+        max_wire_version=MAX_WIRE_VERSION,
+        **{name: getattr(info, name) for name in ExecutorInfo.__dataclass_fields__},
+    )
+
+
+def decode_info(message: execution_service_pb2.GetExecutorInfoResponse) -> ExecutorInfo:
+    """Turn a message into an executor's description."""
+    values = {name: getattr(message, name) for name in ExecutorInfo.__dataclass_fields__}
+    return ExecutorInfo(**{**values, "eos_token_ids": tuple(message.eos_token_ids)})
+
+
+def _rows(message: step_pb2.ExecuteModelRequest, name: str, width: int) -> Int32Array:
+    """Return the flat field `name` as [n, width]."""
+    values = np.array(getattr(message, name), np.int32)
+    if len(values) % width:
+        raise InvalidStepError(f"{name} has {len(values)} numbers, not a multiple of {width}")
+    return values.reshape(-1, width)
+
+
+def _array(content: bytes, dtype: np.dtype, name: str) -> np.ndarray:  # type: ignore[type-arg]
+    if len(content) % dtype.itemsize:
+        raise InvalidStepError(f"{name} has {len(content)} bytes, not a multiple of {dtype.itemsize}")
+    return np.frombuffer(content, dtype)
