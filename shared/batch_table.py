@@ -47,6 +47,7 @@ class StepLayout:
     """
 
     slots: Int32Array  # [num_rows]
+    generations: Int32Array  # [num_rows] generation of the slot
     starts: Int32Array  # [num_rows] position of the first token that the row computes
     lengths: Int32Array  # [num_rows] tokens that the row computes
     sample_rows: Int32Array  # [num_samples] row whose last token's logits are used
@@ -120,11 +121,16 @@ class BatchTable:
         Rows whose slot was released or given to another sequence since the layout are dropped.
         """
         slots, positions = layout.sample_slots, layout.sample_positions
-        current = self.live[slots] & (self.generation[slots] == layout.sample_generations)
+        current = self.is_current(slots, layout.sample_generations)
         if current.all():
             self.token_ids[slots, positions] = sampled_token_ids
         else:
             self.token_ids[slots[current], positions[current]] = sampled_token_ids[current]
+        return current
+
+    def is_current(self, slots: Int32Array, generations: Int32Array) -> BoolArray:
+        """Return which slots still belong to the sequence that had them at that generation."""
+        current: BoolArray = self.live[slots] & (self.generation[slots] == generations)
         return current
 
     def tokens_of(self, slot: int) -> Int32Array:
@@ -138,11 +144,11 @@ class BatchTable:
     def digest(self) -> int:
         """Return a 64-bit hash of the columns that the scheduler writes, of all live slots."""
         slots = np.flatnonzero(self.live)
-        hasher = hashlib.blake2b(digest_size=8)
-        for column in (self.generation, self.active, self.num_prompt_tokens, self.num_tokens):
+        hasher = hashlib.blake2b(self.live.tobytes(), digest_size=8)
+        for column in (self.generation, self.num_prompt_tokens, self.num_tokens, self.num_scheduled_tokens):
             hasher.update(column[slots].tobytes())
-        for column in (self.num_scheduled_tokens, self.num_blocks, self.sampling, self.cache_salt):
-            hasher.update(column[slots].tobytes())
+        for bits in (self.num_blocks, self.active, self.sampling, self.cache_salt):
+            hasher.update(bits[slots].tobytes())
         for slot in slots.tolist():
             hasher.update(self.block_tables[slot, : self.num_blocks[slot]].tobytes())
         return int.from_bytes(hasher.digest(), "little")
@@ -192,7 +198,14 @@ class BatchTable:
         self.num_tokens[sample_slots] = positions + 1
         self.active[sample_slots] = True
         return StepLayout(
-            slots, starts, lengths, sample_rows, sample_slots, positions, self.generation[sample_slots].copy()
+            slots=slots,
+            generations=self.generation[slots],
+            starts=starts,
+            lengths=lengths,
+            sample_rows=sample_rows,
+            sample_slots=sample_slots,
+            sample_positions=positions,
+            sample_generations=self.generation[sample_slots],
         )
 
     def _fork(self, fork: Fork) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shared.errors import InvalidStepError
-from shared.step import Admission, BoolArray, Int32Array, TableDelta
+from shared.step import Admission, BoolArray, Int32Array, SamplingRow, TableDelta
 
 if TYPE_CHECKING:
     from shared.batch_table import BatchTable
@@ -64,6 +64,7 @@ class _Projection:
         if len(admission.block_ids) > table.block_tables.shape[1]:
             raise InvalidStepError(f"slot {slot} has {len(admission.block_ids)} blocks, more than a table holds")
         self._require_blocks(admission.block_ids)
+        self._require_sampling(slot, admission.sampling)
         self.live[slot], self.active[slot] = True, False
         self.num_tokens[slot] = num_tokens
         self.num_scheduled_tokens[slot] = admission.num_computed_tokens
@@ -94,8 +95,10 @@ class _Projection:
         self._require_live(activated, "activated")
         self.active[deactivated] = False
         self.active[activated] = True
-        caught_up = self.num_scheduled_tokens[activated] == self.num_tokens[activated] - 1
-        self._require(activated, caught_up, "cannot decode: more than one token is not computed")
+        # All active slots, not only the new ones: an active slot may have been given a token.
+        active = np.flatnonzero(self.active).astype(np.int32)
+        caught_up = self.num_scheduled_tokens[active] == self.num_tokens[active] - 1
+        self._require(active, caught_up, "cannot decode: more than one token is not computed")
 
     def _run_rows(self, prefill_chunks: Int32Array) -> None:
         chunk_slots, chunk_lengths = prefill_chunks.T
@@ -116,10 +119,12 @@ class _Projection:
 
     def _fork(self, delta: TableDelta) -> None:
         for fork in delta.forks:
+            self._require_in_range(fork.parent_slot, "forked")
             self._require_live(np.array([fork.parent_slot], np.int32), "forked")
             if not self.sampled[fork.parent_slot]:
                 raise InvalidStepError(f"slot {fork.parent_slot} is forked but has no sample row in this step")
             self._require_free(fork.slot, fork.generation, "forked into")
+            self._require_sampling(fork.slot, fork.sampling)
             self.live[fork.slot] = True
 
     def _require(self, slots: Int32Array, holds: BoolArray, rule: str) -> None:
@@ -136,9 +141,12 @@ class _Projection:
         if len(slots) > 1 and len(np.unique(slots)) < len(slots):
             raise InvalidStepError(f"a slot is {what} twice: {slots.tolist()}")
 
-    def _require_free(self, slot: int, generation: int, what: str) -> None:
+    def _require_in_range(self, slot: int, what: str) -> None:
         if not 0 <= slot < len(self.live):
             raise InvalidStepError(f"slot {slot} is {what}; slots are 0 to {len(self.live) - 1}")
+
+    def _require_free(self, slot: int, generation: int, what: str) -> None:
+        self._require_in_range(slot, what)
         if self.live[slot]:
             raise InvalidStepError(f"slot {slot} is {what} but live")
         if generation != self.table.generation[slot] + 1:
@@ -146,8 +154,14 @@ class _Projection:
                 f"slot {slot} is {what} with generation {generation} after {self.table.generation[slot]}"
             )
 
+    def _require_sampling(self, slot: int, sampling: SamplingRow) -> None:
+        for name in ("top_k", "output_index", "num_logprobs"):
+            value = getattr(sampling, name)
+            if abs(value) > np.iinfo(np.int32).max:
+                raise InvalidStepError(f"slot {slot} has {name} {value}, which does not fit its column")
+
     def _require_blocks(self, block_ids: Int32Array) -> None:
-        if len(block_ids) and not (0 <= block_ids.min() and block_ids.max() < self.table.num_device_blocks):
+        if len(block_ids) and not (block_ids.min() >= 0 and block_ids.max() < self.table.num_device_blocks):
             raise InvalidStepError(
                 f"block ids {block_ids.tolist()} are not all 0 to {self.table.num_device_blocks - 1}"
             )

@@ -12,7 +12,8 @@
     ├── RequestAbortedError        somebody ended the request
     ├── InvalidStepError           a step does not fit the batch table; nothing was written
     ├── StepGapError               a step id was skipped, or its response is not kept any more
-    └── StepFailedError            a step failed; the memory contents are in doubt
+    ├── StepFailedError            a step failed; the cache contents are in doubt
+    └── ExecutorFaultError         an executor answered nonsense; it counts as lost
 
 Broken invariants are `AssertionError`s. `shared/grpc_status.py` is the one table that turns this
 tree into gRPC status codes. This module imports nothing, so the scheduler's pure core may use it.
@@ -94,3 +95,7 @@ class StepGapError(OctavoServiceError):
 
 class StepFailedError(OctavoServiceError):
     """A step failed while it ran; the cache contents are in doubt."""
+
+
+class ExecutorFaultError(OctavoServiceError):
+    """An executor answered something that no correct executor answers; it is treated as lost."""

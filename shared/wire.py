@@ -5,7 +5,10 @@ little-endian int32 and float32. No field is set when there is nothing to say: a
 is epoch, step id and the few blocks that it appends.
 """
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from octavo.execution.v1 import execution_service_pb2, step_pb2
 from shared.errors import InvalidStepError
@@ -201,7 +204,7 @@ def _rows(message: step_pb2.ExecuteModelRequest, name: str, width: int) -> Int32
     return values.reshape(-1, width)
 
 
-def _array(content: bytes, dtype: np.dtype, name: str) -> np.ndarray:  # type: ignore[type-arg]
+def _array(content: bytes, dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
     if len(content) % dtype.itemsize:
         raise InvalidStepError(f"{name} has {len(content)} bytes, not a multiple of {dtype.itemsize}")
     return np.frombuffer(content, dtype)

@@ -1,0 +1,64 @@
+# Everything a contributor runs. `make demo` and `make test` set themselves up in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+
+.PHONY: help demo test test-all check protos baseline bench coverage clean
+
+help:
+	@echo "make demo      ask a real model a question through both services"
+	@echo "make test      the quick suite (under 8 minutes)"
+	@echo "make test-all  every test"
+	@echo "make check     format, lint, types, import contracts, protos (under a minute)"
+	@echo "make bench     tokens per second beside transformers, in one run"
+	@echo "make protos    write the stubs anew after a change in protos/"
+	@echo "make coverage  branch coverage of the scheduler's core"
+	@echo "make clean     remove the virtual environments and caches"
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[scheduler,executor,demo,dev]'
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/octavo demo
+
+test: $(INSTALLED)
+	$(BIN)/octavo model prepare smollm2
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: $(INSTALLED)
+	$(BIN)/octavo model prepare smollm2
+	$(BIN)/python -m pytest -m "not gpu"
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint protos
+	$(BIN)/buf format --diff --exit-code protos
+	$(BIN)/buf breaking protos --against protos/baseline.binpb
+	$(BIN)/python protos/generate.py --check
+
+protos: $(INSTALLED)
+	$(BIN)/buf format --write protos
+	$(BIN)/python protos/generate.py
+
+# The wire that later changes are compared with; renewed at each release.
+baseline: $(INSTALLED)
+	$(BIN)/buf build protos --output protos/baseline.binpb
+
+bench: $(INSTALLED)
+	$(BIN)/octavo model prepare smollm2
+	$(BIN)/python -m benchmarks.throughput
+
+coverage: $(INSTALLED)
+	$(BIN)/coverage run --branch --source=scheduler_svc/core,shared -m pytest -q tests/unit tests/property tests/traces -m "not slow and not gpu"
+	$(BIN)/coverage report --show-missing
+
+clean:
+	rm -rf $(VENV) .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

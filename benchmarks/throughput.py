@@ -1,0 +1,132 @@
+"""Output tokens a second of the whole stack beside transformers' `generate`, in one run.
+
+    python -m benchmarks.throughput [--rounds 3] [--model DIRECTORY]
+
+Two workloads of random token ids, greedy, end-of-sequence ignored: one stream and 32 streams, each
+128 tokens in and 128 out. Octavo runs as users run it: client, scheduler and executor in three
+processes over gRPC. transformers runs the same ids as one batch in this process, same dtype, same
+number of threads. The two take turns, so that a slow spell of the machine hits both; the table has
+the median of each and the ratio of the medians.
+"""
+
+import argparse
+import asyncio
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from transformers import AutoModelForCausalLM
+
+from benchmarks.machine import describe_machine
+from octavo.client import Client
+from octavo.local import LocalOptions, LocalServices
+from octavo.model_store import prepare_model
+from octavo.sampling_params import SamplingParams
+
+PROMPT_TOKENS = 128
+OUTPUT_TOKENS = 128
+STREAMS = (1, 32)
+FIRST_ORDINARY_ID = 100  # below are special tokens in the demo model
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One run of one workload; `output_tokens_per_s` over the whole time, prefill included."""
+
+    system: str
+    num_streams: int
+    output_tokens_per_s: float
+
+
+def random_prompts(num_streams: int, vocab_size: int, seed: int) -> list[list[int]]:
+    """Return fresh prompts, so that no cache of an earlier run helps; [num_streams][PROMPT_TOKENS]."""
+    generator = np.random.default_rng(seed)
+    return generator.integers(FIRST_ORDINARY_ID, vocab_size, (num_streams, PROMPT_TOKENS)).tolist()  # type: ignore[no-any-return]
+
+
+async def run_octavo(client: Client, prompts: list[list[int]]) -> float:
+    """Return the output tokens a second of one run through both services."""
+    params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    started = time.perf_counter()
+    outputs = await asyncio.gather(*(client.generate(prompt, params) for prompt in prompts))
+    elapsed_s = time.perf_counter() - started
+    num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    assert num_tokens == len(prompts) * OUTPUT_TOKENS, "a stream ended early"
+    return num_tokens / elapsed_s
+
+
+def run_transformers(model: torch.nn.Module, prompts: list[list[int]]) -> float:
+    """Return the output tokens a second of one `generate` with the same prompts as a batch."""
+    input_ids = torch.tensor(prompts)
+    started = time.perf_counter()
+    with torch.inference_mode():
+        output = model.generate(  # type: ignore[operator]
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            do_sample=False,
+            min_new_tokens=OUTPUT_TOKENS,
+            max_new_tokens=OUTPUT_TOKENS,
+        )
+    elapsed_s = time.perf_counter() - started
+    assert output.shape == (len(prompts), PROMPT_TOKENS + OUTPUT_TOKENS)
+    return len(prompts) * OUTPUT_TOKENS / elapsed_s
+
+
+async def measure(model_directory: Path, num_rounds: int) -> list[Measurement]:
+    """Run both systems in turns."""
+    model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32).eval()
+    vocab_size = model.config.vocab_size
+    measurements: list[Measurement] = []
+    options = LocalOptions(model=str(model_directory), dtype="float32")
+    async with LocalServices.from_options(options) as services, Client(services.address) as client:
+        await run_octavo(client, random_prompts(2, vocab_size, seed=0))
+        run_transformers(model, random_prompts(2, vocab_size, seed=0))
+        with Progress() as progress:
+            task = progress.add_task("measuring", total=num_rounds * len(STREAMS) * 2)
+            for round_index in range(num_rounds):
+                for num_streams in STREAMS:
+                    prompts = random_prompts(num_streams, vocab_size, seed=1 + round_index)
+                    measurements.append(Measurement("octavo", num_streams, await run_octavo(client, prompts)))
+                    progress.advance(task)
+                    measurements.append(Measurement("transformers", num_streams, run_transformers(model, prompts)))
+                    progress.advance(task)
+    return measurements
+
+
+def result_table(measurements: list[Measurement]) -> Table:
+    """Return medians, ranges and ratios."""
+    table = Table(title=f"Output tokens a second, {PROMPT_TOKENS} in, {OUTPUT_TOKENS} out, float32 on CPU")
+    for heading in ("streams", "octavo", "transformers", "ratio"):
+        table.add_column(heading, justify="right")
+    for num_streams in STREAMS:
+        rates = {
+            system: [m.output_tokens_per_s for m in measurements if (m.system, m.num_streams) == (system, num_streams)]
+            for system in ("octavo", "transformers")
+        }
+        medians = {system: statistics.median(values) for system, values in rates.items()}
+        cells = [f"{medians[s]:.1f} ({min(rates[s]):.1f} to {max(rates[s]):.1f})" for s in ("octavo", "transformers")]
+        table.add_row(str(num_streams), *cells, f"{medians['octavo'] / medians['transformers']:.2f}")
+    return table
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Output tokens a second beside transformers, in one run.")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each workload and system (default: 3)")
+    parser.add_argument("--model", type=Path, help="Hugging Face directory (default: the demo model)")
+    arguments = parser.parse_args()
+    console = Console()
+    model_directory = arguments.model or prepare_model("smollm2")
+    measurements = asyncio.run(measure(model_directory, arguments.rounds))
+    console.print(result_table(measurements))
+    console.print(describe_machine())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""`python -m executor_svc`: the executor with a real model."""
+
+import os
+import sys
+
+from executor_svc.config import ExecutorConfig
+from executor_svc.errors import ModelLoadError
+from executor_svc.service import run_executor
+from executor_svc.worker import Worker
+from shared.config import load_config_or_exit
+
+
+def main() -> int:
+    """Run the executor; return the exit code."""
+    config = load_config_or_exit(ExecutorConfig, sys.argv[1:], os.environ)
+    return run_executor(config, lambda: _load_worker(config))
+
+
+def _load_worker(config: ExecutorConfig) -> Worker:
+    """Load the model. Torch is imported here, so that the server answers before that is done."""
+    try:
+        from executor_svc.torch_worker import load_worker
+    except ModuleNotFoundError as error:
+        raise ModelLoadError(f"the package {error.name} is missing; install octavo[executor]") from error
+    return load_worker(
+        config.model,
+        device=config.device,
+        dtype=config.dtype,
+        block_size_tokens=config.block_size_tokens,
+        num_device_blocks=config.num_device_blocks,
+        kv_cache_gib=config.kv_cache_gib,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_message_bytes=config.max_message_bytes,
+        model_id=config.model_id,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

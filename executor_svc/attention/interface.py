@@ -1,0 +1,63 @@
+"""What the model, the model runner and the attention backends agree on.
+
+The runner describes a step once (`AttentionMetadata`), the backend turns that into whatever its
+kernels need (`AttentionPlan`), and every layer of the model calls the plan. All of it is passed as
+arguments: there is no current step anywhere.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from shared.step import Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """The block pool of one layer. Unwritten slots hold anything, NaN included."""
+
+    keys: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
+    values: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        return self.keys.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Where the tokens of a step are. Rows are sequences; their tokens lie one row after the other.
+
+    Token i of a row has position starts + i and sees the positions 0 to starts + i of its sequence.
+    """
+
+    starts: Int32Array  # [num_rows] position of the row's first token
+    lengths: Int32Array  # [num_rows] tokens of the row in this step, 1 or more
+    block_tables: Int32Array  # [num_rows, max_num_blocks] padded with NO_BLOCK
+    slot_mapping: torch.Tensor  # [num_tokens] int64: block id * block_size + offset in the block
+
+
+class AttentionPlan(Protocol):
+    """One step, prepared; used once a layer."""
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+        """Write the keys and values of all tokens into the cache, then attend.
+
+        Args:
+            query: [num_tokens, num_heads, head_dim], rotated.
+            key: [num_tokens, num_kv_heads, head_dim], rotated.
+            value: [num_tokens, num_kv_heads, head_dim].
+            cache: The layer's block pool; written.
+
+        Returns:
+            [num_tokens, num_heads * head_dim]. Scores are scaled by head_dim ** -0.5.
+        """
+
+
+class AttentionBackend(Protocol):
+    """Makes plans; holds no state of a step."""
+
+    def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> AttentionPlan:
+        """Prepare a step. `cache` stands for all layers: shapes, dtype and device are equal."""

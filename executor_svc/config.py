@@ -1,0 +1,79 @@
+"""The settings of the executor and of the fake executor; the scheme is in `shared/config.py`."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from shared.config import ADDRESS_PATTERN, ServiceConfig
+
+
+class _BatchConfig(ServiceConfig):
+    """What limits a batch, with a model or without."""
+
+    listen: str = Field(
+        "127.0.0.1:50061",
+        pattern=ADDRESS_PATTERN,
+        description="Address to serve the scheduler on, host:port; port 0 takes a free one. The default is this "
+        "machine only, because the protocol has no authentication.",
+    )
+    block_size_tokens: int = Field(
+        16, ge=1, le=1024, description="Tokens in a block of the KV cache; 16 wastes little and every backend takes it."
+    )
+    max_num_seqs: int = Field(
+        256, ge=1, le=2**16, description="Sequences that can be live at once; each costs a row of the batch table."
+    )
+    max_num_batched_tokens: int = Field(
+        2048, ge=1, description="Most tokens that one step computes; bounds its time and its activations."
+    )
+
+    @model_validator(mode="after")
+    def _check_batch(self) -> Self:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least max_num_seqs, "
+                f"{self.max_num_seqs}, so that every sequence can decode in one step"
+            )
+        return self
+
+
+class ExecutorConfig(_BatchConfig):
+    """Run a model behind octavo.execution.v1: one KV cache, one batch table, one scheduler at a time."""
+
+    service: ClassVar[str] = "executor"
+
+    model: str = Field(description="The model: a Hugging Face directory, or a hub id.")
+    model_id: str | None = Field(
+        None, description="Name to report; without it `model`, of a directory its last path component."
+    )
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Where the model runs; cpu works everywhere.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Number format of weights and cache; float32 is exact, the others halve the memory."
+    )
+    kv_cache_gib: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="Size of the KV cache in GiB; fits beside a small model anywhere."
+    )
+    num_device_blocks: int | None = Field(
+        None, ge=1, description="Blocks of the KV cache; without it as many as kv_cache_gib holds."
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="Longest sequence in tokens; without it what the model's config.json says."
+    )
+
+
+class FakeConfig(_BatchConfig):
+    """Run the fake executor: the same service without a model, with every block table checked."""
+
+    service: ClassVar[str] = "fake"
+
+    num_device_blocks: int = Field(4096, ge=1, description="Blocks of the device pool; 65,536 tokens by default.")
+    num_host_blocks: int = Field(0, ge=0, description="Blocks of the host pool for swapping; 0: it cannot swap.")
+    max_model_len: int = Field(8192, ge=2, description="Longest sequence in tokens; that of small models.")
+    step_ms: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="Time that every step takes at least, in ms; 0: as fast as it goes."
+    )
+    token_us: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="Time that each computed token adds to a step, in us."
+    )
+    eos_probability: float = Field(
+        0.0, ge=0, le=1, description="Chance that a token ends its sequence; 0: outputs have the length asked for."
+    )

@@ -1,0 +1,7 @@
+"""Errors of the executor alone; the tree is in shared/errors.py."""
+
+from shared.errors import OctavoServiceError
+
+
+class ModelLoadError(OctavoServiceError):
+    """The model cannot be loaded; the message is one sentence that names the file or the setting."""

@@ -1,0 +1,39 @@
+"""`python -m executor_svc.fake`: the executor's service without a model and without torch.
+
+Read next: `executor_svc/fake_worker.py`.
+"""
+
+import os
+import sys
+
+from executor_svc.config import FakeConfig
+from executor_svc.fake_worker import FakeWorker
+from executor_svc.service import run_executor
+from shared.config import load_config_or_exit
+
+__all__ = ["FakeWorker", "main"]
+
+
+def main() -> int:
+    """Run the fake executor; return the exit code."""
+    config = load_config_or_exit(FakeConfig, sys.argv[1:], os.environ)
+    return run_executor(config, lambda: _make_worker(config))
+
+
+def _make_worker(config: FakeConfig) -> FakeWorker:
+    return FakeWorker(
+        block_size_tokens=config.block_size_tokens,
+        num_device_blocks=config.num_device_blocks,
+        num_host_blocks=config.num_host_blocks,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_message_bytes=config.max_message_bytes,
+        step_ms=config.step_ms,
+        token_us=config.token_us,
+        eos_probability=config.eos_probability,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""What the fake executor checks: which history every slot of the KV cache was written with.
+
+A real cache holds keys and values that depend on the whole history of a sequence. Here each slot
+holds a 64-bit hash of that history, cache salt included; 0 is unwritten. `Histories` knows the hash
+that each position of each live sequence ought to have, `HistoryCache` what the blocks really hold.
+All work is in arrays: no Python loop over tokens.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.batch_table import BatchTable, StepLayout
+from shared.errors import InvalidStepError, StepFailedError
+from shared.step import Int32Array, Step, TableDelta
+
+UInt64Array = npt.NDArray[np.uint64]
+
+# Any odd number has an inverse modulo 2^64; this one has well-spread bits.
+BASE = 0xD1342543DE82EF95
+SALT_BASE = 0x9E3779B97F4A7C15
+
+
+class Histories:
+    """The history hash at each position of each live sequence.
+
+    The hash at position p is h(p) = h(p - 1) * BASE + token(p) + 1 modulo 2^64, and h(-1) comes from
+    the salt. In closed form, BASE^p * (h(-1) * BASE + sum of (token(i) + 1) * BASE^-i), which is one
+    cumulative sum.
+    """
+
+    def __init__(self, table: BatchTable) -> None:
+        max_num_blocks = table.block_tables.shape[1]
+        # np.zeros maps memory lazily: a row costs memory only up to its longest sequence.
+        self.by_block = np.zeros((table.max_num_seqs, max_num_blocks, table.block_size), np.uint64)
+        self.by_position = self.by_block.reshape(table.max_num_seqs, -1)
+        self._num_hashed = np.zeros(table.max_num_seqs, np.int32)
+        self._powers = _powers(BASE, table.max_model_len)
+        self._inverse_powers = _powers(pow(BASE, -1, 2**64), table.max_model_len)
+
+    def follow(self, table: BatchTable, delta: TableDelta, layout: StepLayout) -> None:
+        """Bring the hashes up to date with a delta that was just applied to `table`."""
+        for admission in delta.admissions:
+            start = _wrap(SALT_BASE * (2 * admission.cache_salt + 1))
+            self._hash(admission.slot, 0, admission.token_ids, start)
+        # The scheduler's own tokens (beams) are the only others that did not come from `append`.
+        behind = self._num_hashed[layout.slots] < layout.starts + layout.lengths
+        for slot, end in zip(layout.slots[behind], (layout.starts + layout.lengths)[behind], strict=True):
+            begin = self._num_hashed[slot]
+            self._hash(slot, begin, table.token_ids[slot, begin:end], self.by_position[slot, begin - 1])
+        for fork in delta.forks:
+            num_tokens = self._num_hashed[fork.parent_slot]
+            self.by_position[fork.slot, :num_tokens] = self.by_position[fork.parent_slot, :num_tokens]
+            self._num_hashed[fork.slot] = num_tokens
+
+    def append(self, slots: Int32Array, positions: Int32Array, token_ids: Int32Array) -> None:
+        """Add one sampled token to each of `slots`; all arrays are [num_samples]."""
+        before = self.by_position[slots, positions - 1]
+        self.by_position[slots, positions] = before * np.uint64(BASE) + token_ids.astype(np.uint64) + np.uint64(1)
+        self._num_hashed[slots] = positions + 1
+
+    def _hash(self, slot: int, begin: int, token_ids: Int32Array, before: np.uint64) -> None:
+        num_tokens = len(token_ids)
+        terms = (token_ids.astype(np.uint64) + np.uint64(1)) * self._inverse_powers[:num_tokens]
+        terms[:1] += _wrap(int(before) * BASE)  # a slice: one number alone would warn when it wraps
+        sums = np.cumsum(terms, dtype=np.uint64)
+        self.by_position[slot, begin : begin + num_tokens] = sums * self._powers[:num_tokens]
+        self._num_hashed[slot] = begin + num_tokens
+
+
+class HistoryCache:
+    """The device and host block pools. Not emptied by an attach, like a real cache."""
+
+    def __init__(self, num_device_blocks: int, num_host_blocks: int, block_size: int) -> None:
+        self._device = np.zeros((num_device_blocks, block_size), np.uint64)
+        self._host = np.zeros((num_host_blocks, block_size), np.uint64)
+        self._block_size = block_size
+
+    def check_moves(self, step: Step) -> None:
+        """Raise InvalidStepError unless every block that the step moves exists."""
+        num_device, num_host = len(self._device), len(self._host)
+        _require_blocks(step.step_id, "device", step.blocks_to_copy, num_device)
+        _require_blocks(step.step_id, "device", step.blocks_to_swap_out[:, 0], num_device)
+        _require_blocks(step.step_id, "host", step.blocks_to_swap_out[:, 1], num_host)
+        _require_blocks(step.step_id, "host", step.blocks_to_swap_in[:, 0], num_host)
+        _require_blocks(step.step_id, "device", step.blocks_to_swap_in[:, 1], num_device)
+
+    def move(self, step: Step) -> None:
+        """Swap out, swap in, copy: in this order."""
+        for target, source, (sources, targets) in (
+            (self._host, self._device, step.blocks_to_swap_out.T),
+            (self._device, self._host, step.blocks_to_swap_in.T),
+            (self._device, self._device, step.blocks_to_copy.T),
+        ):
+            target[targets] = source[sources]
+
+    def write(self, table: BatchTable, layout: StepLayout, histories: Histories) -> None:
+        """Write the tokens of the whole batch.
+
+        Raises: StepFailedError: two rows write different histories into one place.
+        """
+        rows = np.repeat(np.arange(len(layout.slots)), layout.lengths)
+        slots = layout.slots[rows]
+        positions = layout.starts[rows] + _counting_up(layout.lengths)
+        block_ids = table.block_tables[slots, positions // self._block_size]
+        offsets = positions % self._block_size
+        hashes = histories.by_position[slots, positions]
+        self._device[block_ids, offsets] = hashes
+        lost = self._device[block_ids, offsets] != hashes
+        if lost.any():
+            first = int(lost.argmax())
+            raise StepFailedError(
+                f"slot {slots[first]} writes position {positions[first]} into block {block_ids[first]}, "
+                "where another sequence writes another history in the same step"
+            )
+
+    def check_reads(self, table: BatchTable, layout: StepLayout, histories: Histories) -> None:
+        """Check every position that attention reads: all from 0 to the last one of each row.
+
+        Raises: StepFailedError: a place is unwritten or holds another history.
+        """
+        ends = layout.starts + layout.lengths
+        num_blocks = -(-ends // self._block_size)
+        slots = np.repeat(layout.slots, num_blocks)
+        indices = _counting_up(num_blocks)
+        block_ids = table.block_tables[slots, indices]
+        found = self._device[block_ids]  # [total blocks, block_size]
+        wrong = found != histories.by_block[slots, indices]
+        # The last block of a row is read up to the row's end.
+        last = np.cumsum(num_blocks) - 1
+        wrong[last] &= indices[last, None] * self._block_size + np.arange(self._block_size) < ends[:, None]
+        if wrong.any():
+            block, offset = np.unravel_index(int(wrong.argmax()), wrong.shape)
+            what = "is unwritten" if found[block, offset] == 0 else "was written with another history"
+            raise StepFailedError(
+                f"slot {slots[block]} reads position {indices[block] * self._block_size + offset} "
+                f"from block {block_ids[block]}, which {what} there"
+            )
+
+
+def _require_blocks(step_id: int, pool: str, block_ids: Int32Array, num_blocks: int) -> None:
+    outside = block_ids[(block_ids < 0) | (block_ids >= num_blocks)]
+    if len(outside):
+        raise InvalidStepError(f"step {step_id} moves {pool} block {outside[0]}; there are {num_blocks} {pool} blocks")
+
+
+def _counting_up(lengths: Int32Array) -> Int32Array:
+    """Return 0 to length less 1 for each length, joined, [sum of lengths]."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    return (np.arange(total) - np.repeat(ends - lengths, lengths)).astype(np.int32)
+
+
+def _powers(base: int, count: int) -> UInt64Array:
+    factors = np.full(count, base, np.uint64)
+    factors[0] = 1
+    return np.cumprod(factors, dtype=np.uint64)
+
+
+def _wrap(value: int) -> np.uint64:
+    return np.uint64(value % 2**64)

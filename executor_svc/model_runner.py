@@ -1,0 +1,78 @@
+"""From a step's layout to logits: flat tensors, one forward pass, the rows that are sampled.
+
+Prefill chunks and decodes share one pass: tokens lie one sequence after the other, without padding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from executor_svc.attention import AttentionBackend, AttentionMetadata, LayerCache
+from executor_svc.models import LlamaForCausalLM
+from shared.batch_table import BatchTable, StepLayout
+from shared.step import Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """The tokens of a step, flat."""
+
+    token_ids: torch.Tensor  # [num_tokens] int64
+    positions: torch.Tensor  # [num_tokens] int64
+    attention: AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLogits:
+    """Logits of the rows that are sampled. Forks share the row of their parent."""
+
+    logits: torch.Tensor  # [num_logit_rows, vocab_size] float32
+    logit_rows: Int32Array  # [num_samples] index into `logits`
+
+
+class ModelRunner:
+    """Runs the model on the caches. Both are owned elsewhere; the runner keeps nothing of a step."""
+
+    def __init__(self, model: LlamaForCausalLM, caches: Sequence[LayerCache], backend: AttentionBackend) -> None:
+        self.model = model
+        self._caches = caches
+        self._backend = backend
+
+    def run(self, table: BatchTable, layout: StepLayout) -> SampleLogits:
+        """Compute the tokens of a step, 1 or more, and return the logits of its sample rows."""
+        inputs = prepare_input(table, layout, self.model.device)
+        plan = self._backend.plan(inputs.attention, self._caches[0])
+        hidden = self.model.forward(inputs.token_ids, inputs.positions, self._caches, plan)
+        rows, logit_rows = np.unique(layout.sample_rows, return_inverse=True)
+        last_tokens = np.cumsum(layout.lengths)[rows] - 1
+        if len(rows) != len(hidden):
+            hidden = hidden[_to_device(last_tokens, self.model.device)]
+        return SampleLogits(self.model.logits(hidden), logit_rows.astype(np.int32))
+
+
+def prepare_input(table: BatchTable, layout: StepLayout, device: torch.device) -> ModelInput:
+    """Lay the tokens of all rows flat, in row order."""
+    lengths, block_size = layout.lengths, table.block_size
+    row_begins = np.cumsum(lengths) - lengths
+    # Position of a token: its index in the step, less where its row begins, plus where the row starts.
+    positions = np.arange(lengths.sum()) + np.repeat(layout.starts - row_begins, lengths)
+    slots = np.repeat(layout.slots, lengths)
+    block_ids = table.block_tables[slots, positions // block_size].astype(np.int64)
+    max_num_blocks = -(-int((layout.starts + lengths).max()) // block_size)
+    return ModelInput(
+        token_ids=_to_device(table.token_ids[slots, positions], device),
+        positions=_to_device(positions, device),
+        attention=AttentionMetadata(
+            starts=layout.starts,
+            lengths=lengths,
+            block_tables=table.block_tables[layout.slots, :max_num_blocks],
+            slot_mapping=_to_device(block_ids * block_size + positions % block_size, device),
+        ),
+    )
+
+
+def _to_device(values: npt.NDArray[np.integer], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.int64)).to(device)

@@ -1,0 +1,42 @@
+"""Rotary position embedding.
+
+Source: Su et al. 2021, "RoFormer"; the two halves of a head are rotated against each other, as in
+transformers' Llama.
+"""
+
+import math
+
+import torch
+
+from executor_svc.models.config import RopeConfig
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """Return the angle that each pair of dimensions turns in one position, [head_dim / 2] float32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / rope.theta**exponents
+    scaling = rope.scaling
+    if scaling is None:
+        return frequencies
+    # Source: Llama 3.1: waves longer than the training context are stretched by `factor`, short
+    # ones stay, the ones between are mixed.
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    share_kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    share_kept.clamp_(0, 1)
+    return frequencies * share_kept + frequencies / scaling.factor * (1 - share_kept)
+
+
+def rotations(
+    positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosines and signed sines for `rotate`, both [num_tokens, 1, head_dim]."""
+    angles = (positions[:, None].float() * frequencies)[:, None]  # [num_tokens, 1, head_dim / 2]
+    cos, sin = angles.cos(), angles.sin()
+    # The minus of the rotation sits in the first half, which spares a negation in every layer.
+    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+
+
+def rotate(heads: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """Turn [num_tokens, num_heads, head_dim] by the angles of its positions."""
+    swapped = heads.roll(heads.shape[-1] // 2, -1)
+    return torch.addcmul(heads * cos, swapped, signed_sin)

@@ -1,0 +1,217 @@
+"""The worker that runs a real model: batch table, model runner, cache engine and sampler of one rank.
+
+`load_worker` does all the reading; `TorchWorker` takes ready parts. Read next:
+`executor_svc/model_runner.py`.
+"""
+
+import time
+import uuid
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from executor_svc.attention import TorchAttentionBackend
+from executor_svc.cache_engine import CacheEngine, CacheShape
+from executor_svc.errors import ModelLoadError
+from executor_svc.model_directory import find_model_directory
+from executor_svc.model_runner import ModelRunner
+from executor_svc.models import ModelConfig, model_class
+from executor_svc.models.config import parse_config
+from executor_svc.sampler import Sampler
+from executor_svc.weights import Checkpoint
+from shared.batch_table import BatchTable
+from shared.errors import InvalidStepError, StepFailedError
+from shared.executor_info import ExecutorInfo, TokenizerFile
+from shared.step import Int32Array, Step, StepResult
+
+DeviceName = Literal["cpu", "cuda"]
+DtypeName = Literal["float32", "bfloat16", "float16"]
+
+
+class TorchWorker:
+    """Runs steps on the model; see `executor_svc.worker.Worker`.
+
+    Owns the batch table and, through the cache engine, the KV cache. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        info: ExecutorInfo,
+        model_runner: ModelRunner,
+        cache_engine: CacheEngine,
+        sampler: Sampler,
+        tokenizer_files: tuple[TokenizerFile, ...],
+    ) -> None:
+        self._info = info
+        self._model_runner = model_runner
+        self._cache_engine = cache_engine
+        self._sampler = sampler
+        self._tokenizer_files = tokenizer_files
+        self.reset()
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """What this executor is; constant over its life."""
+        return self._info
+
+    @property
+    def table(self) -> BatchTable:
+        """The batch table; replaced by `reset`."""
+        return self._table
+
+    def reset(self) -> None:
+        """Empty the batch table: a scheduler has attached. The cache contents stay."""
+        info = self._info
+        self._table = BatchTable(info.max_num_seqs, info.max_model_len, info.block_size_tokens, info.num_device_blocks)
+
+    def execute(self, step: Step) -> StepResult:
+        """Apply the step to the table, run it, record and return the sampled tokens.
+
+        Raises:
+            InvalidStepError: the step does not fit the table or the cache; nothing was written.
+            StepFailedError: it failed while it ran; the cache contents are in doubt.
+        """
+        self._check(step)
+        try:
+            return self._execute(step)
+        except (InvalidStepError, StepFailedError):
+            raise
+        except Exception as error:
+            # Torch fails with many types (RuntimeError, IndexError, out of memory); all mean the same here.
+            raise StepFailedError(f"step {step.step_id} failed: {type(error).__name__}: {error}") from error
+
+    def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
+        """Return tokenizer.json and its companions; empty if the model has no tokenizer.json."""
+        return self._tokenizer_files
+
+    def _check(self, step: Step) -> None:
+        """Check what the table does not: block moves, and that the model knows the token ids."""
+        self._cache_engine.check(step)
+        self._check_token_ids(step.step_id, step.delta.appended_tokens[:, 1])
+        for admission in step.delta.admissions:
+            self._check_token_ids(step.step_id, admission.token_ids)
+
+    def _check_token_ids(self, step_id: int, token_ids: Int32Array) -> None:
+        outside = token_ids[(token_ids < 0) | (token_ids >= self._info.vocab_size)]
+        if len(outside):
+            raise InvalidStepError(
+                f"step {step_id} has token id {outside[0]}; ids are 0 to {self._info.vocab_size - 1}"
+            )
+
+    @torch.inference_mode()
+    def _execute(self, step: Step) -> StepResult:
+        begin_s = time.perf_counter()
+        table = self._table
+        layout = table.apply(step.delta)
+        digest = self._checked_digest(step)
+        self._cache_engine.copy(step.blocks_to_copy)
+        token_ids, logprobs = np.empty(0, np.int32), None
+        if layout.num_tokens:
+            sampled = self._model_runner.run(table, layout)
+            token_ids, logprobs = self._sampler.sample(
+                sampled.logits,
+                sampled.logit_rows,
+                table.sampling[layout.sample_slots],
+                layout.sample_positions - table.num_prompt_tokens[layout.sample_slots],
+            )
+            table.record(layout, token_ids)
+        duration_us = round((time.perf_counter() - begin_s) * 1e6)
+        return StepResult(step.epoch, step.step_id, token_ids, logprobs, duration_us, digest)
+
+    def _checked_digest(self, step: Step) -> int | None:
+        """Return the table's digest if the scheduler sent its own; both must be equal."""
+        if step.table_digest is None:
+            return None
+        digest = self._table.digest()
+        if digest != step.table_digest:
+            raise StepFailedError(
+                f"step {step.step_id}: the table digest is {digest:016x}, the scheduler's is {step.table_digest:016x}"
+            )
+        return digest
+
+
+def load_worker(
+    model: str,
+    *,
+    device: DeviceName = "cpu",
+    dtype: DtypeName = "float32",
+    block_size_tokens: int = 16,
+    num_device_blocks: int | None = None,
+    kv_cache_gib: float = 2.0,
+    max_model_len: int | None = None,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 2048,
+    max_message_bytes: int = 64 * 2**20,
+    model_id: str | None = None,
+) -> TorchWorker:
+    """Load a model and make its worker.
+
+    Args:
+        model: A Hugging Face directory, or a hub id if there is no such directory.
+        device: Where the model runs.
+        dtype: Number format of weights and cache.
+        block_size_tokens: Tokens in a block, 1 to 1,024.
+        num_device_blocks: Blocks of the cache; None: as many as `kv_cache_gib` holds.
+        kv_cache_gib: Size of the cache in GiB; unused if `num_device_blocks` is given.
+        max_model_len: Longest sequence in tokens; None: what config.json says.
+        max_num_seqs: Slots of the batch table.
+        max_num_batched_tokens: Reported to the scheduler, which keeps to it.
+        max_message_bytes: Reported to the scheduler, which keeps to it.
+        model_id: Reported name; None: `model`, for a directory its last path component.
+
+    Raises:
+        ModelLoadError: the model, or a setting, does not work; the message names the file or the setting.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ModelLoadError("the device is cuda, but torch finds no CUDA device")
+    directory = find_model_directory(model)
+    config = parse_config(directory.config(), directory.path / "config.json")
+    model_len = _checked_model_len(config, max_model_len)
+    torch_device, torch_dtype = torch.device(device), _torch_dtype(dtype)
+    cache_shape = CacheShape(
+        config.num_hidden_layers, block_size_tokens, config.num_key_value_heads, config.head_dim, torch_dtype
+    )
+    num_blocks = cache_shape.num_blocks_in(kv_cache_gib) if num_device_blocks is None else num_device_blocks
+    if num_blocks < 1:
+        raise ModelLoadError(f"the KV cache has no room for even one block of {cache_shape.bytes_per_block} bytes")
+    network = model_class(config)(config, torch_dtype, torch_device)
+    checkpoint = Checkpoint(directory.path)
+    checkpoint.load_into(network.named_weights(), network.is_redundant)
+    cache_engine = CacheEngine(cache_shape, num_blocks, torch_device)
+    info = ExecutorInfo(
+        instance_id=uuid.uuid4().hex,
+        model_id=model_id or _model_id(model),
+        model_hash=checkpoint.model_hash(),
+        dtype=dtype,
+        block_size_tokens=block_size_tokens,
+        num_device_blocks=num_blocks,
+        num_host_blocks=0,
+        max_model_len=model_len,
+        vocab_size=config.vocab_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_message_bytes=max_message_bytes,
+        eos_token_ids=directory.eos_token_ids(),
+    )
+    runner = ModelRunner(network, cache_engine.layers, TorchAttentionBackend())
+    return TorchWorker(info, runner, cache_engine, Sampler(), directory.tokenizer_files())
+
+
+def _checked_model_len(config: ModelConfig, max_model_len: int | None) -> int:
+    limit = config.max_position_embeddings
+    if max_model_len is None:
+        return limit
+    if not 1 <= max_model_len <= limit:
+        raise ModelLoadError(f"max_model_len is {max_model_len}; {config.source} allows 1 to {limit}")
+    return max_model_len
+
+
+def _torch_dtype(dtype: DtypeName) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+
+
+def _model_id(model: str) -> str:
+    path = Path(model).expanduser()
+    return path.resolve().name if path.is_dir() else model

@@ -1,0 +1,150 @@
+"""The safetensors files of a model, streamed into memory that the model has allocated.
+
+A tensor is mapped from its file, copied (and converted) to its place, and let go: there are never
+two copies of the model.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import SafetensorError, safe_open
+
+from executor_svc.errors import ModelLoadError
+from executor_svc.model_directory import read_json_object
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoint:
+    """The weights of a model directory: one safetensors file, or shards with an index.
+
+    Raises: ModelLoadError: a file is missing or damaged, or the index does not fit the shards.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file_of = self._find_tensors()
+
+    def load_into(self, targets: Mapping[str, torch.Tensor], is_redundant: Callable[[str], bool]) -> None:
+        """Fill `targets`; a progress bar shows on standard error if that is a terminal.
+
+        Args:
+            targets: Where each tensor belongs, by name. Written in place, converted to its dtype.
+            is_redundant: Says of a name that is not in `targets` that the model does without it.
+
+        Raises:
+            ModelLoadError: a tensor is missing, unknown, or has another shape; names tensor and file.
+        """
+        self._check_names(targets, is_redundant)
+        begin_s = time.perf_counter()
+        num_bytes = 0
+        with _progress_bar(sum(target.nbytes for target in targets.values())) as advance:
+            for path, names in self._names_by_file():
+                with _open(path) as file:
+                    for name in names:
+                        if name in targets:
+                            _copy_tensor(file, path, name, targets[name])
+                            num_bytes += targets[name].nbytes
+                            advance(targets[name].nbytes)
+        duration_s = time.perf_counter() - begin_s
+        logger.info("weights loaded directory=%s bytes=%d duration_s=%.2f", self._directory, num_bytes, duration_s)
+
+    def model_hash(self) -> str:
+        """Return the SHA-256 of config.json, byte for byte, then name, dtype and shape of every tensor by name.
+
+        Executors of one fleet must agree on it. The contents of the weights do not enter: reading
+        them twice would double the start.
+        """
+        hasher = hashlib.sha256((self._directory / "config.json").read_bytes())
+        lines = []
+        for path, names in self._names_by_file():
+            with _open(path) as file:
+                for name in names:
+                    tensor = file.get_slice(name)  # type: ignore[no-untyped-call]  # the library has no types
+                    lines.append(f"{name} {tensor.get_dtype()} {list(tensor.get_shape())}\n")
+        hasher.update("".join(sorted(lines)).encode())
+        return hasher.hexdigest()
+
+    def _find_tensors(self) -> dict[str, Path]:
+        """Return the file of each tensor, and check that the shards hold what the index says."""
+        single, index = self._directory / SINGLE_FILE, self._directory / INDEX_FILE
+        self._table_of_contents = single if single.is_file() else index
+        if single.is_file():
+            return dict.fromkeys(_tensor_names(single), single)
+        if not index.is_file():
+            raise ModelLoadError(f"{self._directory} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+        weight_map = read_json_object(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(_is_file_name(name) for name in weight_map.values()):
+            raise ModelLoadError(f"{index} has no weight_map from tensor names to file names")
+        file_of: dict[str, Path] = {}
+        for path in sorted({self._directory / name for name in weight_map.values()}):
+            file_of |= dict.fromkeys(_tensor_names(path), path)
+        for name, file_name in weight_map.items():
+            if file_of.get(name) != self._directory / file_name:
+                raise ModelLoadError(
+                    f"{self._directory / file_name} does not hold the tensor {name}, as its index says"
+                )
+        return file_of
+
+    def _check_names(self, targets: Mapping[str, torch.Tensor], is_redundant: Callable[[str], bool]) -> None:
+        for name in targets:
+            if name not in self._file_of:
+                raise ModelLoadError(f"the tensor {name} is missing in {self._table_of_contents}")
+        for name, path in self._file_of.items():
+            if name not in targets and not is_redundant(name):
+                raise ModelLoadError(f"{path} holds the tensor {name}, which the model does not have")
+
+    def _names_by_file(self) -> Iterator[tuple[Path, list[str]]]:
+        for path in sorted(set(self._file_of.values())):
+            yield path, [name for name, file in self._file_of.items() if file == path]
+
+
+def _copy_tensor(file: safe_open, path: Path, name: str, target: torch.Tensor) -> None:
+    tensor: torch.Tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]
+    if tensor.shape != target.shape:
+        raise ModelLoadError(
+            f"{path} holds the tensor {name} with shape {list(tensor.shape)}; config.json asks for {list(target.shape)}"
+        )
+    target.copy_(tensor)
+
+
+def _is_file_name(value: object) -> bool:
+    """Whether an index names a file in its own directory, and nothing outside of it."""
+    return isinstance(value, str) and Path(value).name == value
+
+
+def _tensor_names(path: Path) -> list[str]:
+    with _open(path) as file:
+        return list(file.keys())  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[safe_open]:
+    """Open a safetensors file; its errors become one sentence that names it."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield file
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{path} is missing") from error
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{path} is damaged: {error}") from error
+
+
+@contextmanager
+def _progress_bar(total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Show how many bytes are loaded, if a person looks; yield the function that advances the bar."""
+    console = Console(stderr=True)
+    columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("loading weights", total=total_bytes)
+        yield lambda num_bytes: progress.advance(task, num_bytes)

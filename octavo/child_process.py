@@ -1,0 +1,130 @@
+"""One service as a child process: start it, learn its address, notice its end, stop it.
+
+The child is in a session of its own, so Ctrl-C in the terminal reaches only the parent, which then stops
+its children in order. It holds the reading end of a pipe whose writing end only the parent has:
+when the parent dies, however it dies, the pipe closes and the child leaves (`--exit-on-stdin-close`).
+octavo/local.py puts two of these together.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from octavo.errors import LocalServiceError
+
+# The line that a service prints on stdout once it serves.
+_SERVING_LINE = re.compile(rb"^octavo \w+ serving on (\S+)\s*$")
+
+_LOG_TAIL_BYTES = 16 * 1024
+
+
+class ChildProcess:
+    """Owns one child process, from `start` to `stop`.
+
+    Args:
+        name: What people call it: "executor" or "scheduler".
+        command: Program and arguments.
+        log_path: Where its output goes; None: to this process' stderr.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], *, log_path: Path | None) -> None:
+        self.name = name
+        self._command = command
+        self._log_path = log_path
+        self._process: asyncio.subprocess.Process | None = None
+        self._relay: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Start the child and return the address that it serves on, HOST:PORT.
+
+        Raises:
+            LocalServiceError: it could not be run, or ended before it served.
+        """
+        log = None if self._log_path is None else self._log_path.open("ab")
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},  # the serving line must not wait in a buffer
+            )
+        except OSError as error:
+            raise LocalServiceError(f"the {self.name} cannot be run: {error}") from error
+        finally:
+            if log is not None:
+                log.close()
+        return await self._read_serving_address(self._process)
+
+    async def wait_for_failure(self) -> LocalServiceError:
+        """Return, once the child has ended by itself, the error that says so with its last words."""
+        assert self._process is not None, "start() comes first"
+        status = await self._process.wait()
+        cause = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        if self._log_path is None:
+            return LocalServiceError(f"the {self.name} stopped ({cause}); its messages are above")
+        words = _last_words(self._log_path, speaker=f"octavo {self.name}: ")
+        said = f": {words}" if words else ""
+        return LocalServiceError(f"the {self.name} stopped ({cause}){said} [log: {self._log_path}]")
+
+    async def stop(self, grace_s: float) -> None:
+        """Ask the child to end (SIGTERM); kill it, and what it started, after `grace_s` seconds.
+
+        It is safe in every state: never started, ended by itself, stopped before.
+        """
+        process = self._process
+        if process is None:
+            return
+        try:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(grace_s):
+                        await process.wait()
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # the group: start_new_session made it the child's own
+            assert process.stdin is not None
+            process.stdin.close()
+        await process.wait()
+        if self._relay is not None:
+            await self._relay
+
+    async def _read_serving_address(self, process: asyncio.subprocess.Process) -> str:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            if match := _SERVING_LINE.match(line):
+                self._relay = asyncio.create_task(self._relay_output(process.stdout))
+                return match[1].decode()
+            self._write_output(line)
+        # Its stdout is closed: it is ending, or has lost its way.
+        raise await self.wait_for_failure()
+
+    async def _relay_output(self, stdout: asyncio.StreamReader) -> None:
+        """Read what else it prints, or a full pipe would stop it."""
+        while chunk := await stdout.read(64 * 1024):
+            self._write_output(chunk)
+
+    def _write_output(self, output: bytes) -> None:
+        if self._log_path is None:
+            sys.stderr.write(output.decode(errors="replace"))
+        else:
+            with self._log_path.open("ab") as log:
+                log.write(output)
+
+
+def _last_words(log_path: Path, *, speaker: str) -> str:
+    """Return what the service told people last, else the last line of its log."""
+    with log_path.open("rb") as log:
+        log.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))
+        lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    told = [line.removeprefix(speaker) for line in lines if line.startswith(speaker)]
+    return (told or lines or [""])[-1]

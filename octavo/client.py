@@ -1,0 +1,235 @@
+"""The async client of a scheduler: one channel, typed events in, typed errors out.
+
+Values are in octavo/outputs.py, errors in octavo/errors.py. A client never sends a request twice:
+a prompt that was sent again could be answered twice. Who wants retries catches `OverloadedError` and
+`UnavailableError` and decides.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Self, cast
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from octavo.errors import (
+    ClosedError,
+    DeadlineError,
+    InternalError,
+    InvalidRequestError,
+    NotConnectedError,
+    OctavoError,
+    UnavailableError,
+    from_rpc_error,
+)
+from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
+from octavo.outputs import (
+    Accepted,
+    ChatMessage,
+    Event,
+    Finished,
+    ModelInfo,
+    Prompt,
+    RequestOutput,
+    event_from_proto,
+    model_from_proto,
+)
+from octavo.sampling_params import SamplingParams
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+# Under this name the scheduler's grpc.health.v1 service says whether it can take requests.
+_READINESS_SERVICE = "readiness"
+
+# Pause before a watch of the readiness that ended is opened again.
+_WATCH_AGAIN_S = 0.2
+
+_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    # The scheduler sets the limit for prompts; these keep a broken peer from filling our memory, and
+    # leave room for the last message of a long output with log-probabilities.
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    # Find a scheduler that vanished without a word. It allows pings this often (shared/grpc_server.py),
+    # also while a request waits in the queue and nothing else is sent.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A scheduler is a neighbour: a web proxy in the environment must not come between.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class Client:
+    """Talks to one scheduler; use it as `async with Client(address) as client`.
+
+    It belongs to the event loop in which it is opened, and serves any number of requests at once.
+
+    Args:
+        address: HOST:PORT of the scheduler, or any gRPC target.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+        self.address = address
+        self._channel: grpc.aio.Channel | None = None
+
+    async def __aenter__(self) -> Self:
+        self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancel what still runs and close the channel; closing twice is fine."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Event, None]:
+        """Run one prompt and yield its events: one Accepted, any number of Delta, one Finished.
+
+        Leaving the loop early cancels the call, and the scheduler aborts the request. Where that has to
+        happen at once, wrap the iterator in `contextlib.aclosing`.
+
+        Args:
+            prompt: Text, token ids, or a conversation.
+            sampling_params: How to choose tokens; None: all defaults.
+            request_id: Unique among the live requests; None: the scheduler makes one.
+            timeout_s: Time limit for the whole answer, in seconds; None: none.
+
+        Raises:
+            OctavoError: one of the tree in octavo/errors.py, also after some events.
+        """
+        request = _generate_request(prompt, sampling_params, request_id)
+        call = self._stub().Generate(request, timeout=timeout_s)
+        is_finished = False
+        try:
+            async for response in call:
+                event = event_from_proto(response)
+                is_finished = isinstance(event, Finished)
+                yield event
+        except grpc.aio.AioRpcError as error:
+            raise self._to_octavo_error(error) from error
+        finally:
+            call.cancel()  # does nothing to a call that has ended
+        if not is_finished:
+            raise InternalError("the scheduler ended the stream without a last event")
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> RequestOutput:
+        """Run one prompt and return all of it; arguments and errors are those of `stream`."""
+        accepted_id = request_id or ""
+        async for event in self.stream(prompt, sampling_params, request_id=request_id, timeout_s=timeout_s):
+            if isinstance(event, Accepted):
+                accepted_id = event.request_id
+            elif isinstance(event, Finished):
+                return RequestOutput(accepted_id, prompt, event.outputs, event.usage)
+        raise AssertionError("stream() ends with a Finished event or raises")
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request, whoever sent it. Returns whether it was live; unknown ids are fine."""
+        try:
+            response = await self._stub().Abort(generation_service_pb2.AbortRequest(request_id=request_id))
+        except grpc.aio.AioRpcError as error:
+            raise self._to_octavo_error(error) from error
+        return response.was_live
+
+    async def get_model(self) -> ModelInfo:
+        """Describe the model that answers.
+
+        Raises:
+            UnavailableError: no executor is attached yet.
+        """
+        try:
+            return model_from_proto(await self._stub().GetModel(generation_service_pb2.GetModelRequest()))
+        except grpc.aio.AioRpcError as error:
+            raise self._to_octavo_error(error) from error
+
+    async def wait_until_ready(self, timeout_s: float | None = None) -> None:
+        """Return as soon as the scheduler takes requests: it runs and an executor is attached.
+
+        Raises:
+            DeadlineError: it did not within `timeout_s` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._watch_readiness()
+        except TimeoutError:
+            raise DeadlineError(f"the scheduler at {self.address} was not ready within {timeout_s:g} s") from None
+
+    async def _watch_readiness(self) -> None:
+        request = health_pb2.HealthCheckRequest(service=_READINESS_SERVICE)
+        stub = health_pb2_grpc.HealthStub(self._open_channel())  # type: ignore[no-untyped-call]
+        while True:
+            watch = stub.Watch(request, wait_for_ready=True)
+            try:
+                async for response in watch:
+                    if response.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise self._to_octavo_error(error) from error
+            finally:
+                watch.cancel()
+            # The scheduler went away while we watched, or ended the watch.
+            await asyncio.sleep(_WATCH_AGAIN_S)
+
+    def _stub(self) -> "generation_service_pb2_grpc.GenerationServiceAsyncStub":  # quoted: only the type stub has it
+        return generation_service_pb2_grpc.GenerationServiceStub(self._open_channel())
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            raise ClosedError("the client is not open; use it as `async with Client(address) as client`")
+        return self._channel
+
+    def _to_octavo_error(self, error: grpc.aio.AioRpcError) -> OctavoError:
+        """Add what only the channel knows: whether UNAVAILABLE is the scheduler's word or its absence."""
+        if error.code() is grpc.StatusCode.UNAVAILABLE and self._channel is not None:
+            match self._channel.get_state():
+                case grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                    return NotConnectedError(self.address)
+                case grpc.ChannelConnectivity.IDLE:
+                    return UnavailableError(f"the connection to the scheduler at {self.address} was lost")
+        return from_rpc_error(error)
+
+
+def _generate_request(
+    prompt: Prompt, sampling_params: SamplingParams | None, request_id: str | None
+) -> generation_service_pb2.GenerateRequest:
+    request = generation_service_pb2.GenerateRequest(request_id=request_id or "")
+    if sampling_params is not None:
+        request.sampling_params.CopyFrom(sampling_params.to_proto())
+    try:
+        if isinstance(prompt, str):
+            request.text = prompt
+        elif prompt and isinstance(prompt[0], dict):
+            messages = cast("Sequence[ChatMessage]", prompt)
+            request.messages.messages.extend(
+                generation_service_pb2.ChatMessage(role=message["role"], content=message["content"])
+                for message in messages
+            )
+        else:
+            request.token_ids.ids.extend(cast("Sequence[int]", prompt))
+            request.token_ids.SetInParent()  # an empty list is a prompt too, for the scheduler to refuse
+    except (TypeError, ValueError, KeyError) as error:
+        raise InvalidRequestError(
+            f"prompt must be a string, a list of token ids, or a list of {{'role': ..., 'content': ...}}: {error}",
+            field="prompt",
+        ) from error
+    return request

@@ -1,0 +1,1 @@
+"""The commands of `octavo`, one a module; octavo/cli.py finds them."""

@@ -1,0 +1,146 @@
+"""What a client can meet, as one tree, and the one function from gRPC statuses to it.
+
+    OctavoError
+    ├── InvalidRequestError        the request is wrong; has field; do not retry
+    ├── RequestExistsError         a live request has the same id
+    ├── OverloadedError            the waiting queue is full; has retry_after_s
+    ├── UnavailableError           draining, no executor yet, or the connection broke; retry later
+    │   └── NotConnectedError      nothing answers at the address
+    ├── RequestAbortedError        somebody ended the request
+    ├── DeadlineError              the time limit passed; the request was aborted
+    ├── InternalError              a bug, or not an Octavo scheduler at the other end
+    ├── LocalServiceError          a service of this machine did not start, or stopped by itself
+    └── ClosedError                the client or the LLM was closed before
+
+Each message is one sentence that may be shown to a person as it is.
+"""
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
+
+# gRPC's own name for the key that carries google.rpc.Status.
+_STATUS_DETAILS_KEY = "grpc-status-details-bin"
+
+
+class OctavoError(Exception):
+    """Any failure that a caller of this package can expect."""
+
+
+class InvalidRequestError(OctavoError):
+    """The request is wrong as it stands; sending it again will fail again.
+
+    Args:
+        message: What is wrong, with the value and the limit.
+        field: Path of the field in `GenerateRequest`, such as `sampling_params.top_p`; None: the
+            message as a whole.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        self.field = field
+        super().__init__(message)
+
+
+class RequestExistsError(OctavoError):
+    """A live request has the same request_id."""
+
+
+class OverloadedError(OctavoError):
+    """The scheduler's waiting queue is full; the same request may be sent again.
+
+    Args:
+        message: The scheduler's sentence.
+        retry_after_s: When to try again, in seconds.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class UnavailableError(OctavoError):
+    """The request cannot be served now; it may be sent again later."""
+
+
+class NotConnectedError(UnavailableError):
+    """Nothing answers at the scheduler's address."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        super().__init__(f"no scheduler answers at {address}")
+
+
+class RequestAbortedError(OctavoError):
+    """The request was ended by Abort or by an operator."""
+
+
+class DeadlineError(OctavoError):
+    """The call's time limit passed; the scheduler aborted the request."""
+
+
+class InternalError(OctavoError):
+    """The scheduler failed in a way that its interface does not promise."""
+
+
+class LocalServiceError(OctavoError):
+    """A service on this machine did not start, or stopped by itself."""
+
+
+class ClosedError(OctavoError):
+    """The client or the LLM was used after it was closed."""
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> OctavoError:
+    """Turn a failed call into the error of the tree; the details of google.rpc become attributes."""
+    message = error.details() or f"the scheduler answered {error.code().name} without a reason"
+    match error.code():
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return InvalidRequestError(message, field=_bad_field(error))
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            # A full queue says when to come back. Without that, gRPC itself refused a message that
+            # is too large, and sending it again would not help.
+            retry_after_s = _retry_after_s(error)
+            if retry_after_s is None:
+                return InvalidRequestError(message)
+            return OverloadedError(message, retry_after_s=retry_after_s)
+        case grpc.StatusCode.ALREADY_EXISTS:
+            return RequestExistsError(message)
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+            # A call that the caller cancels raises asyncio.CancelledError, so CANCELLED is the server's:
+            # it went away before the call was done.
+            return UnavailableError(message)
+        case grpc.StatusCode.ABORTED:
+            return RequestAbortedError(message)
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineError("the time limit passed before the answer was complete")
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return InternalError(f"what answers is not an Octavo scheduler of this release: {message}")
+        case code:
+            return InternalError(f"{message} ({code.name})")
+
+
+def _bad_field(error: grpc.aio.AioRpcError) -> str | None:
+    bad_request = error_details_pb2.BadRequest()
+    if not _unpack_detail(error, bad_request) or not bad_request.field_violations:
+        return None
+    return bad_request.field_violations[0].field or None
+
+
+def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
+    retry_info = error_details_pb2.RetryInfo()
+    if not _unpack_detail(error, retry_info):
+        return None
+    return retry_info.retry_delay.ToTimedelta().total_seconds()
+
+
+def _unpack_detail(error: grpc.aio.AioRpcError, detail: Message) -> bool:
+    """Fill `detail` from the status' details; False: it has none of that type."""
+    for key, value in error.trailing_metadata():
+        if key != _STATUS_DETAILS_KEY or not isinstance(value, bytes):
+            continue
+        try:
+            status = status_pb2.Status.FromString(value)
+        except DecodeError:  # a proxy's own error page; the code and the message still stand
+            return False
+        return any(packed.Unpack(detail) for packed in status.details)
+    return False

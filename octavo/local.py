@@ -1,0 +1,208 @@
+"""Both services on this machine: an executor and a scheduler as two child processes.
+
+`octavo up`, `octavo demo` and `octavo.LLM` start here. One child is octavo/child_process.py.
+"""
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TypeVar
+
+from octavo.child_process import ChildProcess
+from octavo.client import Client
+from octavo.errors import LocalServiceError
+
+_Result = TypeVar("_Result")
+
+# A large model may have to be fetched and loaded first; a child that fails ends the wait at once.
+_START_TIMEOUT_S = 1800.0
+
+# A little more than the services give the streams in flight.
+_STOP_GRACE_S = 25.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOptions:
+    """What the two services are started with; None leaves a service its own default.
+
+    Attributes:
+        model: Hugging Face directory or hub id, for the executor.
+        listen: HOST:PORT of the scheduler; port 0: the system chooses.
+        dtype: Number format of weights and cache, such as "float32".
+        device: "cpu" or "cuda".
+        kv_cache_gib: Size of the KV cache.
+        max_model_len: Longest sequence, prompt and output together, in tokens.
+        max_num_batched_tokens: Token budget of a step.
+        max_num_seqs: Most sequences in the batch.
+        max_waiting_requests: Most requests that wait; more are refused.
+    """
+
+    model: str
+    listen: str = "127.0.0.1:0"
+    dtype: str | None = None
+    device: str | None = None
+    kv_cache_gib: float | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    max_waiting_requests: int | None = None
+
+    def executor_command(self) -> list[str]:
+        """Return the command that starts the executor; its port is chosen by the system."""
+        flags = {
+            "dtype": self.dtype,
+            "device": self.device,
+            "kv-cache-gib": self.kv_cache_gib,
+            "max-model-len": self.max_model_len,
+            # The limits of a step are the executor's to say; a scheduler follows what it is told.
+            "max-num-batched-tokens": self.max_num_batched_tokens,
+            "max-num-seqs": self.max_num_seqs,
+        }
+        return [*_service_command("executor_svc", "127.0.0.1:0"), "--model", self.model, *_to_arguments(flags)]
+
+    def scheduler_command(self) -> list[str]:
+        """Return the command that starts the scheduler, but for the executor's address."""
+        flags = {"max-waiting-requests": self.max_waiting_requests}
+        return [*_service_command("scheduler_svc", self.listen), *_to_arguments(flags)]
+
+
+class LocalServices:
+    """An executor and a scheduler that live as long as this object: `async with LocalServices(...)`.
+
+    Nothing survives it: leaving the block stops both, and they leave by themselves when this process
+    is gone. Their output goes to files in a temporary folder, which stays only when one of them fails.
+
+    Args:
+        executor_command: Program and arguments.
+        scheduler_command: Program and arguments; `--executor HOST:PORT` is appended.
+        on_status: Called with what is being waited for, in a few words.
+        is_verbose: Whether their output goes to this process' stderr instead of files.
+    """
+
+    def __init__(
+        self,
+        executor_command: Sequence[str],
+        scheduler_command: Sequence[str],
+        *,
+        on_status: Callable[[str], None] = lambda _: None,
+        is_verbose: bool = False,
+    ) -> None:
+        self._executor_command = executor_command
+        self._scheduler_command = scheduler_command
+        self._on_status = on_status
+        self._is_verbose = is_verbose
+        self._children: list[ChildProcess] = []
+        self._log_folder: Path | None = None
+        self._are_logs_wanted = False
+        self._is_ready = False
+        self._address: str | None = None
+
+    @classmethod
+    def from_options(
+        cls, options: LocalOptions, *, on_status: Callable[[str], None] = lambda _: None, is_verbose: bool = False
+    ) -> Self:
+        """Make the two services that `options` describe."""
+        return cls(options.executor_command(), options.scheduler_command(), on_status=on_status, is_verbose=is_verbose)
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the scheduler."""
+        assert self._address is not None, "start() comes first"
+        return self._address
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start both and wait until the scheduler takes requests; on any failure stop what runs.
+
+        Raises:
+            LocalServiceError: one of them ended, with its last words; or they were not ready in time.
+        """
+        if not self._is_verbose:
+            self._log_folder = Path(tempfile.mkdtemp(prefix="octavo-"))
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await self._start_both()
+        except TimeoutError:
+            self._are_logs_wanted = True
+            raise LocalServiceError(
+                f"the services were not ready within {_START_TIMEOUT_S:g} s [logs: {self._log_folder}]"
+            ) from None
+        except LocalServiceError:
+            self._are_logs_wanted = True
+            raise
+        finally:
+            if not self._is_ready:
+                await self.stop()
+
+    async def wait_for_failure(self) -> LocalServiceError:
+        """Return the error as soon as one of the two has ended by itself; the logs stay."""
+        waits = [asyncio.create_task(child.wait_for_failure()) for child in self._children]
+        try:
+            ended, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._are_logs_wanted = True
+        return ended.pop().result()
+
+    async def run_beside(self, work: Coroutine[None, None, _Result]) -> _Result:
+        """Return the result of `work`, which needs both services.
+
+        Raises:
+            LocalServiceError: a service that ran at the start ended before the work was done.
+        """
+        failure = asyncio.create_task(self.wait_for_failure())
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait([failure, task], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise failure.result()
+        finally:
+            for unfinished in (failure, task):
+                unfinished.cancel()
+            await asyncio.gather(failure, task, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Stop the scheduler, then the executor; stopping twice is fine."""
+        while self._children:
+            await self._children.pop().stop(_STOP_GRACE_S)
+        folder, self._log_folder = self._log_folder, None
+        if folder is not None and not self._are_logs_wanted:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def _start_both(self) -> None:
+        self._on_status("starting the executor")
+        executor_address = await self._start_child("executor", self._executor_command)
+        self._on_status("starting the scheduler")
+        scheduler_command = [*self._scheduler_command, "--executor", executor_address]
+        self._address = await self.run_beside(self._start_child("scheduler", scheduler_command))
+        self._on_status("loading the model")
+        async with Client(self._address) as client:
+            await self.run_beside(client.wait_until_ready())
+        self._is_ready = True
+
+    async def _start_child(self, name: str, command: Sequence[str]) -> str:
+        log_path = None if self._log_folder is None else self._log_folder / f"{name}.log"
+        child = ChildProcess(name, command, log_path=log_path)
+        self._children.append(child)
+        return await child.start()
+
+
+def _service_command(module: str, listen: str) -> list[str]:
+    # -P: a folder in the user's working directory must not shadow a package of ours.
+    return [sys.executable, "-P", "-m", module, "--listen", listen, "--exit-on-stdin-close"]
+
+
+def _to_arguments(flags: Mapping[str, object]) -> list[str]:
+    return [argument for flag, value in flags.items() if value is not None for argument in (f"--{flag}", str(value))]

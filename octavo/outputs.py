@@ -1,0 +1,186 @@
+"""The values of the client's API: prompts, events of a stream, finished outputs, the model.
+
+Names are those of protos/octavo/generation/v1; `_from_proto` functions are this module's only tie to
+the wire. Next: octavo/client.py, which yields them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias, TypedDict
+
+from octavo.errors import InternalError
+from octavo.generation.v1 import generation_pb2, generation_service_pb2
+
+
+class ChatMessage(TypedDict):
+    """One turn of a conversation; role is "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+# Plain text, token ids that are used as they are, or a conversation for the model's chat template.
+Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
+
+
+class FinishReason(StrEnum):
+    """Why an output ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One finished output.
+
+    Attributes:
+        output_index: Which output of the request, from 0.
+        text: The whole text.
+        token_ids: All token ids, with the one that ended the output.
+        logprobs: Log-probability of each of `token_ids`; empty unless asked for.
+        finish_reason: Why it ended.
+        stopped_by: The stop token's id or the stop string, if `finish_reason` is STOP.
+    """
+
+    output_index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    stopped_by: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request; the cached ones are part of the prompt's."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """First event: the request has been checked and queued."""
+
+    request_id: str
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new in one output.
+
+    `text` may lag behind `token_ids`: incomplete characters and possible stop strings are held back.
+    Each token is delivered exactly once over all deltas.
+    """
+
+    output_index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Last event: all outputs, by `output_index`."""
+
+    outputs: tuple[Output, ...]
+    usage: Usage
+
+
+Event: TypeAlias = Accepted | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What became of one prompt."""
+
+    request_id: str
+    prompt: Prompt
+    outputs: tuple[Output, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model that answers.
+
+    Attributes:
+        model_id: Its name.
+        max_model_len: Longest sequence, prompt and output together, in tokens.
+        vocab_size: Number of token ids.
+        has_chat_template: Whether conversations can be sent.
+        dtype: Number format of the weights.
+    """
+
+    model_id: str
+    max_model_len: int
+    vocab_size: int
+    has_chat_template: bool
+    dtype: str
+
+
+def event_from_proto(response: generation_service_pb2.GenerateResponse) -> Event:
+    """Return the event in a message of the stream.
+
+    Raises:
+        InternalError: the message holds no event that this release knows.
+    """
+    match response.WhichOneof("event"):
+        case "accepted":
+            return Accepted(response.accepted.request_id, response.accepted.num_prompt_tokens)
+        case "delta":
+            delta = response.delta
+            return Delta(delta.output_index, delta.text, tuple(delta.token_ids), tuple(delta.logprobs))
+        case "finished":
+            usage = response.finished.usage
+            return Finished(
+                outputs=tuple(_output_from_proto(output) for output in response.finished.outputs),
+                usage=Usage(usage.num_prompt_tokens, usage.num_output_tokens, usage.num_cached_tokens),
+            )
+        case _:
+            raise InternalError("the scheduler sent an event that this client does not know; update the client")
+
+
+def model_from_proto(response: generation_service_pb2.GetModelResponse) -> ModelInfo:
+    """Return the model described in the message."""
+    return ModelInfo(
+        model_id=response.model_id,
+        max_model_len=response.max_model_len,
+        vocab_size=response.vocab_size,
+        has_chat_template=response.has_chat_template,
+        dtype=response.dtype,
+    )
+
+
+def _output_from_proto(output: generation_pb2.Output) -> Output:
+    stopped_by: int | str | None = None
+    match output.WhichOneof("stopped_by"):
+        case "stop_token_id":
+            stopped_by = output.stop_token_id
+        case "stop_string":
+            stopped_by = output.stop_string
+    return Output(
+        output_index=output.output_index,
+        text=output.text,
+        token_ids=tuple(output.token_ids),
+        logprobs=tuple(output.logprobs),
+        finish_reason=_finish_reason_from_proto(output.finish_reason),
+        stopped_by=stopped_by,
+    )
+
+
+def _finish_reason_from_proto(reason: generation_pb2.FinishReason.ValueType) -> FinishReason:
+    match reason:
+        case generation_pb2.FINISH_REASON_STOP:
+            return FinishReason.STOP
+        case generation_pb2.FINISH_REASON_LENGTH:
+            return FinishReason.LENGTH
+        case generation_pb2.FINISH_REASON_ABORT:
+            return FinishReason.ABORT
+        case _:
+            raise InternalError(f"the scheduler sent finish reason {reason}, which this client does not know")

@@ -1,0 +1,117 @@
+"""How tokens are chosen and when an output ends: the value that callers build, and its wire form.
+
+Field names, units, ranges and defaults are those of `SamplingParams` in
+protos/octavo/generation/v1/generation.proto; the scheduler checks the ranges and says which field is
+wrong. Next: octavo/client.py, which sends it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from octavo.errors import InvalidRequestError
+from octavo.generation.v1 import generation_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the output must look like; exactly one field is set."""
+
+    json_schema: str | None = None
+    regex: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to sample one request. None is "absent": the scheduler takes its default.
+
+    A feature that the scheduler does not have yet is refused by it, never ignored.
+
+    Attributes:
+        temperature: Divides the logits; 0 is greedy. Absent: 1.
+        top_k: Keep only so many of the most likely tokens; 0 or absent: all.
+        top_p: Keep the smallest set of tokens whose probability reaches this. Absent: 1.
+        min_p: Drop tokens less likely than this share of the most likely one. Absent: 0.
+        seed: Equal seeds give equal outputs, whatever else runs. Absent: the scheduler takes one.
+        max_tokens: Most tokens to make. Absent: as many as the model's length allows.
+        min_tokens: Fewest tokens before a stop condition counts.
+        stop: The output ends before the first of these strings; one string stands for a list of it.
+        stop_token_ids: The output ends at the first of these tokens, which stays in `token_ids`.
+        ignore_eos: Go on after the model's end-of-sequence tokens.
+        include_stop_str_in_output: Leave the stop string in the text.
+        skip_special_tokens: Whether special tokens stay out of the text. Absent: true.
+        logprobs: Return log-probabilities; 0: of the sampled token only. Absent: none.
+        n: Number of outputs. Absent: 1.
+        best_of: Outputs to make, of which the best `n` are returned.
+        beam_width: Width of a beam search.
+        repetition_penalty: Penalty of tokens in prompt and output. Absent: 1, none.
+        presence_penalty: Penalty of tokens in the output. Absent: 0, none.
+        frequency_penalty: Penalty of tokens by their count in the output. Absent: 0, none.
+        logit_bias: Added to the logits of single tokens, by token id.
+        grammar: What the output must look like.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool | None = None
+    logprobs: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    beam_width: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    grammar: Grammar | None = None
+
+    def to_proto(self) -> generation_pb2.SamplingParams:
+        """Return the message that travels; fields that are None stay absent.
+
+        Raises:
+            InvalidRequestError: a value does not fit its field at all, such as a negative max_tokens
+                or a word where a number belongs. Ranges are the scheduler's to check.
+        """
+        proto = generation_pb2.SamplingParams()
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            try:
+                _set_field(proto, field.name, value)
+            except (TypeError, ValueError) as error:
+                name = f"sampling_params.{field.name}"
+                raise InvalidRequestError(f"{name} is {value!r}; it does not fit: {error}", field=name) from error
+        return proto
+
+
+def _set_field(proto: generation_pb2.SamplingParams, name: str, value: Any) -> None:
+    match name:
+        case "stop":
+            proto.stop.extend([value] if isinstance(value, str) else value)
+        case "stop_token_ids":
+            proto.stop_token_ids.extend(value)
+        case "logit_bias":
+            for token_id, bias in value.items():
+                proto.logit_bias.add(token_id=token_id, bias=bias)
+        case "grammar":
+            proto.grammar.CopyFrom(_grammar_to_proto(value))
+        case _:
+            setattr(proto, name, value)
+
+
+def _grammar_to_proto(grammar: Grammar) -> generation_pb2.Grammar:
+    match grammar:
+        case Grammar(json_schema=str() as json_schema, regex=None):
+            return generation_pb2.Grammar(json_schema=json_schema)
+        case Grammar(json_schema=None, regex=str() as regex):
+            return generation_pb2.Grammar(regex=regex)
+    raise ValueError("set exactly one of json_schema and regex")

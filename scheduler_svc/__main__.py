@@ -1,0 +1,38 @@
+"""The scheduler process: `python -m scheduler_svc`."""
+
+import asyncio
+import os
+import sys
+
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.service import SchedulerService
+from shared.config import load_config_or_exit
+from shared.errors import OctavoServiceError
+from shared.grpc_server import StopRequest, announce, configure_logging
+
+
+def main() -> int:
+    """Serve until SIGTERM; return the exit code."""
+    config = load_config_or_exit(SchedulerConfig, sys.argv[1:], os.environ)
+    configure_logging(config.log_level)
+    try:
+        asyncio.run(serve(config))
+    except OctavoServiceError as error:
+        print(f"octavo scheduler: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def serve(config: SchedulerConfig) -> None:
+    """Run the service until somebody wants it to stop.
+
+    Raises: OctavoServiceError: it cannot start.
+    """
+    stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
+    service = SchedulerService(config)
+    announce("scheduler", await service.start())
+    await service.stop(await stop.wait())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

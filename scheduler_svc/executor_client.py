@@ -1,0 +1,308 @@
+"""The scheduler's side of one executor: attach, keep the lease, carry steps over one stream.
+
+`ExecutorClient.attach` gives an `ExecutorSession`, which lives as long as the attachment. A stream
+that breaks is opened again and resumed by step id: the executor sends the responses that got lost,
+the session sends the later steps again byte for byte. Whatever cannot be resumed raises
+`ExecutorLostError`; the caller attaches anew and computes its sequences again. Read next: `engine.py`.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from octavo.execution.v1 import execution_service_pb2 as pb
+from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
+from octavo.execution.v1 import step_pb2
+from shared.errors import InvalidStepError, OctavoServiceError
+from shared.executor_info import ExecutorInfo, TokenizerFile
+from shared.step import Step, StepResult
+from shared.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION, decode_info, decode_result, encode_step
+
+log = logging.getLogger(__name__)
+
+StepStream = grpc.aio.StreamStreamCall[pb.StreamStepsRequest, pb.StreamStepsResponse]
+
+
+class ExecutorLostError(OctavoServiceError):
+    """The attachment is over; what the executor's cache holds must be computed again."""
+
+
+class ExecutorRefusedError(OctavoServiceError):
+    """The executor answers but does not take us now (it loads, or another scheduler holds it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimings:
+    """Times in seconds. A lease outlives a few lost heartbeats and a whole resume."""
+
+    lease_s: float = 10.0
+    heartbeat_interval_s: float = 2.0
+    connect_timeout_s: float = 5.0
+    resume_timeout_s: float = 3.0
+    resume_interval_s: float = 0.1
+    step_timeout_s: float = 120.0
+
+
+class ExecutorClient:
+    """Dials one executor.
+
+    Args:
+        address: host:port.
+        scheduler_id: Our identity, stable over restarts; the same one may take over at once.
+        timings: How long to wait for what.
+        max_message_bytes: Limit of messages in both directions.
+    """
+
+    def __init__(self, address: str, scheduler_id: str, timings: SessionTimings, max_message_bytes: int) -> None:
+        self.address = address
+        self._scheduler_id = scheduler_id
+        self._timings = timings
+        self._options = [
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", max_message_bytes),
+            # A local subchannel pool: a new client never inherits another one's backoff.
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
+
+    @contextlib.asynccontextmanager
+    async def attach(self) -> AsyncIterator["ExecutorSession"]:
+        """Attach, open the stream and keep the lease until the block ends.
+
+        Raises:
+            ExecutorRefusedError: it answers, but not for us or not yet.
+            ExecutorLostError: it does not answer.
+        """
+        async with grpc.aio.insecure_channel(self.address, options=self._options) as channel:
+            stub = pb_grpc.ExecutionServiceStub(channel)
+            attached = await self._attach(stub)
+            session = ExecutorSession(stub, attached.epoch, decode_info(attached.info), self._timings)
+            heartbeat = asyncio.create_task(session.keep_lease(), name="heartbeat")
+            try:
+                await session.open()
+                yield session
+            finally:
+                heartbeat.cancel()
+                session.close()
+
+    async def _attach(self, stub: "pb_grpc.ExecutionServiceAsyncStub") -> pb.AttachResponse:
+        request = pb.AttachRequest(
+            scheduler_id=self._scheduler_id,
+            lease_ms=round(self._timings.lease_s * 1000),
+            min_wire_version=MIN_WIRE_VERSION,
+            max_wire_version=MAX_WIRE_VERSION,
+        )
+        try:
+            return await stub.Attach(request, timeout=self._timings.connect_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            kind = ExecutorLostError if error.code() in _NO_ANSWER else ExecutorRefusedError
+            raise kind(f"{error.code().name}: {error.details()}") from error
+
+
+_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+class ExecutorSession:
+    """One attachment: steps go out in order, results come back in order.
+
+    Not for several tasks at once in the same direction: one sends, one receives.
+    """
+
+    def __init__(
+        self, stub: "pb_grpc.ExecutionServiceAsyncStub", epoch: int, info: ExecutorInfo, timings: SessionTimings
+    ) -> None:
+        self.epoch = epoch
+        self.info = info
+        self._stub = stub
+        self._timings = timings
+        self._stream: StepStream | None = None
+        self._unanswered: deque[step_pb2.ExecuteModelRequest] = deque()
+        self._last_received_step_id = 0
+        self._step_timer: asyncio.TimerHandle | None = None
+        self._has_timed_out = False
+        self._stream_lock = asyncio.Lock()
+
+    async def get_tokenizer(self) -> tuple[TokenizerFile, ...]:
+        """Fetch the tokenizer files.
+
+        Raises: ExecutorLostError: there are none, or it does not answer.
+        """
+        try:
+            response = await self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=self._timings.connect_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise ExecutorLostError(f"GetTokenizer failed: {error.details()}") from error
+        return tuple(TokenizerFile(file.name, file.content) for file in response.files)
+
+    async def send(self, step: Step) -> int:
+        """Send a step; return the size of its message in bytes.
+
+        A broken stream is not noticed here: `receive` sees it and sends the step again.
+        """
+        message = encode_step(step)
+        async with self._stream_lock:  # a resume sends all unanswered steps; none may be added meanwhile
+            assert self._stream is not None, "open() comes first"
+            self._unanswered.append(message)
+            if len(self._unanswered) == 1:
+                self._restart_step_timer()
+            await write_message(self._stream, pb.StreamStepsRequest(step=message))
+        return message.ByteSize()
+
+    async def receive(self) -> StepResult:
+        """Wait for the result of the oldest unanswered step; watches the stream while there is none.
+
+        Raises: ExecutorLostError: the stream could not be resumed, the step took longer than
+            step_timeout_s, or the answer is not a step's result.
+        """
+        while True:
+            assert self._stream is not None, "open() comes first"
+            try:
+                return self._accept(await read_message(self._stream))
+            except asyncio.CancelledError:
+                if self._has_timed_out:  # the cancelled one is the stream, not this task
+                    raise ExecutorLostError(f"no result within {self._timings.step_timeout_s:g} s") from None
+                raise
+            except StreamBrokenError as broken:
+                await self._resume(broken)
+
+    async def open(self) -> None:
+        """Open the stream for the first time.
+
+        Raises: ExecutorLostError: the executor does not take it.
+        """
+        try:
+            self._stream = await self._start_stream()
+        except StreamBrokenError as broken:
+            raise ExecutorLostError(str(broken)) from broken
+
+    def close(self) -> None:
+        """Cancel the stream."""
+        if self._step_timer is not None:
+            self._step_timer.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
+
+    async def keep_lease(self) -> None:
+        """Send heartbeats until cancelled. A failed one is no loss yet: the stream decides that."""
+        while True:
+            await asyncio.sleep(self._timings.heartbeat_interval_s)
+            try:
+                await self._stub.Heartbeat(
+                    pb.HeartbeatRequest(epoch=self.epoch), timeout=self._timings.heartbeat_interval_s
+                )
+            except grpc.aio.AioRpcError as error:
+                log.warning("event=heartbeat_failed epoch=%d status=%s", self.epoch, error.code().name)
+
+    def _accept(self, response: pb.StreamStepsResponse) -> StepResult:
+        if response.WhichOneof("message") != "step":
+            raise ExecutorLostError("the executor sent something else than a step's result")
+        self._last_received_step_id = response.step.step_id
+        if self._unanswered:
+            self._unanswered.popleft()
+        self._restart_step_timer()
+        try:
+            return decode_result(response.step)
+        except InvalidStepError as error:
+            raise ExecutorLostError(f"step {response.step.step_id} cannot be read: {error}") from error
+
+    def _restart_step_timer(self) -> None:
+        """Give the oldest unanswered step its full time."""
+        if self._step_timer is not None:
+            self._step_timer.cancel()
+            self._step_timer = None
+        if self._unanswered:
+            loop = asyncio.get_running_loop()
+            self._step_timer = loop.call_later(self._timings.step_timeout_s, self._time_out)
+
+    def _time_out(self) -> None:
+        """The executor hangs: break the stream, so that `receive` sees it."""
+        self._has_timed_out = True
+        if self._stream is not None:
+            self._stream.cancel()
+
+    async def _resume(self, broken: "StreamBrokenError") -> None:
+        """Replace the broken stream.
+
+        Raises: ExecutorLostError: the executor ended it with an error, or does not come back in time.
+        """
+        if not broken.may_resume:
+            raise ExecutorLostError(str(broken)) from broken
+        log.warning("event=step_stream_broke epoch=%d cause=%r", self.epoch, str(broken))
+        async with self._stream_lock:
+            try:
+                async with asyncio.timeout(self._timings.resume_timeout_s):
+                    self._stream = await self._retry_start()
+            except TimeoutError as error:
+                raise ExecutorLostError(f"no answer within {self._timings.resume_timeout_s:g} s") from error
+        log.info("event=step_stream_resumed epoch=%d last_step_id=%d", self.epoch, self._last_received_step_id)
+
+    async def _retry_start(self) -> StepStream:
+        while True:
+            try:
+                return await self._start_stream()
+            except StreamBrokenError as broken:
+                if not broken.may_resume:
+                    raise ExecutorLostError(str(broken)) from broken
+            await asyncio.sleep(self._timings.resume_interval_s)
+
+    async def _start_stream(self) -> StepStream:
+        """Open a stream, tell what was received, send again what was not executed.
+
+        Raises:
+            StreamBrokenError: it broke before it started.
+            ExecutorLostError: another instance answered, or not at all.
+        """
+        stream = self._stub.StreamSteps()
+        start = pb.StreamStart(epoch=self.epoch, last_received_step_id=self._last_received_step_id)
+        await write_message(stream, pb.StreamStepsRequest(start=start))
+        try:
+            first = await asyncio.wait_for(read_message(stream), self._timings.connect_timeout_s)
+        except TimeoutError as error:
+            raise ExecutorLostError("the executor did not start the stream") from error
+        if first.WhichOneof("message") != "started":
+            raise ExecutorLostError("the executor did not start the stream")
+        if first.started.instance_id != self.info.instance_id:
+            raise ExecutorLostError(f"instance {self.info.instance_id} is gone; its cache is lost")
+        for message in self._unanswered:
+            if message.step_id > first.started.last_executed_step_id:
+                await write_message(stream, pb.StreamStepsRequest(step=message))
+        return stream
+
+
+class StreamBrokenError(Exception):
+    """A step stream ended; `code` tells how."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        self.code = code
+        super().__init__(f"{code.name}: {details}")
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether the transport ended it. Other codes are the executor's own word that it is over."""
+        return self.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.OK)
+
+
+async def write_message(stream: StepStream, message: pb.StreamStepsRequest) -> None:
+    """Write unless the stream is broken: only reading tells how it broke, and reads come first."""
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        await stream.write(message)
+
+
+async def read_message(stream: StepStream) -> pb.StreamStepsResponse:
+    """Return the next message.
+
+    Raises: StreamBrokenError: the stream ended.
+    """
+    try:
+        message = await stream.read()
+    except grpc.aio.AioRpcError as error:
+        raise StreamBrokenError(error.code(), error.details() or "") from error
+    if not isinstance(message, pb.StreamStepsResponse):
+        raise StreamBrokenError(grpc.StatusCode.OK, "the executor ended the stream")
+    return message

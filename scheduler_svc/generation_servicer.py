@@ -1,0 +1,108 @@
+"""GenerationService: what clients call. Checks, submits to the engine, streams what comes back."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.core.sequence import FinishReason
+from scheduler_svc.engine import Engine, ServedModel
+from scheduler_svc.request import Delta, Request
+from scheduler_svc.request_validation import PromptLimits, check_request_fields, validate_request
+from shared.errors import InvalidFieldError, UnavailableError
+
+FINISH_REASONS = {
+    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: generation_pb2.FINISH_REASON_ABORT,
+}
+
+
+class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
+    """Serves clients from one engine. Errors of the service's tree become statuses outside."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def Generate(  # noqa: N802 (named by the proto)
+        self,
+        request: pb.GenerateRequest,
+        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Run one prompt; the call's end, however it comes, ends the request."""
+        check_request_fields(request)
+        model = self._engine.admitting_model(request.request_id)
+        prompt_token_ids = await asyncio.to_thread(tokenize_prompt, request, model)
+        limits = PromptLimits(model.info.max_model_len, model.info.max_cached_tokens, model.info.vocab_size)
+        live = self._engine.submit(validate_request(request, prompt_token_ids, limits))
+        try:
+            yield pb.GenerateResponse(
+                accepted=pb.Accepted(request_id=live.request_id, num_prompt_tokens=live.group.num_prompt_tokens)
+            )
+            while (delta := await live.next_delta()) is not None:
+                yield pb.GenerateResponse(delta=delta_message(delta))
+            yield pb.GenerateResponse(finished=finished_message(live))
+        finally:
+            if not live.has_ended:  # cancelled, past its deadline, or the connection is gone
+                self._engine.abort(live.request_id)
+
+    async def Abort(  # noqa: N802
+        self, request: pb.AbortRequest, context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
+    ) -> pb.AbortResponse:
+        """End a live request."""
+        if not request.request_id:
+            raise InvalidFieldError("request_id", "empty", "the id of a request")
+        return pb.AbortResponse(was_live=self._engine.abort(request.request_id))
+
+    async def GetModel(  # noqa: N802
+        self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext[pb.GetModelRequest, pb.GetModelResponse]
+    ) -> pb.GetModelResponse:
+        """Describe the model."""
+        model = self._engine.model
+        if model is None:
+            raise UnavailableError("no executor has been attached yet; retry in a moment")
+        return pb.GetModelResponse(
+            model_id=model.info.model_id,
+            max_model_len=model.max_model_len,
+            vocab_size=model.info.vocab_size,
+            has_chat_template=model.tokenizer.has_chat_template,
+            dtype=model.info.dtype,
+        )
+
+
+def tokenize_prompt(request: pb.GenerateRequest, model: ServedModel) -> list[int]:
+    """Return the token ids of whichever prompt the request has."""
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return model.tokenizer.encode(request.text)
+    if kind == "messages":
+        if not request.messages.messages:
+            raise InvalidFieldError("messages", "empty", "at least 1 message long")
+        return model.tokenizer.render_chat([(m.role, m.content) for m in request.messages.messages])
+    return list(request.token_ids.ids)
+
+
+def delta_message(delta: Delta) -> pb.OutputDelta:
+    """Return a delta's message."""
+    return pb.OutputDelta(text=delta.text, token_ids=delta.token_ids, logprobs=delta.logprobs)
+
+
+def finished_message(live: Request) -> pb.RequestFinished:
+    """Return the last event of a request."""
+    assert live.finish_reason is not None
+    output = generation_pb2.Output(
+        text=live.total.text,
+        token_ids=live.total.token_ids,
+        logprobs=live.total.logprobs,
+        finish_reason=FINISH_REASONS[live.finish_reason],
+    )
+    if live.stop_string is not None:
+        output.stop_string = live.stop_string
+    elif live.stop_token_id is not None:
+        output.stop_token_id = live.stop_token_id
+    usage = generation_pb2.Usage(
+        num_prompt_tokens=live.group.num_prompt_tokens, num_output_tokens=len(live.total.token_ids)
+    )
+    return pb.RequestFinished(outputs=[output], usage=usage)

@@ -1,0 +1,103 @@
+"""The scheduler service put together: servicers, engine, executor client, tokenizer, gRPC server."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
+from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
+from scheduler_svc.admin_servicer import AdminServicer
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.executor_client import ExecutorClient, ExecutorSession, SessionTimings
+from scheduler_svc.generation_servicer import GenerationServicer
+from scheduler_svc.tokenizer import Tokenizer
+from shared.grpc_server import GrpcServer, shut_down
+
+HEARTBEATS_PER_LEASE = 5
+
+# Share of the grace period in which live requests may end by themselves; the rest is for telling
+# the others that they ended.
+DRAIN_SHARE = 0.9
+
+
+class SchedulerService:
+    """One scheduler. It is ready while an executor is attached.
+
+    Raises: OctavoServiceError: --tokenizer names a broken directory.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        services = [
+            generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
+            admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
+        ]
+        self._grace_s = config.shutdown_grace_s
+        self._server = GrpcServer(
+            listen=config.listen, max_message_bytes=config.max_message_bytes, service_names=services
+        )
+        self.engine = Engine(
+            executor_client(config), engine_settings(config), TokenizerLoader(config.tokenizer), self._set_ready
+        )
+        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(
+            GenerationServicer(self.engine), self._server.server
+        )
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), self._server.server)
+
+    async def start(self) -> str:
+        """Serve and look for the executor; return the bound address.
+
+        Raises: UnavailableError: the address cannot be bound.
+        """
+        address = await self._server.start()
+        self._running = asyncio.create_task(self.engine.run(), name="engine")
+        return address
+
+    async def stop(self, reason: str) -> None:
+        """End in order: not ready, no new requests, live ones within the grace period, then the rest."""
+        drain_s = self._grace_s * DRAIN_SHARE
+        await shut_down(self._server, reason, drain=lambda: self.engine.drain(drain_s), grace_s=self._grace_s)
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+
+    async def _set_ready(self, is_attached: bool) -> None:
+        """Take work while an executor is attached, and never again once the service drains."""
+        await self._server.set_ready(is_attached and not self.engine.is_draining)
+
+
+def executor_client(config: SchedulerConfig) -> ExecutorClient:
+    """Return the client of the configured executor."""
+    timings = SessionTimings(
+        lease_s=config.lease_s,
+        heartbeat_interval_s=config.lease_s / HEARTBEATS_PER_LEASE,
+        step_timeout_s=config.step_timeout_s,
+    )
+    scheduler_id = config.scheduler_id or f"{socket.gethostname()}/{config.listen}"
+    return ExecutorClient(config.executor, scheduler_id, timings, config.max_message_bytes)
+
+
+def engine_settings(config: SchedulerConfig) -> EngineSettings:
+    """Return the engine's part of the configuration."""
+    return EngineSettings(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_waiting_requests=config.max_waiting_requests,
+        steps_in_flight=config.steps_in_flight,
+    )
+
+
+class TokenizerLoader:
+    """Makes the tokenizer from the operator's directory if there is one, else from the executor's files.
+
+    Raises: OctavoServiceError: the directory is broken (at construction, so that the process ends).
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._own = Tokenizer.from_directory(directory) if directory else None
+
+    async def __call__(self, session: ExecutorSession) -> Tokenizer:
+        """Return the tokenizer for the model of `session`."""
+        if self._own is not None:
+            return self._own
+        files = await session.get_tokenizer()
+        return await asyncio.to_thread(Tokenizer, files)

@@ -1,0 +1,268 @@
+"""One configuration scheme for all services: flags, environment, TOML file, defaults, in this order.
+
+A service derives a class from `ServiceConfig`, names itself in `service` and declares fields:
+
+    class SchedulerConfig(ServiceConfig):
+        service: ClassVar[str] = "scheduler"
+        max_num_waiting: int = Field(1024, ge=1, description="Requests that may wait; ...")
+
+and its `__main__` calls `load_config_or_exit(SchedulerConfig, sys.argv[1:], os.environ)`. The field
+above is then the flag `--max-num-waiting`, the variable `OCTAVO_SCHEDULER_MAX_NUM_WAITING` and the
+key `max_num_waiting` in the table `[scheduler]` of the file that `--config` or OCTAVO_CONFIG names.
+Its description (unit, why this default) is the help text. Rules over several fields are a
+`model_validator(mode="after")` that raises ValueError with one sentence.
+
+A key that nobody knows is a mistake in any of the three. All mistakes are reported together, one
+line each, with the name of the place where the value came from. Field types: str, int, float, bool,
+Literal, Path, each also `| None`, and tuples of them (comma-separated in flags and environment).
+"""
+
+import argparse
+import difflib
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+TABLES = ("scheduler", "executor", "fake")
+CONFIG_VARIABLE = "OCTAVO_CONFIG"
+ADDRESS_PATTERN = r"^.+:\d{1,5}$"
+
+# Kubernetes sets these for a Service that is named like one of ours; they are no settings.
+_SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_.+)?)")
+
+
+class ServiceConfig(BaseModel):
+    """What every service has. `service` names the program, the table and the variables."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    service: ClassVar[str]
+
+    listen: str = Field(
+        pattern=ADDRESS_PATTERN, description="Address to serve gRPC on, host:port; each service has its own default."
+    )
+    max_message_bytes: int = Field(
+        64 * 2**20,
+        ge=2**16,
+        lt=2**31,
+        description="Largest message in either direction, in bytes; a full admission of long prompts fits many times.",
+    )
+    shutdown_grace_s: float = Field(
+        20.0,
+        ge=0,
+        description="Time for running work to end after SIGTERM, in seconds; below Kubernetes' 30 s.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe log lines to write; info is one line for each change of state."
+    )
+    exit_on_stdin_close: bool = Field(
+        False, description="End when standard input closes, for services that must not outlive a parent process."
+    )
+
+
+ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
+
+
+class ConfigError(Exception):
+    """The configuration is wrong; `mistakes` has one sentence for each mistake."""
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__("; ".join(mistakes))
+
+
+def load_config_or_exit(config_class: type[ConfigT], argv: Sequence[str], environ: Mapping[str, str]) -> ConfigT:
+    """Return the configuration, or print the mistakes to stderr, one a line, and exit with code 2."""
+    try:
+        return load_config(config_class, argv, environ)
+    except ConfigError as error:
+        for mistake in error.mistakes:
+            print(f"octavo {config_class.service}: {mistake}", file=sys.stderr)
+        sys.exit(2)
+
+
+def load_config(config_class: type[ConfigT], argv: Sequence[str], environ: Mapping[str, str]) -> ConfigT:
+    """Read the three sources and return the configuration.
+
+    `--help` prints the fields and exits with code 0.
+
+    Raises: ConfigError: a source is unreadable, a key is unknown, or a value breaks its rule.
+    """
+    mistakes: list[str] = []
+    flags, config_path = _read_flags(config_class, argv, mistakes)
+    variables = _read_environment(config_class, environ, mistakes)
+    file_keys = _read_file(config_class, config_path or environ.get(CONFIG_VARIABLE), mistakes)
+    settings = {**file_keys, **variables, **flags}
+    try:
+        config = config_class.model_validate({name: setting.value for name, setting in settings.items()})
+    except ValidationError as error:
+        mistakes += [_sentence(config_class, settings, details) for details in error.errors()]
+    if mistakes:
+        raise ConfigError(mistakes)
+    return config
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    value: object
+    origin: str  # what a person calls the place: the flag, the variable, the key
+
+
+class _FlagParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError([message])
+
+
+def _read_flags(
+    config_class: type[ServiceConfig], argv: Sequence[str], mistakes: list[str]
+) -> tuple[dict[str, _Setting], str | None]:
+    parser = _parser(config_class)
+    known, unknown = parser.parse_known_args(list(argv))
+    values = vars(known)
+    config_path = values.pop("config", None)
+    all_flags = ["--config", *map(_flag, config_class.model_fields)]
+    wrong_flags = [argument.split("=")[0] for argument in unknown if argument.startswith("-")]
+    mistakes += [f"{flag} is not a flag{_did_you_mean(flag, all_flags)}" for flag in wrong_flags]
+    if not wrong_flags:  # what follows a wrong flag is probably its value
+        mistakes += [f"unexpected argument {argument!r}" for argument in unknown]
+    return {
+        name: _Setting(_split(config_class, name, value), _flag(name)) for name, value in values.items()
+    }, config_path
+
+
+def _parser(config_class: type[ServiceConfig]) -> _FlagParser:
+    parser = _FlagParser(
+        prog=f"octavo {config_class.service}",
+        description=(config_class.__doc__ or "").partition("\n")[0],
+        epilog="Each flag is also a variable, here in brackets, and a key of the table "
+        f"[{config_class.service}] of the TOML file. Flags win over variables, variables over the file.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--config", metavar="FILE", help=f"TOML file with settings. [{CONFIG_VARIABLE}]")
+    for name, info in config_class.model_fields.items():
+        default = "required" if info.is_required() else f"default: {info.default}"
+        text = f"{info.description} ({default}) [{_variable(config_class, name)}]".replace("%", "%%")
+        if info.annotation is bool:
+            parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=text)
+        else:
+            choices = [str(choice) for choice in get_args(info.annotation) if get_origin(info.annotation) is Literal]
+            parser.add_argument(_flag(name), metavar="|".join(choices) or "VALUE", help=text)
+    return parser
+
+
+def _read_environment(
+    config_class: type[ServiceConfig], environ: Mapping[str, str], mistakes: list[str]
+) -> dict[str, _Setting]:
+    names = {_variable(config_class, name): name for name in config_class.model_fields}
+    prefix = _variable(config_class, "")
+    settings = {}
+    for variable in sorted(environ):
+        if variable in names:
+            name = names[variable]
+            settings[name] = _Setting(_split(config_class, name, environ[variable]), variable)
+        elif variable.startswith(prefix) and not _SERVICE_LINK.fullmatch(variable.removeprefix(prefix)):
+            mistakes.append(f"{variable} is not a setting{_did_you_mean(variable, names)}")
+    return settings
+
+
+def _read_file(config_class: type[ServiceConfig], path: str | None, mistakes: list[str]) -> dict[str, _Setting]:
+    if path is None:
+        return {}
+    try:
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError([f"cannot read the configuration file {path}: {error.strerror}"]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path} is not a TOML file: {error}"]) from error
+    unknown = [table for table in tables if table not in TABLES]
+    mistakes += [f"[{table}] in {path} is not a table{_did_you_mean(table, TABLES)}" for table in unknown]
+    own = tables.get(config_class.service, {})
+    if not isinstance(own, dict):
+        raise ConfigError([f"{config_class.service} in {path} is not a table"])
+    settings = {}
+    for key, value in own.items():
+        if key in config_class.model_fields:
+            settings[key] = _Setting(value, f"{config_class.service}.{key} in {path}")
+        else:
+            hint = _did_you_mean(key, config_class.model_fields)
+            mistakes.append(f"{config_class.service}.{key} in {path} is not a setting{hint}")
+    return settings
+
+
+def _sentence(config_class: type[ServiceConfig], settings: Mapping[str, _Setting], details: ErrorDetails) -> str:
+    """Turn one finding of pydantic into a sentence that names the place and the rule."""
+    if not details["loc"]:  # a rule over several fields
+        return details["msg"].removeprefix("Value error, ")
+    name = str(details["loc"][0])
+    if details["type"] == "missing":
+        return f"{_flag(name)} is required (or {_variable(config_class, name)}, or {name} in the file)"
+    origin = settings[name].origin if name in settings else _flag(name)
+    return f"{origin} is {details['input']}; it must be {_limit(details)}"
+
+
+def _limit(details: ErrorDetails) -> str:
+    bounds: dict[str, Any] = details.get("ctx", {})
+    match details["type"]:
+        case "greater_than_equal":
+            return f"at least {_number(bounds['ge'])}"
+        case "greater_than":
+            return f"more than {_number(bounds['gt'])}"
+        case "less_than_equal":
+            return f"at most {_number(bounds['le'])}"
+        case "less_than":
+            return f"less than {_number(bounds['lt'])}"
+        case "int_parsing" | "int_type" | "int_from_float":
+            return "a whole number"
+        case "float_parsing" | "float_type" | "finite_number":
+            return "a number"
+        case "bool_parsing" | "bool_type":
+            return "true or false"
+        case "string_type":
+            return "a string"
+        case "literal_error":
+            return f"one of {bounds['expected']}"
+        case "string_pattern_mismatch" if bounds["pattern"] == ADDRESS_PATTERN:
+            return "host:port"
+        case "string_too_short":
+            return f"at least {bounds['min_length']} characters long"
+        case "string_too_long":
+            return f"at most {bounds['max_length']} characters long"
+        case "value_error":
+            return str(bounds["error"])
+        case _:
+            return f"right ({details['msg']})"
+
+
+def _number(value: float) -> str:
+    return str(int(value) if value == int(value) else value)
+
+
+def _split(config_class: type[ServiceConfig], name: str, value: object) -> object:
+    """Split the text of a tuple field at its commas."""
+    annotation = config_class.model_fields[name].annotation
+    alternatives = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    if isinstance(value, str) and any(get_origin(alternative) is tuple for alternative in alternatives):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _variable(config_class: type[ServiceConfig], name: str) -> str:
+    return f"OCTAVO_{config_class.service}_{name}".upper()
+
+
+def _did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(candidates), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,164 @@
+"""The one table from the error tree to gRPC status, and the interceptor that applies it.
+
+Servicers raise errors of `shared/errors.py` and never call `context.abort`. `StatusInterceptor`
+stands around every handler of a server and ends the call with the status below. Details that a
+program can use travel as `google.rpc.Status` in the trailing metadata `grpc-status-details-bin`.
+Read next: `shared/grpc_server.py`, which installs the interceptor.
+"""
+
+# The stubs of grpc make generic what is not at run time.
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from types import AsyncGeneratorType
+from typing import Any, Never
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from shared.errors import (
+    CallerError,
+    ExecutorFaultError,
+    FencedError,
+    InvalidFieldError,
+    InvalidStepError,
+    OctavoServiceError,
+    QueueFullError,
+    RequestAbortedError,
+    RequestExistsError,
+    StepFailedError,
+    StepGapError,
+    UnavailableError,
+    UnknownNameError,
+    WorldError,
+)
+
+DETAILS_KEY = "grpc-status-details-bin"
+
+_MAX_INTERNAL_MESSAGE_CHARS = 300
+
+_logger = logging.getLogger(__name__)
+
+
+def status_code(error: BaseException) -> grpc.StatusCode:
+    """Return the status code of an error: that of its nearest class in the table, else INTERNAL."""
+    table: dict[type[BaseException], grpc.StatusCode] = {
+        CallerError: grpc.StatusCode.INVALID_ARGUMENT,
+        InvalidFieldError: grpc.StatusCode.INVALID_ARGUMENT,
+        RequestExistsError: grpc.StatusCode.ALREADY_EXISTS,
+        UnknownNameError: grpc.StatusCode.NOT_FOUND,
+        FencedError: grpc.StatusCode.FAILED_PRECONDITION,
+        WorldError: grpc.StatusCode.UNAVAILABLE,
+        QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        UnavailableError: grpc.StatusCode.UNAVAILABLE,
+        RequestAbortedError: grpc.StatusCode.ABORTED,
+        InvalidStepError: grpc.StatusCode.INVALID_ARGUMENT,
+        StepGapError: grpc.StatusCode.OUT_OF_RANGE,
+        StepFailedError: grpc.StatusCode.INTERNAL,
+        ExecutorFaultError: grpc.StatusCode.UNAVAILABLE,
+    }
+    known = (table[cls] for cls in type(error).__mro__ if cls in table)
+    return next(known, grpc.StatusCode.INTERNAL)
+
+
+def rpc_status(error: Exception) -> status_pb2.Status:
+    """Return the code, message and details of an error as `google.rpc.Status`.
+
+    The message of an error outside our tree is its class and first line: what else it holds may be
+    internals or a user's text.
+    """
+    code: int = status_code(error).value[0]
+    status = status_pb2.Status(code=code, message=_message(error))
+    for detail in _details(error):
+        status.details.add().Pack(detail)
+    return status
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> Never:
+    """End the call with the status of `error`. Raises grpc.aio.AbortError, always."""
+    status = rpc_status(error)
+    metadata = ((DETAILS_KEY, status.SerializeToString()),) if status.details else ()
+    await context.abort(status_code(error), status.message, metadata)
+
+
+class StatusInterceptor(grpc.aio.ServerInterceptor):
+    """Ends every call that raised with the status of the error; logs the unexpected ones.
+
+    Streaming handlers are async generators. They are driven here and closed as soon as the call
+    ends: gRPC itself leaves an abandoned generator to the garbage collector, and its `finally` late.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Wrap the handler of one call."""
+        handler = await continuation(handler_call_details)
+        # An unknown method has no handler; gRPC answers UNIMPLEMENTED.
+        if handler is None:
+            return None
+        behavior, rebuild = _parts(handler)
+        method = handler_call_details.method
+
+        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            try:
+                return await _run(behavior, request, context)
+            except grpc.aio.BaseError:
+                # The call has its status already, or is broken.
+                raise
+            except Exception as error:
+                if not isinstance(error, OctavoServiceError):
+                    _logger.exception("event=rpc_failed method=%s", method)
+                await abort(context, error)
+
+        return rebuild(guarded, handler.request_deserializer, handler.response_serializer)
+
+
+async def _run(behavior: Callable[..., Any], request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    answer = behavior(request, context)
+    if not isinstance(answer, AsyncGeneratorType):
+        return await answer
+    async with aclosing(answer) as responses:
+        await _write_all(responses, context)
+    return None
+
+
+async def _write_all(responses: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async for response in responses:
+        await context.write(response)
+
+
+def _parts(
+    handler: grpc.RpcMethodHandler[Any, Any],
+) -> tuple[Callable[..., Any], Callable[..., grpc.RpcMethodHandler[Any, Any]]]:
+    """Return the function behind a handler and what makes a handler of its kind."""
+    kinds: dict[tuple[bool, bool], tuple[Any, Callable[..., grpc.RpcMethodHandler[Any, Any]]]] = {
+        (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
+        (False, True): (handler.unary_stream, grpc.unary_stream_rpc_method_handler),
+        (True, False): (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
+        (True, True): (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
+    }
+    return kinds[bool(handler.request_streaming), bool(handler.response_streaming)]
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OctavoServiceError):
+        return str(error)
+    first_line = (str(error).splitlines() or [""])[0]
+    return f"internal error: {type(error).__name__}: {first_line}"[:_MAX_INTERNAL_MESSAGE_CHARS]
+
+
+def _details(error: Exception) -> Sequence[Message]:
+    if isinstance(error, InvalidFieldError):
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
+        return [error_details_pb2.BadRequest(field_violations=[violation])]
+    if isinstance(error, QueueFullError):
+        delay = Duration()
+        delay.FromMilliseconds(round(error.retry_after_s * 1000))
+        return [error_details_pb2.RetryInfo(retry_delay=delay)]
+    return []

@@ -1,0 +1,196 @@
+"""A broken stream is resumed; a lost executor costs time, never a token."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import pytest
+
+from executor_svc.fake_worker import FakeWorker
+from octavo.admin.v1 import admin_pb2
+from octavo.admin.v1 import admin_service_pb2 as admin
+from octavo.generation.v1 import generation_service_pb2 as pb
+from shared.errors import StepFailedError
+from shared.step import Step, StepResult
+from tests.kit.stack import Answer, Stack, collect, running_stack, token_request
+
+NUM_TOKENS = 48
+REQUESTS = [
+    token_request(30, NUM_TOKENS, first_id=1),
+    token_request(17, NUM_TOKENS, first_id=2, temperature=0.8, seed=11, logprobs=0),
+    token_request(64, NUM_TOKENS, first_id=3, temperature=1.0, seed=12),
+]
+
+
+class TrickedWorker(FakeWorker):
+    """A fake executor that runs `trick` before it executes the step with the given id."""
+
+    def __init__(self, step_id: int, trick: Callable[[Step], None], **settings: float) -> None:
+        super().__init__(**settings)  # type: ignore[arg-type]
+        self.step_id = step_id
+        self.trick = trick
+
+    def execute(self, step: Step) -> StepResult:
+        if step.step_id == self.step_id:
+            self.trick(step)
+        return super().execute(step)
+
+
+@pytest.fixture
+async def expected() -> AsyncIterator[list[Answer]]:
+    """What an undisturbed run answers."""
+    async with running_stack() as stack:
+        yield await asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+
+
+def assert_same(answers: list[Answer], expected: list[Answer]) -> None:
+    assert [a.token_ids for a in answers] == [e.token_ids for e in expected]
+    assert [a.text for a in answers] == [e.text for e in expected]
+    assert [a.logprobs for a in answers] == [e.logprobs for e in expected]
+
+
+async def tokens_arrived(stack: Stack, num_tokens: int) -> None:
+    """Return once some live request has so many tokens."""
+    while not any(len(r.total.token_ids) >= num_tokens for r in stack.engine.requests.values()):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 20])
+async def test_a_replaced_executor_goes_on_with_every_stream(expected: list[Answer], num_tokens: int) -> None:
+    async with running_stack(FakeWorker(step_ms=2)) as stack:
+        answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+        await tokens_arrived(stack, num_tokens)
+        await stack.executor.kill()
+        stack.executor.worker = FakeWorker()  # a new instance: its cache is empty
+        await stack.executor.start()
+        assert_same(await answers, expected)
+        state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
+        assert state.executors[0].num_losses == 1
+        assert state.executors[0].status == admin_pb2.EXECUTOR_STATUS_ATTACHED
+        assert state.num_used_blocks == 0
+
+
+async def test_a_broken_stream_is_resumed_without_a_new_epoch(expected: list[Answer]) -> None:
+    async with running_stack(FakeWorker(step_ms=2)) as stack:
+        answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+        for num_tokens in (1, 10, 20):
+            await tokens_arrived(stack, num_tokens)
+            await stack.executor.break_connections()
+        assert_same(await answers, expected)
+        state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
+        assert state.executors[0].num_losses == 0
+        assert state.executors[0].epoch == 1
+
+
+async def test_a_step_that_fails_is_recomputed_after_a_new_attach(expected: list[Answer]) -> None:
+    failed = False
+
+    def fail_once(step: Step) -> None:
+        nonlocal failed
+        if not failed:
+            failed = True
+            raise StepFailedError("the card fell off the bus")
+
+    async with running_stack(TrickedWorker(5, fail_once)) as stack:
+        assert_same(list(await asyncio.gather(*(collect(stack, request) for request in REQUESTS))), expected)
+        state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
+        assert state.executors[0].num_losses == 1
+        assert state.executors[0].epoch == 2
+
+
+async def test_a_request_that_breaks_every_executor_ends_with_an_error() -> None:
+    def fail_on_long_prompts(step: Step) -> None:
+        raise StepFailedError("this prompt kills")
+
+    async with running_stack(TrickedWorker(1, fail_on_long_prompts)) as stack:
+        with pytest.raises(grpc.aio.AioRpcError, match="4 times in a row"):
+            await collect(stack, token_request(200, 5))
+        stack.executor.worker.step_id = 0  # type: ignore[attr-defined]
+        await stack.engine.attached.wait()
+        assert len((await collect(stack, token_request(20, 5))).token_ids) == 5
+
+
+async def test_an_executor_that_hangs_counts_as_lost() -> None:
+    hang = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hang_once(step: Step) -> None:
+        if not hang.is_set():
+            loop.call_soon_threadsafe(hang.set)
+            asyncio.run_coroutine_threadsafe(release.wait(), loop).result()
+
+    release = asyncio.Event()
+    async with running_stack(TrickedWorker(3, hang_once), step_timeout_s=0.3) as stack:
+        answer = asyncio.create_task(collect(stack, token_request(20, 30)))
+        await hang.wait()
+        while stack.engine.session is not None:
+            await asyncio.sleep(0)
+        assert stack.engine.num_losses == 1
+        release.set()
+        assert len((await answer).token_ids) == 30
+
+
+async def test_nonsense_from_the_executor_counts_as_a_loss(expected: list[Answer]) -> None:
+    class LyingWorker(FakeWorker):
+        has_lied = False
+
+        def execute(self, step: Step) -> StepResult:
+            result = super().execute(step)
+            if step.step_id == 4 and not self.has_lied:
+                self.has_lied = True
+                return StepResult(result.epoch, result.step_id, result.sampled_token_ids[:-1])
+            return result
+
+    async with running_stack(LyingWorker()) as stack:
+        assert_same(list(await asyncio.gather(*(collect(stack, request) for request in REQUESTS))), expected)
+        assert stack.engine.num_losses == 1
+
+
+async def test_new_requests_are_refused_while_no_executor_is_attached() -> None:
+    async with running_stack() as stack:
+        await stack.executor.kill()
+        while stack.engine.core is not None:
+            await asyncio.sleep(0)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(stack, token_request(5, 5))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "no executor" in (caught.value.details() or "")
+
+
+async def test_a_request_that_waits_for_an_executor_can_be_aborted() -> None:
+    async with running_stack(FakeWorker(step_ms=2)) as stack:
+        call = stack.generation.Generate(token_request(30, 5000, request_id="parked"))
+        await tokens_arrived(stack, 1)
+        await stack.executor.kill()
+        while stack.engine.core is not None:
+            await asyncio.sleep(0)
+        assert stack.engine.num_waiting == 1
+        assert (await stack.generation.Abort(pb.AbortRequest(request_id="parked"))).was_live
+        assert stack.engine.num_waiting == 0
+        with pytest.raises(grpc.aio.AioRpcError, match="aborted"):
+            async for _ in call:
+                pass
+
+
+async def test_an_executor_with_another_model_ends_live_requests() -> None:
+    async with running_stack(FakeWorker(step_ms=2)) as stack:
+        answer = asyncio.create_task(collect(stack, token_request(30, 5000)))
+        await tokens_arrived(stack, 1)
+        await stack.executor.kill()
+        stack.executor.worker = FakeWorker(eos_probability=0.5)  # part of the fake's model hash
+        await stack.executor.start()
+        with pytest.raises(grpc.aio.AioRpcError, match="another model"):
+            await answer
+
+
+async def test_a_smaller_cache_ends_only_what_does_not_fit() -> None:
+    async with running_stack(FakeWorker(step_ms=2)) as stack:
+        large = asyncio.create_task(collect(stack, token_request(200, 100)))
+        small = asyncio.create_task(collect(stack, token_request(10, 60)))
+        await tokens_arrived(stack, 3)
+        await stack.executor.kill()
+        stack.executor.worker = FakeWorker(num_device_blocks=8)
+        await stack.executor.start()
+        with pytest.raises(grpc.aio.AioRpcError, match="too small"):
+            await large
+        assert len((await small).token_ids) == 60

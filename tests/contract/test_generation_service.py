@@ -1,0 +1,360 @@
+"""What a client of the scheduler meets: every event, every refusal, every way to end."""
+
+import asyncio
+import math
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from executor_svc.fake_worker import FakeWorker
+from octavo.admin.v1 import admin_pb2
+from octavo.admin.v1 import admin_service_pb2 as admin
+from octavo.generation.v1 import generation_pb2
+from octavo.generation.v1 import generation_service_pb2 as pb
+from tests.kit.stack import Stack, collect, running_stack, token_request
+
+A_LONG_TIME = 100_000  # tokens; no test waits for them
+
+
+async def refusal(stack: Stack, request: pb.GenerateRequest) -> grpc.aio.AioRpcError:
+    """Return the error with which the request is refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(stack, request)
+    return caught.value
+
+
+async def all_blocks_are_free(stack: Stack) -> bool:
+    """Return whether the scheduler and, a step later, the executor hold nothing."""
+    for _ in range(200):
+        state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
+        if not state.num_used_blocks and state.last_processed_step_id == state.last_sent_step_id:
+            return not stack.executor.worker.table.live.any()
+    return False
+
+
+async def test_deltas_add_up_to_the_finished_output() -> None:
+    async with running_stack() as stack:
+        answer = await collect(stack, token_request(5, 40))
+        assert len(answer.token_ids) == 40
+        assert answer.output.finish_reason == generation_pb2.FINISH_REASON_LENGTH
+        assert answer.finished is not None
+        assert answer.finished.usage.num_prompt_tokens == 5
+        assert answer.finished.usage.num_output_tokens == 40
+        assert await all_blocks_are_free(stack)
+
+
+async def test_text_and_messages_are_tokenized() -> None:
+    async with running_stack() as stack:
+        text = pb.GenerateRequest(text="hello", sampling_params=generation_pb2.SamplingParams(max_tokens=1))
+        assert (await collect(stack, text)).output.finish_reason == generation_pb2.FINISH_REASON_LENGTH
+        chat = pb.GenerateRequest(
+            messages=pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hello")]),
+            sampling_params=generation_pb2.SamplingParams(max_tokens=1),
+        )
+        answer = await collect(stack, chat)
+        assert answer.finished is not None
+        assert answer.finished.usage.num_prompt_tokens > len("hello")
+
+
+async def test_equal_seeds_give_equal_outputs_whatever_else_runs() -> None:
+    async with running_stack() as stack:
+        request = token_request(9, 30, temperature=1.0, seed=7)
+        alone = await collect(stack, request)
+        others = [token_request(4 + i, 25, temperature=1.0, first_id=i) for i in range(6)]
+        among, *_ = await asyncio.gather(collect(stack, request), *(collect(stack, other) for other in others))
+        assert among.token_ids == alone.token_ids
+        other_seed = await collect(stack, token_request(9, 30, temperature=1.0, seed=8))
+        assert other_seed.token_ids != alone.token_ids
+
+
+async def test_logprobs_come_only_when_asked_for() -> None:
+    async with running_stack() as stack:
+        without, with_logprobs = await asyncio.gather(
+            collect(stack, token_request(3, 10)), collect(stack, token_request(3, 10, logprobs=0))
+        )
+        assert without.logprobs == []
+        assert len(with_logprobs.logprobs) == 10
+        assert all(math.isfinite(logprob) for logprob in with_logprobs.logprobs)
+        assert list(with_logprobs.output.logprobs) == with_logprobs.logprobs
+
+
+async def test_a_stop_string_ends_the_output_before_it() -> None:
+    async with running_stack() as stack:
+        full = await collect(stack, token_request(6, 60))
+        stop = full.text[20:24]
+        answer = await collect(stack, token_request(6, 60, stop=[stop]))
+        assert answer.text == full.text[: full.text.index(stop)]
+        assert answer.output.stop_string == stop
+        assert answer.output.finish_reason == generation_pb2.FINISH_REASON_STOP
+        assert full.token_ids[: len(answer.token_ids)] == answer.token_ids
+        kept = await collect(stack, token_request(6, 60, stop=[stop], include_stop_str_in_output=True))
+        assert kept.text == answer.text + stop
+        assert await all_blocks_are_free(stack)
+
+
+async def test_a_stop_token_ends_the_output_and_stays_in_it() -> None:
+    async with running_stack() as stack:
+        full = await collect(stack, token_request(6, 40))
+        stop_id = full.token_ids[15]
+        answer = await collect(stack, token_request(6, 40, stop_token_ids=[stop_id]))
+        assert answer.token_ids == full.token_ids[: full.token_ids.index(stop_id) + 1]
+        assert answer.output.stop_token_id == stop_id
+
+
+async def test_eos_ends_the_output_unless_ignored() -> None:
+    async with running_stack(FakeWorker(eos_probability=0.2)) as stack:
+        answer = await collect(stack, token_request(6, 500))
+        assert answer.output.finish_reason == generation_pb2.FINISH_REASON_STOP
+        assert answer.output.stop_token_id == answer.token_ids[-1]
+        assert "<|im_end|>" not in answer.text
+        longer = await collect(stack, token_request(6, 500, ignore_eos=True))
+        assert len(longer.token_ids) == 500
+        shown = await collect(stack, token_request(6, 500, skip_special_tokens=False))
+        assert shown.text.endswith("<|im_end|>")
+
+
+async def test_64_streams_get_every_token_once_and_leave_nothing_behind() -> None:
+    worker = FakeWorker(num_device_blocks=80, max_model_len=512)  # too few blocks for all: sequences are preempted
+    async with running_stack(worker, max_num_batched_tokens=256) as stack:
+        alone = await collect(stack, token_request(50, 60, first_id=3))
+        requests = [token_request(20 + i, 60, first_id=i) for i in range(64)]
+        answers = await asyncio.gather(*(collect(stack, request) for request in requests))
+        assert [len(answer.token_ids) for answer in answers] == [60] * 64
+        again = await collect(stack, token_request(50, 60, first_id=3))
+        assert again.token_ids == alone.token_ids
+        assert stack.engine.num_preemptions > 0
+        assert await all_blocks_are_free(stack)
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+async def test_steps_in_flight_do_not_change_outputs(steps_in_flight: int) -> None:
+    requests = [token_request(30 + i, 40, first_id=i, temperature=0.7, seed=i) for i in range(12)]
+    async with running_stack(steps_in_flight=1) as stack:
+        expected = await asyncio.gather(*(collect(stack, request) for request in requests))
+    worker = FakeWorker(num_device_blocks=24, max_model_len=384)
+    async with running_stack(worker, steps_in_flight=steps_in_flight, max_num_batched_tokens=256) as stack:
+        answers = await asyncio.gather(*(collect(stack, request) for request in requests))
+        assert stack.engine.num_preemptions > 0
+    assert [a.token_ids for a in answers] == [e.token_ids for e in expected]
+    assert [a.text for a in answers] == [e.text for e in expected]
+
+
+async def test_cancelling_the_call_frees_its_blocks() -> None:
+    async with running_stack(FakeWorker(step_ms=1)) as stack:
+        call = stack.generation.Generate(token_request(40, 8000))
+        await call.read()
+        await call.read()
+        call.cancel()
+        assert await all_blocks_are_free(stack)
+        assert not stack.engine.requests
+
+
+async def test_the_deadline_of_the_call_aborts_the_request() -> None:
+    async with running_stack(FakeWorker(step_ms=1)) as stack:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stack.generation.Generate(token_request(40, 8000), timeout=0.2):
+                pass
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert await all_blocks_are_free(stack)
+
+
+async def test_abort_ends_a_request_and_is_idempotent() -> None:
+    async with running_stack(FakeWorker(step_ms=1)) as stack:
+        call = stack.generation.Generate(token_request(40, 8000, request_id="mine"))
+        await call.read()
+        assert (await stack.generation.Abort(pb.AbortRequest(request_id="mine"))).was_live
+        assert not (await stack.generation.Abort(pb.AbortRequest(request_id="mine"))).was_live
+        assert not (await stack.generation.Abort(pb.AbortRequest(request_id="never seen"))).was_live
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert caught.value.code() is grpc.StatusCode.ABORTED
+        assert await all_blocks_are_free(stack)
+
+
+async def test_a_live_request_id_is_taken_and_an_ended_one_is_free() -> None:
+    async with running_stack(FakeWorker(step_ms=1)) as stack:
+        call = stack.generation.Generate(token_request(4, 8000, request_id="same"))
+        await call.read()
+        error = await refusal(stack, token_request(4, 5, request_id="same"))
+        assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+        assert "'same'" in (error.details() or "")
+        await stack.generation.Abort(pb.AbortRequest(request_id="same"))
+        assert (await collect(stack, token_request(4, 5, request_id="same"))).request_id == "same"
+
+
+async def test_a_full_queue_refuses_with_a_time_to_retry() -> None:
+    async with running_stack(FakeWorker(step_ms=1), max_num_seqs=1, max_waiting_requests=1) as stack:
+        running = stack.generation.Generate(token_request(4, 8000))
+        await running.read()
+        await running.read()
+        waiting = stack.generation.Generate(token_request(4, 8000))
+        await waiting.read()
+        error = await refusal(stack, token_request(4, 5))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        trailing = dict(error.trailing_metadata() or ())
+        status = status_pb2.Status.FromString(trailing["grpc-status-details-bin"])  # type: ignore[arg-type]
+        retry = error_details_pb2.RetryInfo()
+        assert status.details[0].Unpack(retry)
+        assert retry.retry_delay.ToMilliseconds() > 0
+        running.cancel()
+        waiting.cancel()
+
+
+async def test_draining_refuses_new_requests_and_finishes_live_ones() -> None:
+    async with running_stack(FakeWorker(step_ms=1)) as stack:
+        live = asyncio.create_task(collect(stack, token_request(4, 200)))
+        while not stack.engine.requests:
+            await asyncio.sleep(0)
+        drained = await stack.admin.Drain(admin.DrainRequest())
+        assert drained.num_live_requests == 1
+        error = await refusal(stack, token_request(4, 5))
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "drain" in (error.details() or "")
+        assert len((await live).token_ids) == 200
+
+
+async def test_admin_shows_the_request_its_blocks_and_the_step() -> None:
+    async with running_stack(FakeWorker(step_ms=1)) as stack:
+        call = stack.generation.Generate(token_request(40, 8000, request_id="seen"))
+        await call.read()
+        await call.read()
+        state = (await stack.admin.GetRequest(admin.GetRequestRequest(request_id="seen"))).request
+        assert state.status == admin_pb2.REQUEST_STATUS_RUNNING
+        assert state.num_prompt_tokens == 40
+        assert len(state.block_table) >= 3
+        listed = await stack.admin.ListRequests(admin.ListRequestsRequest())
+        assert [request.request_id for request in listed.requests] == ["seen"]
+        step = (await stack.admin.GetStep(admin.GetStepRequest(step_id=1))).step
+        assert [(c.slot, c.start, c.num_tokens) for c in step.prefill_chunks] == [(state.slot, 0, 40)]
+        with pytest.raises(grpc.aio.AioRpcError, match="kept are 1 to"):
+            await stack.admin.GetStep(admin.GetStepRequest(step_id=10**9))
+        with pytest.raises(grpc.aio.AioRpcError, match="no live request"):
+            await stack.admin.GetRequest(admin.GetRequestRequest(request_id="unseen"))
+        call.cancel()
+
+
+async def test_pages_of_requests_cover_all_of_them_once() -> None:
+    async with running_stack(FakeWorker(step_ms=1)) as stack:
+        names = [f"request-{i}" for i in range(5)]
+        calls = [stack.generation.Generate(token_request(4, 8000, request_id=name)) for name in names]
+        for call in calls:
+            await call.read()
+        seen: list[str] = []
+        token = ""
+        while True:
+            page = await stack.admin.ListRequests(admin.ListRequestsRequest(page_size=2, page_token=token))
+            seen += [request.request_id for request in page.requests]
+            token = page.next_page_token
+            if not token:
+                break
+        assert sorted(seen) == names
+        with pytest.raises(grpc.aio.AioRpcError, match="page_token"):
+            await stack.admin.ListRequests(admin.ListRequestsRequest(page_token="x"))
+        for call in calls:
+            call.cancel()
+
+
+def sampling(**params: object) -> generation_pb2.SamplingParams:
+    return generation_pb2.SamplingParams(**params)  # type: ignore[arg-type]
+
+
+BAD_REQUESTS = {
+    "empty token_ids": (pb.GenerateRequest(token_ids=pb.TokenIds()), "token_ids", "at least 1 token"),
+    "empty text": (pb.GenerateRequest(text=""), "text", "at least 1 token"),
+    "no prompt": (pb.GenerateRequest(), "prompt", "text, token_ids and messages"),
+    "no messages": (pb.GenerateRequest(messages=pb.ChatMessages()), "messages", "at least 1 message"),
+    "prompt beyond the model": (token_request(256, 4), "token_ids", "at most 255 tokens"),
+    "token beyond the vocabulary": (
+        pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 99999])),
+        "token id 99999",
+        "ids from 0 to 258",
+    ),
+    "negative token": (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[-1])), "token id -1", "ids from 0 to 258"),
+    "negative temperature": (token_request(4, 4, temperature=-0.5), "temperature is -0.5", "from 0 to 100"),
+    "temperature NaN": (token_request(4, 4, temperature=math.nan), "temperature is nan", "from 0 to 100"),
+    "temperature infinite": (token_request(4, 4, temperature=math.inf), "temperature is inf", "from 0 to 100"),
+    "top_p 0": (token_request(4, 4, top_p=0.0), "top_p is 0", "above 0 and at most 1"),
+    "top_p above 1": (token_request(4, 4, top_p=1.5), "top_p is 1.5", "above 0 and at most 1"),
+    "top_p NaN": (token_request(4, 4, top_p=math.nan), "top_p is nan", "above 0"),
+    "min_p above 1": (token_request(4, 4, min_p=2.0), "min_p is 2", "from 0 to 1"),
+    "max_tokens 0": (token_request(4, 0), "max_tokens is 0", "at least 1"),
+    "stop token beyond the vocabulary": (token_request(4, 4, stop_token_ids=[500]), "stop_token_ids", "ids from 0"),
+    "empty stop string": (token_request(4, 4, stop=[""]), "stop is", "1 to 1024 characters"),
+    "17 stop strings": (token_request(4, 4, stop=["x"] * 17), "17 strings", "at most 16"),
+    "long request_id": (token_request(4, 4, request_id="x" * 257), "request_id", "at most 256"),
+    "n": (token_request(4, 4, n=2), "sampling_params.n is 2", "does not support"),
+    "n 0": (token_request(4, 4, n=0), "sampling_params.n is 0", "does not support"),
+    "best_of": (token_request(4, 4, best_of=3), "best_of is 3", "does not support"),
+    "beam_width": (token_request(4, 4, beam_width=4), "beam_width is 4", "does not support"),
+    "min_tokens": (token_request(4, 4, min_tokens=1), "min_tokens", "does not support"),
+    "repetition_penalty": (token_request(4, 4, repetition_penalty=1.5), "repetition_penalty", "does not support"),
+    "presence_penalty NaN": (token_request(4, 4, presence_penalty=math.nan), "presence_penalty", "does not support"),
+    "frequency_penalty": (token_request(4, 4, frequency_penalty=0.5), "frequency_penalty", "does not support"),
+    "logit_bias": (
+        token_request(4, 4, logit_bias=[generation_pb2.LogitBias(token_id=1, bias=1.0)]),
+        "logit_bias",
+        "does not support",
+    ),
+    "grammar": (token_request(4, 4, grammar=generation_pb2.Grammar(regex="a")), "grammar", "does not support"),
+    "logprobs of alternatives": (token_request(4, 4, logprobs=5), "logprobs is 5", "does not support alternatives"),
+    "priority": (pb.GenerateRequest(text="a", priority=1), "priority is 1", "does not support"),
+    "tenant": (pb.GenerateRequest(text="a", tenant="t"), "tenant is t", "does not support"),
+    "cache_salt": (pb.GenerateRequest(text="a", cache_salt="t"), "cache_salt is t", "does not support"),
+    "lora_adapter": (pb.GenerateRequest(text="a", lora_adapter="x"), "lora_adapter is x", "does not support"),
+}
+
+
+async def test_bad_requests_are_refused_by_name_and_harm_nobody() -> None:
+    worker = FakeWorker(num_device_blocks=64, max_model_len=256, step_ms=0.5)
+    async with running_stack(worker) as stack:
+        neighbour = asyncio.create_task(collect(stack, token_request(10, 200)))
+        for name, (request, *parts) in BAD_REQUESTS.items():
+            error = await refusal(stack, request)
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, name
+            for part in parts:
+                assert part in (error.details() or ""), name
+        assert len((await neighbour).token_ids) == 200
+        assert await all_blocks_are_free(stack)
+
+
+async def test_a_refusal_names_the_field_for_programs_too() -> None:
+    async with running_stack() as stack:
+        error = await refusal(stack, token_request(4, 4, top_p=2.0))
+        trailing = dict(error.trailing_metadata() or ())
+        status = status_pb2.Status.FromString(trailing["grpc-status-details-bin"])  # type: ignore[arg-type]
+        bad = error_details_pb2.BadRequest()
+        assert status.details[0].Unpack(bad)
+        assert bad.field_violations[0].field == "sampling_params.top_p"
+
+
+async def test_a_prompt_longer_than_the_pool_is_refused_with_the_pools_size() -> None:
+    async with running_stack(FakeWorker(num_device_blocks=4, max_model_len=4096)) as stack:
+        error = await refusal(stack, token_request(64, 4))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "at most 63 tokens" in (error.details() or "")
+        assert "KV cache" in (error.details() or "")
+        answer = await collect(stack, token_request(60, 1000))  # fits, and ends where the pool ends
+        assert len(answer.token_ids) == 4
+        assert answer.output.finish_reason == generation_pb2.FINISH_REASON_LENGTH
+
+
+async def test_fields_that_this_release_does_not_know_are_refused() -> None:
+    async with running_stack() as stack:
+        request = token_request(4, 4)
+        request.MergeFromString(bytes([0xA2, 0x06, 0x01, 0x41]))  # field 100, one byte
+        error = await refusal(stack, request)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "field 100 of GenerateRequest" in (error.details() or "")
+        request = token_request(4, 4)
+        request.sampling_params.MergeFromString(bytes([0xA0, 0x06, 0x01]))  # field 100, varint
+        assert "field 100 of SamplingParams" in ((await refusal(stack, request)).details() or "")
+
+
+async def test_an_oversized_message_is_refused() -> None:
+    async with running_stack(max_message_bytes=2**16) as stack:
+        error = await refusal(stack, pb.GenerateRequest(text="x" * 2**17))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert len((await collect(stack, token_request(4, 4))).token_ids) == 4

@@ -1,0 +1,145 @@
+"""The fake executor, and the real one where it refuses to start, as the processes that people run."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from octavo.execution.v1 import execution_service_pb2 as pb
+from octavo.execution.v1 import execution_service_pb2_grpc, step_pb2
+
+REPOSITORY = Path(__file__).parents[2]
+TIMEOUT_S = 30
+
+Process = subprocess.Popen[str]
+
+
+def command(module: str, *flags: str) -> list[str]:
+    return [sys.executable, "-P", "-W", "error", "-m", module, *flags]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables}
+
+
+@contextmanager
+def running(*flags: str) -> Iterator[tuple[Process, str]]:
+    """Run the fake executor with its stdin open; yield it and its address; kill it if it still runs."""
+    arguments = command("executor_svc.fake", "--listen", "127.0.0.1:0", *flags)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment()) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            match = re.fullmatch(r"octavo executor serving on (127\.0\.0\.1:\d+)\n", line)
+            assert match, f"unexpected first line {line!r}"
+            yield process, match[1]
+        finally:
+            process.kill()
+
+
+def run(arguments: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=environment(**variables),
+    )
+
+
+async def answer_one_step(address: str) -> step_pb2.ExecuteModelResponse:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = execution_service_pb2_grpc.ExecutionServiceStub(channel)
+        attach = pb.AttachRequest(scheduler_id="a", lease_ms=1000, min_wire_version=1, max_wire_version=1)
+        epoch = (await stub.Attach(attach, wait_for_ready=True, timeout=TIMEOUT_S)).epoch
+        return await stub.ExecuteModel(step_pb2.ExecuteModelRequest(epoch=epoch, step_id=1), timeout=TIMEOUT_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_it_cleanly(number: signal.Signals) -> None:
+    with running() as (process, address):
+        assert (await answer_one_step(address)).step_id == 1
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+    assert f"event=stopping reason='{number.name}'" in errors
+
+
+def test_it_ends_with_its_parent_when_stdin_closes() -> None:
+    with running("--exit-on-stdin-close") as (process, _):
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert "reason='stdin closed'" in errors
+
+
+def test_a_closed_stdin_alone_does_not_end_it() -> None:
+    with running() as (process, _):
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert "reason='SIGTERM'" in errors
+
+
+def test_a_wrong_flag_is_one_line_and_exit_code_2() -> None:
+    done = run(command("executor_svc.fake", "--max-num-seqs", "0"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "octavo fake: --max-num-seqs is 0; it must be at least 1\n"
+
+
+def test_a_wrong_variable_is_one_line_and_exit_code_2() -> None:
+    done = run(command("executor_svc", "--model", "x"), OCTAVO_EXECUTOR_DTYPE="float64")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "octavo executor: OCTAVO_EXECUTOR_DTYPE is float64; it must be one of 'float32', 'bfloat16' or 'float16'\n"
+    )
+
+
+def test_a_taken_address_is_one_line_and_exit_code_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run(command("executor_svc.fake", "--listen", address))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"octavo fake: cannot listen on {address}: the address is taken or not ours"
+    assert "Traceback" not in done.stderr
+
+
+def test_it_runs_where_torch_cannot_be_imported(tmp_path: Path) -> None:
+    for package in ("torch", "transformers", "safetensors"):
+        (tmp_path / f"{package}.py").write_text("raise ImportError('the fake executor imported it')")
+    done = run(
+        command("executor_svc.fake", "--listen", "127.0.0.1:0", "--exit-on-stdin-close"),
+        PYTHONPATH=f"{tmp_path}{os.pathsep}{REPOSITORY}",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_model_directory_ends_the_executor_with_one_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    missing = tmp_path / "no-model"
+    done = run(command("executor_svc", "--listen", "127.0.0.1:0", "--model", str(missing)))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"octavo executor: the model directory {missing} does not exist"
+    assert "Traceback" not in done.stderr
+
+
+def test_the_executor_without_torch_names_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No module named torch', name='torch')")
+    done = run(
+        command("executor_svc", "--listen", "127.0.0.1:0", "--model", "x"),
+        PYTHONPATH=f"{tmp_path}{os.pathsep}{REPOSITORY}",
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "octavo executor: the package torch is missing; install octavo[executor]"

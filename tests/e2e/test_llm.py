@@ -1,0 +1,90 @@
+"""The offline API and the commands that start services, with the demo model.
+
+What does not depend on a model is in test_llm_lifecycle.py, on the fake executor.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.errors import LocalServiceError
+from octavo.model_store import find_model
+from octavo.outputs import ChatMessage
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6)
+PROMPTS = ["The capital of France is", "1, 2, 3, 4,", "Once upon a time", "Water is made of"]
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    directory = find_model("smollm2")
+    if directory is None:
+        pytest.skip("the demo model has not been prepared: run `octavo model prepare smollm2`")
+    return str(directory)
+
+
+@pytest.fixture(scope="module")
+def llm(model: str) -> Iterator[LLM]:
+    with LLM(model, progress=False, kv_cache_gib=0.25) as llm:
+        yield llm
+
+
+def test_outputs_are_in_the_order_of_the_prompts(llm: LLM) -> None:
+    together = llm.generate(PROMPTS, GREEDY, progress=False)
+    assert [output.prompt for output in together] == PROMPTS
+    assert "Paris" in together[0].outputs[0].text
+    assert "5" in together[1].outputs[0].text
+    assert all(output.usage.num_output_tokens == len(output.outputs[0].token_ids) for output in together)
+
+
+def test_chat_takes_one_conversation_or_many(llm: LLM) -> None:
+    conversation = [ChatMessage(role="user", content="Say hello.")]
+    [alone] = llm.chat(conversation, GREEDY, progress=False)
+    many = llm.chat([conversation, conversation], GREEDY, progress=False)
+    assert alone.outputs[0].text != ""
+    assert len(many) == 2
+
+
+def test_a_model_directory_that_does_not_exist_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # its log stays
+    with pytest.raises(LocalServiceError, match=r"the executor stopped .*no-such-model"):
+        LLM(tmp_path / "no-such-model", progress=False)
+
+
+@pytest.mark.slow
+def test_demo_answers_and_stops(model: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "octavo.cli", "demo", "What is 1+1?", "--model", model, "--kv-cache-gib", "0.25"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "> What is 1+1?" in ended.stdout
+    assert re.search(r"^\d+ tokens, the first after \d+ ms, then [\d.]+ tokens/s$", ended.stdout, re.MULTILINE)
+
+
+def test_up_serves_until_sigterm_and_leaves_nothing(model: str) -> None:
+    command = [sys.executable, "-m", "octavo.cli", "up", "--model", model, "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
+        assert up.stdout is not None
+        match = re.search(r" on (\S+:\d+);", up.stdout.readline())
+        assert match is not None
+        generate = [sys.executable, "-m", "octavo.cli", "generate", "Hello", "--max-tokens", "4", "--address", match[1]]
+        answer = subprocess.run(generate, capture_output=True, text=True, check=True)
+        children = Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split()
+        up.send_signal(signal.SIGTERM)
+        _, stderr = up.communicate()
+    assert answer.stdout.strip() != ""
+    assert (up.returncode, stderr.strip()) == (0, "stopping; Ctrl-C again stops at once")
+    assert len(children) == 2
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in children)

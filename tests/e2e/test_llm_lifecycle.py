@@ -1,0 +1,181 @@
+"""The offline API's life: order, limits, errors and ends; on the fake executor, so it is quick."""
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.errors import ClosedError, InvalidRequestError, LocalServiceError
+from octavo.local import LocalOptions
+
+ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
+
+# The same for programs that run in a process of their own.
+USE_FAKE_EXECUTOR = """
+import sys
+from octavo.local import LocalOptions
+
+COMMAND = [sys.executable, "-P", "-m", "executor_svc.fake", "--listen", "127.0.0.1:0", "--exit-on-stdin-close"]
+LocalOptions.executor_command = lambda self: COMMAND
+
+from octavo import LLM, SamplingParams
+"""
+
+
+def fake_executor_command(options: LocalOptions) -> list[str]:
+    return [sys.executable, "-P", "-m", "executor_svc.fake", "--listen", "127.0.0.1:0", "--exit-on-stdin-close"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fake_executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = str(tmp_path_factory.mktemp("logs"))  # of services that are killed, which stay
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        monkeypatch.setattr(LocalOptions, "executor_command", fake_executor_command)
+        yield
+
+
+@pytest.fixture(scope="module")
+def llm(fake_executor: None) -> Iterator[LLM]:
+    with LLM("fake", progress=False) as llm:
+        yield llm
+
+
+def child_pids(pid: int | None = None) -> set[int]:
+    """Children of a process (None: this one), whichever of its threads started them."""
+    files = Path(f"/proc/{pid or os.getpid()}/task").glob("*/children")
+    return {int(child) for file in files for child in file.read_text().split()}
+
+
+def wait_until_gone(pids: set[int]) -> None:
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        # A pidfd is readable once its process has ended.
+        asyncio.run(_readable(descriptor))
+        os.close(descriptor)
+
+
+async def _readable(descriptor: int) -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, ended.set)
+    await ended.wait()
+    loop.remove_reader(descriptor)
+
+
+def test_more_prompts_than_may_be_in_flight_are_all_answered_in_order(llm: LLM) -> None:
+    prompts = [[index // 256, index % 256] for index in range(300)]
+    outputs = llm.generate(prompts, ONE_TOKEN, progress=False)
+    assert [output.prompt for output in outputs] == prompts
+
+
+def test_each_prompt_may_have_its_own_params(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0, max_tokens=num, ignore_eos=True) for num in (3, 1, 2)]
+    outputs = llm.generate(["a", "b", "c"], params, progress=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 1, 2]
+    with pytest.raises(InvalidRequestError, match="3 sampling_params for 1 prompts"):
+        llm.generate("a", params, progress=False)
+
+
+def test_a_wrong_request_is_refused_and_harms_nobody(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="top_p") as caught:
+        llm.generate(["a", "b"], SamplingParams(top_p=2.0), progress=False)
+    assert caught.value.field == "sampling_params.top_p"
+    assert len(llm.generate(["a", "b"], ONE_TOKEN, progress=False)) == 2
+
+
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
+    assert llm.generate([], progress=False) == []
+
+
+def test_the_progress_bar_goes_to_stderr_and_counts_all(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a", "b"], ONE_TOKEN)
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert "2/2" in captured.err
+
+
+async def test_it_works_where_an_event_loop_runs_as_in_a_notebook(llm: LLM) -> None:
+    [output] = llm.generate("a", ONE_TOKEN, progress=False)
+    assert output.usage.num_output_tokens == 1
+
+
+def test_nothing_is_left_after_close() -> None:
+    before = child_pids()
+    llm = LLM("fake", progress=False)
+    assert len(child_pids() - before) == 2
+    llm.close()
+    llm.close()
+    assert child_pids() == before
+    with pytest.raises(ClosedError):
+        llm.generate("a")
+
+
+def test_nothing_is_left_of_a_forgotten_llm() -> None:
+    before = child_pids()
+    llm = LLM("fake", progress=False)
+    del llm
+    gc.collect()
+    assert child_pids() == before
+
+
+def test_an_executor_that_dies_ends_the_wait_with_its_cause() -> None:
+    before = child_pids()
+    with LLM("fake", progress=False) as llm:
+        os.kill(min(child_pids() - before), signal.SIGKILL)
+        with pytest.raises(LocalServiceError, match=r"the executor stopped \(signal SIGKILL\)"):
+            llm.generate("a", progress=False)
+    assert child_pids() == before
+
+
+@pytest.mark.parametrize(("ending", "status"), [("", 0), ("1 / 0", 1)])
+def test_nothing_is_left_when_a_program_ends_without_closing(ending: str, status: int) -> None:
+    source = (
+        f"{USE_FAKE_EXECUTOR}\nllm = LLM('fake', progress=False)\nllm.generate('a', SamplingParams(max_tokens=1))\n"
+    )
+    show_children = (
+        "from pathlib import Path\nfor f in Path('/proc/self/task').glob('*/children'): print(f.read_text())\n"
+    )
+    program = [sys.executable, "-c", source + show_children + ending]
+    ended = subprocess.run(program, capture_output=True, text=True, check=False)
+    pids = {int(pid) for pid in ended.stdout.split()}
+    assert (ended.returncode, len(pids)) == (status, 2)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_ctrl_c_ends_a_long_generation_and_leaves_nothing() -> None:
+    source = f"{USE_FAKE_EXECUTOR}\nllm = LLM('fake', progress=False)\nprint('go', flush=True)\n"
+    endless = "llm.generate(['a'] * 64, SamplingParams(max_tokens=100_000, ignore_eos=True))\n"
+    command = [sys.executable, "-c", source + endless * 1000]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "go\n"
+        children = child_pids(program.pid)
+        program.send_signal(signal.SIGINT)
+        _, stderr = program.communicate()
+    assert len(children) == 2
+    assert stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in children)
+
+
+def test_nothing_survives_a_killed_program() -> None:
+    source = f"{USE_FAKE_EXECUTOR}\nllm = LLM('fake', progress=False)\nprint('go', flush=True)\ninput()\n"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", source], stdin=pipe, stdout=pipe, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "go\n"
+        children = child_pids(program.pid)
+        program.kill()
+    assert len(children) == 2
+    wait_until_gone(children)

@@ -1,0 +1,152 @@
+"""Both services in this process: the production scheduler against a fake executor, over real gRPC."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+
+from executor_svc.execution_servicer import ExecutionServicer
+from executor_svc.fake_worker import FakeWorker
+from executor_svc.worker import Worker
+from octavo.admin.v1 import admin_service_pb2_grpc
+from octavo.execution.v1 import execution_service_pb2, execution_service_pb2_grpc
+from octavo.generation.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.engine import Engine
+from scheduler_svc.service import SchedulerService
+from shared.grpc_server import GrpcServer
+
+SERVICE = execution_service_pb2.DESCRIPTOR.services_by_name["ExecutionService"].full_name
+MAX_MESSAGE_BYTES = 8 * 2**20
+
+
+@dataclass(slots=True)
+class ExecutorProcess:
+    """An executor service in this process that can be killed and started again on its port."""
+
+    worker: Worker
+    listen: str = "127.0.0.1:0"
+    address: str = ""
+    server: GrpcServer = field(init=False)
+    servicer: ExecutionServicer = field(init=False)
+
+    async def start(self) -> None:
+        """Serve `worker` as a process that has just started; its instance is new only if the worker is."""
+        self.servicer = ExecutionServicer()
+        await self.servicer.load(lambda: self.worker)
+        await self._serve()
+
+    async def kill(self) -> None:
+        """End it as a crash would: every call breaks at once."""
+        await self.server.stop(0)
+
+    async def break_connections(self) -> None:
+        """Cut every connection; the process lives on with all it knows."""
+        await self.server.stop(0)
+        await self._serve()
+
+    async def _serve(self) -> None:
+        self.server = GrpcServer(listen=self.listen, max_message_bytes=MAX_MESSAGE_BYTES, service_names=[SERVICE])
+        execution_service_pb2_grpc.add_ExecutionServiceServicer_to_server(self.servicer, self.server.server)
+        self.address = self.listen = await self.server.start()
+
+
+@dataclass(slots=True)
+class Stack:
+    """Stubs of a running scheduler, and the objects behind it."""
+
+    executor: ExecutorProcess
+    service: SchedulerService
+    generation: "generation_service_pb2_grpc.GenerationServiceAsyncStub"
+    admin: "admin_service_pb2_grpc.AdminServiceAsyncStub"
+    address: str
+
+    @property
+    def engine(self) -> Engine:
+        """The scheduler's engine, to look at."""
+        return self.service.engine
+
+
+@asynccontextmanager
+async def running_stack(worker: Worker | None = None, **settings: object) -> AsyncIterator[Stack]:
+    """Run both services; `settings` are the scheduler's."""
+    async with AsyncExitStack() as stack:
+        executor = ExecutorProcess(worker or FakeWorker())
+        await executor.start()
+        stack.push_async_callback(executor.kill)
+        config = SchedulerConfig.model_validate(
+            {"listen": "127.0.0.1:0", "executor": executor.address, "shutdown_grace_s": 1.0, **settings}
+        )
+        service = SchedulerService(config)
+        address = await service.start()
+        stack.push_async_callback(service.stop, "the test ends")
+        channel = await stack.enter_async_context(
+            grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
+        )
+        ready = Stack(
+            executor=executor,
+            service=service,
+            generation=generation_service_pb2_grpc.GenerationServiceStub(channel),
+            admin=admin_service_pb2_grpc.AdminServiceStub(channel),
+            address=address,
+        )
+        await wait_until_attached(ready)
+        yield ready
+
+
+async def wait_until_attached(stack: Stack) -> None:
+    """Return once the scheduler has its executor."""
+    await stack.engine.attached.wait()
+
+
+def token_request(
+    num_prompt_tokens: int, max_tokens: int, *, request_id: str = "", first_id: int = 97, **params: object
+) -> generation_service_pb2.GenerateRequest:
+    """Return a request with a prompt of token ids that depends on `first_id`; greedy by default."""
+    ids = [97 + (first_id + i) % 26 for i in range(num_prompt_tokens)]
+    values = {"temperature": 0.0, "max_tokens": max_tokens, **params}
+    return generation_service_pb2.GenerateRequest(
+        request_id=request_id,
+        token_ids=generation_service_pb2.TokenIds(ids=ids),
+        sampling_params=generation_pb2.SamplingParams(**values),  # type: ignore[arg-type]
+    )
+
+
+@dataclass(slots=True)
+class Answer:
+    """All that one call brought."""
+
+    request_id: str = ""
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finished: generation_service_pb2.RequestFinished | None = None
+
+    @property
+    def output(self) -> generation_pb2.Output:
+        """The finished output."""
+        assert self.finished is not None, "the stream has no last event"
+        return self.finished.outputs[0]
+
+
+async def collect(stack: Stack, request: generation_service_pb2.GenerateRequest) -> Answer:
+    """Run a request and add up its deltas, checking the order of events."""
+    answer = Answer()
+    async for event in stack.generation.Generate(request):
+        kind = event.WhichOneof("event")
+        assert answer.finished is None, "an event came after the last one"
+        if kind == "accepted":
+            assert not answer.request_id, "accepted twice"
+            answer.request_id = event.accepted.request_id
+        elif kind == "delta":
+            assert answer.request_id, "a delta came before accepted"
+            answer.text += event.delta.text
+            answer.token_ids += event.delta.token_ids
+            answer.logprobs += event.delta.logprobs
+        else:
+            answer.finished = event.finished
+    assert list(answer.output.token_ids) == answer.token_ids, "the deltas do not add up to the output"
+    assert answer.output.text == answer.text
+    return answer

@@ -1,0 +1,51 @@
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from transformers import LlamaForCausalLM, MistralForCausalLM
+
+from executor_svc.torch_worker import load_worker
+from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
+from tests.numerics.tiny_models import VARIANTS, save_tiny_model
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModel:
+    directory: Path
+    reference: LlamaForCausalLM | MistralForCausalLM
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TinyModel]:
+    """All variants, made once."""
+    models = {}
+    for name, overrides in VARIANTS.items():
+        directory = tmp_path_factory.mktemp("models") / name
+        models[name] = TinyModel(directory, save_tiny_model(directory, **overrides))
+    return models
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> RecordingSampler:
+    """The sampler of every worker that is loaded in this test."""
+    sampler = RecordingSampler()
+    monkeypatch.setattr("executor_svc.torch_worker.Sampler", lambda: sampler)
+    return sampler
+
+
+@pytest.fixture
+def make_driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., StepDriver]:
+    """Load a model with a cache full of NaN and return a driver for it."""
+    monkeypatch.setattr("executor_svc.torch_worker.CacheEngine", PoisonedCacheEngine)
+
+    def make(model: TinyModel, block_size_tokens: int = 4, num_device_blocks: int = 600, seed: int = 0) -> StepDriver:
+        worker = load_worker(
+            str(model.directory),
+            block_size_tokens=block_size_tokens,
+            num_device_blocks=num_device_blocks,
+            max_num_seqs=64,
+        )
+        return StepDriver(worker, seed)
+
+    return make

@@ -1,0 +1,114 @@
+"""A scheduler of a few lines: makes steps by hand and drives a worker with them.
+
+Blocks are handed out in a scrambled order, so block tables are never contiguous.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from executor_svc.cache_engine import CacheEngine, CacheShape
+from executor_svc.sampler import Sampler
+from executor_svc.worker import Worker
+from shared.step import (
+    Admission,
+    Fork,
+    Int32Array,
+    SamplingRow,
+    Step,
+    StepResult,
+    TableDelta,
+    no_pairs,
+    no_slots,
+    pairs,
+)
+
+GREEDY = SamplingRow()
+
+
+class StepDriver:
+    def __init__(self, worker: Worker, seed: int = 0) -> None:
+        self.worker = worker
+        self.last_step_id = 0
+        self.free_block_ids = np.random.default_rng(seed).permutation(worker.info.num_device_blocks).tolist()
+
+    def take_blocks(self, num_tokens: int) -> Int32Array:
+        num_blocks = -(-num_tokens // self.worker.info.block_size_tokens)
+        return np.array([self.free_block_ids.pop() for _ in range(num_blocks)], np.int32)
+
+    def admission(
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        num_new_tokens: int,
+        sampling: SamplingRow = GREEDY,
+        num_prompt_tokens: int | None = None,
+    ) -> Admission:
+        """Admit tokens, all of them the prompt by default, with blocks for all that they will become."""
+        block_ids = self.take_blocks(len(token_ids) + num_new_tokens)
+        generation = int(self.worker.table.generation[slot]) + 1
+        num_prompt_tokens = num_prompt_tokens or len(token_ids)
+        return Admission(slot, generation, np.array(token_ids, np.int32), num_prompt_tokens, 0, block_ids, sampling)
+
+    def execute(self, delta: TableDelta, blocks_to_copy: Int32Array | None = None) -> StepResult:
+        self.last_step_id += 1
+        copies = no_pairs() if blocks_to_copy is None else blocks_to_copy
+        return self.worker.execute(Step(1, self.last_step_id, delta, blocks_to_copy=copies))
+
+    def prefill(self, prompts: Sequence[Sequence[int]], num_new_tokens: int = 1) -> StepResult:
+        """Run all prompts in one step, in slots 0, 1, 2, ..."""
+        admissions = tuple(self.admission(slot, prompt, num_new_tokens) for slot, prompt in enumerate(prompts))
+        chunks = pairs(*[(slot, len(prompt)) for slot, prompt in enumerate(prompts)])
+        return self.execute(TableDelta(admissions=admissions, prefill_chunks=chunks))
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_new_tokens: int,
+        chunk_size: int = 1_000,
+        sampling: SamplingRow = GREEDY,
+    ) -> list[list[int]]:
+        """Run all prompts together, chunked; short ones decode while long ones still prefill."""
+        admissions = tuple(self.admission(s, prompt, num_new_tokens, sampling) for s, prompt in enumerate(prompts))
+        left = {slot: len(prompt) for slot, prompt in enumerate(prompts)}
+        stops = np.array([len(prompt) + num_new_tokens for prompt in prompts])
+        deactivated = no_slots()
+        live = set(range(len(prompts)))
+        while live:
+            chunks = pairs(*[(slot, min(chunk_size, num)) for slot, num in left.items()])
+            left = {slot: num - chunk_size for slot, num in left.items() if num > chunk_size}
+            self.execute(TableDelta(admissions=admissions, deactivated_slots=deactivated, prefill_chunks=chunks))
+            admissions = ()
+            done = {slot for slot in live if self.worker.table.num_tokens[slot] == stops[slot]}
+            deactivated = np.array(sorted(done), np.int32)
+            live -= done
+        table = self.worker.table
+        return [table.token_ids[slot, len(prompt) : stops[slot]].tolist() for slot, prompt in enumerate(prompts)]
+
+
+class RecordingSampler(Sampler):
+    """Keeps the logits of the last step, [num_samples, vocab_size]."""
+
+    def __init__(self) -> None:
+        self.logits = torch.empty(0)
+        self.num_logit_rows = 0
+
+    def sample(self, logits, logit_rows, sampling, num_output_tokens):  # type: ignore[no-untyped-def]
+        self.logits = logits[torch.from_numpy(logit_rows)].clone()
+        self.num_logit_rows = len(logits)
+        return super().sample(logits, logit_rows, sampling, num_output_tokens)
+
+
+class PoisonedCacheEngine(CacheEngine):
+    """Starts with NaN in every slot of every block: whatever attention reads too much shows."""
+
+    def __init__(self, shape: CacheShape, num_blocks: int, device: torch.device) -> None:
+        super().__init__(shape, num_blocks, device)
+        for layer in self.layers:
+            layer.keys.fill_(torch.nan)
+            layer.values.fill_(torch.nan)
+
+
+def fork_of(parent_slot: int, slot: int, sampling: SamplingRow = GREEDY) -> Fork:
+    return Fork(parent_slot, slot, 1, sampling)

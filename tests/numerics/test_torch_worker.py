@@ -1,0 +1,192 @@
+"""What a torch worker reports, refuses and survives."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from executor_svc.errors import ModelLoadError
+from executor_svc.models import LlamaForCausalLM
+from executor_svc.torch_worker import load_worker
+from shared.errors import InvalidStepError, StepFailedError
+from shared.step import SamplingRow, Step, TableDelta, pairs
+from tests.numerics.conftest import TinyModel
+from tests.numerics.driver import StepDriver
+from tests.numerics.tiny_models import MAX_MODEL_LEN, VOCAB_SIZE
+
+MakeDriver = Callable[..., StepDriver]
+
+
+@pytest.fixture
+def model(tiny_models: dict[str, TinyModel]) -> TinyModel:
+    return tiny_models["gqa"]
+
+
+def test_info_describes_model_cache_and_limits(model: TinyModel) -> None:
+    info = load_worker(str(model.directory), block_size_tokens=8, num_device_blocks=33, max_num_seqs=5).info
+
+    assert info.model_id == "gqa"
+    assert (info.block_size_tokens, info.num_device_blocks, info.num_host_blocks) == (8, 33, 0)
+    assert (info.max_model_len, info.vocab_size, info.max_num_seqs) == (MAX_MODEL_LEN, VOCAB_SIZE, 5)
+    assert (info.dtype, info.eos_token_ids, info.tp_size) == ("float32", (2,), 1)
+
+
+def test_cache_size_in_gib_gives_the_number_of_blocks(model: TinyModel) -> None:
+    # keys and values * 2 layers * 16 tokens * 2 KV heads * 8 dimensions * 4 bytes
+    block_bytes = 2 * 2 * 16 * 2 * 8 * 4
+
+    info = load_worker(str(model.directory), kv_cache_gib=10.5 * block_bytes / 2**30).info
+
+    assert info.num_device_blocks == 10
+
+
+def test_each_load_is_a_new_instance_of_the_same_model(model: TinyModel) -> None:
+    first = load_worker(str(model.directory), num_device_blocks=1).info
+    second = load_worker(str(model.directory), num_device_blocks=1).info
+
+    assert first.instance_id != second.instance_id
+    assert first.model_hash == second.model_hash
+
+
+def test_model_hash_differs_between_models(tiny_models: dict[str, TinyModel]) -> None:
+    hashes = {load_worker(str(m.directory), num_device_blocks=1).info.model_hash for m in tiny_models.values()}
+
+    assert len(hashes) == len(tiny_models)
+
+
+@pytest.mark.parametrize(
+    ("generation_config", "expected"), [({"eos_token_id": [5, 6]}, (5, 6)), ({"eos_token_id": 7}, (7,)), ({}, (2,))]
+)
+def test_eos_ids_come_from_generation_config_first(
+    generation_config: dict[str, object], expected: tuple[int, ...], model: TinyModel, tmp_path: Path
+) -> None:
+    directory = Path(shutil.copytree(model.directory, tmp_path / "copy"))
+    (directory / "generation_config.json").write_text(json.dumps(generation_config))
+
+    assert load_worker(str(directory), num_device_blocks=1).info.eos_token_ids == expected
+
+
+def test_tokenizer_files_are_those_that_exist(model: TinyModel, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(model.directory, tmp_path / "copy"))
+    assert load_worker(str(directory), num_device_blocks=1).tokenizer_files() == ()
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "chat_template.jinja").write_text("hello")
+
+    files = load_worker(str(directory), num_device_blocks=1).tokenizer_files()
+
+    assert {file.name: file.content for file in files if file.name != "generation_config.json"} == {
+        "tokenizer.json": b"{}",
+        "chat_template.jinja": b"hello",
+    }
+
+
+@pytest.mark.parametrize("limit", [0, MAX_MODEL_LEN + 1])
+def test_max_model_len_beyond_the_model_is_refused(limit: int, model: TinyModel) -> None:
+    with pytest.raises(ModelLoadError, match=f"max_model_len is {limit}"):
+        load_worker(str(model.directory), max_model_len=limit)
+
+
+def test_a_cache_too_small_for_one_block_is_refused(model: TinyModel) -> None:
+    with pytest.raises(ModelLoadError, match="no room for even one block"):
+        load_worker(str(model.directory), kv_cache_gib=1e-9)
+
+
+def refused_steps() -> dict[str, Step]:
+    return {
+        "swaps blocks": Step(1, 1, TableDelta(), blocks_to_swap_out=pairs((0, 0))),
+        "swaps blocks ": Step(1, 1, TableDelta(), blocks_to_swap_in=pairs((0, 0))),
+        "copies block 600": Step(1, 1, TableDelta(), blocks_to_copy=pairs((0, 600))),
+        "copies block -1": Step(1, 1, TableDelta(), blocks_to_copy=pairs((-1, 2))),
+        f"token id {VOCAB_SIZE}": Step(1, 1, TableDelta(appended_tokens=pairs((0, VOCAB_SIZE)))),
+    }
+
+
+@pytest.mark.parametrize("message", refused_steps())
+def test_a_refused_step_writes_nothing(message: str, model: TinyModel, make_driver: MakeDriver) -> None:
+    driver = make_driver(model)
+    driver.prefill([[3, 4, 5]], num_new_tokens=3)
+    before = driver.worker.table.digest()
+
+    with pytest.raises(InvalidStepError, match=message.strip()):
+        driver.worker.execute(refused_steps()[message])
+
+    assert driver.worker.table.digest() == before
+
+
+def test_prompt_tokens_outside_the_vocabulary_are_refused(model: TinyModel, make_driver: MakeDriver) -> None:
+    driver = make_driver(model)
+
+    with pytest.raises(InvalidStepError, match=f"token id {VOCAB_SIZE}; ids are 0 to {VOCAB_SIZE - 1}"):
+        driver.prefill([[3, VOCAB_SIZE]])
+
+    assert not driver.worker.table.live.any()
+
+
+def test_a_failing_forward_pass_becomes_step_failed(
+    model: TinyModel, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = make_driver(model)
+
+    def fail(*arguments: object) -> torch.Tensor:
+        raise RuntimeError("out of everything")
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", fail)
+
+    with pytest.raises(StepFailedError, match="step 1 failed: RuntimeError: out of everything") as caught:
+        driver.prefill([[3, 4, 5]])
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_a_digest_is_answered_and_another_one_fails_the_step(model: TinyModel, make_driver: MakeDriver) -> None:
+    driver = make_driver(model)
+    empty_digest = driver.worker.table.digest()
+
+    result = driver.worker.execute(Step(1, 1, TableDelta(), table_digest=empty_digest))
+
+    assert result.table_digest == empty_digest
+    with pytest.raises(StepFailedError, match="digest"):
+        driver.worker.execute(Step(1, 2, TableDelta(), table_digest=empty_digest ^ 1))
+
+
+def test_a_step_without_sample_rows_answers_no_tokens(model: TinyModel, make_driver: MakeDriver) -> None:
+    driver = make_driver(model)
+    admission = driver.admission(0, [3, 4, 5, 6], num_new_tokens=1)
+
+    result = driver.execute(TableDelta(admissions=(admission,), prefill_chunks=pairs((0, 2))))
+
+    assert len(result.sampled_token_ids) == 0
+    assert result.logprobs is None
+
+
+def test_reset_empties_the_table_and_keeps_the_cache(model: TinyModel, make_driver: MakeDriver) -> None:
+    driver = make_driver(model)
+    prompt = [3, 4, 5, 6, 7, 8, 9, 10, 11]
+    admission = driver.admission(0, prompt, num_new_tokens=1)
+    first = driver.execute(TableDelta(admissions=(admission,), prefill_chunks=pairs((0, 9))))
+
+    driver.worker.reset()
+    assert not driver.worker.table.live.any()
+    cached = type(admission)(0, 1, admission.token_ids, 9, 8, admission.block_ids, SamplingRow())
+    again = driver.execute(TableDelta(admissions=(cached,), prefill_chunks=pairs((0, 1))))
+
+    assert np.array_equal(first.sampled_token_ids, again.sampled_token_ids)
+
+
+def test_logprobs_are_those_of_the_raw_logits_for_rows_that_asked(model: TinyModel, make_driver: MakeDriver) -> None:
+    driver = make_driver(model)
+    prompt = [3, 4, 5, 6]
+    asking = driver.admission(0, prompt, 1, SamplingRow(temperature=2.0, top_k=3, seed=1, num_logprobs=0))
+    silent = driver.admission(1, prompt, 1)
+
+    result = driver.execute(TableDelta(admissions=(asking, silent), prefill_chunks=pairs((0, 4), (1, 4))))
+
+    with torch.inference_mode():
+        raw = model.reference(torch.tensor([prompt])).logits[0, -1]
+    assert result.logprobs is not None
+    expected = float(torch.log_softmax(raw, -1)[int(result.sampled_token_ids[0])])
+    assert result.logprobs[0] == pytest.approx(expected, abs=1e-4)
+    assert np.isnan(result.logprobs[1])

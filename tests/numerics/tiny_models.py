@@ -1,0 +1,71 @@
+"""Random Llama models of a few thousand weights, saved as transformers saves them."""
+
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+Model = TypeVar("Model", LlamaForCausalLM, MistralForCausalLM)
+
+VOCAB_SIZE = 97
+MAX_MODEL_LEN = 128
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+VARIANTS: dict[str, dict[str, object]] = {
+    "gqa": {},
+    "mha": {"num_key_value_heads": 4},
+    "mqa": {"num_key_value_heads": 1},
+    "tied": {"tie_word_embeddings": True},
+    "biased": {"attention_bias": True, "mlp_bias": True},
+    "llama3_rope": {"rope_parameters": LLAMA3_ROPE},
+    "wide_heads": {"head_dim": 24},
+}
+
+
+def save_tiny_model(directory: Path, **overrides: object) -> LlamaForCausalLM:
+    """Save a random model, float32, and return transformers' form of it."""
+    model = LlamaForCausalLM(LlamaConfig.from_dict(_settings(overrides)))
+    return _randomize_and_save(model, directory)
+
+
+def save_tiny_mistral(directory: Path, **overrides: object) -> MistralForCausalLM:
+    """Save a random Mistral model without a sliding window."""
+    model = MistralForCausalLM(MistralConfig.from_dict(_settings({"sliding_window": None, **overrides})))
+    return _randomize_and_save(model, directory)
+
+
+def _settings(overrides: dict[str, object]) -> dict[str, object]:
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": MAX_MODEL_LEN,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **overrides,
+    }
+
+
+@torch.no_grad()
+def _randomize_and_save(model: Model, directory: Path) -> Model:
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in model.named_parameters():
+        # transformers starts biases at 0, norms at 1 and the rest near 0: too tame to show a mistake.
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+        if "norm" in name:
+            parameter.add_(1.0)
+    model.eval()  # type: ignore[no-untyped-call]
+    model.save_pretrained(directory)
+    return model

@@ -1,0 +1,69 @@
+"""Small batch tables, deltas and comparisons for the tests of the table and its wire."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.batch_table import BatchTable
+from shared.step import Admission, SamplingRow, TableDelta, pairs
+
+COLUMNS = (
+    "live",
+    "active",
+    "generation",
+    "num_prompt_tokens",
+    "num_tokens",
+    "num_scheduled_tokens",
+    "num_blocks",
+    "block_tables",
+    "token_ids",
+    "sampling",
+    "cache_salt",
+)
+
+
+def small_table() -> BatchTable:
+    """Return an empty table: 4 slots, 16 tokens a sequence, 4 tokens a block, 8 blocks."""
+    return BatchTable(max_num_seqs=4, max_model_len=16, block_size=4, num_device_blocks=8)
+
+
+def admission(
+    slot: int = 0,
+    generation: int = 1,
+    num_tokens: int = 3,
+    blocks: tuple[int, ...] = (0,),
+    num_prompt_tokens: int | None = None,
+    num_computed_tokens: int = 0,
+    sampling: SamplingRow | None = None,
+) -> Admission:
+    """Return an admission with tokens 100, 101, ..."""
+    return Admission(
+        slot=slot,
+        generation=generation,
+        token_ids=np.arange(100, 100 + num_tokens, dtype=np.int32),
+        num_prompt_tokens=num_tokens if num_prompt_tokens is None else num_prompt_tokens,
+        num_computed_tokens=num_computed_tokens,
+        block_ids=np.array(blocks, np.int32),
+        sampling=sampling or SamplingRow(),
+    )
+
+
+def decoding_table() -> BatchTable:
+    """Return a table where slot 0 decodes (3 tokens, the last one sampled) and slot 1 waits (5 tokens)."""
+    table = small_table()
+    waiting = admission(slot=1, num_tokens=5, blocks=(1, 2))
+    layout = table.apply(TableDelta(admissions=(admission(num_tokens=2), waiting), prefill_chunks=pairs((0, 2))))
+    table.record(layout, np.array([42], np.int32))
+    return table
+
+
+def columns(table: BatchTable) -> dict[str, npt.NDArray[Any]]:
+    """Return a copy of every column."""
+    return {name: getattr(table, name).copy() for name in COLUMNS}
+
+
+def assert_columns_equal(actual: dict[str, npt.NDArray[Any]], expected: dict[str, npt.NDArray[Any]]) -> None:
+    """Fail, naming the column, unless all columns are equal in all slots."""
+    for name in COLUMNS:
+        np.testing.assert_array_equal(actual[name], expected[name], err_msg=name)

@@ -1,0 +1,220 @@
+"""The sampler against transformers' logits warpers, and its randomness against plain facts."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from executor_svc.randomness import uniforms
+from executor_svc.sampler import NUCLEUS_TOKENS, Sampler, draw, filtered_scores
+from shared.step import SAMPLING_ROW, Int32Array, SamplingRow
+
+NO_INPUT = torch.LongTensor(1, 0)
+
+
+def random_logits(num_rows: int, vocab_size: int = 500, seed: int = 0) -> torch.Tensor:
+    return torch.randn((num_rows, vocab_size), generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def rows_of(*rows: SamplingRow) -> npt.NDArray[np.void]:
+    return np.array([row.as_tuple() for row in rows], SAMPLING_ROW)
+
+
+def sample(
+    logits: torch.Tensor, *rows: SamplingRow, num_output_tokens: int = 0
+) -> tuple[Int32Array, npt.NDArray[np.float32] | None]:
+    """Sample row i from logits row i."""
+    identity = np.arange(len(rows), dtype=np.int32)
+    return Sampler().sample(logits, identity, rows_of(*rows), np.full(len(rows), num_output_tokens, np.int32))
+
+
+def transformers_scores(logits: torch.Tensor, row: SamplingRow) -> torch.Tensor:
+    """Apply transformers' warpers in the order in which its generate does."""
+    scores: torch.Tensor = TemperatureLogitsWarper(row.temperature)(NO_INPUT, logits)
+    if row.top_k:
+        scores = TopKLogitsWarper(row.top_k)(NO_INPUT, scores)
+    if row.top_p < 1:
+        scores = TopPLogitsWarper(row.top_p)(NO_INPUT, scores)
+    if row.min_p:
+        scores = MinPLogitsWarper(row.min_p)(NO_INPUT, scores)
+    return scores
+
+
+FILTERS = [
+    SamplingRow(temperature=0.7),
+    SamplingRow(temperature=1.3, top_k=1),
+    SamplingRow(temperature=1.0, top_k=40),
+    SamplingRow(temperature=1.0, top_k=100_000),
+    SamplingRow(temperature=1.0, top_p=0.9),
+    SamplingRow(temperature=5.0, top_p=0.99),
+    SamplingRow(temperature=1.0, top_p=1e-6),
+    SamplingRow(temperature=1.0, min_p=0.1),
+    SamplingRow(temperature=1.0, min_p=1.0),
+    SamplingRow(temperature=0.8, top_k=50, top_p=0.8, min_p=0.05),
+]
+
+
+@pytest.mark.parametrize("vocab_size", [500, 4 * NUCLEUS_TOKENS])
+@pytest.mark.parametrize("row", FILTERS, ids=repr)
+def test_filtered_scores_equal_transformers(row: SamplingRow, vocab_size: int) -> None:
+    logits = random_logits(6, vocab_size)
+
+    scores = filtered_scores(logits.clone(), rows_of(*[row] * 6))
+
+    torch.testing.assert_close(scores, transformers_scores(logits, row))
+
+
+def test_each_row_gets_its_own_filters() -> None:
+    logits = random_logits(len(FILTERS))
+
+    scores = filtered_scores(logits.clone(), rows_of(*FILTERS))
+
+    for index, row in enumerate(FILTERS):
+        torch.testing.assert_close(scores[index : index + 1], transformers_scores(logits[index : index + 1], row))
+
+
+def test_a_nucleus_larger_than_the_shortcut_is_found_by_sorting() -> None:
+    vocab_size = 4 * NUCLEUS_TOKENS
+    logits = random_logits(1, vocab_size) * 0.01
+
+    scores = filtered_scores(logits.clone(), rows_of(SamplingRow(temperature=1.0, top_p=0.9)))
+
+    num_kept = int((scores > -torch.inf).sum())
+    assert NUCLEUS_TOKENS < num_kept < vocab_size
+    torch.testing.assert_close(scores, transformers_scores(logits, SamplingRow(temperature=1.0, top_p=0.9)))
+
+
+def test_top_k_keeps_ties_with_the_last_one() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])
+
+    scores = filtered_scores(logits, rows_of(SamplingRow(temperature=1.0, top_k=2)))
+
+    assert (scores[0] > -torch.inf).tolist() == [False, True, True, True, False]
+
+
+def test_temperature_zero_takes_the_lowest_of_equal_ids() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0], [5.0, 5.0, 5.0, 5.0]])
+
+    token_ids, logprobs = sample(logits, SamplingRow(), SamplingRow())
+
+    assert token_ids.tolist() == [1, 0]
+    assert token_ids.dtype == np.int32
+    assert logprobs is None
+
+
+def test_greedy_rows_are_untouched_by_random_neighbours() -> None:
+    logits = random_logits(3)
+
+    token_ids, _ = sample(logits, SamplingRow(), SamplingRow(temperature=9.0, seed=1), SamplingRow())
+
+    assert token_ids[[0, 2]].tolist() == logits.argmax(-1)[[0, 2]].tolist()
+
+
+def test_sampling_leaves_the_logits_alone() -> None:
+    logits = random_logits(2)
+    before = logits.clone()
+
+    sample(logits, *[SamplingRow(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1, num_logprobs=0)] * 2)
+
+    assert torch.equal(logits, before)
+
+
+def test_batch_does_not_change_what_a_row_draws() -> None:
+    logits = random_logits(20)
+    rows = [SamplingRow(temperature=1.0 + i / 10, top_p=0.95, seed=i, output_index=i % 3) for i in range(20)]
+
+    together, _ = sample(logits, *rows)
+
+    alone = [int(sample(logits[i : i + 1], rows[i])[0][0]) for i in range(20)]
+    assert together.tolist() == alone
+
+
+def test_several_samples_may_share_a_logits_row() -> None:
+    logits = random_logits(1)
+    rows = [SamplingRow(temperature=2.0, seed=4, output_index=i, num_logprobs=0) for i in range(50)]
+
+    token_ids, logprobs = Sampler().sample(logits, np.zeros(50, np.int32), rows_of(*rows), np.zeros(50, np.int32))
+
+    assert len(set(token_ids.tolist())) > 10
+    assert logprobs is not None
+    np.testing.assert_allclose(logprobs, torch.log_softmax(logits[0], -1).numpy()[token_ids], atol=1e-5)
+
+
+def test_column_major_logits_give_the_same_tokens() -> None:
+    logits = random_logits(8)
+    rows = [SamplingRow(temperature=float(i % 2), top_p=0.9, seed=i, num_logprobs=0) for i in range(8)]
+
+    expected_ids, expected_logprobs = sample(logits, *rows)
+    token_ids, logprobs = sample(logits.t().contiguous().t(), *rows)
+
+    assert token_ids.tolist() == expected_ids.tolist()
+    assert logprobs is not None
+    assert expected_logprobs is not None
+    np.testing.assert_allclose(logprobs, expected_logprobs, atol=1e-6)
+
+
+@pytest.mark.parametrize("row", [SamplingRow(temperature=1.0), SamplingRow(temperature=1.5, top_k=8, top_p=0.9)])
+def test_draws_follow_the_distribution(row: SamplingRow) -> None:
+    """Chi-square of 20,000 draws with fixed seeds; the bound is 6 standard deviations."""
+    num_draws = 20_000
+    logits = random_logits(1, vocab_size=20) / 3
+    rows = np.repeat(rows_of(row), num_draws)
+    rows["seed"] = np.arange(num_draws)
+
+    token_ids, _ = Sampler().sample(logits, np.zeros(num_draws, np.int32), rows, np.zeros(num_draws, np.int32))
+
+    expected = torch.softmax(transformers_scores(logits, row), -1)[0].double().numpy() * num_draws
+    counts = np.bincount(token_ids, minlength=20)
+    possible = expected > 0
+    assert counts[~possible].sum() == 0
+    degrees = possible.sum() - 1
+    chi_square = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
+    assert chi_square < degrees + 6 * np.sqrt(2 * degrees)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2.0**-53])
+def test_a_token_of_probability_zero_is_never_drawn(uniform: float) -> None:
+    scores = torch.tensor([[-torch.inf, 1.0, -torch.inf, 1.0, -torch.inf]])
+
+    token_id = int(draw(scores, np.array([uniform]))[0])
+
+    assert token_id == (1 if uniform < 0.5 else 3)
+
+
+def test_a_row_of_nan_gives_a_valid_id() -> None:
+    token_ids, _ = sample(torch.full((1, 7), torch.nan), SamplingRow(temperature=1.0))
+
+    assert 0 <= token_ids[0] < 7
+
+
+def test_uniforms_are_a_pure_function_of_seed_output_and_position() -> None:
+    seeds = np.array([0, 1, 2**64 - 1, 1, 1], np.uint64)
+    output_indices = np.array([0, 0, 0, 1, 0], np.int32)
+    positions = np.array([0, 0, 0, 0, 1], np.int32)
+
+    values = uniforms(seeds, output_indices, positions)
+
+    assert len(set(values.tolist())) == 5
+    assert np.array_equal(values, uniforms(seeds, output_indices, positions))
+    assert uniforms(seeds[3:4], output_indices[3:4], positions[3:4])[0] == values[3]
+
+
+def test_uniforms_are_pinned() -> None:
+    """A changed hash would change what stored seeds mean."""
+    values = uniforms(np.array([42, 42], np.uint64), np.array([0, 1], np.int32), np.array([7, 7], np.int32))
+
+    assert values.tolist() == [0.6424233675512125, 0.10584086659863745]
+
+
+def test_uniforms_fill_the_interval_evenly() -> None:
+    num = 10_000
+    zeros = np.zeros(num, np.int32)
+    for values in (
+        uniforms(np.arange(num, dtype=np.uint64), zeros, zeros),
+        uniforms(np.zeros(num, np.uint64), zeros, np.arange(num, dtype=np.int32)),
+    ):
+        counts = np.histogram(values, bins=20, range=(0, 1))[0]
+        chi_square = ((counts - num / 20) ** 2 / (num / 20)).sum()
+        assert chi_square < 19 + 6 * np.sqrt(2 * 19)
+        assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.05

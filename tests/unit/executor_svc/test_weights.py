@@ -1,0 +1,265 @@
+"""Every damage to a model directory gives one sentence that names the file."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from executor_svc.errors import ModelLoadError
+from executor_svc.model_directory import ModelDirectory
+from executor_svc.models.config import parse_config
+from executor_svc.torch_worker import load_worker
+from executor_svc.weights import Checkpoint
+from tests.numerics.tiny_models import LLAMA3_ROPE, save_tiny_model
+
+K_PROJ = "model.layers.1.self_attn.k_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("pristine")
+    save_tiny_model(directory)
+    return directory
+
+
+@pytest.fixture
+def directory(pristine: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pristine, tmp_path / "model"))
+
+
+def edit_config(directory: Path, **changes: object) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def edit_tensors(directory: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def shard(directory: Path) -> dict[str, str]:
+    """Split the weights into two files with an index; return its weight_map."""
+    tensors = load_file(directory / "model.safetensors")
+    names = sorted(tensors)
+    files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file_name, part in files.items():
+        save_file({name: tensors[name] for name in part}, directory / file_name)
+    weight_map = {name: file_name for file_name, part in files.items() for name in part}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (directory / "model.safetensors").unlink()
+    return weight_map
+
+
+def load_error(directory: Path | str) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        load_worker(str(directory), num_device_blocks=1)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def load_all(directory: Path) -> dict[str, torch.Tensor]:
+    """Load through Checkpoint into fresh float32 tensors."""
+    targets = {name: torch.empty(t.shape) for name, t in load_file(directory / "model.safetensors").items()}
+    Checkpoint(directory).load_into(targets, lambda name: False)
+    return targets
+
+
+def test_targets_get_the_stored_values(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    targets = load_all(directory)
+
+    for name, tensor in load_file(directory / "model.safetensors").items():
+        assert torch.equal(targets[name], tensor)
+    assert f"bytes={sum(t.nbytes for t in targets.values())} duration_s=" in caplog.text
+
+
+def test_values_are_converted_to_the_dtype_of_their_target(directory: Path) -> None:
+    expected = load_file(directory / "model.safetensors")
+    edit_tensors(directory, lambda tensors: tensors.update({n: t.bfloat16() for n, t in tensors.items()}))
+
+    targets = load_all(directory)
+
+    assert all(torch.equal(targets[name], tensor.bfloat16().float()) for name, tensor in expected.items())
+
+
+def test_shards_load_like_one_file(directory: Path) -> None:
+    expected = load_file(directory / "model.safetensors")
+    shard(directory)
+    targets = {name: torch.empty(tensor.shape) for name, tensor in expected.items()}
+
+    Checkpoint(directory).load_into(targets, lambda name: False)
+
+    assert all(torch.equal(targets[name], tensor) for name, tensor in expected.items())
+
+
+def test_missing_directory(tmp_path: Path) -> None:
+    assert load_error(tmp_path / "nowhere") == f"the model directory {tmp_path / 'nowhere'} does not exist"
+
+
+def test_failing_download_names_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+
+    assert load_error("octavo/none").startswith("octavo/none is no directory, and its download from the hub failed: ")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\xff"])
+def test_damaged_config(content: str, directory: Path) -> None:
+    (directory / "config.json").write_bytes(content.encode("latin-1"))
+
+    assert load_error(directory).startswith(f"{directory / 'config.json'} ")
+
+
+def test_missing_config(directory: Path) -> None:
+    (directory / "config.json").unlink()
+
+    assert load_error(directory) == f"{directory / 'config.json'} is missing"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "names the architecture GPT2LMHeadModel; supported are Llama"),
+        ({"architectures": None}, "names no architecture"),
+        ({"hidden_size": None}, "has no hidden_size"),
+        ({"hidden_size": "big"}, "has hidden_size 'big'; it must be a whole number above 0"),
+        ({"rms_norm_eps": -1.0}, "has rms_norm_eps -1.0; it must be a number above 0"),
+        ({"mlp_bias": "yes"}, "has mlp_bias 'yes'; it must be true or false"),
+        ({"num_key_value_heads": 3}, "has 4 attention heads, not a multiple of 3 KV heads"),
+        ({"head_dim": 7}, "has head_dim 7; rotary embedding needs an even one"),
+        ({"hidden_act": "gelu"}, "has hidden_act 'gelu'; only 'silu' is supported"),
+        ({"sliding_window": 4096}, "has a sliding_window, which is not supported"),
+        ({"quantization_config": {"bits": 4}}, "has a quantization_config, which is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "supported types are default and llama3"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "has no factor"),
+        ({"rope_parameters": 3}, "has rope parameters 3; they must be an object"),
+    ],
+)
+def test_config_that_cannot_run(changes: dict[str, object], reason: str, directory: Path) -> None:
+    edit_config(directory, **changes)
+
+    message = load_error(directory)
+
+    assert message.startswith(f"{directory / 'config.json'} ")
+    assert reason in message
+
+
+def test_damaged_generation_config(directory: Path) -> None:
+    path = directory / "generation_config.json"
+    path.write_text('{"eos_token_id": "end"}')
+
+    assert load_error(directory) == f"{path} has eos_token_id 'end'; it must be an id or a list of ids"
+
+
+@pytest.mark.parametrize("rope_type_key", ["rope_type", "type"])
+def test_old_style_rope_settings_mean_the_same(rope_type_key: str, directory: Path) -> None:
+    scaling = {name: value for name, value in LLAMA3_ROPE.items() if name not in ("rope_type", "rope_theta")}
+    config = ModelDirectory(directory).config()
+    del config["rope_parameters"]
+    new_style = {**config, "rope_parameters": LLAMA3_ROPE}
+    old_style = {**config, "rope_theta": 10_000.0, "rope_scaling": {**scaling, rope_type_key: "llama3"}}
+
+    assert parse_config(old_style, directory) == parse_config(new_style, directory)
+    assert parse_config(old_style, directory) != parse_config(config, directory)
+
+
+def test_no_weights(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+
+    assert load_error(directory) == f"{directory} has neither model.safetensors nor model.safetensors.index.json"
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5, 1_000, 20_000])
+def test_truncated_weights(num_bytes: int, directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:num_bytes])
+
+    assert load_error(directory).startswith(f"{path} is damaged: ")
+
+
+def test_missing_tensor(directory: Path) -> None:
+    edit_tensors(directory, lambda tensors: tensors.pop(K_PROJ))
+
+    assert load_error(directory) == f"the tensor {K_PROJ} is missing in {directory / 'model.safetensors'}"
+
+
+def test_extra_tensor(directory: Path) -> None:
+    edit_tensors(directory, lambda tensors: tensors.update({"model.extra.weight": torch.zeros(2)}))
+
+    assert load_error(directory) == (
+        f"{directory / 'model.safetensors'} holds the tensor model.extra.weight, which the model does not have"
+    )
+
+
+def test_wrong_shape(directory: Path) -> None:
+    edit_tensors(directory, lambda tensors: tensors.update({K_PROJ: torch.zeros(16, 31)}))
+
+    assert load_error(directory) == (
+        f"{directory / 'model.safetensors'} holds the tensor {K_PROJ} with shape [16, 31]; "
+        "config.json asks for [16, 32]"
+    )
+
+
+def test_tensors_that_the_model_computes_itself_may_be_stored(directory: Path) -> None:
+    """Old Llama checkpoints carry rotary frequencies, and some tied ones their head."""
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit_tensors(directory, lambda tensors: tensors.update({name: torch.zeros(4)}))
+    edit_config(directory, tie_word_embeddings=True)
+
+    assert load_worker(str(directory), num_device_blocks=1).info.vocab_size == 97
+
+
+def test_missing_shard(directory: Path) -> None:
+    shard(directory)
+    (directory / "b.safetensors").unlink()
+
+    assert load_error(directory) == f"{directory / 'b.safetensors'} is missing"
+
+
+def test_shard_without_a_tensor_of_the_index(directory: Path) -> None:
+    weight_map = shard(directory)
+    weight_map["model.extra.weight"] = "a.safetensors"
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    assert load_error(directory) == (
+        f"{directory / 'a.safetensors'} does not hold the tensor model.extra.weight, as its index says"
+    )
+
+
+@pytest.mark.parametrize("index", ["{", "{}", '{"weight_map": {"a": 3}}'])
+def test_damaged_index(index: str, directory: Path) -> None:
+    shard(directory)
+    (directory / "model.safetensors.index.json").write_text(index)
+
+    assert load_error(directory).startswith(f"{directory / 'model.safetensors.index.json'} ")
+
+
+def test_missing_tensor_of_shards_names_the_index(directory: Path) -> None:
+    weight_map = shard(directory)
+    path = directory / weight_map.pop(K_PROJ)
+    tensors = load_file(path)
+    del tensors[K_PROJ]
+    save_file(tensors, path)
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+
+    assert load_error(directory) == f"the tensor {K_PROJ} is missing in {index}"
+
+
+def test_a_shard_outside_the_directory_is_refused(directory: Path) -> None:
+    weight_map = shard(directory)
+    (directory / "b.safetensors").rename(directory.parent / "b.safetensors")
+    outside = {name: file.replace("b.", "../b.") for name, file in weight_map.items()}
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": outside}))
+
+    assert load_error(directory) == f"{index} has no weight_map from tensor names to file names"

@@ -1,0 +1,133 @@
+"""A scheduler for the client's tests: a GenerationService whose answers are scripted by the prompt."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest_asyncio
+from google.protobuf import duration_pb2, message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from octavo.generation.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+WORDS = ("The", " sky", " is", " blue")
+
+
+@dataclass
+class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
+    """Answers every prompt with WORDS, token ids 0 to 3; or as the prompt's text says.
+
+    "refuse", "exists", "full", "drain", "aborted", "cut", "bug" end in that error; "endless" never ends.
+    """
+
+    has_chat_template: bool = False
+    is_endless_chat: bool = False
+    address: str = ""
+    requests: list[generation_service_pb2.GenerateRequest] = field(default_factory=list)
+    aborted_ids: list[str] = field(default_factory=list)
+    call_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    health: Any = field(default_factory=lambda: health.aio.HealthServicer())  # type: ignore[attr-defined]
+
+    async def Generate(  # noqa: N802
+        self, request: generation_service_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[generation_service_pb2.GenerateResponse]:
+        self.requests.append(request)
+        await self._fail_if_asked(request.text, context)
+        try:
+            yield generation_service_pb2.GenerateResponse(
+                accepted=generation_service_pb2.Accepted(
+                    request_id=request.request_id or "made-by-server", num_prompt_tokens=7
+                )
+            )
+            while request.text == "endless" or (self.is_endless_chat and request.HasField("messages")):
+                yield _delta(0, "again ")
+                await asyncio.sleep(0.01)  # the pace of a slow model
+            for token_id, word in enumerate(WORDS):
+                yield _delta(token_id, word)
+            if request.text != "cut":
+                yield _finished()
+        finally:
+            self.call_ended.set()
+
+    async def Abort(  # noqa: N802
+        self, request: generation_service_pb2.AbortRequest, context: Context
+    ) -> generation_service_pb2.AbortResponse:
+        self.aborted_ids.append(request.request_id)
+        return generation_service_pb2.AbortResponse(was_live=request.request_id == "live")
+
+    async def GetModel(  # noqa: N802
+        self, request: generation_service_pb2.GetModelRequest, context: Context
+    ) -> generation_service_pb2.GetModelResponse:
+        return generation_service_pb2.GetModelResponse(
+            model_id="tiny", max_model_len=64, vocab_size=4, has_chat_template=self.has_chat_template, dtype="float32"
+        )
+
+    async def set_ready(self, is_ready: bool) -> None:
+        statuses = health_pb2.HealthCheckResponse
+        await self.health.set("readiness", statuses.SERVING if is_ready else statuses.NOT_SERVING)
+
+    async def _fail_if_asked(self, wish: str, context: Context) -> None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field="sampling_params.top_p")
+        delay = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=2, nanos=500_000_000))
+        failures: dict[str, tuple[grpc.StatusCode, str, message.Message | None]] = {
+            "refuse": (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "sampling_params.top_p is 2; it must be at most 1",
+                error_details_pb2.BadRequest(field_violations=[violation]),
+            ),
+            "exists": (grpc.StatusCode.ALREADY_EXISTS, "request_id 'a' is in use by a live request", None),
+            "full": (grpc.StatusCode.RESOURCE_EXHAUSTED, "the waiting queue is full", delay),
+            "drain": (grpc.StatusCode.UNAVAILABLE, "the scheduler is draining", None),
+            "aborted": (grpc.StatusCode.ABORTED, "the request was aborted", None),
+            "bug": (grpc.StatusCode.INTERNAL, "a broken invariant", None),
+        }
+        if wish in failures:
+            code, text, detail = failures[wish]
+            await context.abort(code, text, _details_metadata(code, text, detail))
+
+
+@pytest_asyncio.fixture
+async def stand_in() -> AsyncIterator[StandIn]:
+    servicer = StandIn()
+    server = grpc.aio.server()
+    generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer.health, server)  # type: ignore[no-untyped-call]
+    servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield servicer
+    await server.stop(0)
+
+
+def _details_metadata(
+    code: grpc.StatusCode, text: str, detail: message.Message | None
+) -> tuple[tuple[str, bytes], ...]:
+    if detail is None:
+        return ()
+    status = status_pb2.Status(code=code.value[0], message=text)
+    status.details.add().Pack(detail)
+    return (("grpc-status-details-bin", status.SerializeToString()),)
+
+
+def _delta(token_id: int, text: str) -> generation_service_pb2.GenerateResponse:
+    delta = generation_service_pb2.OutputDelta(text=text, token_ids=[token_id], logprobs=[-0.5])
+    return generation_service_pb2.GenerateResponse(delta=delta)
+
+
+def _finished() -> generation_service_pb2.GenerateResponse:
+    output = generation_pb2.Output(
+        text="".join(WORDS),
+        token_ids=range(len(WORDS)),
+        logprobs=[-0.5] * len(WORDS),
+        finish_reason=generation_pb2.FINISH_REASON_STOP,
+        stop_token_id=3,
+    )
+    usage = generation_pb2.Usage(num_prompt_tokens=7, num_output_tokens=len(WORDS))
+    return generation_service_pb2.GenerateResponse(
+        finished=generation_service_pb2.RequestFinished(outputs=[output], usage=usage)
+    )

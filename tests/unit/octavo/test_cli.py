@@ -1,0 +1,204 @@
+"""The commands as a person runs them: a process of its own against a stand-in scheduler."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+import octavo
+from octavo.cli import main
+from tests.unit.octavo.stand_in import StandIn
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    stdout: str
+    stderr: str
+
+
+@asynccontextmanager
+async def started(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    pipe = asyncio.subprocess.PIPE
+    command = (sys.executable, "-m", "octavo.cli", *args)
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def run(*args: str, stdin: str = "") -> Ended:
+    async with started(*args) as process:
+        stdout, stderr = await process.communicate(stdin.encode())
+        assert process.returncode is not None
+        return Ended(process.returncode, stdout.decode(), stderr.decode())
+
+
+async def test_generate_streams_the_text(stand_in: StandIn) -> None:
+    ended = await run("generate", "Why?", "--address", stand_in.address)
+    assert ended == Ended(0, "The sky is blue\n", "")
+
+
+async def test_text_is_printed_before_the_answer_is_complete(stand_in: StandIn) -> None:
+    async with started("generate", "endless", "--address", stand_in.address) as process:
+        assert process.stdout is not None
+        assert await process.stdout.readexactly(12) == b"again again "
+
+
+async def test_no_stream_prints_the_same(stand_in: StandIn) -> None:
+    ended = await run("generate", "Why?", "--no-stream", "--address", stand_in.address)
+    assert ended == Ended(0, "The sky is blue\n", "")
+
+
+async def test_json_is_one_line_with_everything(stand_in: StandIn) -> None:
+    ended = await run("generate", "Why?", "--json", "--logprobs", "0", "--address", stand_in.address)
+    assert ended.stdout.count("\n") == 1
+    answer = json.loads(ended.stdout)
+    assert (answer["request_id"], answer["prompt"]) == ("made-by-server", "Why?")
+    assert answer["outputs"][0]["token_ids"] == [0, 1, 2, 3]
+    assert answer["outputs"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["num_output_tokens"] == 4
+
+
+async def test_a_dash_reads_the_prompt_from_stdin(stand_in: StandIn) -> None:
+    await run("generate", "-", "--address", stand_in.address, stdin="two\nlines")
+    assert stand_in.requests[0].text == "two\nlines"
+
+
+async def test_the_chat_template_is_used_if_there_is_one_unless_raw(stand_in: StandIn) -> None:
+    stand_in.has_chat_template = True
+    await run("generate", "Why?", "--address", stand_in.address)
+    await run("generate", "Why?", "--raw", "--address", stand_in.address)
+    chat, raw = stand_in.requests
+    assert [(turn.role, turn.content) for turn in chat.messages.messages] == [("user", "Why?")]
+    assert raw.text == "Why?"
+
+
+async def test_sampling_flags_arrive(stand_in: StandIn) -> None:
+    flags = "--temperature 0 --top-k 5 --top-p 0.5 --min-p 0.25 --seed 3 --max-tokens 8 --stop a --stop b --ignore-eos"
+    await run("generate", "Why?", *flags.split(), "--stop-token-id", "9", "--address", stand_in.address)
+    params = stand_in.requests[0].sampling_params
+    assert (params.temperature, params.HasField("temperature"), params.top_k) == (0, True, 5)
+    assert (params.top_p, params.min_p, params.seed, params.max_tokens) == (0.5, 0.25, 3, 8)
+    assert (list(params.stop), list(params.stop_token_ids), params.ignore_eos) == (["a", "b"], [9], True)
+
+
+async def test_nobody_at_the_address_is_one_line_with_the_remedy() -> None:
+    ended = await run("generate", "Why?", "--address", "127.0.0.1:1")
+    assert ended == Ended(1, "", 'octavo: no scheduler answers at 127.0.0.1:1; start one with "octavo up"\n')
+
+
+async def test_a_refusal_is_the_schedulers_own_sentence(stand_in: StandIn) -> None:
+    ended = await run("generate", "refuse", "--address", stand_in.address)
+    assert ended == Ended(1, "", "octavo: sampling_params.top_p is 2; it must be at most 1\n")
+
+
+async def test_debug_adds_the_traceback(stand_in: StandIn) -> None:
+    ended = await run("--debug", "generate", "refuse", "--address", stand_in.address)
+    assert ended.stderr.startswith("Traceback")
+    assert ended.stderr.splitlines()[-1] == "octavo: sampling_params.top_p is 2; it must be at most 1"
+
+
+async def test_ctrl_c_aborts_the_request(stand_in: StandIn) -> None:
+    async with started("generate", "endless", "--address", stand_in.address) as process:
+        assert process.stdout is not None
+        await process.stdout.readexactly(6)
+        process.send_signal(signal.SIGINT)
+        _, stderr = await process.communicate()
+    assert (process.returncode, stderr.strip()) == (130, b"")
+    await stand_in.call_ended.wait()
+
+
+async def test_a_reader_that_leaves_ends_the_program_quietly(stand_in: StandIn) -> None:
+    async with started("generate", "endless", "--address", stand_in.address) as process:
+        assert process.stdout is not None
+        await process.stdout.readexactly(6)
+        process.stdout._transport.close()  # type: ignore[attr-defined]  # what `| head` does
+        await process.wait()
+        assert process.stderr is not None
+        assert (process.returncode, await process.stderr.read()) == (141, b"")
+    await stand_in.call_ended.wait()
+
+
+async def test_chat_remembers_the_conversation_until_reset(stand_in: StandIn) -> None:
+    stand_in.has_chat_template = True
+    lines = "Hi\nAnd?\n/reset\nNew\n/quit\n"
+    ended = await run("chat", "--system", "Be brief.", "--address", stand_in.address, stdin=lines)
+
+    contents = [[turn.content for turn in request.messages.messages] for request in stand_in.requests]
+    assert contents == [
+        ["Be brief.", "Hi"],
+        ["Be brief.", "Hi", "The sky is blue", "And?"],
+        ["Be brief.", "New"],
+    ]
+    assert (ended.status, ended.stderr) == (0, "")
+
+
+async def test_ctrl_c_in_chat_stops_the_answer_and_not_the_program(stand_in: StandIn) -> None:
+    stand_in.has_chat_template = True
+    stand_in.is_endless_chat = True
+    async with started("chat", "--address", stand_in.address) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"Hi\n")
+        await process.stdout.readuntil(b"again ")
+        stand_in.is_endless_chat = False
+        process.send_signal(signal.SIGINT)
+        await process.stdout.readuntil(b"[stopped]")
+        stdout, stderr = await process.communicate(b"More\n")  # and the end of input, as Ctrl-D
+    assert (process.returncode, stderr) == (0, b"")
+    assert b"The sky is blue" in stdout
+    assert stand_in.requests[1].messages.messages[1].content.startswith("again ")
+
+
+async def test_chat_needs_a_chat_template(stand_in: StandIn) -> None:
+    ended = await run("chat", "--address", stand_in.address)
+    assert ended == Ended(1, "", "octavo: tiny has no chat template; use `octavo generate --raw`\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["generate", "Why?", "--tempreature", "1"], "No such option"),
+        (["generate"], "Missing argument 'PROMPT'"),
+        (["generate", "Why?", "--max-tokens", "many"], "'many' is not a valid integer"),
+        (["generate", "Why?", "--logprobs", "0"], "--logprobs needs --json"),
+        (["serve"], "No such command 'serve'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(args: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(args)
+    captured = capsys.readouterr()
+    assert exit_info.value.code == 2
+    assert captured.out == ""
+    assert captured.err.startswith("octavo: ")
+    assert captured.err.count("\n") == 1
+    assert sentence in captured.err
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"octavo {octavo.__version__}\n"
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in ("chat", "demo", "generate", "model", "up"))
+
+
+async def test_the_command_line_loads_no_heavy_package() -> None:
+    heavy = "{'torch', 'transformers', 'numpy', 'tokenizers', 'pydantic'}"
+    modules = "octavo.cli, octavo.llm, octavo.commands.demo, octavo.commands.up, octavo.commands.chat"
+    program = f"import sys, {modules}; print({heavy} & set(sys.modules))"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    stdout, _ = await process.communicate()
+    assert stdout == b"set()\n"

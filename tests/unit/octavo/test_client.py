@@ -1,0 +1,165 @@
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from octavo import Client, SamplingParams
+from octavo.errors import (
+    ClosedError,
+    DeadlineError,
+    InternalError,
+    InvalidRequestError,
+    NotConnectedError,
+    OverloadedError,
+    RequestAbortedError,
+    RequestExistsError,
+    UnavailableError,
+)
+from octavo.outputs import Accepted, ChatMessage, Delta, Finished, FinishReason, ModelInfo, Prompt, Usage
+from tests.unit.octavo.stand_in import WORDS, StandIn
+
+
+async def test_a_stream_is_accepted_then_deltas_then_finished(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        events = [event async for event in client.stream("Why?")]
+
+    assert events[0] == Accepted("made-by-server", 7)
+    assert events[1:-1] == [Delta(0, word, (token_id,), (-0.5,)) for token_id, word in enumerate(WORDS)]
+    assert isinstance(events[-1], Finished)
+
+
+async def test_generate_returns_everything(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        output = await client.generate("Why?", request_id="mine")
+
+    assert (output.request_id, output.prompt) == ("mine", "Why?")
+    assert output.usage == Usage(num_prompt_tokens=7, num_output_tokens=4, num_cached_tokens=0)
+    [only] = output.outputs
+    assert (only.text, only.token_ids, only.logprobs) == ("The sky is blue", (0, 1, 2, 3), (-0.5,) * 4)
+    assert (only.finish_reason, only.stopped_by) == (FinishReason.STOP, 3)
+
+
+async def test_each_kind_of_prompt_travels_as_its_own_field(stand_in: StandIn) -> None:
+    prompts: list[Prompt] = ["text", [1, 2], [ChatMessage(role="user", content="Hi")], []]
+    async with Client(stand_in.address) as client:
+        for prompt in prompts:
+            await client.generate(prompt, SamplingParams(max_tokens=4))
+
+    text, token_ids, messages, empty = stand_in.requests
+    assert text.text == "text"
+    assert list(token_ids.token_ids.ids) == [1, 2]
+    assert [(turn.role, turn.content) for turn in messages.messages.messages] == [("user", "Hi")]
+    assert empty.WhichOneof("prompt") == "token_ids"
+    assert text.sampling_params.max_tokens == 4
+
+
+@pytest.mark.parametrize("prompt", [[1, "two"], [{"role": "user"}], [2**40], 7])
+async def test_a_prompt_of_no_known_kind_is_refused_before_it_is_sent(prompt: Prompt, stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        with pytest.raises(InvalidRequestError) as caught:
+            await client.generate(prompt)
+    assert caught.value.field == "prompt"
+    assert stand_in.requests == []
+
+
+async def test_closing_the_iterator_early_cancels_the_call(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        async with aclosing(client.stream("endless")) as events:
+            assert isinstance(await anext(events), Accepted)
+        await stand_in.call_ended.wait()
+
+
+async def test_breaking_out_of_the_loop_cancels_the_call(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        async for event in client.stream("endless"):
+            if isinstance(event, Delta):
+                break
+        await stand_in.call_ended.wait()
+
+
+async def test_cancelling_the_task_cancels_the_call(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        async with aclosing(client.stream("endless")) as events:
+            await anext(events)
+            task = asyncio.ensure_future(client.generate("endless"))
+            while len(stand_in.requests) < 2:
+                await anext(events)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await stand_in.call_ended.wait()
+
+
+async def test_a_bad_field_is_an_invalid_request_with_its_name(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        with pytest.raises(InvalidRequestError, match="top_p is 2; it must be at most 1") as caught:
+            await client.generate("refuse")
+    assert caught.value.field == "sampling_params.top_p"
+
+
+async def test_a_full_queue_says_when_to_retry(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        with pytest.raises(OverloadedError, match="queue is full") as caught:
+            await client.generate("full")
+    assert caught.value.retry_after_s == 2.5
+
+
+@pytest.mark.parametrize(
+    ("wish", "expected"),
+    [
+        ("exists", RequestExistsError),
+        ("drain", UnavailableError),
+        ("aborted", RequestAbortedError),
+        ("bug", InternalError),
+        ("cut", InternalError),
+    ],
+)
+async def test_each_failure_is_one_error_of_the_tree(wish: str, expected: type[Exception], stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        with pytest.raises(expected) as caught:
+            await client.generate(wish)
+    assert type(caught.value) is expected
+
+
+async def test_a_time_limit_ends_the_request(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        with pytest.raises(DeadlineError):
+            await client.generate("endless", timeout_s=0.2)
+        await stand_in.call_ended.wait()
+
+
+async def test_nobody_at_the_address_is_said_with_the_address() -> None:
+    async with Client("127.0.0.1:1") as client:
+        with pytest.raises(NotConnectedError, match=r"no scheduler answers at 127\.0\.0\.1:1"):
+            await client.get_model()
+
+
+async def test_abort_tells_whether_the_request_was_live(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        assert [await client.abort("live"), await client.abort("gone")] == [True, False]
+    assert stand_in.aborted_ids == ["live", "gone"]
+
+
+async def test_the_model_is_described(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        assert await client.get_model() == ModelInfo("tiny", 64, 4, has_chat_template=False, dtype="float32")
+
+
+async def test_wait_until_ready_returns_once_readiness_serves(stand_in: StandIn) -> None:
+    await stand_in.set_ready(False)
+    async with Client(stand_in.address) as client:
+        waiting = asyncio.ensure_future(client.wait_until_ready())
+        with pytest.raises(DeadlineError, match=r"was not ready within 0\.2 s"):
+            await client.wait_until_ready(timeout_s=0.2)
+        assert not waiting.done()
+        await stand_in.set_ready(True)
+        await waiting
+
+
+async def test_a_closed_client_says_so(stand_in: StandIn) -> None:
+    client = Client(stand_in.address)
+    async with client:
+        await client.get_model()
+    await client.close()
+    with pytest.raises(ClosedError):
+        await client.get_model()

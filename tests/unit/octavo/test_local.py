@@ -1,0 +1,210 @@
+"""Child processes of our own, with small programs in place of the two services."""
+
+import asyncio
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from octavo.child_process import ChildProcess
+from octavo.client import Client
+from octavo.errors import LocalServiceError
+from octavo.local import LocalOptions, LocalServices
+
+# Serves nothing; ends, as the services do, when its stdin closes or on SIGTERM.
+EXECUTOR = """
+    import sys
+    print("warming up")
+    print("octavo executor serving on 127.0.0.1:4321")
+    sys.stdin.read()
+"""
+
+# A scheduler that is ready at once; it ends when its stdin closes.
+SCHEDULER = """
+    import sys, grpc
+    from concurrent.futures import ThreadPoolExecutor
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+    assert sys.argv[-2:] == ["--executor", "127.0.0.1:4321"], sys.argv
+    servicer = health.HealthServicer()
+    servicer.set("readiness", health_pb2.HealthCheckResponse.SERVING)
+    server = grpc.server(ThreadPoolExecutor(2))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    print(f"octavo scheduler serving on 127.0.0.1:{port}")
+    sys.stdin.read()
+"""
+
+
+def program(source: str) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(source)]
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+async def services() -> AsyncIterator[LocalServices]:
+    async with LocalServices(program(EXECUTOR), program(SCHEDULER)) as both:
+        yield both
+
+
+def child_pids() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+async def test_both_start_serve_and_stop(temporary_folder: Path) -> None:
+    statuses: list[str] = []
+    services = LocalServices(program(EXECUTOR), program(SCHEDULER), on_status=statuses.append)
+    before = child_pids()
+
+    async with services:
+        assert len(child_pids() - before) == 2
+        async with Client(services.address) as client:
+            await client.wait_until_ready(timeout_s=5)
+
+    assert statuses == ["starting the executor", "starting the scheduler", "loading the model"]
+    assert child_pids() == before
+    assert os.listdir(temporary_folder) == []
+
+
+async def test_stopping_twice_is_fine(services: LocalServices) -> None:
+    await services.stop()
+    await services.stop()
+
+
+async def test_a_service_that_fails_at_the_start_says_why_in_one_sentence(temporary_folder: Path) -> None:
+    failing = program("""
+        import sys
+        print("time=1 level=info event=starting", file=sys.stderr)
+        print("octavo executor: /models/x has no config.json", file=sys.stderr)
+        sys.exit(1)
+    """)
+    services = LocalServices(failing, program(SCHEDULER))
+
+    with pytest.raises(LocalServiceError) as caught:
+        await services.start()
+
+    [log_folder] = os.listdir(temporary_folder)
+    log = temporary_folder / log_folder / "executor.log"
+    reason = "the executor stopped (exit status 1): /models/x has no config.json"
+    assert str(caught.value) == f"{reason} [log: {log}]"
+    assert "event=starting" in log.read_text()
+
+
+async def test_an_executor_that_fails_while_the_scheduler_waits_ends_the_wait(temporary_folder: Path) -> None:
+    loads_in_vain = program("""
+        import sys
+        print("octavo executor serving on 127.0.0.1:4321")
+        sys.exit("octavo executor: model.safetensors is cut short")
+    """)
+    never_ready = program(SCHEDULER.replace("HealthCheckResponse.SERVING", "HealthCheckResponse.NOT_SERVING"))
+    before = child_pids()
+
+    with pytest.raises(LocalServiceError, match=r"model\.safetensors is cut short"):
+        await LocalServices(loads_in_vain, never_ready).start()
+
+    assert child_pids() == before
+
+
+async def test_a_program_that_cannot_be_run_is_named() -> None:
+    with pytest.raises(LocalServiceError, match=r"the executor cannot be run: .*no-such-program"):
+        await LocalServices(["/no-such-program"], program(SCHEDULER)).start()
+
+
+async def test_work_beside_a_service_that_dies_ends_with_its_cause(services: LocalServices) -> None:
+    [executor, _] = sorted(child_pids())
+    work = asyncio.create_task(services.run_beside(asyncio.Event().wait()))
+    os.kill(executor, signal.SIGKILL)
+    with pytest.raises(LocalServiceError, match=r"the executor stopped \(signal SIGKILL\)"):
+        await work
+
+
+async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    stubborn = """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("octavo executor serving on 127.0.0.1:4321")
+        while True:
+            signal.pause()
+    """
+    before = child_pids()
+    child = ChildProcess("executor", program(stubborn), log_path=tmp_path / "log")
+    assert await child.start() == "127.0.0.1:4321"
+
+    await child.stop(grace_s=0.1)
+
+    assert child_pids() == before
+
+
+async def test_a_child_that_prints_much_is_not_held_up(tmp_path: Path) -> None:
+    chatty = """
+        import sys
+        print("octavo executor serving on 127.0.0.1:4321")
+        print("x" * 1_000_000)
+        sys.exit("octavo executor: done")
+    """
+    child = ChildProcess("executor", program(chatty), log_path=tmp_path / "log")
+    await child.start()
+    assert "done" in str(await child.wait_for_failure())
+    await child.stop(grace_s=1)
+    assert (tmp_path / "log").stat().st_size > 1_000_000
+
+
+async def test_nothing_survives_a_killed_parent(tmp_path: Path) -> None:
+    parent_source = f"""
+        import asyncio
+        from octavo.local import LocalServices
+
+        async def main():
+            async with LocalServices({program(EXECUTOR)!r}, {program(SCHEDULER)!r}) as services:
+                pids = open(f"/proc/self/task/{{__import__('os').getpid()}}/children").read()
+                print(pids, flush=True)
+                await asyncio.Event().wait()
+
+        asyncio.run(main())
+    """
+    parent = await asyncio.create_subprocess_exec(*program(parent_source), stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in (await parent.stdout.readline()).split()]
+    assert len(pids) == 2
+    descriptors = [os.pidfd_open(pid) for pid in pids]
+
+    parent.kill()
+    await parent.wait()
+
+    for descriptor in descriptors:
+        await _readable(descriptor)  # a pidfd is readable once its process has ended
+        os.close(descriptor)
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def test_options_become_flags_and_absent_ones_stay_with_the_services() -> None:
+    options = LocalOptions(
+        model="/models/x", listen="127.0.0.1:50051", kv_cache_gib=0.5, max_num_seqs=8, max_waiting_requests=9
+    )
+    end_with_parent = "--exit-on-stdin-close"
+    assert options.executor_command()[1:] == [
+        *("-P", "-m", "executor_svc", "--listen", "127.0.0.1:0", end_with_parent),
+        *("--model", "/models/x", "--kv-cache-gib", "0.5", "--max-num-seqs", "8"),
+    ]
+    assert options.scheduler_command()[1:] == [
+        *("-P", "-m", "scheduler_svc", "--listen", "127.0.0.1:50051", end_with_parent, "--max-waiting-requests", "9"),
+    ]

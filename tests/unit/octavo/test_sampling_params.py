@@ -1,0 +1,81 @@
+import math
+from dataclasses import fields
+
+import pytest
+
+from octavo import SamplingParams
+from octavo.errors import InvalidRequestError
+from octavo.generation.v1 import generation_pb2
+from octavo.sampling_params import Grammar
+
+
+def test_names_are_those_of_the_wire() -> None:
+    wire_names = [field.name for field in generation_pb2.SamplingParams.DESCRIPTOR.fields]
+    assert [field.name for field in fields(SamplingParams)] == wire_names
+
+
+def test_nothing_set_sends_nothing() -> None:
+    assert SamplingParams().to_proto().SerializeToString() == b""
+
+
+def test_zero_is_sent_and_not_taken_for_absent() -> None:
+    proto = SamplingParams(temperature=0, seed=0, logprobs=0, skip_special_tokens=False).to_proto()
+    present = {field.name for field, _ in proto.ListFields()}
+    assert present == {"temperature", "seed", "logprobs", "skip_special_tokens"}
+
+
+def test_every_field_arrives() -> None:
+    params = SamplingParams(
+        temperature=0.5,
+        top_k=4,
+        top_p=0.25,
+        min_p=0.125,
+        seed=2**64 - 1,
+        max_tokens=9,
+        min_tokens=1,
+        stop=["\n", "END"],
+        stop_token_ids=(1, 2),
+        ignore_eos=True,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        logprobs=3,
+        n=2,
+        best_of=3,
+        beam_width=4,
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={5: -1.0},
+        grammar=Grammar(regex="a+"),
+    )
+    proto = params.to_proto()
+    assert len(proto.ListFields()) == len(fields(SamplingParams))
+    assert (proto.temperature, proto.seed, proto.max_tokens) == (0.5, 2**64 - 1, 9)
+    assert (list(proto.stop), list(proto.stop_token_ids)) == (["\n", "END"], [1, 2])
+    assert [(bias.token_id, bias.bias) for bias in proto.logit_bias] == [(5, -1.0)]
+    assert proto.grammar.regex == "a+"
+
+
+def test_one_stop_string_stands_for_a_list_of_it() -> None:
+    assert list(SamplingParams(stop="END").to_proto().stop) == ["END"]
+
+
+def test_nan_travels_for_the_scheduler_to_refuse() -> None:
+    assert math.isnan(SamplingParams(temperature=math.nan).to_proto().temperature)
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        (SamplingParams(max_tokens=-1), "sampling_params.max_tokens"),
+        (SamplingParams(seed=-1), "sampling_params.seed"),
+        (SamplingParams(stop_token_ids=[2**40]), "sampling_params.stop_token_ids"),
+        (SamplingParams(grammar=Grammar()), "sampling_params.grammar"),
+        (SamplingParams(grammar=Grammar(json_schema="{}", regex="a")), "sampling_params.grammar"),
+        (SamplingParams(temperature="hot"), "sampling_params.temperature"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_does_not_fit_its_field_is_named(params: SamplingParams, field: str) -> None:
+    with pytest.raises(InvalidRequestError, match=field) as caught:
+        params.to_proto()
+    assert caught.value.field == field

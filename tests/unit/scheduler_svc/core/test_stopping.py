@@ -1,0 +1,89 @@
+"""Why and when outputs end by themselves."""
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core.sequence import FinishReason, StopConditions
+from scheduler_svc.core.stopping import StopChecker
+from tests.support.driving import group
+
+EOS = 7
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+MAX_MODEL_LEN = 20
+
+# conditions, output so far (the prompt has 3 tokens), why it ends
+CASES = {
+    "an ordinary token goes on": (StopConditions(max_tokens=4), [1], None),
+    "eos": (StopConditions(), [1, EOS], STOP),
+    "the second of two eos tokens": (StopConditions(), [8], STOP),
+    "ignore_eos goes on": (StopConditions(ignore_eos=True), [EOS], None),
+    "a stop id": (StopConditions(stop_token_ids=frozenset({5, 6})), [6], STOP),
+    "a stop id that is eos, with ignore_eos": (
+        StopConditions(ignore_eos=True, stop_token_ids=frozenset({EOS})),
+        [EOS],
+        STOP,
+    ),
+    "one below max_tokens goes on": (StopConditions(max_tokens=3), [1, 1], None),
+    "max_tokens": (StopConditions(max_tokens=3), [1, 1, 1], LENGTH),
+    "one below max_model_len goes on": (StopConditions(), [1] * (MAX_MODEL_LEN - 4), None),
+    "max_model_len": (StopConditions(), [1] * (MAX_MODEL_LEN - 3), LENGTH),
+    "max_model_len before max_tokens": (StopConditions(max_tokens=1000), [1] * (MAX_MODEL_LEN - 3), LENGTH),
+    "eos at max_tokens is a stop": (StopConditions(max_tokens=1), [EOS], STOP),
+    "a stop id at max_tokens is a stop": (StopConditions(max_tokens=1, stop_token_ids=frozenset({5})), [5], STOP),
+    "ignored eos at max_tokens is a length": (StopConditions(max_tokens=1, ignore_eos=True), [EOS], LENGTH),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_running_and_a_waiting_sequence_end_for_the_same_reason(case: str) -> None:
+    conditions, output, expected = CASES[case]
+    checker = StopChecker(max_num_seqs=2, max_model_len=MAX_MODEL_LEN, eos_token_ids=(EOS, 8))
+    checker.set_slot(1, num_prompt_tokens=3, conditions=conditions)
+    sequence = group(0, 3, conditions).sequence
+    sequence.token_ids = np.append(sequence.token_ids, np.array(output, np.int32))
+    position = np.array([3 + len(output) - 1], np.int32)
+
+    running = checker.finished(np.array([1], np.int32), position, np.array(output[-1:], np.int32))
+
+    assert running == ({} if expected is None else {0: expected})
+    assert checker.finished_late(sequence) is expected
+
+
+def test_each_row_ends_by_the_conditions_of_its_own_slot() -> None:
+    checker = StopChecker(max_num_seqs=4, max_model_len=MAX_MODEL_LEN, eos_token_ids=(EOS,))
+    checker.set_slot(0, 3, StopConditions(ignore_eos=True))
+    checker.set_slot(2, 3, StopConditions())
+    checker.set_slot(3, 3, StopConditions(max_tokens=2))
+
+    finished = checker.finished(
+        np.array([3, 0, 2], np.int32), np.array([4, 4, 4], np.int32), np.array([1, EOS, EOS], np.int32)
+    )
+
+    assert finished == {0: LENGTH, 2: STOP}
+
+
+def test_a_slot_forgets_the_conditions_of_its_last_user() -> None:
+    checker = StopChecker(max_num_seqs=1, max_model_len=MAX_MODEL_LEN, eos_token_ids=(EOS,))
+    checker.set_slot(0, 3, StopConditions(max_tokens=1, stop_token_ids=frozenset({5}), ignore_eos=True))
+
+    checker.set_slot(0, 3, StopConditions())
+
+    slots, positions = np.zeros(2, np.int32), np.full(2, 5, np.int32)
+    assert checker.finished(slots, positions, np.array([5, EOS], np.int32)) == {1: STOP}
+
+
+def test_a_model_without_eos_tokens_ends_by_length_only() -> None:
+    checker = StopChecker(max_num_seqs=1, max_model_len=MAX_MODEL_LEN, eos_token_ids=())
+    checker.set_slot(0, 3, StopConditions(max_tokens=2))
+
+    slots, tokens = np.zeros(2, np.int32), np.array([0, 0], np.int32)
+    assert checker.finished(slots, np.array([3, 4], np.int32), tokens) == {1: LENGTH}
+
+
+def test_at_length_limit_counts_tokens_that_are_on_their_way() -> None:
+    checker = StopChecker(max_num_seqs=1, max_model_len=MAX_MODEL_LEN, eos_token_ids=())
+    checker.set_slot(0, 3, StopConditions(max_tokens=2))
+
+    limited = checker.at_length_limit(np.zeros(3, np.int32), np.array([4, 5, 6], np.int32))
+
+    assert limited.tolist() == [False, True, True]

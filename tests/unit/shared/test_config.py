@@ -1,0 +1,194 @@
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+import pytest
+from pydantic import Field, model_validator
+
+from executor_svc.config import ExecutorConfig, FakeConfig
+from shared.config import ConfigError, ServiceConfig, load_config, load_config_or_exit
+
+
+class SampleConfig(ServiceConfig):
+    """A service with a setting of each type."""
+
+    service: ClassVar[str] = "executor"
+
+    listen: str = Field("127.0.0.1:0", description="Address.")
+    max_num_seqs: int = Field(4, ge=1, le=100, description="Sequences.")
+    step_ms: float = Field(0.5, gt=0, description="Time, 100% of it.")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Where.")
+    is_fast: bool = Field(False, description="Whether.")
+    tokenizer: Path | None = Field(None, description="Directory.")
+    peers: tuple[str, ...] = Field((), description="Addresses.")
+
+    @model_validator(mode="after")
+    def check_device(self) -> Self:
+        if self.device == "cuda" and self.is_fast:
+            raise ValueError("is_fast needs the device cpu")
+        return self
+
+
+class NeedyConfig(SampleConfig):
+    model: str = Field(description="The model.")
+
+
+def load(*argv: str, **environ: str) -> SampleConfig:
+    return load_config(SampleConfig, argv, environ)
+
+
+def mistakes(*argv: str, **environ: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(*argv, **environ)
+    return list(caught.value.mistakes)
+
+
+def write_toml(directory: Path, text: str) -> str:
+    path = directory / "octavo.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_defaults_hold_without_any_source() -> None:
+    assert load().max_num_seqs == 4
+
+
+def test_flag_wins_over_variable_over_file_over_default(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, "[executor]\nmax_num_seqs = 5\nstep_ms = 5.0\ndevice = 'cuda'")
+    config = load(
+        "--config", path, "--max-num-seqs", "7", OCTAVO_EXECUTOR_MAX_NUM_SEQS="6", OCTAVO_EXECUTOR_STEP_MS="6.5"
+    )
+    assert (config.max_num_seqs, config.step_ms, config.device, config.is_fast) == (7, 6.5, "cuda", False)
+
+
+def test_the_file_can_be_named_by_a_variable(tmp_path: Path) -> None:
+    assert load(OCTAVO_CONFIG=write_toml(tmp_path, "[executor]\nmax_num_seqs = 5")).max_num_seqs == 5
+
+
+def test_one_file_serves_both_services(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, "[scheduler]\nwhatever = 1\n[executor]\nmax_num_seqs = 5")
+    assert load("--config", path).max_num_seqs == 5
+
+
+def test_booleans_have_a_flag_for_either_value() -> None:
+    assert load("--is-fast").is_fast
+    assert not load("--no-is-fast", OCTAVO_EXECUTOR_IS_FAST="true").is_fast
+
+
+def test_tuples_are_split_at_commas() -> None:
+    assert load("--peers", "a:1, b:2").peers == ("a:1", "b:2")
+
+
+def test_paths_are_optional() -> None:
+    assert load("--tokenizer", "/models/x").tokenizer == Path("/models/x")
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load().max_num_seqs = 3  # type: ignore[misc]
+
+
+def test_unknown_flag_is_a_mistake_with_a_suggestion() -> None:
+    assert mistakes("--max-num-seq", "3") == ["--max-num-seq is not a flag; did you mean --max-num-seqs?"]
+
+
+def test_unknown_variable_is_a_mistake_with_a_suggestion() -> None:
+    assert mistakes(OCTAVO_EXECUTOR_DEVICES="cpu") == [
+        "OCTAVO_EXECUTOR_DEVICES is not a setting; did you mean OCTAVO_EXECUTOR_DEVICE?"
+    ]
+
+
+def test_variables_of_other_services_are_not_ours() -> None:
+    assert load(OCTAVO_SCHEDULER_DEVICES="cpu", HOME="/").device == "cpu"
+
+
+def test_variables_that_kubernetes_sets_for_a_service_are_no_settings() -> None:
+    load(
+        OCTAVO_EXECUTOR_SERVICE_HOST="10.0.0.1",
+        OCTAVO_EXECUTOR_SERVICE_PORT_GRPC="50061",
+        OCTAVO_EXECUTOR_PORT="tcp://10.0.0.1:50061",
+        OCTAVO_EXECUTOR_PORT_50061_TCP_ADDR="10.0.0.1",
+    )
+
+
+def test_unknown_key_and_table_of_the_file_are_mistakes(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, "[executor]\nmax_num_seq = 5\n[excutor]\n")
+    assert mistakes("--config", path) == [
+        f"[excutor] in {path} is not a table; did you mean executor?",
+        f"executor.max_num_seq in {path} is not a setting; did you mean max_num_seqs?",
+    ]
+
+
+def test_unknown_key_is_a_mistake_even_where_a_flag_would_win(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, "[executor]\nmax_num_seq = 5")
+    assert len(mistakes("--config", path, "--max-num-seqs", "3")) == 1
+
+
+def test_wrong_values_name_the_place_they_came_from(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, "[executor]\nmax_num_seqs = 101")
+    assert sorted(mistakes("--config", path, "--device", "tpu", OCTAVO_EXECUTOR_STEP_MS="fast")) == [
+        "--device is tpu; it must be one of 'cpu' or 'cuda'",
+        "OCTAVO_EXECUTOR_STEP_MS is fast; it must be a number",
+        f"executor.max_num_seqs in {path} is 101; it must be at most 100",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "mistake"),
+    [
+        (("--max-num-seqs", "0"), "--max-num-seqs is 0; it must be at least 1"),
+        (("--max-num-seqs", "many"), "--max-num-seqs is many; it must be a whole number"),
+        (("--step-ms", "0"), "--step-ms is 0; it must be more than 0"),
+        (("--max-message-bytes", "2147483648"), "--max-message-bytes is 2147483648; it must be less than 2147483648"),
+        (("--is-fast", "--device", "cuda"), "is_fast needs the device cpu"),
+        (("stray",), "unexpected argument 'stray'"),
+        (("--device",), "argument --device: expected one argument"),
+        (("--config", "/nowhere.toml"), "cannot read the configuration file /nowhere.toml: No such file or directory"),
+    ],
+)
+def test_each_wrong_flag_is_one_sentence(argv: tuple[str, ...], mistake: str) -> None:
+    assert mistakes(*argv) == [mistake]
+
+
+def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
+    path = write_toml(tmp_path, "[executor\n")
+    (mistake,) = mistakes("--config", path)
+    assert mistake.startswith(f"{path} is not a TOML file: ")
+    assert "\n" not in mistake
+
+
+def test_a_required_setting_names_its_three_places() -> None:
+    with pytest.raises(ConfigError, match=r"--model is required \(or OCTAVO_EXECUTOR_MODEL, or model in the file\)"):
+        load_config(NeedyConfig, [], {})
+
+
+def test_mistakes_go_to_stderr_one_a_line_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load_config_or_exit(SampleConfig, ["--max-num-seqs", "0", "--step-ms", "0"], {})
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "octavo executor: --max-num-seqs is 0; it must be at least 1",
+        "octavo executor: --step-ms is 0; it must be more than 0",
+    ]
+
+
+def test_help_shows_description_default_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load(*["--help"])
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Time, 100% of it. (default: 0.5) [OCTAVO_EXECUTOR_STEP_MS]" in text
+
+
+@pytest.mark.parametrize("config_class", [ExecutorConfig, FakeConfig])
+def test_every_setting_has_a_description(config_class: type[ServiceConfig]) -> None:
+    assert [name for name, info in config_class.model_fields.items() if not info.description] == []
+
+
+def test_a_wrong_address_names_the_form() -> None:
+    with pytest.raises(ConfigError, match="--listen is 50061; it must be host:port"):
+        load_config(FakeConfig, ["--listen", "50061"], {})
+
+
+def test_a_batch_too_small_for_all_slots_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_num_batched_tokens is 8; it must be at least max_num_seqs, 16"):
+        load_config(FakeConfig, ["--max-num-seqs", "16", "--max-num-batched-tokens", "8"], {})

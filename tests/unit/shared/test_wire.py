@@ -1,0 +1,232 @@
+"""Every message means the same on both sides, costs little, and is refused when it is malformed."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.execution.v1 import execution_service_pb2, step_pb2
+from shared.errors import InvalidStepError
+from shared.executor_info import ExecutorInfo
+from shared.step import Admission, Fork, SamplingRow, Step, StepResult, TableDelta, pairs
+from shared.wire import (
+    MAX_WIRE_VERSION,
+    MIN_WIRE_VERSION,
+    decode_admission,
+    decode_fork,
+    decode_info,
+    decode_result,
+    decode_sampling,
+    decode_step,
+    encode_admission,
+    encode_fork,
+    encode_info,
+    encode_result,
+    encode_sampling,
+    encode_step,
+)
+from tests.support.toy_executor import over_the_wire, result_over_the_wire
+
+# Values that float32 holds exactly.
+SAMPLING = SamplingRow(
+    temperature=0.5, top_k=40, top_p=0.75, min_p=0.125, seed=2**64 - 1, output_index=2, num_logprobs=0
+)
+
+
+def plain(value: Any) -> Any:
+    """Return a value with its arrays as (dtype, shape, numbers), so that == compares everything."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tolist()
+    if isinstance(value, tuple):
+        return tuple(plain(entry) for entry in value)
+    if dataclasses.is_dataclass(value):
+        return {entry.name: plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
+    return value
+
+
+def full_step() -> Step:
+    """Return a step in which every field has a value of its own."""
+    admission = Admission(
+        slot=3,
+        generation=9,
+        token_ids=np.array([5, 0, 2**31 - 1], np.int32),
+        num_prompt_tokens=2,
+        num_computed_tokens=1,
+        block_ids=np.array([4, 0], np.int32),
+        sampling=SAMPLING,
+        cache_salt=2**64 - 1,
+    )
+    delta = TableDelta(
+        released_slots=np.array([0, 7], np.int32),
+        admissions=(admission, dataclasses.replace(admission, slot=4, sampling=SamplingRow(), cache_salt=0)),
+        appended_tokens=pairs((1, 11), (2, 12)),
+        replaced_blocks=pairs((1, 2, 3), (4, 5, 6)),
+        appended_blocks=pairs((5, 50)),
+        deactivated_slots=np.array([8], np.int32),
+        activated_slots=np.array([9, 10], np.int32),
+        prefill_chunks=pairs((3, 2)),
+        forks=(Fork(1, 11, 2, SAMPLING), Fork(1, 12, 1, SamplingRow())),
+    )
+    return Step(
+        epoch=2**40,
+        step_id=2**50,
+        delta=delta,
+        blocks_to_swap_in=pairs((1, 2)),
+        blocks_to_copy=pairs((3, 4), (5, 6)),
+        table_digest=2**64 - 1,
+    )
+
+
+def test_a_step_with_everything_survives_the_wire() -> None:
+    assert plain(over_the_wire(full_step())) == plain(full_step())
+
+
+def test_a_swap_out_survives_the_wire() -> None:
+    step = Step(1, 2, TableDelta(), blocks_to_swap_out=pairs((7, 8)))
+
+    assert plain(over_the_wire(step)) == plain(step)
+
+
+def test_an_empty_step_survives_the_wire_in_four_bytes() -> None:
+    step = Step(1, 2, TableDelta())
+
+    assert plain(over_the_wire(step)) == plain(step)
+    assert encode_step(step).ByteSize() == 4
+
+
+@pytest.mark.parametrize("digest", [None, 0, 1])
+def test_an_absent_digest_stays_absent_and_zero_stays_zero(digest: int | None) -> None:
+    step = Step(1, 2, TableDelta(), table_digest=digest)
+    result = StepResult(1, 2, np.empty(0, np.int32), table_digest=digest)
+
+    assert over_the_wire(step).table_digest == digest
+    assert result_over_the_wire(result).table_digest == digest
+
+
+@pytest.mark.parametrize("logprobs", [None, np.array([-0.5, np.nan, -2.0], np.float32)])
+def test_a_result_survives_the_wire(logprobs: np.ndarray[tuple[int], np.dtype[np.float32]] | None) -> None:
+    result = StepResult(2**40, 2**50, np.array([1, 0, 2**31 - 1], np.int32), logprobs, 1234, table_digest=7)
+
+    received = result_over_the_wire(result)
+
+    np.testing.assert_array_equal(received.sampled_token_ids, result.sampled_token_ids)
+    assert (received.logprobs is None) == (logprobs is None)
+    if logprobs is not None and received.logprobs is not None:
+        np.testing.assert_array_equal(received.logprobs, logprobs)
+    assert (received.epoch, received.step_id, received.execute_duration_us) == (2**40, 2**50, 1234)
+
+
+def test_arrays_of_any_width_are_sent_as_little_endian_32_bits() -> None:
+    result = StepResult(1, 1, np.array([1, 258], np.int64), np.array([1.0, 2.0], np.float64))  # type: ignore[arg-type]
+
+    message = encode_result(result)
+
+    assert message.sampled_token_ids == b"\x01\0\0\0\x02\x01\0\0"
+    assert message.logprobs == b"\0\0\x80\x3f\0\0\0\x40"
+
+
+@pytest.mark.parametrize("row", [SAMPLING, SamplingRow(), SamplingRow(top_p=0.5), SamplingRow(num_logprobs=5)])
+def test_sampling_survives_the_wire(row: SamplingRow) -> None:
+    message = step_pb2.SamplingParams.FromString(encode_sampling(row).SerializeToString())
+
+    assert decode_sampling(message) == row
+
+
+def test_neutral_sampling_costs_nothing_and_stays_unset() -> None:
+    message = encode_sampling(SamplingRow())
+
+    assert message.ByteSize() == 0
+    assert not message.HasField("top_p")
+    assert not message.HasField("num_logprobs")
+
+
+def test_zero_logprobs_are_not_none() -> None:
+    assert encode_sampling(SamplingRow(num_logprobs=0)).HasField("num_logprobs")
+
+
+def test_an_admission_and_a_fork_without_sampling_params_sample_neutrally() -> None:
+    assert decode_admission(step_pb2.Admission(slot=1)).sampling == SamplingRow()
+    assert decode_fork(step_pb2.Fork(slot=1)).sampling == SamplingRow()
+
+
+def test_single_admissions_and_forks_survive_the_wire() -> None:
+    admission, fork = full_step().delta.admissions[0], full_step().delta.forks[0]
+
+    assert plain(decode_admission(encode_admission(admission))) == plain(admission)
+    assert decode_fork(encode_fork(fork)) == fork
+
+
+def test_executor_info_survives_the_wire_with_the_wire_versions() -> None:
+    info = ExecutorInfo("i", "m", "h", "float32", 16, 100, 3, 2048, 49152, 256, 4096, 2**22, (2, 0), tp_size=2)
+
+    message = execution_service_pb2.GetExecutorInfoResponse.FromString(encode_info(info).SerializeToString())
+
+    assert decode_info(message) == info
+    assert (message.min_wire_version, message.max_wire_version) == (MIN_WIRE_VERSION, MAX_WIRE_VERSION)
+
+
+def test_a_steady_decode_step_of_1024_sequences_is_below_600_bytes() -> None:
+    # With 16 tokens a block, 1 of 16 sequences needs a block in a step.
+    slots = np.arange(0, 1024, 16)
+    blocks = 60_000 + slots
+    delta = TableDelta(appended_blocks=np.stack((slots, blocks), axis=1).astype(np.int32))
+
+    size = len(encode_step(Step(3, 1_000_000, delta, table_digest=2**63)).SerializeToString())
+
+    assert size < 600
+
+
+def test_a_result_costs_four_bytes_a_sequence() -> None:
+    result = StepResult(3, 1_000_000, np.full(1024, 49_151, np.int32), execute_duration_us=20_000)
+
+    assert len(encode_result(result).SerializeToString()) < 4 * 1024 + 20
+
+
+@pytest.mark.parametrize(
+    ("field", "width"),
+    [
+        ("appended_blocks", 2),
+        ("appended_tokens", 2),
+        ("prefill_chunks", 2),
+        ("replaced_blocks", 3),
+        ("blocks_to_swap_out", 2),
+        ("blocks_to_swap_in", 2),
+        ("blocks_to_copy", 2),
+    ],
+)
+def test_a_flat_array_of_wrong_length_is_refused_by_name(field: str, width: int) -> None:
+    message = step_pb2.ExecuteModelRequest(epoch=1, step_id=1)
+    getattr(message, field).extend(range(width + 1))
+
+    with pytest.raises(InvalidStepError, match=f"^{field} has {width + 1} numbers, not a multiple of {width}"):
+        decode_step(message)
+
+
+def test_token_ids_of_an_odd_number_of_bytes_are_refused() -> None:
+    message = step_pb2.ExecuteModelRequest(admissions=[step_pb2.Admission(token_ids=b"\0" * 7)])
+
+    with pytest.raises(InvalidStepError, match="token_ids has 7 bytes, not a multiple of 4"):
+        decode_step(message)
+
+
+@pytest.mark.parametrize("field", ["sampled_token_ids", "logprobs"])
+def test_result_arrays_of_an_odd_number_of_bytes_are_refused(field: str) -> None:
+    message = step_pb2.ExecuteModelResponse(**{field: b"\0" * 5})  # type: ignore[arg-type]
+
+    with pytest.raises(InvalidStepError, match=f"{field} has 5 bytes, not a multiple of 4"):
+        decode_result(message)
+
+
+def test_fewer_logprobs_than_tokens_are_refused() -> None:
+    message = step_pb2.ExecuteModelResponse(sampled_token_ids=b"\0" * 8, logprobs=b"\0" * 4)
+
+    with pytest.raises(InvalidStepError, match="1 logprobs for 2 sampled tokens"):
+        decode_result(message)
+
+
+def test_a_step_that_breaks_the_order_is_refused_when_it_is_read() -> None:
+    message = step_pb2.ExecuteModelRequest(step_id=4, blocks_to_copy=[1, 2, 2, 3])
+
+    with pytest.raises(InvalidStepError, match="step 4 copies"):
+        decode_step(message)
