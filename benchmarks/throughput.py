@@ -80,7 +80,7 @@ def run_transformers(model: torch.nn.Module, prompts: list[list[int]]) -> float:
 
 async def measure(model_directory: Path, num_rounds: int) -> list[Measurement]:
     """Run both systems in turns."""
-    model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
     vocab_size = model.config.vocab_size
     measurements: list[Measurement] = []
     options = LocalOptions(model=str(model_directory), dtype="float32")

@@ -105,6 +105,9 @@ class TorchWorker:
         begin_s = time.perf_counter()
         table = self._table
         layout = table.apply(step.delta)
+        if layout.num_tokens > self._info.max_num_batched_tokens:
+            limit = self._info.max_num_batched_tokens
+            raise StepFailedError(f"step {step.step_id} computes {layout.num_tokens} tokens; the limit is {limit}")
         digest = self._checked_digest(step)
         self._cache_engine.copy(step.blocks_to_copy)
         token_ids, logprobs = np.empty(0, np.int32), None

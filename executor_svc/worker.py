@@ -1,7 +1,7 @@
 """The seam between the executor's service and what runs the steps.
 
 Two implementations: `executor_svc.torch_worker.TorchWorker` (the model) and
-`executor_svc.fake.FakeWorker` (no torch; checks every block table). The service calls a worker from
+`executor_svc.fake_worker.FakeWorker` (no torch; checks every block table). The service calls a worker from
 one thread only, so a worker needs no locks.
 """
 

@@ -22,6 +22,7 @@ from octavo.errors import (
     OctavoError,
     UnavailableError,
     from_rpc_error,
+    is_own_word,
 )
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
 from octavo.outputs import (
@@ -200,7 +201,8 @@ class Client:
 
     def _to_octavo_error(self, error: grpc.aio.AioRpcError) -> OctavoError:
         """Add what only the channel knows: whether UNAVAILABLE is the scheduler's word or its absence."""
-        if error.code() is grpc.StatusCode.UNAVAILABLE and self._channel is not None:
+        is_from_channel = error.code() is grpc.StatusCode.UNAVAILABLE and not is_own_word(error)
+        if is_from_channel and self._channel is not None:
             match self._channel.get_state():
                 case grpc.ChannelConnectivity.TRANSIENT_FAILURE:
                     return NotConnectedError(self.address)

@@ -119,6 +119,11 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OctavoError:
             return InternalError(f"{message} ({code.name})")
 
 
+def is_own_word(error: grpc.aio.AioRpcError) -> bool:
+    """Return whether the scheduler said UNAVAILABLE itself, rather than gRPC for a broken connection."""
+    return _unpack_detail(error, error_details_pb2.ErrorInfo())
+
+
 def _bad_field(error: grpc.aio.AioRpcError) -> str | None:
     bad_request = error_details_pb2.BadRequest()
     if not _unpack_detail(error, bad_request) or not bad_request.field_violations:

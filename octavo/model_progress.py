@@ -5,8 +5,10 @@
 
 from typing import Protocol
 
+from octavo.errors import OctavoError
 
-class ModelPrepareError(Exception):
+
+class ModelPrepareError(OctavoError):
     """A model could not be prepared; the message is one sentence for the person who asked."""
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from shared.config import ServiceConfig
+from shared.config import ADDRESS_PATTERN, ServiceConfig
 
 
 class SchedulerConfig(ServiceConfig):
@@ -15,13 +15,13 @@ class SchedulerConfig(ServiceConfig):
 
     listen: str = Field(
         "127.0.0.1:50051",
-        pattern=r"^.+:\d{1,5}$",
+        pattern=ADDRESS_PATTERN,
         description="Address to serve clients on, host:port; port 0 takes a free one. The default is this machine "
         "only, because the protocol has no authentication.",
     )
     executor: str = Field(
         "127.0.0.1:50061",
-        pattern=r"^.+:\d{1,5}$",
+        pattern=ADDRESS_PATTERN,
         description="Address of the executor, host:port; the default is an executor's own default.",
     )
     scheduler_id: str | None = Field(

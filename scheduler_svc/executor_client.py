@@ -66,6 +66,8 @@ class ExecutorClient:
         self._options = [
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
+            # An executor is a neighbour: a web proxy in the environment must not come between.
+            ("grpc.enable_http_proxy", 0),
             # A local subchannel pool: a new client never inherits another one's backoff.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 100),

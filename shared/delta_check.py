@@ -6,15 +6,18 @@ its fields, and the invariants of the table are checked on the projection.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shared.errors import InvalidStepError
-from shared.step import Admission, BoolArray, Int32Array, SamplingRow, TableDelta
+from shared.step import NO_LOGPROBS, Admission, BoolArray, Int32Array, SamplingRow, TableDelta
 
 if TYPE_CHECKING:
     from shared.batch_table import BatchTable
+
+INT32_MAX = np.iinfo(np.int32).max
 
 
 def check_delta(table: BatchTable, delta: TableDelta) -> None:
@@ -53,6 +56,7 @@ class _Projection:
     def _admit(self, admission: Admission) -> None:
         table, slot, num_tokens = self.table, admission.slot, len(admission.token_ids)
         self._require_free(slot, admission.generation, "admitted")
+        _require_sampling(slot, admission.sampling)
         if not 1 <= num_tokens <= table.max_model_len:
             raise InvalidStepError(f"slot {slot} has {num_tokens} tokens; the limit is {table.max_model_len}")
         if not 1 <= admission.num_prompt_tokens <= num_tokens:
@@ -64,7 +68,6 @@ class _Projection:
         if len(admission.block_ids) > table.block_tables.shape[1]:
             raise InvalidStepError(f"slot {slot} has {len(admission.block_ids)} blocks, more than a table holds")
         self._require_blocks(admission.block_ids)
-        self._require_sampling(slot, admission.sampling)
         self.live[slot], self.active[slot] = True, False
         self.num_tokens[slot] = num_tokens
         self.num_scheduled_tokens[slot] = admission.num_computed_tokens
@@ -120,11 +123,10 @@ class _Projection:
     def _fork(self, delta: TableDelta) -> None:
         for fork in delta.forks:
             self._require_in_range(fork.parent_slot, "forked")
-            self._require_live(np.array([fork.parent_slot], np.int32), "forked")
             if not self.sampled[fork.parent_slot]:
                 raise InvalidStepError(f"slot {fork.parent_slot} is forked but has no sample row in this step")
             self._require_free(fork.slot, fork.generation, "forked into")
-            self._require_sampling(fork.slot, fork.sampling)
+            _require_sampling(fork.slot, fork.sampling)
             self.live[fork.slot] = True
 
     def _require(self, slots: Int32Array, holds: BoolArray, rule: str) -> None:
@@ -154,14 +156,22 @@ class _Projection:
                 f"slot {slot} is {what} with generation {generation} after {self.table.generation[slot]}"
             )
 
-    def _require_sampling(self, slot: int, sampling: SamplingRow) -> None:
-        for name in ("top_k", "output_index", "num_logprobs"):
-            value = getattr(sampling, name)
-            if abs(value) > np.iinfo(np.int32).max:
-                raise InvalidStepError(f"slot {slot} has {name} {value}, which does not fit its column")
-
     def _require_blocks(self, block_ids: Int32Array) -> None:
         if len(block_ids) and not (block_ids.min() >= 0 and block_ids.max() < self.table.num_device_blocks):
             raise InvalidStepError(
                 f"block ids {block_ids.tolist()} are not all 0 to {self.table.num_device_blocks - 1}"
             )
+
+
+def _require_sampling(slot: int, row: SamplingRow) -> None:
+    """Require numbers that the sampler can work with; NaN fails every comparison."""
+    sound = (
+        0 <= row.temperature < math.inf
+        and 0 < row.top_p <= 1
+        and 0 <= row.min_p <= 1
+        and 0 <= row.top_k <= INT32_MAX
+        and 0 <= row.output_index <= INT32_MAX
+        and NO_LOGPROBS <= row.num_logprobs <= INT32_MAX
+    )
+    if not sound:
+        raise InvalidStepError(f"slot {slot} has sampling parameters out of range: {row}")

@@ -161,4 +161,7 @@ def _details(error: Exception) -> Sequence[Message]:
         delay = Duration()
         delay.FromMilliseconds(round(error.retry_after_s * 1000))
         return [error_details_pb2.RetryInfo(retry_delay=delay)]
+    if isinstance(error, UnavailableError):
+        # Tells our UNAVAILABLE from the one that gRPC makes up when a connection breaks.
+        return [error_details_pb2.ErrorInfo(reason="UNAVAILABLE", domain="octavo")]
     return []

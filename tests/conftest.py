@@ -1,4 +1,4 @@
-"""Hypothesis profiles: `quick` for `make test`; `thorough` for `make test-all`, or OCTAVO_HYPOTHESIS_PROFILE=thorough."""
+"""Hypothesis profiles: `quick`, and `thorough` for tests marked slow or OCTAVO_HYPOTHESIS_PROFILE=thorough."""
 
 import os
 
@@ -12,5 +12,5 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-settings.register_profile("thorough", settings.get_profile("quick"), max_examples=2000, derandomize=False)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=1000, derandomize=False)
 settings.load_profile(os.environ.get("OCTAVO_HYPOTHESIS_PROFILE", "quick"))

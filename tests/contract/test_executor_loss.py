@@ -12,7 +12,7 @@ from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.generation.v1 import generation_service_pb2 as pb
 from shared.errors import StepFailedError
 from shared.step import Step, StepResult
-from tests.kit.stack import Answer, Stack, collect, running_stack, token_request
+from tests.support.stack import Answer, Stack, collect, running_stack, token_request
 
 NUM_TOKENS = 48
 REQUESTS = [

@@ -13,7 +13,7 @@ from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from tests.kit.stack import Stack, collect, running_stack, token_request
+from tests.support.stack import Stack, collect, running_stack, token_request
 
 A_LONG_TIME = 100_000  # tokens; no test waits for them
 
@@ -195,7 +195,7 @@ async def test_a_full_queue_refuses_with_a_time_to_retry() -> None:
         error = await refusal(stack, token_request(4, 5))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         trailing = dict(error.trailing_metadata() or ())
-        status = status_pb2.Status.FromString(trailing["grpc-status-details-bin"])  # type: ignore[arg-type]
+        status = status_pb2.Status.FromString(trailing["grpc-status-details-bin"])
         retry = error_details_pb2.RetryInfo()
         assert status.details[0].Unpack(retry)
         assert retry.retry_delay.ToMilliseconds() > 0
@@ -324,7 +324,7 @@ async def test_a_refusal_names_the_field_for_programs_too() -> None:
     async with running_stack() as stack:
         error = await refusal(stack, token_request(4, 4, top_p=2.0))
         trailing = dict(error.trailing_metadata() or ())
-        status = status_pb2.Status.FromString(trailing["grpc-status-details-bin"])  # type: ignore[arg-type]
+        status = status_pb2.Status.FromString(trailing["grpc-status-details-bin"])
         bad = error_details_pb2.BadRequest()
         assert status.details[0].Unpack(bad)
         assert bad.field_violations[0].field == "sampling_params.top_p"

@@ -118,7 +118,7 @@ def test_a_result_survives_the_wire(logprobs: np.ndarray[tuple[int], np.dtype[np
 
 
 def test_arrays_of_any_width_are_sent_as_little_endian_32_bits() -> None:
-    result = StepResult(1, 1, np.array([1, 258], np.int64), np.array([1.0, 2.0], np.float64))  # type: ignore[arg-type]
+    result = StepResult(1, 1, np.array([1, 258], np.int64), np.array([1.0, 2.0], np.float64))
 
     message = encode_result(result)
 
@@ -212,7 +212,8 @@ def test_token_ids_of_an_odd_number_of_bytes_are_refused() -> None:
 
 @pytest.mark.parametrize("field", ["sampled_token_ids", "logprobs"])
 def test_result_arrays_of_an_odd_number_of_bytes_are_refused(field: str) -> None:
-    message = step_pb2.ExecuteModelResponse(**{field: b"\0" * 5})  # type: ignore[arg-type]
+    message = step_pb2.ExecuteModelResponse()
+    setattr(message, field, b"\0" * 5)
 
     with pytest.raises(InvalidStepError, match=f"{field} has 5 bytes, not a multiple of 4"):
         decode_result(message)

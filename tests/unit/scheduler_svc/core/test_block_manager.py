@@ -83,7 +83,8 @@ def test_append_blocks_gives_all_or_nothing() -> None:
 def test_append_blocks_for_nobody_is_an_empty_list_of_pairs() -> None:
     pairs = BlockManager(3, block_size=4, watermark=0.0).append_blocks(np.empty(0, np.int32))
 
-    assert (pairs.shape, pairs.dtype) == ((0, 2), np.int32)
+    assert pairs.shape == (0, 2)
+    assert pairs.dtype == np.int32
 
 
 @pytest.mark.parametrize(("num_scheduled_tokens", "without_room"), [(3, []), (4, [0]), (5, []), (8, [0])])

@@ -1,0 +1,172 @@
+"""Who may import whom: the contracts hold, each of them bites, and the CPU side really starts without torch."""
+
+import ast
+import importlib.util
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PACKAGES = ("octavo", "scheduler_svc", "executor_svc", "shared")
+HEAVY = ("torch", "transformers", "safetensors")
+CONTRACTS = [
+    contract["name"]
+    for contract in tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+]
+
+NO_TORCH = "the scheduler and what both services share never import torch or transformers"
+INDEPENDENT = "the two services never import each other"
+PURE_CORE = "the scheduler's core is pure: no transport, clock, randomness or logging"
+SHARED_BELOW = "what both services share imports neither of them"
+FAKE_WITHOUT_TORCH = "the fake executor runs without torch"
+
+PURE_MODULES = [
+    *sorted((REPOSITORY / "scheduler_svc" / "core").glob("*.py")),
+    *(REPOSITORY / "shared" / f"{name}.py" for name in ("batch_table", "delta_check", "step", "errors")),
+]
+PURE_IMPORTS = {
+    *("__future__", "bisect", "collections", "dataclasses", "enum", "hashlib", "math", "operator", "typing"),
+    *("numpy", "scheduler_svc", "shared"),
+}
+
+LAZY = "def planted() -> None:\n    {}\n"
+
+# The contract that must break, the file that gets the import at its end, the import.
+PLANTS = [
+    (NO_TORCH, "scheduler_svc/planted.py", "import torch"),
+    (NO_TORCH, "scheduler_svc/planted.py", LAZY.format("import torch")),
+    (NO_TORCH, "scheduler_svc/planted.py", "from transformers import AutoTokenizer"),
+    (NO_TORCH, "scheduler_svc/planted.py", "from torch.nn import functional"),
+    (NO_TORCH, "shared/planted.py", "import safetensors.numpy"),
+    (INDEPENDENT, "scheduler_svc/planted.py", "import executor_svc.worker"),
+    (INDEPENDENT, "executor_svc/planted.py", "from scheduler_svc.core import sequence"),
+    (INDEPENDENT, "executor_svc/planted.py", LAZY.format("import scheduler_svc.core.sequence")),
+    (PURE_CORE, "scheduler_svc/core/planted.py", "import time"),
+    (PURE_CORE, "scheduler_svc/core/planted.py", LAZY.format("import random")),
+    (PURE_CORE, "scheduler_svc/core/planted.py", "from asyncio import Queue"),
+    (PURE_CORE, "scheduler_svc/core/planted.py", "import logging.handlers"),
+    (PURE_CORE, "scheduler_svc/core/planted.py", "import grpc.aio"),
+    (PURE_CORE, "scheduler_svc/core/planted.py", "from google.protobuf import message"),
+    (PURE_CORE, "scheduler_svc/core/planted.py", "from shared.wire import encode_step"),
+    (PURE_CORE, "scheduler_svc/core/planted.py", "import shared.config"),
+    (PURE_CORE, "scheduler_svc/core/planted.py", "import scheduler_svc.request"),
+    (SHARED_BELOW, "shared/planted.py", "import scheduler_svc.core.sequence"),
+    (SHARED_BELOW, "shared/planted.py", "from executor_svc import worker"),
+    (FAKE_WITHOUT_TORCH, "executor_svc/fake.py", "import torch"),
+    (FAKE_WITHOUT_TORCH, "executor_svc/fake_worker.py", LAZY.format("import torch")),
+    (FAKE_WITHOUT_TORCH, "executor_svc/fake.py", "import executor_svc.cache_engine"),
+]
+
+
+def broken_contracts(root: Path) -> list[str]:
+    """Run import-linter on the packages in `root`; return the names of the broken contracts."""
+    code = "import sys; from importlinter.cli import lint_imports_command as run; sys.argv[0] = 'lint-imports'; run()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--config", "pyproject.toml"],
+        cwd=root,
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stdout.splitlines()
+    broken = [name for name in CONTRACTS if any(line.startswith(f"{name} BROKEN") for line in lines)]
+    kept = [name for name in CONTRACTS if any(line.startswith(f"{name} KEPT") for line in lines)]
+    assert len(broken) + len(kept) == len(CONTRACTS), done.stdout + done.stderr
+    assert (done.returncode != 0) == bool(broken)
+    return broken
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the four packages and the contracts, with import-linter's cache beside them."""
+    root = tmp_path_factory.mktemp("packages")
+    for package in PACKAGES:
+        shutil.copytree(REPOSITORY / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "pyproject.toml", root)
+    return root
+
+
+def test_every_contract_holds(packages: Path) -> None:
+    assert broken_contracts(packages) == []
+
+
+def test_every_contract_has_a_plant() -> None:
+    assert {contract for contract, _, _ in PLANTS} == set(CONTRACTS)
+
+
+@pytest.mark.parametrize(("contract", "path", "statement"), PLANTS, ids=[f"{p}: {s!r}" for _, p, s in PLANTS])
+def test_planted_import_breaks_exactly_its_contract(packages: Path, contract: str, path: str, statement: str) -> None:
+    planted = packages / path
+    before = planted.read_text() if planted.exists() else None
+    planted.write_text((before or "") + "\n" + statement + "\n")
+    try:
+        assert broken_contracts(packages) == [contract]
+    finally:
+        if before is None:
+            planted.unlink()
+        else:
+            planted.write_text(before)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_folder_with_modules_is_a_package(package: str) -> None:
+    """Without an `__init__.py` the import checker does not see what a folder imports."""
+    folders = {path.parent for path in (REPOSITORY / package).rglob("*.py")}
+
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+@pytest.mark.parametrize("path", PURE_MODULES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_the_core_imports_nothing_but_what_is_known_to_be_pure(path: Path) -> None:
+    """Stricter than the contract, which names what is forbidden; it cannot see numpy.random at all."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+    assert {name.split(".")[0] for name in imported} <= PURE_IMPORTS
+    assert not {name for name in imported if name.startswith("numpy.") and name != "numpy.typing"}
+    assert "random" not in attributes
+
+
+def modules_below(package: str) -> list[str]:
+    """Return the names of all modules of a package without importing any."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    names = [package]
+    for info in pkgutil.iter_modules(spec.submodule_search_locations, package + "."):
+        names += modules_below(info.name) if info.ispkg else [info.name]
+    return names
+
+
+def heavy_modules_after_importing(modules: list[str]) -> str:
+    """Import modules in a fresh process; return which heavy ones came with them, as a printed list."""
+    code = (
+        f"import importlib, sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_scheduler_imports_no_torch_in_a_fresh_process() -> None:
+    modules = modules_below("scheduler_svc") + modules_below("shared")
+
+    assert "scheduler_svc.__main__" in modules
+    assert heavy_modules_after_importing(modules) == "[]"
+
+
+def test_the_fake_executor_imports_no_torch_in_a_fresh_process() -> None:
+    assert heavy_modules_after_importing(["executor_svc.fake", "executor_svc.fake_worker"]) == "[]"
+
+
+def test_the_check_for_torch_can_fail() -> None:
+    assert heavy_modules_after_importing(["executor_svc.cache_engine"]) == "['torch']"

@@ -1,0 +1,159 @@
+"""Greedy output through both services is what transformers' `generate` answers, whatever happens on the way.
+
+"The same" means the same ids, or, at the first difference, a tie in the reference: the two best logits
+closer than 1e-4. Matrix kernels round differently for different batch shapes; a test that ignores that
+fails now and then.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from octavo import Client, SamplingParams
+from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
+from octavo.local import LocalServices
+from octavo.model_store import find_model
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+
+TIE = 1e-4
+NUM_OUTPUT_TOKENS = 24
+LENGTHS = (1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 200, 333, 512, 1000, 1500)
+QUICK_LENGTHS = (1, 15, 16, 17, 65, 200)
+TEXT = Path(__file__).parents[2] / "LICENSE"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The demo model in plain transformers, and what it answers to each prompt."""
+
+    model: torch.nn.Module
+    prompts: list[list[int]]
+    outputs: list[list[int]]
+
+    def assert_same(self, index: int, output: Sequence[int]) -> None:
+        """Fail unless `output` is the reference's answer to the prompt, or differs from it by a tie."""
+        expected = self.outputs[index]
+        for position, (ours, theirs) in enumerate(zip(output, expected, strict=True)):
+            if ours != theirs:
+                best, second = self.top_two_logits(self.prompts[index] + expected[:position])
+                gap = best - second
+                assert gap < TIE, f"prompt {index}: token {position} is {ours}, not {theirs}; gap {gap:.2e}"
+                return
+
+    def top_two_logits(self, token_ids: list[int]) -> tuple[float, float]:
+        with torch.inference_mode():
+            logits = self.model(torch.tensor([token_ids])).logits[0, -1]
+        best, second = logits.topk(2).values.tolist()
+        return best, second
+
+
+@pytest.fixture(scope="module")
+def model_directory() -> Path:
+    directory = find_model("smollm2")
+    if directory is None:
+        pytest.skip("the demo model has not been prepared: run `octavo model prepare smollm2`")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def reference(model_directory: Path, request: pytest.FixtureRequest) -> Reference:
+    """Answer the prompts of the lengths that the test module's parameter names."""
+    lengths: Sequence[int] = request.param
+    model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(model_directory)(TEXT.read_text()).input_ids
+    prompts = [ids[37 * i : 37 * i + length] for i, length in enumerate(lengths)]
+    outputs = []
+    for prompt in prompts:
+        with torch.inference_mode():
+            output = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                do_sample=False,
+                min_new_tokens=NUM_OUTPUT_TOKENS,
+                max_new_tokens=NUM_OUTPUT_TOKENS,
+            )
+        outputs.append(output[0, len(prompt) :].tolist())
+    return Reference(model, prompts, outputs)
+
+
+@asynccontextmanager
+async def services(model_directory: Path, *executor_flags: str) -> AsyncIterator[Client]:
+    """Run both services as two processes, the executor with these flags."""
+    executor = [sys.executable, "-P", "-m", "executor_svc", "--model", str(model_directory), *executor_flags]
+    scheduler = [sys.executable, "-P", "-m", "scheduler_svc"]
+    common = ["--listen", "127.0.0.1:0", "--exit-on-stdin-close"]
+    async with LocalServices([*executor, *common], [*scheduler, *common]) as running, Client(running.address) as client:
+        yield client
+
+
+async def generate(client: Client, prompt: list[int]) -> list[int]:
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+    output = await client.generate(prompt, params)
+    return list(output.outputs[0].token_ids)
+
+
+async def scheduler_state(client: Client) -> admin_service_pb2.GetSchedulerStateResponse:
+    async with grpc.aio.insecure_channel(client.address) as channel:
+        stub = admin_service_pb2_grpc.AdminServiceStub(channel)
+        return await stub.GetSchedulerState(admin_service_pb2.GetSchedulerStateRequest())
+
+
+async def assert_all_at_once(client: Client, reference: Reference) -> None:
+    outputs = await asyncio.gather(*(generate(client, prompt) for prompt in reference.prompts))
+    for index, output in enumerate(outputs):
+        reference.assert_same(index, output)
+
+
+quick = pytest.mark.parametrize("reference", [QUICK_LENGTHS], indirect=True, ids=["quick"])
+full = pytest.mark.parametrize(
+    "reference", [pytest.param(LENGTHS, marks=pytest.mark.slow)], indirect=True, ids=["24 prompts"]
+)
+
+
+@quick
+async def test_greedy_output_equals_transformers(model_directory: Path, reference: Reference) -> None:
+    async with services(model_directory) as client:
+        reference.assert_same(3, await generate(client, reference.prompts[3]))
+        await assert_all_at_once(client, reference)
+
+
+@full
+async def test_one_at_a_time(model_directory: Path, reference: Reference) -> None:
+    async with services(model_directory) as client:
+        for index, prompt in enumerate(reference.prompts):
+            reference.assert_same(index, await generate(client, prompt))
+
+
+@full
+async def test_all_at_once(model_directory: Path, reference: Reference) -> None:
+    async with services(model_directory) as client:
+        await assert_all_at_once(client, reference)
+
+
+@full
+async def test_with_a_pool_so_small_that_sequences_are_preempted(model_directory: Path, reference: Reference) -> None:
+    num_blocks = -(-(max(LENGTHS) + NUM_OUTPUT_TOKENS) // 16)
+    async with services(model_directory, "--num-device-blocks", str(num_blocks)) as client:
+        await assert_all_at_once(client, reference)
+        state = await scheduler_state(client)
+        assert state.num_preemptions > 0
+        assert state.num_used_blocks == 0
+
+
+@full
+async def test_with_a_budget_so_small_that_every_prompt_is_chunked(model_directory: Path, reference: Reference) -> None:
+    flags = ("--max-num-seqs", "4", "--max-num-batched-tokens", "4")
+    async with services(model_directory, *flags) as client:
+        for index, prompt in enumerate(reference.prompts[:16]):
+            reference.assert_same(index, await generate(client, prompt))
+    async with services(model_directory, "--max-num-seqs", "24", "--max-num-batched-tokens", "48") as client:
+        await assert_all_at_once(client, reference)

@@ -1,0 +1,142 @@
+"""Both services as real processes: how they end, what survives whom, what they weigh."""
+
+import asyncio
+
+import grpc.aio
+import pytest
+
+from octavo import Client, SamplingParams
+from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
+from octavo.errors import UnavailableError
+from octavo.model_store import find_model
+from octavo.outputs import Delta, Finished, RequestOutput
+from tests.support.processes import Service, running_service, start_service
+
+pytestmark = pytest.mark.timeout(300)
+
+FAKE = "executor_svc.fake"
+SCHEDULER = "scheduler_svc"
+PROMPT = list(range(97, 117))
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens)
+
+
+async def first_delta(client: Client, max_tokens: int) -> "asyncio.Task[RequestOutput]":
+    """Start a request; return its task once the first token has arrived."""
+    arrived = asyncio.Event()
+
+    async def run() -> RequestOutput:
+        token_ids: list[int] = []
+        async for event in client.stream(PROMPT, greedy(max_tokens), request_id="watched"):
+            if isinstance(event, Delta):
+                token_ids += event.token_ids
+                arrived.set()
+            elif isinstance(event, Finished):
+                assert list(event.outputs[0].token_ids) == token_ids
+                return RequestOutput("watched", PROMPT, event.outputs, event.usage)
+        raise AssertionError("no last event")
+
+    task = asyncio.create_task(run())
+    await asyncio.wait({task, asyncio.create_task(arrived.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    return task
+
+
+async def test_sigterm_to_the_scheduler_lets_the_stream_end_and_exits_0() -> None:
+    async with running_service(FAKE, "--step-ms", "5") as executor:
+        async with running_service(SCHEDULER, "--executor", executor.address) as scheduler:
+            async with Client(scheduler.address) as client:
+                await client.wait_until_ready(30)
+                stream = await first_delta(client, 100)
+                scheduler.process.terminate()
+                output = await stream
+                assert len(output.outputs[0].token_ids) == 100
+            assert await scheduler.process.wait() == 0
+        assert await executor.terminate() == 0
+
+
+async def test_sigterm_ends_streams_that_outlast_the_grace_period_with_unavailable() -> None:
+    async with (
+        running_service(FAKE, "--step-ms", "20") as executor,
+        running_service(SCHEDULER, "--executor", executor.address, "--shutdown-grace-s", "0.5") as scheduler,
+        Client(scheduler.address) as client,
+    ):
+        await client.wait_until_ready(30)
+        stream = await first_delta(client, 8000)
+        scheduler.process.terminate()
+        with pytest.raises(UnavailableError, match="shut down"):
+            await stream
+        assert await scheduler.process.wait() == 0
+
+
+async def test_an_executor_killed_in_the_middle_of_a_stream_costs_no_token() -> None:
+    executor = await start_service(FAKE, "--step-ms", "5")
+    async with (
+        running_service(SCHEDULER, "--executor", executor.address) as scheduler,
+        Client(scheduler.address) as client,
+    ):
+        await client.wait_until_ready(30)
+        undisturbed = await client.generate(PROMPT, greedy(120))
+        stream = await first_delta(client, 120)
+        await executor.kill()
+        async with running_service(FAKE, "--listen", executor.address):
+            output = await stream
+        assert output.outputs[0].token_ids == undisturbed.outputs[0].token_ids
+
+
+async def test_a_killed_scheduler_leaves_an_executor_that_the_next_one_takes_over() -> None:
+    async with running_service(FAKE) as executor:
+        flags = ("--executor", executor.address, "--scheduler-id", "one", "--lease-s", "60")
+        first = await start_service(SCHEDULER, *flags)
+        async with Client(first.address) as client:
+            await client.wait_until_ready(30)
+            before = await client.generate(PROMPT, greedy(20))
+        await first.kill()
+        async with running_service(SCHEDULER, *flags) as second, Client(second.address) as client:
+            await client.wait_until_ready(30)
+            after = await client.generate(PROMPT, greedy(20))
+        assert after.outputs[0].token_ids == before.outputs[0].token_ids
+
+
+@pytest.mark.model
+async def test_64_streams_of_the_demo_model_are_complete_and_the_scheduler_stays_small() -> None:
+    model = find_model("smollm2")
+    if model is None:
+        pytest.skip("the demo model has not been prepared: run `octavo model prepare smollm2`")
+    async with (
+        running_service("executor_svc", "--model", str(model)) as executor,
+        running_service(SCHEDULER, "--executor", executor.address) as scheduler,
+        Client(scheduler.address) as client,
+    ):
+        await client.wait_until_ready(120)
+        outputs = await asyncio.gather(
+            *(stream_checked(client, f"Story number {i}: once", 8 + i % 9) for i in range(64))
+        )
+        assert [len(o.outputs[0].token_ids) for o in outputs] == [8 + i % 9 for i in range(64)]
+        await assert_all_blocks_free(scheduler)
+        assert scheduler.resident_mib() < 250
+        assert "torch" not in scheduler.loaded_libraries()
+
+
+async def stream_checked(client: Client, prompt: str, num_tokens: int) -> RequestOutput:
+    """Stream a request and check that its deltas are its output."""
+    params = SamplingParams(temperature=0.8, seed=7, max_tokens=num_tokens, ignore_eos=True)
+    text = ""
+    token_ids: list[int] = []
+    async for event in client.stream(prompt, params):
+        if isinstance(event, Delta):
+            text += event.text
+            token_ids += event.token_ids
+        elif isinstance(event, Finished):
+            assert (event.outputs[0].text, list(event.outputs[0].token_ids)) == (text, token_ids)
+            return RequestOutput("", prompt, event.outputs, event.usage)
+    raise AssertionError("no last event")
+
+
+async def assert_all_blocks_free(scheduler: Service) -> None:
+    async with grpc.aio.insecure_channel(scheduler.address) as channel:
+        stub = admin_service_pb2_grpc.AdminServiceStub(channel)
+        state = await stub.GetSchedulerState(admin_service_pb2.GetSchedulerStateRequest())
+    assert state.num_used_blocks == 0
+    assert state.num_free_blocks == state.num_blocks > 0

@@ -1,0 +1,64 @@
+"""Real service processes for end-to-end tests, started and stopped by process id."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+SERVING = "serving on "
+
+
+@dataclass(slots=True)
+class Service:
+    """A running service process."""
+
+    process: asyncio.subprocess.Process
+    address: str
+
+    def resident_mib(self) -> float:
+        """Resident memory now, in MiB (Linux)."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
+        [line] = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+        return int(line.split()[1]) / 1024
+
+    def loaded_libraries(self) -> str:
+        """The memory map, with the path of every shared library (Linux)."""
+        return Path(f"/proc/{self.process.pid}/maps").read_text(encoding="utf-8")
+
+    async def terminate(self) -> int:
+        """Send SIGTERM; return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return await self.process.wait()
+
+    async def kill(self) -> None:
+        """Send SIGKILL and wait."""
+        self.process.kill()
+        await self.process.wait()
+
+
+async def start_service(module: str, *flags: str) -> Service:
+    """Start `python -m module` and return it once it serves."""
+    command = [sys.executable, "-P", "-m", module, "--exit-on-stdin-close", *flags]
+    if "--listen" not in flags:
+        command += ["--listen", "127.0.0.1:0"]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    line = (await process.stdout.readline()).decode()
+    assert SERVING in line, f"{module} ended before it served"
+    return Service(process, line.partition(SERVING)[2].strip())
+
+
+@asynccontextmanager
+async def running_service(module: str, *flags: str) -> AsyncIterator[Service]:
+    """Run a service for the length of a block."""
+    service = await start_service(module, *flags)
+    try:
+        yield service
+    finally:
+        if service.process.returncode is None:
+            await service.kill()
