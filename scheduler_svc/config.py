@@ -52,6 +52,11 @@ class SchedulerConfig(ServiceConfig):
         le=8,
         description="Steps sent before the first is answered: 1 is lock-step, 2 hides scheduling and the network.",
     )
+    check_batch_table: bool = Field(
+        False,
+        description="Let the executor compare its batch table with the scheduler's in every step, for debugging; a "
+        "difference fails the step. Off, because it hashes the whole table each time.",
+    )
     step_timeout_s: float = Field(
         120.0, gt=0, description="Time after which an executor that does not answer a step counts as lost, in seconds."
     )

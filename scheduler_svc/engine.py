@@ -18,7 +18,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler_svc.core.block_manager import AllocStatus
 from scheduler_svc.core.scheduler import Scheduler, SchedulerLimits, StepUpdates
@@ -55,6 +55,7 @@ class EngineSettings:
     max_num_batched_tokens: int | None
     max_waiting_requests: int
     steps_in_flight: int
+    checks_batch_table: bool = False
     max_losses: int = 3
     retry_interval_s: float = 0.5
     queue_retry_after_s: float = 1.0
@@ -260,6 +261,8 @@ class Engine:
         while True:
             while len(core.in_flight) < self.settings.steps_in_flight and (step := core.schedule()):
                 layout = core.in_flight[-1].layout
+                if self.settings.checks_batch_table:
+                    step = replace(step, table_digest=core.table.digest())
                 request_bytes = await session.send(step)
                 self.step_log.add(LoggedStep(step, layout, request_bytes))
             self._work.clear()

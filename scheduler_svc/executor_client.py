@@ -3,7 +3,8 @@
 `ExecutorClient.attach` gives an `ExecutorSession`, which lives as long as the attachment. A stream
 that breaks is opened again and resumed by step id: the executor sends the responses that got lost,
 the session sends the later steps again byte for byte. Whatever cannot be resumed raises
-`ExecutorLostError`; the caller attaches anew and computes its sequences again. Read next: `engine.py`.
+`ExecutorLostError`; the caller attaches anew and computes its sequences again. Read next:
+`step_stream.py` for a single stream, `engine.py` for the caller.
 """
 
 import asyncio
@@ -19,14 +20,13 @@ import grpc.aio
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
 from octavo.execution.v1 import step_pb2
+from scheduler_svc.step_stream import StepStream, StreamBrokenError, read_message, write_message
 from shared.errors import InvalidStepError, OctavoServiceError
 from shared.executor_info import ExecutorInfo, TokenizerFile
 from shared.step import Step, StepResult
 from shared.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION, decode_info, decode_result, encode_step
 
 log = logging.getLogger(__name__)
-
-StepStream = grpc.aio.StreamStreamCall[pb.StreamStepsRequest, pb.StreamStepsResponse]
 
 
 class ExecutorLostError(OctavoServiceError):
@@ -228,7 +228,7 @@ class ExecutorSession:
         if self._stream is not None:
             self._stream.cancel()
 
-    async def _resume(self, broken: "StreamBrokenError") -> None:
+    async def _resume(self, broken: StreamBrokenError) -> None:
         """Replace the broken stream.
 
         Raises: ExecutorLostError: the executor ended it with an error, or does not come back in time.
@@ -275,36 +275,3 @@ class ExecutorSession:
             if message.step_id > first.started.last_executed_step_id:
                 await write_message(stream, pb.StreamStepsRequest(step=message))
         return stream
-
-
-class StreamBrokenError(Exception):
-    """A step stream ended; `code` tells how."""
-
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        self.code = code
-        super().__init__(f"{code.name}: {details}")
-
-    @property
-    def may_resume(self) -> bool:
-        """Whether the transport ended it. Other codes are the executor's own word that it is over."""
-        return self.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.OK)
-
-
-async def write_message(stream: StepStream, message: pb.StreamStepsRequest) -> None:
-    """Write unless the stream is broken: only reading tells how it broke, and reads come first."""
-    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        await stream.write(message)
-
-
-async def read_message(stream: StepStream) -> pb.StreamStepsResponse:
-    """Return the next message.
-
-    Raises: StreamBrokenError: the stream ended.
-    """
-    try:
-        message = await stream.read()
-    except grpc.aio.AioRpcError as error:
-        raise StreamBrokenError(error.code(), error.details() or "") from error
-    if not isinstance(message, pb.StreamStepsResponse):
-        raise StreamBrokenError(grpc.StatusCode.OK, "the executor ended the stream")
-    return message

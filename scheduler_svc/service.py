@@ -83,6 +83,7 @@ def engine_settings(config: SchedulerConfig) -> EngineSettings:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_waiting_requests=config.max_waiting_requests,
         steps_in_flight=config.steps_in_flight,
+        checks_batch_table=config.check_batch_table,
     )
 
 

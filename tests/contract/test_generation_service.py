@@ -134,7 +134,8 @@ async def test_steps_in_flight_do_not_change_outputs(steps_in_flight: int) -> No
     async with running_stack(steps_in_flight=1) as stack:
         expected = await asyncio.gather(*(collect(stack, request) for request in requests))
     worker = FakeWorker(num_device_blocks=24, max_model_len=384)
-    async with running_stack(worker, steps_in_flight=steps_in_flight, max_num_batched_tokens=256) as stack:
+    settings = {"steps_in_flight": steps_in_flight, "max_num_batched_tokens": 256, "check_batch_table": True}
+    async with running_stack(worker, **settings) as stack:
         answers = await asyncio.gather(*(collect(stack, request) for request in requests))
         assert stack.engine.num_preemptions > 0
     assert [a.token_ids for a in answers] == [e.token_ids for e in expected]

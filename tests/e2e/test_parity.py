@@ -74,7 +74,7 @@ def reference(model_directory: Path, request: pytest.FixtureRequest) -> Referenc
     outputs = []
     for prompt in prompts:
         with torch.inference_mode():
-            output = model.generate(
+            output = model.generate(  # type: ignore[misc]
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 do_sample=False,
