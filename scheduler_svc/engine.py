@@ -21,7 +21,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from scheduler_svc.core.block_manager import AllocStatus
-from scheduler_svc.core.scheduler import Scheduler, SchedulerLimits, StepUpdates
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.scheduler import Scheduler, StepUpdates
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.executor_client import (
     ExecutorClient,

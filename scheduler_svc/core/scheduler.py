@@ -36,6 +36,8 @@ from operator import attrgetter
 import numpy as np
 
 from scheduler_svc.core.block_manager import AllocStatus, BlockManager
+from scheduler_svc.core.integrity import check_integrity
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.sequence import FinishReason, Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.core.stopping import StopChecker
@@ -44,29 +46,6 @@ from shared.errors import ExecutorFaultError
 from shared.step import Admission, BoolArray, Int32Array, Step, StepResult
 
 BY_ARRIVAL = attrgetter("arrival")
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """The numbers that bound a scheduler; sizes in tokens and blocks.
-
-    `max_num_batched_tokens` is the token budget of a step and at least `max_num_seqs`, so that every
-    running sequence can decode in every step. `max_model_len` is at most what the pool holds, so that
-    a sequence that has the pool for itself can always grow to its end.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    vocab_size: int
-    block_size: int
-    num_blocks: int
-    eos_token_ids: tuple[int, ...] = ()
-    watermark: float = 0.01
-
-    def __post_init__(self) -> None:
-        assert 1 <= self.max_num_seqs <= self.max_num_batched_tokens
-        assert self.max_model_len <= self.num_blocks * self.block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +93,7 @@ class Scheduler:
         self.num_computed_tokens: Int32Array = np.zeros(limits.max_num_seqs, np.int32)
         self._stop_checker = StopChecker(limits.max_num_seqs, limits.max_model_len, limits.eos_token_ids)
         self._sequence_in_slot: dict[int, Sequence] = {}
-        self._free_slots: list[int] = list(range(limits.max_num_seqs - 1, -1, -1))
+        self.free_slots: list[int] = list(range(limits.max_num_seqs - 1, -1, -1))
         # Slots that were left since the last step; the next one releases them in the batch table.
         self._slots_to_release: list[int] = []
         self._prefilling: list[Sequence] = []
@@ -223,7 +202,7 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan) -> None:
         """Admit waiting sequences in order, while slots, budget and blocks last."""
-        while self.waiting and self._free_slots and plan.token_budget:
+        while self.waiting and self.free_slots and plan.token_budget:
             sequence = self.waiting[0]
             if sequence.num_late_tokens:
                 return
@@ -235,7 +214,7 @@ class Scheduler:
             self._enter_slot(plan, sequence, block_ids)
 
     def _enter_slot(self, plan: StepPlan, sequence: Sequence, block_ids: Int32Array) -> None:
-        group, slot = sequence.group, self._free_slots.pop()
+        group, slot = sequence.group, self.free_slots.pop()
         token_ids = sequence.token_ids
         sequence.slot, sequence.generation = slot, int(self.table.generation[slot]) + 1
         sequence.status = SequenceStatus.RUNNING
@@ -342,7 +321,7 @@ class Scheduler:
         self.running.remove(sequence)
         if sequence in self._prefilling:
             self._prefilling.remove(sequence)
-        self._free_slots.append(slot)
+        self.free_slots.append(slot)
         self._slots_to_release.append(slot)
 
     # For people and tests ------------------------------------------------------------------------
@@ -354,21 +333,4 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert the numbered invariants of this module."""
-        allocator, table = self.block_manager.allocator, self.table
-        allocator.check_integrity()
-        slots = [sequence.slot for sequence in self.running]
-        named = np.concatenate([table.blocks_of(slot) for slot in slots]) if slots else np.empty(0, np.int32)
-        block_ids, counts = np.unique(named, return_counts=True)
-        assert len(block_ids) == allocator.num_used_blocks, "a used block is in no block table"
-        assert all(allocator.ref_count(b) == n for b, n in zip(block_ids.tolist(), counts.tolist(), strict=True))
-        assert len(set(slots)) == len(slots), "two running sequences share a slot"
-        assert set(slots) | set(self._free_slots) == set(range(self.limits.max_num_seqs)), "a slot got lost"
-        assert not set(slots) & set(self._free_slots), "a free slot is in use"
-        held = np.array(slots, np.int32)
-        assert table.live[held].all(), "a running sequence has no live slot"
-        room = table.num_blocks[held] * self.limits.block_size
-        assert (table.num_scheduled_tokens[held] <= room).all(), "tokens were computed without a block"
-        assert (table.num_tokens[held] <= self.limits.max_model_len).all(), "a sequence is too long"
-        assert all(step.layout.num_tokens <= self.limits.max_num_batched_tokens for step in self.in_flight)
-        assert [s.arrival for s in self.running] == sorted(s.arrival for s in self.running)
-        assert [s.arrival for s in self.waiting] == sorted(s.arrival for s in self.waiting)
+        check_integrity(self)

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.core.block_manager import AllocStatus
-from scheduler_svc.core.scheduler import Scheduler, SchedulerLimits
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import FinishReason, SequenceGroup, SequenceStatus, StopConditions
 from shared.step import SamplingRow, StepResult
 from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token

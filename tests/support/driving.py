@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scheduler_svc.core.block_manager import AllocStatus
-from scheduler_svc.core.scheduler import Scheduler, SchedulerLimits, StepUpdates
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.scheduler import Scheduler, StepUpdates
 from scheduler_svc.core.sequence import SequenceGroup, StopConditions
 from shared.step import SamplingRow, Step, StepResult
 from tests.support.toy_executor import NextToken, ToyExecutor, count_up

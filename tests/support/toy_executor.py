@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from octavo.execution.v1 import step_pb2
-from scheduler_svc.core.scheduler import SchedulerLimits
+from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.sequence import FinishReason, StopConditions
 from shared.batch_table import BatchTable, StepLayout
 from shared.step import Int32Array, Step, StepResult

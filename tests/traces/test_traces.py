@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduler_svc.core.scheduler import Scheduler, SchedulerLimits, StepUpdates
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.scheduler import Scheduler, StepUpdates
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, StopConditions
 from shared.step import SamplingRow, Step
 from tests.support.driving import Bench, small_limits
