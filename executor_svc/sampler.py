@@ -17,6 +17,9 @@ from shared.step import Int32Array
 # vocabulary of 49,152 (measured: Intel Xeon 2.5 GHz, 2 cores, float32).
 NUCLEUS_TOKENS = 1024
 
+# Below, quotients may overflow to infinity and probabilities become NaN; the draw is greedy by then.
+MIN_TEMPERATURE = np.float32(1e-6)
+
 
 class Sampler:
     """Draws one token for each sample row. Stateless: rows carry their parameters."""
@@ -65,7 +68,7 @@ def filtered_scores(scores: torch.Tensor, sampling: npt.NDArray[np.void]) -> tor
         sampling: [num_rows] of `SAMPLING_ROW`, temperatures above 0.
     """
     device = scores.device
-    scores.div_(_column(sampling["temperature"], device))
+    scores.div_(_column(np.maximum(sampling["temperature"], MIN_TEMPERATURE), device))
     wants_top_k = (sampling["top_k"] > 0) & (sampling["top_k"] < scores.shape[1])
     for name, wants, keep in (
         ("top_k", wants_top_k, _top_k_threshold),

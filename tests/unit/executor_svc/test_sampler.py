@@ -103,6 +103,14 @@ def test_temperature_zero_takes_the_lowest_of_equal_ids() -> None:
     assert logprobs is None
 
 
+def test_a_temperature_near_zero_is_greedy_instead_of_nan() -> None:
+    logits = random_logits(4) * 100
+
+    token_ids, _ = sample(logits, *[SamplingRow(temperature=1e-40, seed=i, top_p=0.9) for i in range(4)])
+
+    assert token_ids.tolist() == logits.argmax(-1).tolist()
+
+
 def test_greedy_rows_are_untouched_by_random_neighbours() -> None:
     logits = random_logits(3)
 
