@@ -58,7 +58,10 @@ class SchedulerConfig(ServiceConfig):
         "difference fails the step. Off, because it hashes the whole table each time.",
     )
     step_timeout_s: float = Field(
-        120.0, gt=0, description="Time after which an executor that does not answer a step counts as lost, in seconds."
+        600.0,
+        gt=0,
+        description="Time after which an executor that does not answer a step counts as lost, in seconds. Only a hang "
+        "takes so long: a broken connection is noticed at once, and a large prefill on a CPU takes minutes.",
     )
     lease_s: float = Field(
         10.0,

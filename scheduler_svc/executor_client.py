@@ -46,7 +46,7 @@ class SessionTimings:
     connect_timeout_s: float = 5.0
     resume_timeout_s: float = 3.0
     resume_interval_s: float = 0.1
-    step_timeout_s: float = 120.0
+    step_timeout_s: float = 600.0
 
 
 class ExecutorClient:

@@ -73,15 +73,29 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
 
 
 def tokenize_prompt(request: pb.GenerateRequest, model: ServedModel) -> list[int]:
-    """Return the token ids of whichever prompt the request has."""
+    """Return the token ids of whichever prompt the request has.
+
+    Raises: InvalidFieldError: it is empty, refused by the chat template, or certain to be too long.
+    """
     kind = request.WhichOneof("prompt")
     if kind == "text":
+        check_text_length("text", len(request.text), model)
         return model.tokenizer.encode(request.text)
     if kind == "messages":
-        if not request.messages.messages:
+        messages = request.messages.messages
+        if not messages:
             raise InvalidFieldError("messages", "empty", "at least 1 message long")
-        return model.tokenizer.render_chat([(m.role, m.content) for m in request.messages.messages])
+        check_text_length("messages", sum(len(message.content) for message in messages), model)
+        return model.tokenizer.render_chat([(message.role, message.content) for message in messages])
     return list(request.token_ids.ids)
+
+
+def check_text_length(field: str, num_characters: int, model: ServedModel) -> None:
+    """Refuse a text that cannot fit whatever its tokens are: to tokenize it could cost gigabytes."""
+    limit = model.max_model_len * model.tokenizer.max_token_length
+    if num_characters > limit:
+        shown, rule = f"{num_characters} characters long", f"at most {limit} characters long"
+        raise InvalidFieldError(field, shown, f"{rule} (max_model_len is {model.max_model_len} tokens)")
 
 
 def delta_message(delta: Delta) -> pb.OutputDelta:

@@ -40,6 +40,7 @@ class Tokenizer:
         config = _load_json_object(contents, CONFIG)
         self._special_tokens = _special_tokens(_load_json_object(contents, SPECIAL_TOKENS_MAP) | config)
         self._chat_template = _load_chat_template(contents, config, self._special_tokens)
+        self._max_token_length = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
         self._special_token_ids = frozenset(
             token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
         )
@@ -66,6 +67,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of tokens, added ones included; the model may have room for more ids."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def max_token_length(self) -> int:
+        """Characters of the longest token: a text has at least its length divided by this many tokens."""
+        return self._max_token_length
 
     @property
     def has_chat_template(self) -> bool:

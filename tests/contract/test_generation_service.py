@@ -267,6 +267,12 @@ BAD_REQUESTS = {
     "empty text": (pb.GenerateRequest(text=""), "text", "at least 1 token"),
     "no prompt": (pb.GenerateRequest(), "prompt", "text, token_ids and messages"),
     "no messages": (pb.GenerateRequest(messages=pb.ChatMessages()), "messages", "at least 1 message"),
+    "text that no tokens could hold": (pb.GenerateRequest(text="x" * 10_000), "text is 10000 characters", "256 tokens"),
+    "messages that no tokens could hold": (
+        pb.GenerateRequest(messages=pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="x" * 10_000)])),
+        "messages is 10000 characters",
+        "256 tokens",
+    ),
     "prompt beyond the model": (token_request(256, 4), "token_ids", "at most 255 tokens"),
     "token beyond the vocabulary": (
         pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 99999])),
