@@ -16,7 +16,7 @@ from shared.errors import InvalidStepError, StepFailedError
 from shared.step import SamplingRow, Step, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import StepDriver
-from tests.numerics.tiny_models import MAX_MODEL_LEN, VOCAB_SIZE
+from tests.numerics.tiny_models import MAX_MODEL_LEN, VOCAB_SIZE, save_tiny_model
 
 MakeDriver = Callable[..., StepDriver]
 
@@ -56,6 +56,15 @@ def test_model_hash_differs_between_models(tiny_models: dict[str, TinyModel]) ->
     hashes = {load_worker(str(m.directory), num_device_blocks=1).info.model_hash for m in tiny_models.values()}
 
     assert len(hashes) == len(tiny_models)
+
+
+def test_model_hash_differs_between_trainings_of_one_configuration(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        save_tiny_model(tmp_path / str(seed), seed=seed)
+
+    hashes = {load_worker(str(tmp_path / str(seed)), num_device_blocks=1).info.model_hash for seed in (1, 2)}
+
+    assert len(hashes) == 2
 
 
 @pytest.mark.parametrize(

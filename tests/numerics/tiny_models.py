@@ -31,16 +31,16 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
-def save_tiny_model(directory: Path, **overrides: object) -> LlamaForCausalLM:
+def save_tiny_model(directory: Path, *, seed: int = 7, **overrides: object) -> LlamaForCausalLM:
     """Save a random model, float32, and return transformers' form of it."""
     model = LlamaForCausalLM(LlamaConfig.from_dict(_settings(overrides)))
-    return _randomize_and_save(model, directory)
+    return _randomize_and_save(model, directory, seed)
 
 
 def save_tiny_mistral(directory: Path, **overrides: object) -> MistralForCausalLM:
     """Save a random Mistral model without a sliding window."""
     model = MistralForCausalLM(MistralConfig.from_dict(_settings({"sliding_window": None, **overrides})))
-    return _randomize_and_save(model, directory)
+    return _randomize_and_save(model, directory, seed=7)
 
 
 def _settings(overrides: dict[str, object]) -> dict[str, object]:
@@ -59,8 +59,8 @@ def _settings(overrides: dict[str, object]) -> dict[str, object]:
 
 
 @torch.no_grad()
-def _randomize_and_save(model: Model, directory: Path) -> Model:
-    generator = torch.Generator().manual_seed(7)
+def _randomize_and_save(model: Model, directory: Path, seed: int) -> Model:
+    generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         # transformers starts biases at 0, norms at 1 and the rest near 0: too tame to show a mistake.
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
