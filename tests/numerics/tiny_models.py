@@ -1,7 +1,7 @@
 """Random Llama models of a few thousand weights, saved as transformers saves them."""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
@@ -20,7 +20,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 
-VARIANTS: dict[str, dict[str, object]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "gqa": {},
     "mha": {"num_key_value_heads": 4},
     "mqa": {"num_key_value_heads": 1},
