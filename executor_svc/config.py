@@ -40,6 +40,7 @@ class ExecutorConfig(_BatchConfig):
     """Run a model behind octavo.execution.v1: one KV cache, one batch table, one scheduler at a time."""
 
     service: ClassVar[str] = "executor"
+    program: ClassVar[str] = "python -m executor_svc"
 
     model: str = Field(description="The model: a Hugging Face directory, or a hub id.")
     model_id: str | None = Field(
@@ -64,6 +65,7 @@ class FakeConfig(_BatchConfig):
     """Run the fake executor: the same service without a model, with every block table checked."""
 
     service: ClassVar[str] = "fake"
+    program: ClassVar[str] = "python -m executor_svc.fake"
 
     num_device_blocks: int = Field(4096, ge=1, description="Blocks of the device pool; 65,536 tokens by default.")
     num_host_blocks: int = Field(0, ge=0, description="Blocks of the host pool for swapping; 0: it cannot swap.")

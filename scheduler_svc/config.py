@@ -12,6 +12,7 @@ class SchedulerConfig(ServiceConfig):
     """Serve clients: tokenize, schedule steps on an executor, stream what it samples."""
 
     service: ClassVar[str] = "scheduler"
+    program: ClassVar[str] = "python -m scheduler_svc"
 
     listen: str = Field(
         "127.0.0.1:50051",

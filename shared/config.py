@@ -4,6 +4,7 @@ A service derives a class from `ServiceConfig`, names itself in `service` and de
 
     class SchedulerConfig(ServiceConfig):
         service: ClassVar[str] = "scheduler"
+        program: ClassVar[str] = "python -m scheduler_svc"
         max_num_waiting: int = Field(1024, ge=1, description="Requests that may wait; ...")
 
 and its `__main__` calls `load_config_or_exit(SchedulerConfig, sys.argv[1:], os.environ)`. The field
@@ -40,11 +41,12 @@ _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_.+)?)")
 
 
 class ServiceConfig(BaseModel):
-    """What every service has. `service` names the program, the table and the variables."""
+    """What every service has. `service` names the table and the variables, `program` is what people type."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     service: ClassVar[str]
+    program: ClassVar[str]
 
     listen: str = Field(
         pattern=ADDRESS_PATTERN, description="Address to serve gRPC on, host:port; each service has its own default."
@@ -140,7 +142,7 @@ def _read_flags(
 
 def _parser(config_class: type[ServiceConfig]) -> _FlagParser:
     parser = _FlagParser(
-        prog=f"octavo {config_class.service}",
+        prog=config_class.program,
         description=(config_class.__doc__ or "").partition("\n")[0],
         epilog="Each flag is also a variable, here in brackets, and a key of the table "
         f"[{config_class.service}] of the TOML file. Flags win over variables, variables over the file.",

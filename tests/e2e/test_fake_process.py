@@ -27,7 +27,7 @@ def command(module: str, *flags: str) -> list[str]:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables}
+    return {**os.environ, **variables}
 
 
 @contextmanager

@@ -12,6 +12,7 @@ class SampleConfig(ServiceConfig):
     """A service with a setting of each type."""
 
     service: ClassVar[str] = "executor"
+    program: ClassVar[str] = "python -m executor"
 
     listen: str = Field("127.0.0.1:0", description="Address.")
     max_num_seqs: int = Field(4, ge=1, le=100, description="Sequences.")
