@@ -1,8 +1,12 @@
-"""Hypothesis profiles: `quick`, and `thorough` for tests marked slow or OCTAVO_HYPOTHESIS_PROFILE=thorough."""
+"""Shared fixtures; Hypothesis profiles: `quick`, and `thorough` (slow tests, OCTAVO_HYPOTHESIS_PROFILE=thorough)."""
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+from octavo.model_store import find_model
 
 settings.register_profile(
     "quick",
@@ -14,3 +18,12 @@ settings.register_profile(
 )
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=1000, derandomize=False)
 settings.load_profile(os.environ.get("OCTAVO_HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The directory of the demo model; tests that use it are marked `model`."""
+    directory = find_model("smollm2")
+    if directory is None:
+        pytest.skip("the demo model has not been prepared: run `octavo model prepare smollm2`")
+    return directory

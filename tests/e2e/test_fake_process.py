@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc, step_pb2
@@ -57,11 +58,22 @@ def run(arguments: Sequence[str], **variables: str) -> subprocess.CompletedProce
     )
 
 
+async def until_ready(channel: grpc.aio.Channel) -> None:
+    """Return once health says that the model is loaded."""
+    stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+    watch = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"), wait_for_ready=True, timeout=TIMEOUT_S)
+    async for answer in watch:
+        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+            break
+    watch.cancel()
+
+
 async def answer_one_step(address: str) -> step_pb2.ExecuteModelResponse:
     async with grpc.aio.insecure_channel(address) as channel:
+        await until_ready(channel)
         stub = execution_service_pb2_grpc.ExecutionServiceStub(channel)
         attach = pb.AttachRequest(scheduler_id="a", lease_ms=1000, min_wire_version=1, max_wire_version=1)
-        epoch = (await stub.Attach(attach, wait_for_ready=True, timeout=TIMEOUT_S)).epoch
+        epoch = (await stub.Attach(attach, timeout=TIMEOUT_S)).epoch
         return await stub.ExecuteModel(step_pb2.ExecuteModelRequest(epoch=epoch, step_id=1), timeout=TIMEOUT_S)
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.errors import LocalServiceError
-from octavo.model_store import find_model
 from octavo.outputs import ChatMessage
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
@@ -25,16 +24,8 @@ PROMPTS = ["The capital of France is", "1, 2, 3, 4,", "Once upon a time", "Water
 
 
 @pytest.fixture(scope="module")
-def model() -> str:
-    directory = find_model("smollm2")
-    if directory is None:
-        pytest.skip("the demo model has not been prepared: run `octavo model prepare smollm2`")
-    return str(directory)
-
-
-@pytest.fixture(scope="module")
-def llm(model: str) -> Iterator[LLM]:
-    with LLM(model, progress=False, kv_cache_gib=0.25) as llm:
+def llm(demo_model: Path) -> Iterator[LLM]:
+    with LLM(demo_model, progress=False, kv_cache_gib=0.25) as llm:
         yield llm
 
 
@@ -61,9 +52,19 @@ def test_a_model_directory_that_does_not_exist_is_one_sentence(tmp_path: Path, m
 
 
 @pytest.mark.slow
-def test_demo_answers_and_stops(model: str) -> None:
+def test_demo_answers_and_stops(demo_model: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "octavo.cli", "demo", "What is 1+1?", "--model", model, "--kv-cache-gib", "0.25"],
+        [
+            sys.executable,
+            "-m",
+            "octavo.cli",
+            "demo",
+            "What is 1+1?",
+            "--model",
+            str(demo_model),
+            "--kv-cache-gib",
+            "0.25",
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -73,8 +74,8 @@ def test_demo_answers_and_stops(model: str) -> None:
     assert re.search(r"^\d+ tokens, the first after \d+ ms, then [\d.]+ tokens/s$", ended.stdout, re.MULTILINE)
 
 
-def test_up_serves_until_sigterm_and_leaves_nothing(model: str) -> None:
-    command = [sys.executable, "-m", "octavo.cli", "up", "--model", model, "--listen", "127.0.0.1:0"]
+def test_up_serves_until_sigterm_and_leaves_nothing(demo_model: Path) -> None:
+    command = [sys.executable, "-m", "octavo.cli", "up", "--model", str(demo_model), "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
         assert up.stdout is not None
         match = re.search(r" on (\S+:\d+);", up.stdout.readline())

@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from octavo import Client, SamplingParams
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.local import LocalServices
-from octavo.model_store import find_model
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
@@ -57,19 +56,11 @@ class Reference:
 
 
 @pytest.fixture(scope="module")
-def model_directory() -> Path:
-    directory = find_model("smollm2")
-    if directory is None:
-        pytest.skip("the demo model has not been prepared: run `octavo model prepare smollm2`")
-    return directory
-
-
-@pytest.fixture(scope="module")
-def reference(model_directory: Path, request: pytest.FixtureRequest) -> Reference:
+def reference(demo_model: Path, request: pytest.FixtureRequest) -> Reference:
     """Answer the prompts of the lengths that the test module's parameter names."""
     lengths: Sequence[int] = request.param
-    model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
-    ids = AutoTokenizer.from_pretrained(model_directory)(TEXT.read_text()).input_ids
+    model = AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(demo_model)(TEXT.read_text()).input_ids
     prompts = [ids[37 * i : 37 * i + length] for i, length in enumerate(lengths)]
     outputs = []
     for prompt in prompts:
@@ -86,9 +77,9 @@ def reference(model_directory: Path, request: pytest.FixtureRequest) -> Referenc
 
 
 @asynccontextmanager
-async def services(model_directory: Path, *executor_flags: str) -> AsyncIterator[Client]:
+async def services(demo_model: Path, *executor_flags: str) -> AsyncIterator[Client]:
     """Run both services as two processes, the executor with these flags."""
-    executor = [sys.executable, "-P", "-m", "executor_svc", "--model", str(model_directory), *executor_flags]
+    executor = [sys.executable, "-P", "-m", "executor_svc", "--model", str(demo_model), *executor_flags]
     scheduler = [sys.executable, "-P", "-m", "scheduler_svc"]
     common = ["--listen", "127.0.0.1:0", "--exit-on-stdin-close"]
     async with LocalServices([*executor, *common], [*scheduler, *common]) as running, Client(running.address) as client:
@@ -120,29 +111,29 @@ full = pytest.mark.parametrize(
 
 
 @quick
-async def test_greedy_output_equals_transformers(model_directory: Path, reference: Reference) -> None:
-    async with services(model_directory) as client:
+async def test_greedy_output_equals_transformers(demo_model: Path, reference: Reference) -> None:
+    async with services(demo_model) as client:
         reference.assert_same(3, await generate(client, reference.prompts[3]))
         await assert_all_at_once(client, reference)
 
 
 @full
-async def test_one_at_a_time(model_directory: Path, reference: Reference) -> None:
-    async with services(model_directory) as client:
+async def test_one_at_a_time(demo_model: Path, reference: Reference) -> None:
+    async with services(demo_model) as client:
         for index, prompt in enumerate(reference.prompts):
             reference.assert_same(index, await generate(client, prompt))
 
 
 @full
-async def test_all_at_once(model_directory: Path, reference: Reference) -> None:
-    async with services(model_directory) as client:
+async def test_all_at_once(demo_model: Path, reference: Reference) -> None:
+    async with services(demo_model) as client:
         await assert_all_at_once(client, reference)
 
 
 @full
-async def test_with_a_pool_so_small_that_sequences_are_preempted(model_directory: Path, reference: Reference) -> None:
+async def test_with_a_pool_so_small_that_sequences_are_preempted(demo_model: Path, reference: Reference) -> None:
     num_blocks = -(-(max(LENGTHS) + NUM_OUTPUT_TOKENS) // 16)
-    async with services(model_directory, "--num-device-blocks", str(num_blocks)) as client:
+    async with services(demo_model, "--num-device-blocks", str(num_blocks)) as client:
         await assert_all_at_once(client, reference)
         state = await scheduler_state(client)
         assert state.num_preemptions > 0
@@ -150,10 +141,10 @@ async def test_with_a_pool_so_small_that_sequences_are_preempted(model_directory
 
 
 @full
-async def test_with_a_budget_so_small_that_every_prompt_is_chunked(model_directory: Path, reference: Reference) -> None:
+async def test_with_a_budget_so_small_that_every_prompt_is_chunked(demo_model: Path, reference: Reference) -> None:
     flags = ("--max-num-seqs", "4", "--max-num-batched-tokens", "4")
-    async with services(model_directory, *flags) as client:
+    async with services(demo_model, *flags) as client:
         for index, prompt in enumerate(reference.prompts[:16]):
             reference.assert_same(index, await generate(client, prompt))
-    async with services(model_directory, "--max-num-seqs", "24", "--max-num-batched-tokens", "48") as client:
+    async with services(demo_model, "--max-num-seqs", "24", "--max-num-batched-tokens", "48") as client:
         await assert_all_at_once(client, reference)

@@ -1,6 +1,7 @@
 """Both services as real processes: how they end, what survives whom, what they weigh."""
 
 import asyncio
+from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -8,7 +9,6 @@ import pytest
 from octavo import Client, SamplingParams
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.errors import UnavailableError
-from octavo.model_store import find_model
 from octavo.outputs import Delta, Finished, RequestOutput
 from tests.support.processes import Service, running_service, start_service
 
@@ -100,12 +100,9 @@ async def test_a_killed_scheduler_leaves_an_executor_that_the_next_one_takes_ove
 
 
 @pytest.mark.model
-async def test_64_streams_of_the_demo_model_are_complete_and_the_scheduler_stays_small() -> None:
-    model = find_model("smollm2")
-    if model is None:
-        pytest.skip("the demo model has not been prepared: run `octavo model prepare smollm2`")
+async def test_64_streams_of_the_demo_model_are_complete_and_the_scheduler_stays_small(demo_model: Path) -> None:
     async with (
-        running_service("executor_svc", "--model", str(model)) as executor,
+        running_service("executor_svc", "--model", str(demo_model)) as executor,
         running_service(SCHEDULER, "--executor", executor.address) as scheduler,
         Client(scheduler.address) as client,
     ):

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from octavo.model_store import find_model
-
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 README = Path(__file__).parents[2] / "README.md"
@@ -37,10 +35,8 @@ def grpcurl_session() -> list[Typed]:
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Run `octavo up` with the demo model; yield the scheduler's address."""
-    if find_model("smollm2") is None:
-        pytest.skip("the demo model has not been prepared: run `octavo model prepare smollm2`")
+def address(demo_model: Path) -> Iterator[str]:
+    """Run `octavo up` with the demo model, which is its default; yield the scheduler's address."""
     command = [sys.executable, "-m", "octavo.cli", "up", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -11,8 +11,6 @@ from scheduler_svc.tokenizer import Tokenizer
 from shared.errors import InvalidFieldError
 from tests.support.tokenizers import BOS, EOS, byte_level_backend, tokenizer_files
 
-SMOLLM2 = Path.home() / ".cache/octavo/models/smollm2"
-
 LLAMA3_LIKE = """{{- bos_token }}
 {%- if custom_tools is defined %}
     {%- set tools = custom_tools %}
@@ -99,11 +97,10 @@ def test_text_and_token_ids_are_those_of_transformers(
 
 
 @pytest.mark.model
-@pytest.mark.skipif(not SMOLLM2.exists(), reason="the demo model is not prepared")
 @pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS)
-def test_demo_model_gets_the_prompts_of_transformers(messages: list[tuple[str, str]]) -> None:
-    reference = peer(SMOLLM2)
-    tokenizer = Tokenizer.from_directory(SMOLLM2)
+def test_demo_model_gets_the_prompts_of_transformers(demo_model: Path, messages: list[tuple[str, str]]) -> None:
+    reference = peer(demo_model)
+    tokenizer = Tokenizer.from_directory(demo_model)
 
     expected = reference.apply_chat_template(as_dicts(messages), add_generation_prompt=True)["input_ids"]
 
