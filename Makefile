@@ -37,7 +37,7 @@ test-all: $(INSTALLED)
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 	$(BIN)/buf lint protos
 	$(BIN)/buf format --diff --exit-code protos

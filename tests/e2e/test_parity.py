@@ -65,7 +65,7 @@ def reference(demo_model: Path, request: pytest.FixtureRequest) -> Reference:
     outputs = []
     for prompt in prompts:
         with torch.inference_mode():
-            output = model.generate(  # type: ignore[misc]
+            output = model.generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 do_sample=False,

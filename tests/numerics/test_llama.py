@@ -36,7 +36,7 @@ def reference_logits(model: TinyModel, token_ids: list[int]) -> torch.Tensor:
 
 def reference_continuation(model: TinyModel, prompt: list[int], num_new_tokens: int) -> list[int]:
     token_ids = torch.tensor([prompt])
-    output = model.reference.generate(  # type: ignore[misc]  # transformers annotates self wrongly
+    output = model.reference.generate(  # transformers annotates self wrongly
         token_ids,
         attention_mask=torch.ones_like(token_ids),
         max_new_tokens=num_new_tokens,

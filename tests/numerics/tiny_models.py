@@ -66,6 +66,6 @@ def _randomize_and_save(model: Model, directory: Path, seed: int) -> Model:
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
         if "norm" in name:
             parameter.add_(1.0)
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     model.save_pretrained(directory)
     return model
