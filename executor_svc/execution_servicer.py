@@ -48,6 +48,11 @@ class ExecutionServicer(ExecutionServiceServicer):
         self._runner = StepRunner(self._attachment)
         self._stream: StepStream | None = None
 
+    @property
+    def has_stream(self) -> bool:
+        """Whether a step stream is open."""
+        return self._stream is not None
+
     async def load(self, load_worker: Callable[[], Worker]) -> None:
         """Make the worker on the step thread; until then calls are UNAVAILABLE. Raises what it raises."""
         await self._runner.load(load_worker)
@@ -84,7 +89,7 @@ class ExecutionServicer(ExecutionServiceServicer):
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:  # noqa: N802
         """Renew the lease."""
-        self._attachment.renew(request.epoch, self._clock())
+        self._renew(request.epoch, request.instance_id)
         return pb.HeartbeatResponse(last_executed_step_id=self._runner.last_executed_step_id)
 
     async def StreamSteps(  # noqa: N802
@@ -92,21 +97,19 @@ class ExecutionServicer(ExecutionServiceServicer):
     ) -> AsyncIterator[pb.StreamStepsResponse]:
         """Run the steps of one stream; resume where an earlier stream of the epoch broke."""
         start = await first_message(request_iterator)
-        worker = self._runner.worker
-        self._attachment.renew(start.epoch, self._clock())
+        info = self._runner.worker.info
+        self._renew(start.epoch, start.instance_id)
         # An older stream of this epoch is broken, even if its connection has not noticed yet.
         self._end_stream(FencedError("a newer stream of the same epoch took over"))
+        # What the older stream has queued runs all the same; sent again, it is answered from the log.
+        missed = self._runner.responses_since(start.last_received_step_id)
+        last_step_id = start.last_received_step_id + len(missed)
         stream = self._stream = StepStream(self._runner, self._renew_by_step)
         try:
-            # Behind the steps that the older stream has queued: their responses are stored by then.
-            missed, last_step_id = await self._runner.between_steps(
-                lambda _worker, log: (log.since(start.last_received_step_id), log.last_step_id)
-            )
-            self._attachment.require(start.epoch)
             _logger.info(
                 "event=stream_opened epoch=%d last_step_id=%d resent=%d", start.epoch, last_step_id, len(missed)
             )
-            started = pb.StreamStarted(instance_id=worker.info.instance_id, last_executed_step_id=last_step_id)
+            started = pb.StreamStarted(instance_id=info.instance_id, last_executed_step_id=last_step_id)
             yield pb.StreamStepsResponse(started=started)
             for response in missed:
                 yield pb.StreamStepsResponse(step=response)
@@ -154,6 +157,16 @@ class ExecutionServicer(ExecutionServiceServicer):
         response.epoch = self._attachment.epoch
         response.scheduler_id = self._attachment.holder(self._clock())
         return response
+
+    def _renew(self, epoch: int, instance_id: str) -> None:
+        """Renew the lease of a caller that says which instance gave it the epoch.
+
+        Raises: FencedError: the epoch is not the current one, or belongs to an earlier instance.
+        """
+        own = self._runner.worker.info.instance_id
+        if instance_id not in ("", own):
+            raise FencedError(f"instance {instance_id} is gone, and its cache with it; this is {own}: attach anew")
+        self._attachment.renew(epoch, self._clock())
 
     def _renew_by_step(self, step: step_pb2.ExecuteModelRequest) -> None:
         self._attachment.renew(step.epoch, self._clock())

@@ -3,6 +3,8 @@
 A real cache holds keys and values that depend on the whole history of a sequence. Here each slot
 holds a 64-bit hash of that history, cache salt included; 0 is unwritten. `Histories` knows the hash
 that each position of each live sequence ought to have, `HistoryCache` what the blocks really hold.
+Equal histories cannot be told apart: a block that two sequences with the same tokens and salt were
+given by mistake goes unnoticed, so tests give concurrent requests different prompts.
 All work is in arrays: no Python loop over tokens.
 """
 

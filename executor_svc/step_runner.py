@@ -58,6 +58,13 @@ class StepRunner:
         """The last step of this epoch whose response was made; 0: none."""
         return self._log.last_step_id
 
+    def responses_since(self, step_id: int) -> list[Response]:
+        """Return the stored responses after `step_id`, without waiting for the running step.
+
+        Raises: StepGapError: they are not all kept, or `step_id` was never executed.
+        """
+        return self._log.since(step_id)
+
     async def load(self, load_worker: Callable[[], Worker]) -> None:
         """Make the worker, on the thread that will run it. Raises what `load_worker` raises."""
         self._worker = await self._on_thread(load_worker)

@@ -63,8 +63,8 @@ class Checkpoint:
         """Return the SHA-256 of config.json, byte for byte, then of every tensor by name.
 
         Executors of one fleet must agree on it, however the files are cut. Of a tensor, name, dtype,
-        shape and the first row enter: all of it would double the time to load, and two trainings of
-        one configuration differ in every row.
+        shape and the first row enter: all of it would double the time to load. So models that were
+        trained apart have different hashes, but files that differ only in later rows do not.
         """
         hasher = hashlib.sha256((self._directory / "config.json").read_bytes())
         digests = []

@@ -14,6 +14,7 @@ from shared.errors import InvalidFieldError, UnknownNameError
 
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
+MAX_PAGE_TOKEN_LENGTH = 20  # digits of the largest 64-bit number
 
 
 class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
@@ -53,9 +54,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         """Give a page of the live requests; the token is the arrival number of the last one."""
         if request.page_size > MAX_PAGE_SIZE:
             raise InvalidFieldError("page_size", request.page_size, f"from 0 to {MAX_PAGE_SIZE}")
-        if request.page_token and not request.page_token.isdecimal():
-            raise InvalidFieldError("page_token", request.page_token, "a next_page_token of this service")
-        last_arrival = int(request.page_token or 0)
+        last_arrival = arrival_of(request.page_token)
         page_size = request.page_size or DEFAULT_PAGE_SIZE
         live = [r for r in self._engine.requests.values() if r.group.arrival > last_arrival]
         page = live[:page_size]
@@ -89,8 +88,20 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainResponse]
     ) -> pb.DrainResponse:
         """Stop admission; live requests go on."""
-        self._engine.is_draining = True
+        await self._engine.start_draining()
         return pb.DrainResponse(num_live_requests=len(self._engine.requests))
+
+
+def arrival_of(page_token: str) -> int:
+    """Return the arrival number in a page token; 0 if it is empty.
+
+    Raises: InvalidFieldError: the service gave out no such token.
+    """
+    if not page_token:
+        return 0
+    if len(page_token) > MAX_PAGE_TOKEN_LENGTH or not (page_token.isascii() and page_token.isdecimal()):
+        raise InvalidFieldError("page_token", page_token, "a next_page_token of this service")
+    return int(page_token)
 
 
 def executor_state(engine: Engine) -> admin_pb2.ExecutorState:

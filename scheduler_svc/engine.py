@@ -21,9 +21,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from scheduler_svc.core.block_manager import AllocStatus
-from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.scheduler import Scheduler, StepUpdates
+from scheduler_svc.core.scheduler import BY_ARRIVAL, Scheduler, StepUpdates
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.errors import TokenizerFileError
 from scheduler_svc.executor_client import (
     ExecutorClient,
     ExecutorLostError,
@@ -33,6 +33,7 @@ from scheduler_svc.executor_client import (
 from scheduler_svc.output_text import OutputText
 from scheduler_svc.request import Request
 from scheduler_svc.request_validation import ValidRequest
+from scheduler_svc.served_model import ServedModel, serving_limits
 from scheduler_svc.step_log import LoggedStep, StepLog
 from scheduler_svc.tokenizer import Tokenizer
 from shared.errors import (
@@ -43,9 +44,12 @@ from shared.errors import (
     RequestExistsError,
     UnavailableError,
 )
-from shared.executor_info import ExecutorInfo
 
 log = logging.getLogger(__name__)
+
+# Losses without a token in between after which a request is suspected to break executors: it is
+# computed while no other suspect is, so that the innocent are not counted out with the guilty.
+LOSSES_OF_A_SUSPECT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +64,6 @@ class EngineSettings:
     max_losses: int = 3
     retry_interval_s: float = 0.5
     queue_retry_after_s: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The model behind the engine, as the last attached executor described it."""
-
-    info: ExecutorInfo
-    tokenizer: Tokenizer
-    max_model_len: int
 
 
 class Engine:
@@ -100,13 +95,15 @@ class Engine:
         self.attached = asyncio.Event()
         self._load_tokenizer = load_tokenizer
         self._on_attached = on_attached
+        # Groups that wait for an executor, or for the suspect to be cleared; by arrival.
         self._parked: list[SequenceGroup] = []
+        self._suspect: Request | None = None
         self._num_arrivals = 0
         self._num_past_preemptions = 0
         self._work = asyncio.Event()
         self._all_ended = asyncio.Event()
         self._all_ended.set()
-        self._last_trouble = ""
+        self.last_trouble = ""
 
     # Requests ------------------------------------------------------------------------------------
 
@@ -127,12 +124,14 @@ class Engine:
             raise QueueFullError(self.num_waiting, self.settings.queue_retry_after_s)
         return self.model
 
-    def submit(self, valid: ValidRequest) -> Request:
-        """Queue a request that was checked.
+    def submit(self, valid: ValidRequest, checked_for: ServedModel) -> Request:
+        """Queue a request that was checked for a model.
 
         Raises: UnavailableError, RequestExistsError, QueueFullError: it was not queued.
         """
         model = self.admitting_model(valid.request_id)
+        if model.info.model_hash != checked_for.info.model_hash:
+            raise UnavailableError("the executor came back with another model; send the request again")
         self._num_arrivals += 1
         group = SequenceGroup(
             request_id=valid.request_id,
@@ -157,9 +156,14 @@ class Engine:
         self._forget(request)
         return True
 
-    async def drain(self, timeout_s: float) -> None:
-        """Admit nothing more, wait for the live requests, end those that take longer."""
+    async def start_draining(self) -> None:
+        """Admit nothing more and be not ready; live requests go on."""
         self.is_draining = True
+        await self._on_attached(False)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Start to drain, wait for the live requests, end those that take longer."""
+        await self.start_draining()
         try:
             await asyncio.wait_for(self._all_ended.wait(), timeout_s)
         except TimeoutError:
@@ -174,7 +178,7 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a place in the batch, or for an executor."""
-        return len(self.core.waiting) if self.core else len(self._parked)
+        return len(self._parked) + (len(self.core.waiting) if self.core else 0)
 
     # The executor --------------------------------------------------------------------------------
 
@@ -182,64 +186,47 @@ class Engine:
         """Attach, drive, and attach again after a loss; until cancelled."""
         while True:
             try:
-                async with self.client.attach() as session:
-                    await self._serve(session)
-            except (ExecutorLostError, ExecutorRefusedError) as error:
-                self._report_trouble(error)
+                await self._run_attachment()
             except Exception:
-                # Our own bug. What the core believed is in doubt, so its requests end here; the
-                # service goes on with an empty core.
+                # Our own bug. What the core believed is in doubt, so nothing of it is asked any more:
+                # its requests end here, and the service goes on with an empty core.
                 log.exception("event=engine_failed requests=%d", len(self.requests))
-                for request_id in list(self.requests):
-                    self.abort(request_id, OctavoServiceError("the scheduler failed; its log has the reason"))
+                self._fail_all(OctavoServiceError("the scheduler failed; its log has the reason"))
+            self.attached.clear()
+            await self._on_attached(False)
             await asyncio.sleep(self.settings.retry_interval_s)
+
+    async def _run_attachment(self) -> None:
+        """Attach and drive the executor until it is lost; keep its requests for the next one."""
+        try:
+            async with self.client.attach() as session:
+                await self._serve(session)
+        except (ExecutorLostError, ExecutorRefusedError, ExecutorFaultError, TokenizerFileError) as error:
+            self._park_all()
+            self._report_trouble(error)
 
     async def _serve(self, session: ExecutorSession) -> None:
         """Drive the executor until it is lost."""
-        core = await self._adopt(session)
-        self.core, self.session = core, session
+        self.core, self.session = await self._adopt(session), session
         self.step_log.clear()
         parked, self._parked = self._parked, []
         for group in parked:
             self._enqueue(self.requests[group.request_id])
         log.info("event=attached executor=%s epoch=%d requests=%d", self.client.address, session.epoch, len(parked))
-        self._last_trouble = ""
-        try:
-            self.attached.set()
-            await self._on_attached(True)
-            await self._drive(core, session)
-        except ExecutorFaultError as error:
-            raise ExecutorLostError(f"it answered nonsense: {error}") from error
-        finally:
-            self.attached.clear()
-            self._park_all(core)
-            await self._on_attached(False)
+        self.last_trouble = ""
+        self.attached.set()
+        await self._on_attached(True)
+        await self._drive(self.core, session)
 
     async def _adopt(self, session: ExecutorSession) -> Scheduler:
         """Take over the executor's model and limits; return an empty core for them."""
-        info, settings = session.info, self.settings
-        tokenizer = self.model.tokenizer if self.model else None
-        if self.model is None or self.model.info.model_hash != info.model_hash:
+        info, old = session.info, self.model
+        if old is not None and (old.info.model_hash, old.info.dtype) != (info.model_hash, info.dtype):
             for group in list(self._parked):
                 self.abort(group.request_id, UnavailableError("the executor came back with another model"))
-            tokenizer = await self._load_tokenizer(session)
-        assert tokenizer is not None
-        max_num_batched_tokens = min(settings.max_num_batched_tokens or 1 << 30, info.max_num_batched_tokens)
-        limits = SchedulerLimits(
-            max_num_seqs=min(settings.max_num_seqs or 1 << 30, info.max_num_seqs, max_num_batched_tokens),
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=min(info.max_model_len, info.max_cached_tokens),
-            vocab_size=info.vocab_size,
-            block_size=info.block_size_tokens,
-            num_blocks=info.num_device_blocks,
-            eos_token_ids=info.eos_token_ids,
-        )
-        if limits.max_model_len < info.max_model_len:
-            log.warning(
-                "event=max_model_len_lowered max_model_len=%d model_max_model_len=%d cause='the cache holds no more'",
-                limits.max_model_len,
-                info.max_model_len,
-            )
+        is_same_instance = old is not None and old.info.instance_id == info.instance_id
+        tokenizer = old.tokenizer if old is not None and is_same_instance else await self._load_tokenizer(session)
+        limits = serving_limits(info, self.settings.max_num_seqs, self.settings.max_num_batched_tokens)
         self.model = ServedModel(info, tokenizer, limits.max_model_len)
         return Scheduler(limits, session.epoch)
 
@@ -252,6 +239,8 @@ class Engine:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
+                if task.cancelled():
+                    raise ExecutorLostError("the step stream was cancelled")
                 task.result()
         finally:
             for task in tasks:
@@ -264,8 +253,9 @@ class Engine:
                 layout = core.in_flight[-1].layout
                 if self.settings.checks_batch_table:
                     step = replace(step, table_digest=core.table.digest())
-                request_bytes = await session.send(step)
-                self.step_log.add(LoggedStep(step, layout, request_bytes))
+                logged = LoggedStep(step, layout)
+                self.step_log.add(logged)
+                logged.request_bytes = await session.send(step)
             self._work.clear()
             await self._work.wait()
 
@@ -289,48 +279,73 @@ class Engine:
                 request.finish(updates.finished[row])
             if request.has_ended:
                 self._forget(request)
+            elif request is self._suspect:
+                self._clear_suspect()
 
     # Where a group is ----------------------------------------------------------------------------
 
     def _enqueue(self, request: Request) -> None:
-        """Put a live request into the core, or park it until an executor is attached."""
-        if self.core is None:
-            self._parked.append(request.group)
-        elif self.core.add(request.group) is AllocStatus.NEVER:
+        """Put a live request into the core, or park it: a suspect behind other suspects."""
+        assert self.core is not None, "requests are queued while an executor is attached"
+        if request.num_losses >= LOSSES_OF_A_SUSPECT:
+            if self._suspect is not None:
+                self._parked.append(request.group)
+                return
+            self._suspect = request
+        if self.core.add(request.group) is AllocStatus.NEVER:
             request.fail(UnavailableError("the executor came back with a cache too small for this request"))
             self._forget(request)
         self._work.set()
 
+    def _clear_suspect(self) -> None:
+        """The suspect got a token or ended: compute the next one."""
+        self._suspect = None
+        parked, self._parked = self._parked, []
+        for group in parked:
+            self._enqueue(self.requests[group.request_id])
+
     def _leave_core(self, request: Request) -> None:
-        if self.core is None:
+        if request.group in self._parked:
             self._parked.remove(request.group)
-        else:
+        elif self.core is not None:
             self.core.finish(request.group.sequence)
         self._work.set()
 
-    def _park_all(self, core: Scheduler) -> None:
+    def _park_all(self) -> None:
         """The executor is lost: keep its groups for the next one, except those that lost too many."""
-        self.core = self.session = None
+        core, self.core, self.session, self._suspect = self.core, None, None, None
+        if core is None:
+            return
         self.num_losses += 1
         self._num_past_preemptions += core.num_preemptions
         running = {sequence.group.request_id for sequence in core.running}
-        for group in core.evacuate():
+        self._parked = sorted([*core.evacuate(), *self._parked], key=BY_ARRIVAL)
+        for group in list(self._parked):
             request = self.requests[group.request_id]
             request.num_losses += group.request_id in running
-            self._parked.append(group)
             if request.num_losses > self.settings.max_losses:
                 text = f"the executor was lost {request.num_losses} times in a row while it ran this request"
                 self.abort(group.request_id, UnavailableError(text))
 
+    def _fail_all(self, error: OctavoServiceError) -> None:
+        """End every live request without asking the core."""
+        self.core = self.session = self._suspect = None
+        self._parked.clear()
+        for request in list(self.requests.values()):
+            request.fail(error)
+            self._forget(request)
+
     def _forget(self, request: Request) -> None:
         self.requests.pop(request.request_id, None)
+        if request is self._suspect:
+            self._clear_suspect()
         if not self.requests:
             self._all_ended.set()
 
     def _report_trouble(self, error: OctavoServiceError) -> None:
         """Log why there is no executor, once for each new reason."""
         trouble = f"{type(error).__name__}: {error}"
-        if trouble != self._last_trouble:
+        if trouble != self.last_trouble:
             address, requests = self.client.address, len(self.requests)
             log.warning("event=no_executor address=%s requests=%d cause=%r", address, requests, trouble)
-            self._last_trouble = trouble
+            self.last_trouble = trouble

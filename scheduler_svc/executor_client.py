@@ -128,7 +128,7 @@ class ExecutorSession:
         self._unanswered: deque[step_pb2.ExecuteModelRequest] = deque()
         self._last_received_step_id = 0
         self._step_timer: asyncio.TimerHandle | None = None
-        self._has_timed_out = False
+        self._reason_to_give_up = ""
         self._stream_lock = asyncio.Lock()
 
     async def get_tokenizer(self) -> tuple[TokenizerFile, ...]:
@@ -167,8 +167,8 @@ class ExecutorSession:
             try:
                 return self._accept(await read_message(self._stream))
             except asyncio.CancelledError:
-                if self._has_timed_out:  # the cancelled one is the stream, not this task
-                    raise ExecutorLostError(f"no result within {self._timings.step_timeout_s:g} s") from None
+                if self._reason_to_give_up:  # the cancelled one is the stream, not this task
+                    raise ExecutorLostError(self._reason_to_give_up) from None
                 raise
             except StreamBrokenError as broken:
                 await self._resume(broken)
@@ -191,15 +191,26 @@ class ExecutorSession:
             self._stream.cancel()
 
     async def keep_lease(self) -> None:
-        """Send heartbeats until cancelled. A failed one is no loss yet: the stream decides that."""
+        """Send heartbeats until cancelled; end the session if none is answered for a whole lease.
+
+        The executor answers them while a step runs, so silence means that it is frozen or cut off.
+        """
+        interval_s, lease_s = self._timings.heartbeat_interval_s, self._timings.lease_s
+        loop = asyncio.get_running_loop()
+        answered_s = loop.time()
+        request = pb.HeartbeatRequest(epoch=self.epoch, instance_id=self.info.instance_id)
         while True:
-            await asyncio.sleep(self._timings.heartbeat_interval_s)
+            await asyncio.sleep(interval_s)
             try:
-                await self._stub.Heartbeat(
-                    pb.HeartbeatRequest(epoch=self.epoch), timeout=self._timings.heartbeat_interval_s
-                )
+                await self._stub.Heartbeat(request, timeout=interval_s)
+                answered_s = loop.time()
             except grpc.aio.AioRpcError as error:
-                log.warning("event=heartbeat_failed epoch=%d status=%s", self.epoch, error.code().name)
+                text = f"{error.code().name}: {error.details()}"
+                log.warning("event=heartbeat_failed epoch=%d cause=%r", self.epoch, text)
+                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    self._give_up(text)
+                elif loop.time() - answered_s > lease_s:
+                    self._give_up(f"no heartbeat was answered for {lease_s:g} s")
 
     def _accept(self, response: pb.StreamStepsResponse) -> StepResult:
         if response.WhichOneof("message") != "step":
@@ -223,8 +234,11 @@ class ExecutorSession:
             self._step_timer = loop.call_later(self._timings.step_timeout_s, self._time_out)
 
     def _time_out(self) -> None:
-        """The executor hangs: break the stream, so that `receive` sees it."""
-        self._has_timed_out = True
+        self._give_up(f"no result within {self._timings.step_timeout_s:g} s")
+
+    def _give_up(self, reason: str) -> None:
+        """End the session: break the stream, so that `receive` raises with the first reason."""
+        self._reason_to_give_up = self._reason_to_give_up or reason
         if self._stream is not None:
             self._stream.cancel()
 
@@ -236,12 +250,13 @@ class ExecutorSession:
         if not broken.may_resume:
             raise ExecutorLostError(str(broken)) from broken
         log.warning("event=step_stream_broke epoch=%d cause=%r", self.epoch, str(broken))
-        async with self._stream_lock:
-            try:
-                async with asyncio.timeout(self._timings.resume_timeout_s):
-                    self._stream = await self._retry_start()
-            except TimeoutError as error:
-                raise ExecutorLostError(f"no answer within {self._timings.resume_timeout_s:g} s") from error
+        try:
+            async with asyncio.timeout(self._timings.resume_timeout_s), self._stream_lock:
+                self._stream = await self._retry_start()
+        except TimeoutError as error:
+            raise ExecutorLostError(f"no answer within {self._timings.resume_timeout_s:g} s") from error
+        if self._reason_to_give_up:  # it came while there was no stream to break
+            raise ExecutorLostError(self._reason_to_give_up)
         log.info("event=step_stream_resumed epoch=%d last_step_id=%d", self.epoch, self._last_received_step_id)
 
     async def _retry_start(self) -> StepStream:
@@ -261,7 +276,11 @@ class ExecutorSession:
             ExecutorLostError: another instance answered, or not at all.
         """
         stream = self._stub.StreamSteps()
-        start = pb.StreamStart(epoch=self.epoch, last_received_step_id=self._last_received_step_id)
+        start = pb.StreamStart(
+            epoch=self.epoch,
+            last_received_step_id=self._last_received_step_id,
+            instance_id=self.info.instance_id,
+        )
         await write_message(stream, pb.StreamStepsRequest(start=start))
         try:
             first = await asyncio.wait_for(read_message(stream), self._timings.connect_timeout_s)

@@ -8,9 +8,10 @@ import grpc.aio
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.core.sequence import FinishReason
-from scheduler_svc.engine import Engine, ServedModel
+from scheduler_svc.engine import Engine
 from scheduler_svc.request import Delta, Request
 from scheduler_svc.request_validation import PromptLimits, check_request_fields, validate_request
+from scheduler_svc.served_model import ServedModel
 from shared.errors import InvalidFieldError, UnavailableError
 
 FINISH_REASONS = {
@@ -36,7 +37,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         model = self._engine.admitting_model(request.request_id)
         prompt_token_ids = await asyncio.to_thread(tokenize_prompt, request, model)
         limits = PromptLimits(model.info.max_model_len, model.info.max_cached_tokens, model.info.vocab_size)
-        live = self._engine.submit(validate_request(request, prompt_token_ids, limits))
+        live = self._engine.submit(validate_request(request, prompt_token_ids, limits), checked_for=model)
         try:
             yield pb.GenerateResponse(
                 accepted=pb.Accepted(request_id=live.request_id, num_prompt_tokens=live.group.num_prompt_tokens)
@@ -85,7 +86,7 @@ def tokenize_prompt(request: pb.GenerateRequest, model: ServedModel) -> list[int
         messages = request.messages.messages
         if not messages:
             raise InvalidFieldError("messages", "empty", "at least 1 message long")
-        check_text_length("messages", sum(len(message.content) for message in messages), model)
+        check_text_length("messages", sum(len(message.role) + len(message.content) for message in messages), model)
         return model.tokenizer.render_chat([(message.role, message.content) for message in messages])
     return list(request.token_ids.ids)
 

@@ -3,7 +3,6 @@
 Puts `detokenizer.py` before `stop_strings.py`; both may hold text back.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler_svc.detokenizer import Detokenizer
@@ -25,15 +24,10 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What pushed tokens brought.
-
-    `num_tokens_used` says how many of them belong to the output: all, or those up to the one that
-    completed `stop_string`.
-    """
+    """What a token brought: text, and the stop string if the token completed one."""
 
     text: str
     stop_string: str | None
-    num_tokens_used: int
 
 
 class OutputText:
@@ -47,19 +41,11 @@ class OutputText:
     def __init__(self, tokenizer: Tokenizer, options: TextOptions) -> None:
         self._detokenizer = Detokenizer(tokenizer, options.skip_special_tokens)
         self._matcher = StopStringMatcher(options.stop_strings, options.include_stop_str_in_output)
-        self._has_stop_strings = bool(options.stop_strings)
 
-    def push(self, token_ids: Sequence[int]) -> TextDelta:
-        """Add tokens; return the text that may be delivered now. Push nothing after a stop string."""
-        if not self._has_stop_strings:
-            return TextDelta(self._detokenizer.push(token_ids), None, len(token_ids))
-        released = []
-        for num_tokens_used, token_id in enumerate(token_ids, start=1):
-            text, stop_string = self._matcher.push(self._detokenizer.push((token_id,)))
-            released.append(text)
-            if stop_string is not None:
-                return TextDelta("".join(released), stop_string, num_tokens_used)
-        return TextDelta("".join(released), None, len(token_ids))
+    def push(self, token_id: int) -> TextDelta:
+        """Add a token; return the text that may be delivered now. Push nothing after a stop string."""
+        text, stop_string = self._matcher.push(self._detokenizer.push((token_id,)))
+        return TextDelta(text, stop_string)
 
     def finish(self) -> str:
         """Return the rest of the text; the output has ended for another reason than a stop string.

@@ -1,8 +1,8 @@
 """A live request as the service sees it: tokens come in from the engine, deltas go out to its stream.
 
 The engine pushes tokens as steps are processed and never waits for a client; what a slow client has
-not taken yet piles up in one delta. Every request ends exactly once: whichever of `finish` and
-`fail` comes first decides, later calls change nothing.
+not taken yet piles up in one delta. Every request ends exactly once: by `push` (a stop string),
+`finish` or `fail`; whichever comes first decides, later calls change nothing.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class Request:
             delta.token_ids.append(token_id)
             if self._wants_logprobs and logprob is not None:
                 delta.logprobs.append(logprob)
-        text = self._output_text.push([token_id])
+        text = self._output_text.push(token_id)
         self._add_text(text.text)
         if text.stop_string is not None:
             self.stop_string = text.stop_string

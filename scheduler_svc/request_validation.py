@@ -51,12 +51,16 @@ class ValidRequest:
 def validate_request(
     request: generation_service_pb2.GenerateRequest, prompt_token_ids: Sequence[int], limits: PromptLimits
 ) -> ValidRequest:
-    """Return the checked request; `prompt_token_ids` is its prompt after tokenizing.
+    """Return the checked request: the second half of the checks, those behind tokenizing.
+
+    Args:
+        request: A request that has passed `check_request_fields`, which is not called again.
+        prompt_token_ids: Its prompt after tokenizing.
+        limits: What bounds the prompt.
 
     Raises: InvalidFieldError: the first wrong field.
     """
     params = request.sampling_params
-    check_request_fields(request)
     prompt = check_prompt(prompt_token_ids, request.WhichOneof("prompt") or "prompt", limits)
     return ValidRequest(
         request_id=request.request_id or f"request-{secrets.token_hex(8)}",
@@ -68,7 +72,7 @@ def validate_request(
 
 
 def check_request_fields(request: generation_service_pb2.GenerateRequest) -> None:
-    """Check what can be checked before the prompt is tokenized."""
+    """Check what can be checked before the prompt is tokenized; `validate_request` checks the rest."""
     refuse_unknown_fields(request, "GenerateRequest")
     _require(
         len(request.request_id) <= MAX_REQUEST_ID_LENGTH,

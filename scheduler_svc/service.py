@@ -53,6 +53,10 @@ class SchedulerService:
         self._running = asyncio.create_task(self.engine.run(), name="engine")
         return address
 
+    async def wait_for_failure(self) -> None:
+        """Return never; raise what ended the engine, should a bug end it."""
+        await asyncio.shield(self._running)
+
     async def stop(self, reason: str) -> None:
         """End in order: not ready, no new requests, live ones within the grace period, then the rest."""
         drain_s = self._grace_s * DRAIN_SHARE

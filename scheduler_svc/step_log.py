@@ -9,11 +9,11 @@ from shared.step import Step, StepResult
 
 @dataclass(slots=True)
 class LoggedStep:
-    """One step that was sent; `result` is None until it is processed."""
+    """One step: `request_bytes` is 0 until it is sent, `result` None until it is processed."""
 
     step: Step
     layout: StepLayout
-    request_bytes: int
+    request_bytes: int = 0
     result: StepResult | None = None
 
 

@@ -7,21 +7,22 @@ import grpc
 import grpc.aio
 
 from octavo.execution.v1 import execution_service_pb2 as pb
+from shared.grpc_status import is_own_word
 
 StepStream = grpc.aio.StreamStreamCall[pb.StreamStepsRequest, pb.StreamStepsResponse]
 
 
 class StreamBrokenError(Exception):
-    """A step stream ended; `code` tells how."""
+    """A step stream ended.
 
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        self.code = code
-        super().__init__(f"{code.name}: {details}")
+    Args:
+        message: How, in one line.
+        may_resume: Whether the connection broke. If not, it is the executor's own word that it is over.
+    """
 
-    @property
-    def may_resume(self) -> bool:
-        """Whether the transport ended it. Other codes are the executor's own word that it is over."""
-        return self.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.OK)
+    def __init__(self, message: str, *, may_resume: bool) -> None:
+        self.may_resume = may_resume
+        super().__init__(message)
 
 
 async def write_message(stream: StepStream, message: pb.StreamStepsRequest) -> None:
@@ -38,7 +39,9 @@ async def read_message(stream: StepStream) -> pb.StreamStepsResponse:
     try:
         message = await stream.read()
     except grpc.aio.AioRpcError as error:
-        raise StreamBrokenError(error.code(), error.details() or "") from error
+        # The code alone does not tell: a write that meets the break leaves INTERNAL behind.
+        text = f"{error.code().name}: {error.details()}"
+        raise StreamBrokenError(text, may_resume=not is_own_word(error)) from error
     if not isinstance(message, pb.StreamStepsResponse):
-        raise StreamBrokenError(grpc.StatusCode.OK, "the executor ended the stream")
+        raise StreamBrokenError("the executor closed the stream", may_resume=True)
     return message

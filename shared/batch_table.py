@@ -142,9 +142,12 @@ class BatchTable:
         return self.block_tables[slot, : self.num_blocks[slot]].copy()
 
     def digest(self) -> int:
-        """Return a 64-bit hash of the columns that the scheduler writes, of all live slots."""
+        """Return a 64-bit hash of the columns that the scheduler writes, of all live slots.
+
+        It does not depend on the number of slots: the scheduler may use fewer than the executor has.
+        """
         slots = np.flatnonzero(self.live)
-        hasher = hashlib.blake2b(self.live.tobytes(), digest_size=8)
+        hasher = hashlib.blake2b(slots.astype("<i4").tobytes(), digest_size=8)
         for column in (self.generation, self.num_prompt_tokens, self.num_tokens, self.num_scheduled_tokens):
             hasher.update(column[slots].tobytes())
         for bits in (self.num_blocks, self.active, self.sampling, self.cache_salt):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shared.errors import InvalidStepError
-from shared.step import NO_LOGPROBS, Admission, BoolArray, Int32Array, SamplingRow, TableDelta
+from shared.step import NO_LOGPROBS, Admission, BoolArray, Int32Array, SamplingRow, TableDelta, find_repeated
 
 if TYPE_CHECKING:
     from shared.batch_table import BatchTable
@@ -67,7 +67,7 @@ class _Projection:
             raise InvalidStepError(f"slot {slot} has more computed tokens than its blocks hold")
         if len(admission.block_ids) > table.block_tables.shape[1]:
             raise InvalidStepError(f"slot {slot} has {len(admission.block_ids)} blocks, more than a table holds")
-        self._require_blocks(admission.block_ids)
+        self._require_blocks(np.full_like(admission.block_ids, slot), admission.block_ids)
         self.live[slot], self.active[slot] = True, False
         self.num_tokens[slot] = num_tokens
         self.num_scheduled_tokens[slot] = admission.num_computed_tokens
@@ -83,12 +83,12 @@ class _Projection:
         slots, indices, block_ids = replaced_blocks.T
         self._require_live(slots, "given another block")
         self._require(slots, (indices >= 0) & (indices < self.num_blocks[slots]), "has no block to replace there")
-        self._require_blocks(block_ids)
+        self._require_blocks(slots, block_ids)
 
     def _append_blocks(self, appended_blocks: Int32Array) -> None:
         slots, block_ids = appended_blocks.T
         self._require_live(slots, "given a block")
-        self._require_blocks(block_ids)
+        self._require_blocks(slots, block_ids)
         np.add.at(self.num_blocks, slots, 1)
         fits = self.num_blocks[slots] <= self.table.block_tables.shape[1]
         self._require(slots, fits, "would have more blocks than a block table holds")
@@ -109,12 +109,14 @@ class _Projection:
         self._require_distinct(chunk_slots, "given a prefill chunk")
         self._require(chunk_slots, ~self.active[chunk_slots], "is active and has a prefill chunk")
         self._require(chunk_slots, chunk_lengths >= 1, "has an empty prefill chunk")
+        # Before anything is added to the lengths: near 2^31 the sum would wrap. An active slot has one token left.
+        num_left = self.num_tokens[chunk_slots] - self.num_scheduled_tokens[chunk_slots]
+        self._require(chunk_slots, chunk_lengths <= num_left, "would compute more tokens than it has")
         slots = np.concatenate((np.flatnonzero(self.active).astype(np.int32), chunk_slots))
         lengths = np.ones(len(slots), np.int32)
         lengths[len(slots) - len(chunk_slots) :] = chunk_lengths
         ends = self.num_scheduled_tokens[slots] + lengths
         num_tokens = self.num_tokens[slots]
-        self._require(slots, ends <= num_tokens, "would compute more tokens than it has")
         self._require(slots, ends <= self.num_blocks[slots] * self.table.block_size, "has no block for its next token")
         self._require(slots, (ends < num_tokens) | (num_tokens < self.table.max_model_len), "is at max_model_len")
         self.sampled = np.zeros(len(self.live), np.bool_)
@@ -140,8 +142,9 @@ class _Projection:
         self._require(slots, self.live[slots], f"is {what} but not live")
 
     def _require_distinct(self, slots: Int32Array, what: str) -> None:
-        if len(slots) > 1 and len(np.unique(slots)) < len(slots):
-            raise InvalidStepError(f"a slot is {what} twice: {slots.tolist()}")
+        repeated = find_repeated(slots)
+        if repeated is not None:
+            raise InvalidStepError(f"slot {repeated} is {what} twice")
 
     def _require_in_range(self, slot: int, what: str) -> None:
         if not 0 <= slot < len(self.live):
@@ -156,11 +159,13 @@ class _Projection:
                 f"slot {slot} is {what} with generation {generation} after {self.table.generation[slot]}"
             )
 
-    def _require_blocks(self, block_ids: Int32Array) -> None:
-        if len(block_ids) and not (block_ids.min() >= 0 and block_ids.max() < self.table.num_device_blocks):
-            raise InvalidStepError(
-                f"block ids {block_ids.tolist()} are not all 0 to {self.table.num_device_blocks - 1}"
-            )
+    def _require_blocks(self, slots: Int32Array, block_ids: Int32Array) -> None:
+        """Require that the blocks, one for each of `slots`, exist."""
+        exists = (block_ids >= 0) & (block_ids < self.table.num_device_blocks)
+        if not exists.all():
+            slot, block_id = slots[~exists][0], block_ids[~exists][0]
+            last = self.table.num_device_blocks - 1
+            raise InvalidStepError(f"slot {slot} is given block {block_id}; blocks are 0 to {last}")
 
 
 def _require_sampling(slot: int, row: SamplingRow) -> None:
@@ -171,7 +176,11 @@ def _require_sampling(slot: int, row: SamplingRow) -> None:
         and 0 <= row.min_p <= 1
         and 0 <= row.top_k <= INT32_MAX
         and 0 <= row.output_index <= INT32_MAX
-        and NO_LOGPROBS <= row.num_logprobs <= INT32_MAX
+        and row.num_logprobs >= NO_LOGPROBS
     )
     if not sound:
         raise InvalidStepError(f"slot {slot} has sampling parameters out of range: {row}")
+    if row.num_logprobs > 0:
+        raise InvalidStepError(
+            f"slot {slot} asks for {row.num_logprobs} alternatives; their log-probabilities are not supported"
+        )

@@ -19,6 +19,8 @@ Broken invariants are `AssertionError`s. `shared/grpc_status.py` is the one tabl
 tree into gRPC status codes. This module imports nothing, so the scheduler's pure core may use it.
 """
 
+_MAX_SHOWN_CHARS = 200
+
 
 class OctavoServiceError(Exception):
     """Any failure that a service reports to its caller in one sentence."""
@@ -33,7 +35,7 @@ class InvalidFieldError(CallerError):
 
     Args:
         field: Path of the field in the request message, for example `sampling_params.top_p`.
-        value: What was sent, shortened for people.
+        value: What was sent; the message shows its beginning.
         limit: What would be right, as the end of the sentence "... must be".
     """
 
@@ -41,7 +43,9 @@ class InvalidFieldError(CallerError):
         self.field = field
         self.value = value
         self.limit = limit
-        super().__init__(f"{field} is {value!s}; it must be {limit}")
+        text = str(value)
+        shown = text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
+        super().__init__(f"{field} is {shown}; it must be {limit}")
 
 
 class RequestExistsError(CallerError):

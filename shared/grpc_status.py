@@ -39,7 +39,11 @@ from shared.errors import (
 
 DETAILS_KEY = "grpc-status-details-bin"
 
+# Status and details travel as HTTP/2 headers, which gRPC limits to 8 KiB; beyond, the status is lost.
+_MAX_MESSAGE_CHARS = 1000
 _MAX_INTERNAL_MESSAGE_CHARS = 300
+
+_ERROR_DOMAIN = "octavo"
 
 _logger = logging.getLogger(__name__)
 
@@ -75,14 +79,26 @@ def rpc_status(error: Exception) -> status_pb2.Status:
     status = status_pb2.Status(code=code, message=_message(error))
     for detail in _details(error):
         status.details.add().Pack(detail)
+    # Tells our word from the status that gRPC makes up when a connection breaks.
+    own_word = error_details_pb2.ErrorInfo(reason=status_code(error).name, domain=_ERROR_DOMAIN)
+    status.details.add().Pack(own_word)
     return status
+
+
+def is_own_word(error: grpc.aio.AioRpcError) -> bool:
+    """Return whether a service of ours ended the call, rather than a broken connection."""
+    details = [value for key, value in error.trailing_metadata() or () if key == DETAILS_KEY]
+    status = status_pb2.Status()
+    for value in details:
+        status.MergeFromString(value if isinstance(value, bytes) else value.encode())
+    info = error_details_pb2.ErrorInfo()
+    return any(detail.Unpack(info) and info.domain == _ERROR_DOMAIN for detail in status.details)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> Never:
     """End the call with the status of `error`. Raises grpc.aio.AbortError, always."""
     status = rpc_status(error)
-    metadata = ((DETAILS_KEY, status.SerializeToString()),) if status.details else ()
-    await context.abort(status_code(error), status.message, metadata)
+    await context.abort(status_code(error), status.message, ((DETAILS_KEY, status.SerializeToString()),))
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
@@ -148,20 +164,17 @@ def _parts(
 
 def _message(error: Exception) -> str:
     if isinstance(error, OctavoServiceError):
-        return str(error)
+        return str(error)[:_MAX_MESSAGE_CHARS]
     first_line = (str(error).splitlines() or [""])[0]
     return f"internal error: {type(error).__name__}: {first_line}"[:_MAX_INTERNAL_MESSAGE_CHARS]
 
 
 def _details(error: Exception) -> Sequence[Message]:
     if isinstance(error, InvalidFieldError):
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=_message(error))
         return [error_details_pb2.BadRequest(field_violations=[violation])]
     if isinstance(error, QueueFullError):
         delay = Duration()
         delay.FromMilliseconds(round(error.retry_after_s * 1000))
         return [error_details_pb2.RetryInfo(retry_delay=delay)]
-    if isinstance(error, UnavailableError):
-        # Tells our UNAVAILABLE from the one that gRPC makes up when a connection breaks.
-        return [error_details_pb2.ErrorInfo(reason="UNAVAILABLE", domain="octavo")]
     return []

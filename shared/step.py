@@ -52,6 +52,13 @@ def no_triples() -> Int32Array:
     return np.empty((0, 3), np.int32)
 
 
+def find_repeated(numbers: Int32Array) -> int | None:
+    """Return the smallest number that `numbers`, [n], holds more than once; None: all differ."""
+    ordered = np.sort(numbers)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    return int(repeated[0]) if len(repeated) else None
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
     """How to sample one slot: numbers only, neutral by default. `top_k` 0: all tokens."""
@@ -127,7 +134,8 @@ class Step:
     """One step as the scheduler sends it.
 
     The executor moves blocks in this order before it computes: swap out, swap in, copy. Swap-out and
-    swap-in never share a step, and no block is both destination and source of copies.
+    swap-in never share a step, no block is both destination and source of copies, and no two moves of
+    one kind have the same destination.
     """
 
     epoch: int
@@ -143,6 +151,14 @@ class Step:
             raise InvalidStepError(f"step {self.step_id} swaps out and in; a step may do only one of them")
         if len(np.intersect1d(self.blocks_to_copy[:, 0], self.blocks_to_copy[:, 1])):
             raise InvalidStepError(f"step {self.step_id} copies from a block that it also copies to")
+        self._require_one_move_to_each("swaps out to", self.blocks_to_swap_out)
+        self._require_one_move_to_each("swaps in to", self.blocks_to_swap_in)
+        self._require_one_move_to_each("copies to", self.blocks_to_copy)
+
+    def _require_one_move_to_each(self, what: str, moves: Int32Array) -> None:
+        repeated = find_repeated(moves[:, 1])
+        if repeated is not None:
+            raise InvalidStepError(f"step {self.step_id} {what} block {repeated} twice")
 
 
 @dataclass(frozen=True, slots=True)

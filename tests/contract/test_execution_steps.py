@@ -151,7 +151,7 @@ async def test_an_equal_unary_step_returns_the_stored_response(executor: Executo
         ({"prefill_chunks": [9, 3]}, "slot 9 is given a prefill chunk; slots are 0 to 3"),
         ({"prefill_chunks": [0, 4]}, "would compute more tokens than it has"),
         ({"prefill_chunks": [0]}, "prefill_chunks has 1 numbers, not a multiple of 2"),
-        ({"appended_blocks": [0, 64]}, "block ids [64] are not all 0 to 63"),
+        ({"appended_blocks": [0, 64]}, "slot 0 is given block 64; blocks are 0 to 63"),
         ({"blocks_to_copy": [0, 1, 1, 2]}, "copies from a block that it also copies to"),
         ({"blocks_to_swap_in": [0, 1]}, "moves host block 0; there are 0 host blocks"),
         ({"released_slots": [3]}, "slot 3 is released but not live"),

@@ -1,16 +1,19 @@
 """A broken stream is resumed; a lost executor costs time, never a token."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 
 import grpc
 import pytest
 
+from executor_svc.execution_servicer import ExecutionServicer
 from executor_svc.fake_worker import FakeWorker
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.generation.v1 import generation_service_pb2 as pb
 from shared.errors import StepFailedError
+from shared.executor_info import TokenizerFile
 from shared.step import Step, StepResult
 from tests.support.stack import Answer, Stack, collect, running_stack, token_request
 
@@ -23,15 +26,15 @@ REQUESTS = [
 
 
 class TrickedWorker(FakeWorker):
-    """A fake executor that runs `trick` before it executes the step with the given id."""
+    """A fake executor that runs `trick` before it executes the step with the given id, or every step."""
 
-    def __init__(self, step_id: int, trick: Callable[[Step], None], **settings: float) -> None:
+    def __init__(self, step_id: int | None, trick: Callable[[Step], None], **settings: float) -> None:
         super().__init__(**settings)  # type: ignore[arg-type]
         self.step_id = step_id
         self.trick = trick
 
     def execute(self, step: Step) -> StepResult:
-        if step.step_id == self.step_id:
+        if self.step_id in (None, step.step_id):
             self.trick(step)
         return super().execute(step)
 
@@ -98,16 +101,102 @@ async def test_a_step_that_fails_is_recomputed_after_a_new_attach(expected: list
         assert state.executors[0].epoch == 2
 
 
-async def test_a_request_that_breaks_every_executor_ends_with_an_error() -> None:
-    def fail_on_long_prompts(step: Step) -> None:
-        raise StepFailedError("this prompt kills")
+async def test_a_request_that_breaks_every_executor_ends_alone(expected: list[Answer]) -> None:
+    def fail_on_the_poison(step: Step) -> None:
+        if any(len(admission.token_ids) == 200 for admission in step.delta.admissions):
+            raise StepFailedError("this prompt kills")
 
-    async with running_stack(TrickedWorker(1, fail_on_long_prompts)) as stack:
+    async with running_stack(TrickedWorker(None, fail_on_the_poison)) as stack:
+        innocent = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
         with pytest.raises(grpc.aio.AioRpcError, match="4 times in a row"):
             await collect(stack, token_request(200, 5))
-        stack.executor.worker.step_id = 0  # type: ignore[attr-defined]
+        assert_same(list(await innocent), expected)
+        assert stack.engine.num_losses == 4
+        assert not stack.engine.requests
+
+
+async def test_a_bug_in_the_core_ends_live_requests_and_the_service_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise AssertionError("an invariant does not hold")
+
+    async with running_stack(FakeWorker(step_ms=2)) as stack:
+        answer = asyncio.create_task(collect(stack, token_request(30, 5000)))
+        await tokens_arrived(stack, 1)
+        with monkeypatch.context() as patch:
+            for method in ("process", "finish", "evacuate"):  # the last two must not be asked any more
+                patch.setattr(stack.engine.core, method, broken)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await answer
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
         await stack.engine.attached.wait()
         assert len((await collect(stack, token_request(20, 5))).token_ids) == 5
+        assert not stack.engine.requests
+
+
+async def test_a_stream_that_breaks_during_a_long_step_is_resumed() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def wait_long(step: Step) -> None:
+        entered.set()
+        assert release.wait(30)
+
+    async with running_stack(TrickedWorker(3, wait_long)) as stack:
+        answer = asyncio.create_task(collect(stack, token_request(20, 30)))
+        await asyncio.to_thread(entered.wait)
+        await stack.executor.break_connections()
+        while not stack.executor.servicer.has_stream:
+            await asyncio.sleep(0)
+        release.set()
+        assert len((await answer).token_ids) == 30
+        assert stack.engine.num_losses == 0
+
+
+async def test_an_executor_that_says_it_shuts_down_is_not_waited_for() -> None:
+    async with running_stack(FakeWorker(step_ms=2)) as stack:
+        answer = asyncio.create_task(collect(stack, token_request(30, 40)))
+        await tokens_arrived(stack, 1)
+        started_s = asyncio.get_running_loop().time()
+        await stack.executor.servicer.drain()
+        while stack.engine.session is not None:
+            await asyncio.sleep(0)
+        assert asyncio.get_running_loop().time() - started_s < 1.0  # resuming would take 3 s
+        await stack.executor.kill()
+        stack.executor.worker = FakeWorker()
+        await stack.executor.start()
+        assert len((await answer).token_ids) == 40
+
+
+async def test_a_frozen_executor_is_noticed_while_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never_answer(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ExecutionServicer, "Heartbeat", never_answer)
+    async with running_stack(lease_s=1.0) as stack:
+        while stack.engine.session is not None:
+            await asyncio.sleep(0.01)
+        assert stack.engine.num_losses == 1
+
+
+async def test_an_executor_whose_message_limit_is_too_small_is_refused() -> None:
+    async with running_stack(ready=False) as stack:
+        await stack.executor.kill()
+        stack.executor.worker = FakeWorker(max_message_bytes=2**16)
+        await stack.executor.start()
+        while "max_message_bytes" not in stack.engine.last_trouble:
+            await asyncio.sleep(0.01)
+        assert stack.engine.core is None
+
+
+async def test_an_executor_with_a_broken_tokenizer_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FakeWorker):
+        def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
+            return (TokenizerFile("tokenizer.json", b"{"),)
+
+    async with running_stack(Broken(), ready=False) as stack:
+        while "tokenizer.json" not in stack.engine.last_trouble:
+            await asyncio.sleep(0.01)
+        assert stack.engine.core is None
+    assert "Traceback" not in caplog.text
 
 
 async def test_an_executor_that_hangs_counts_as_lost() -> None:
@@ -185,8 +274,8 @@ async def test_an_executor_with_another_model_ends_live_requests() -> None:
 
 async def test_a_smaller_cache_ends_only_what_does_not_fit() -> None:
     async with running_stack(FakeWorker(step_ms=2)) as stack:
-        large = asyncio.create_task(collect(stack, token_request(200, 100)))
-        small = asyncio.create_task(collect(stack, token_request(10, 60)))
+        large = asyncio.create_task(collect(stack, token_request(200, 100, first_id=1)))
+        small = asyncio.create_task(collect(stack, token_request(10, 60, first_id=2)))
         await tokens_arrived(stack, 3)
         await stack.executor.kill()
         stack.executor.worker = FakeWorker(num_device_blocks=8)

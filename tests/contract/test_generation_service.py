@@ -2,11 +2,13 @@
 
 import asyncio
 import math
+from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_svc.fake_worker import FakeWorker
 from octavo.admin.v1 import admin_pb2
@@ -23,6 +25,15 @@ async def refusal(stack: Stack, request: pb.GenerateRequest) -> grpc.aio.AioRpcE
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(stack, request)
     return caught.value
+
+
+async def readiness(stack: Stack) -> int:
+    """Return what health says under the name that Kubernetes probes."""
+    async with grpc.aio.insecure_channel(stack.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        answer = await health.Check(health_pb2.HealthCheckRequest(service="readiness"))
+    status: int = answer.status
+    return status
 
 
 async def all_blocks_are_free(stack: Stack) -> bool:
@@ -72,7 +83,8 @@ async def test_equal_seeds_give_equal_outputs_whatever_else_runs() -> None:
 async def test_logprobs_come_only_when_asked_for() -> None:
     async with running_stack() as stack:
         without, with_logprobs = await asyncio.gather(
-            collect(stack, token_request(3, 10)), collect(stack, token_request(3, 10, logprobs=0))
+            collect(stack, token_request(3, 10, first_id=1)),
+            collect(stack, token_request(3, 10, first_id=2, logprobs=0)),
         )
         assert without.logprobs == []
         assert len(with_logprobs.logprobs) == 10
@@ -118,11 +130,11 @@ async def test_eos_ends_the_output_unless_ignored() -> None:
 async def test_64_streams_get_every_token_once_and_leave_nothing_behind() -> None:
     worker = FakeWorker(num_device_blocks=80, max_model_len=512)  # too few blocks for all: sequences are preempted
     async with running_stack(worker, max_num_batched_tokens=256) as stack:
-        alone = await collect(stack, token_request(50, 60, first_id=3))
+        alone = await collect(stack, token_request(50, 60, first_id=64))
         requests = [token_request(20 + i, 60, first_id=i) for i in range(64)]
         answers = await asyncio.gather(*(collect(stack, request) for request in requests))
         assert [len(answer.token_ids) for answer in answers] == [60] * 64
-        again = await collect(stack, token_request(50, 60, first_id=3))
+        again = await collect(stack, token_request(50, 60, first_id=64))
         assert again.token_ids == alone.token_ids
         assert stack.engine.num_preemptions > 0
         assert await all_blocks_are_free(stack)
@@ -134,7 +146,11 @@ async def test_steps_in_flight_do_not_change_outputs(steps_in_flight: int) -> No
     async with running_stack(steps_in_flight=1) as stack:
         expected = await asyncio.gather(*(collect(stack, request) for request in requests))
     worker = FakeWorker(num_device_blocks=24, max_model_len=384)
-    settings = {"steps_in_flight": steps_in_flight, "max_num_batched_tokens": 256, "check_batch_table": True}
+    settings: dict[str, Any] = {
+        "steps_in_flight": steps_in_flight,
+        "max_num_batched_tokens": 256,
+        "check_batch_table": True,
+    }
     async with running_stack(worker, **settings) as stack:
         answers = await asyncio.gather(*(collect(stack, request) for request in requests))
         assert stack.engine.num_preemptions > 0
@@ -191,9 +207,9 @@ async def test_a_full_queue_refuses_with_a_time_to_retry() -> None:
         running = stack.generation.Generate(token_request(4, 8000))
         await running.read()
         await running.read()
-        waiting = stack.generation.Generate(token_request(4, 8000))
+        waiting = stack.generation.Generate(token_request(4, 8000, first_id=1))
         await waiting.read()
-        error = await refusal(stack, token_request(4, 5))
+        error = await refusal(stack, token_request(4, 5, first_id=2))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         trailing = dict(error.trailing_metadata() or ())
         status = status_pb2.Status.FromString(trailing["grpc-status-details-bin"])
@@ -210,6 +226,7 @@ async def test_draining_refuses_new_requests_and_finishes_live_ones() -> None:
         while not stack.engine.requests:
             await asyncio.sleep(0)
         drained = await stack.admin.Drain(admin.DrainRequest())
+        assert await readiness(stack) == health_pb2.HealthCheckResponse.NOT_SERVING
         assert drained.num_live_requests == 1
         error = await refusal(stack, token_request(4, 5))
         assert error.code() is grpc.StatusCode.UNAVAILABLE
@@ -240,7 +257,8 @@ async def test_admin_shows_the_request_its_blocks_and_the_step() -> None:
 async def test_pages_of_requests_cover_all_of_them_once() -> None:
     async with running_stack(FakeWorker(step_ms=1)) as stack:
         names = [f"request-{i}" for i in range(5)]
-        calls = [stack.generation.Generate(token_request(4, 8000, request_id=name)) for name in names]
+        requests = [token_request(4, 8000, request_id=name, first_id=i) for i, name in enumerate(names)]
+        calls = [stack.generation.Generate(request) for request in requests]
         for call in calls:
             await call.read()
         seen: list[str] = []
@@ -252,8 +270,10 @@ async def test_pages_of_requests_cover_all_of_them_once() -> None:
             if not token:
                 break
         assert sorted(seen) == names
-        with pytest.raises(grpc.aio.AioRpcError, match="page_token"):
-            await stack.admin.ListRequests(admin.ListRequestsRequest(page_token="x"))
+        for wrong in ("x", "-1", "\u0663", "9" * 5000):  # the third is a digit, but not one of ours
+            with pytest.raises(grpc.aio.AioRpcError, match="page_token is") as caught:
+                await stack.admin.ListRequests(admin.ListRequestsRequest(page_token=wrong))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         for call in calls:
             call.cancel()
 
@@ -270,7 +290,7 @@ BAD_REQUESTS = {
     "text that no tokens could hold": (pb.GenerateRequest(text="x" * 10_000), "text is 10000 characters", "256 tokens"),
     "messages that no tokens could hold": (
         pb.GenerateRequest(messages=pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="x" * 10_000)])),
-        "messages is 10000 characters",
+        "messages is 10004 characters",
         "256 tokens",
     ),
     "prompt beyond the model": (token_request(256, 4), "token_ids", "at most 255 tokens"),

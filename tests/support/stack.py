@@ -70,8 +70,10 @@ class Stack:
 
 
 @asynccontextmanager
-async def running_stack(worker: Worker | None = None, **settings: object) -> AsyncIterator[Stack]:
-    """Run both services; `settings` are the scheduler's."""
+async def running_stack(
+    worker: Worker | None = None, *, ready: bool = True, **settings: object
+) -> AsyncIterator[Stack]:
+    """Run both services; `settings` are the scheduler's. `ready`: wait until they are attached."""
     async with AsyncExitStack() as stack:
         executor = ExecutorProcess(worker or FakeWorker())
         await executor.start()
@@ -85,27 +87,27 @@ async def running_stack(worker: Worker | None = None, **settings: object) -> Asy
         channel = await stack.enter_async_context(
             grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
         )
-        ready = Stack(
+        running = Stack(
             executor=executor,
             service=service,
             generation=generation_service_pb2_grpc.GenerationServiceStub(channel),
             admin=admin_service_pb2_grpc.AdminServiceStub(channel),
             address=address,
         )
-        await wait_until_attached(ready)
-        yield ready
-
-
-async def wait_until_attached(stack: Stack) -> None:
-    """Return once the scheduler has its executor."""
-    await stack.engine.attached.wait()
+        if ready:
+            await running.engine.attached.wait()
+        yield running
 
 
 def token_request(
-    num_prompt_tokens: int, max_tokens: int, *, request_id: str = "", first_id: int = 97, **params: object
+    num_prompt_tokens: int, max_tokens: int, *, request_id: str = "", first_id: int = 93, **params: object
 ) -> generation_service_pb2.GenerateRequest:
-    """Return a request with a prompt of token ids that depends on `first_id`; greedy by default."""
-    ids = [97 + (first_id + i) % 26 for i in range(num_prompt_tokens)]
+    """Return a request with a prompt of token ids; greedy by default.
+
+    Of the 94 prompts that `first_id` (modulo 94) chooses no two share a prefix. Requests that run
+    together need different ones: the fake executor cannot tell equal histories apart.
+    """
+    ids = [33 + (first_id + i) % 94 for i in range(num_prompt_tokens)]
     values = {"temperature": 0.0, "max_tokens": max_tokens, **params}
     return generation_service_pb2.GenerateRequest(
         request_id=request_id,

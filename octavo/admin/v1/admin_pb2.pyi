@@ -82,7 +82,7 @@ class ExecutorState(_message.Message):
     address: _builtins.str
     """Where it is dialled."""
     status: Global___ExecutorStatus.ValueType
-    """Whether it takes steps, is being looked for, or was lost."""
+    """Whether it takes steps, or is being looked for: at the start, and again after a loss."""
     instance_id: _builtins.str
     """The instance that is attached; empty: none."""
     epoch: _builtins.int

@@ -57,11 +57,11 @@ class GetSchedulerStateResponse(_message.Message):
     num_running_requests: _builtins.int
     """Requests that run."""
     num_free_blocks: _builtins.int
-    """Blocks that nobody uses."""
+    """Blocks that nobody uses; 0 while no executor is attached."""
     num_used_blocks: _builtins.int
-    """Blocks that at least one sequence uses."""
+    """Blocks that at least one sequence uses; 0 while no executor is attached."""
     num_blocks: _builtins.int
-    """Blocks in all."""
+    """Blocks in all; 0 while no executor is attached."""
     num_preemptions: _builtins.int
     """Preemptions since the start."""
     last_sent_step_id: _builtins.int

@@ -67,7 +67,9 @@ class GetExecutorInfoResponse(_message.Message):
     model_id: _builtins.str
     """Name of the model, as given with --model (last path component for a directory)."""
     model_hash: _builtins.str
-    """Hash of the configuration and the weights' index; executors of one fleet have equal hashes."""
+    """SHA-256, 64 hexadecimal digits, of config.json byte for byte, then of the name, number format,
+    shape and first row of every tensor; executors of one fleet have equal hashes.
+    """
     dtype: _builtins.str
     """Number format of the weights and the cache: "float32", "bfloat16" or "float16"."""
     block_size_tokens: _builtins.int
@@ -195,16 +197,22 @@ class HeartbeatRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch from Attach."""
+    instance_id: _builtins.str
+    """The instance that gave the epoch: a restarted executor counts epochs from 1 again, so a
+    scheduler always sets it. Empty: not compared.
+    """
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
+        instance_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "instance_id", b"instance_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -240,19 +248,25 @@ class StreamStart(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     LAST_RECEIVED_STEP_ID_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch from Attach."""
     last_received_step_id: _builtins.int
     """The last step whose response the scheduler has; 0: none."""
+    instance_id: _builtins.str
+    """The instance that gave the epoch: a restarted executor counts epochs from 1 again, so a
+    scheduler always sets it. Empty: not compared.
+    """
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         last_received_step_id: _builtins.int = ...,
+        instance_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "last_received_step_id", b"last_received_step_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "instance_id", b"instance_id", "last_received_step_id", b"last_received_step_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -260,7 +274,7 @@ Global___StreamStart: _TypeAlias = StreamStart  # noqa: Y015
 
 @_typing.final
 class StreamStarted(_message.Message):
-    """StreamStarted answers StreamStart."""
+    """StreamStarted answers StreamStart, at once, even while a step runs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -270,7 +284,9 @@ class StreamStarted(_message.Message):
     """The instance that answers; another one than expected means that the cache is gone."""
     last_executed_step_id: _builtins.int
     """The last step that was executed in this epoch; 0: none. Responses after
-    `last_received_step_id` up to this one follow without being asked for.
+    `last_received_step_id` up to this one follow without being asked for. Steps after it, also
+    those that an earlier stream delivered and that still wait or run, MUST be sent again; each is
+    run once all the same.
     """
     def __init__(
         self,

@@ -107,7 +107,8 @@ class ExecutionServiceServicer(object):
         `scheduler_id` takes over at once; another one waits for the lease to run out.
 
         FAILED_PRECONDITION: another scheduler holds a living lease; the message names it and the time
-        left; retry after that. INVALID_ARGUMENT: no common wire version, or a lease outside the limits.
+        left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, or a
+        lease outside the limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,10 +132,11 @@ class ExecutionServiceServicer(object):
         responses that the caller has not seen are sent again, and the caller sends later steps again
         byte for byte.
 
-        FAILED_PRECONDITION: stale epoch. OUT_OF_RANGE: the stored responses do not reach back to the
-        caller's last received step, or a step id was skipped; attach anew. INVALID_ARGUMENT: a step
-        that does not fit the batch table (slot, block or row out of range); nothing was written.
-        INTERNAL: the step failed; attach anew. UNAVAILABLE: the executor is shutting down.
+        FAILED_PRECONDITION: stale epoch, or a newer stream of the same epoch took over. OUT_OF_RANGE:
+        the stored responses do not reach back to the caller's last received step, or a step id was
+        skipped; attach anew. INVALID_ARGUMENT: a step that does not fit the batch table (slot, block or
+        row out of range); nothing was written. INTERNAL: the step failed; attach anew. UNAVAILABLE: the
+        executor is shutting down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,8 +145,9 @@ class ExecutionServiceServicer(object):
     def ExecuteModel(self, request, context):
         """ExecuteModel runs one step, for people and tests; StreamSteps is the fast way.
 
-        An equal `step_id` returns the stored response and runs nothing. It is refused with
-        FAILED_PRECONDITION while a stream is open; other codes are those of StreamSteps.
+        A `step_id` that was executed already, one of the last 16, returns the stored response and runs
+        nothing; an older one is OUT_OF_RANGE. The call is refused with FAILED_PRECONDITION while a
+        stream is open; other codes are those of StreamSteps.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -54,7 +54,8 @@ class ExecutionServiceStub:
     `scheduler_id` takes over at once; another one waits for the lease to run out.
 
     FAILED_PRECONDITION: another scheduler holds a living lease; the message names it and the time
-    left; retry after that. INVALID_ARGUMENT: no common wire version, or a lease outside the limits.
+    left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, or a
+    lease outside the limits.
     """
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_execution_service_pb2.HeartbeatRequest, _execution_service_pb2.HeartbeatResponse]
     """Heartbeat renews the lease.
@@ -70,16 +71,18 @@ class ExecutionServiceStub:
     responses that the caller has not seen are sent again, and the caller sends later steps again
     byte for byte.
 
-    FAILED_PRECONDITION: stale epoch. OUT_OF_RANGE: the stored responses do not reach back to the
-    caller's last received step, or a step id was skipped; attach anew. INVALID_ARGUMENT: a step
-    that does not fit the batch table (slot, block or row out of range); nothing was written.
-    INTERNAL: the step failed; attach anew. UNAVAILABLE: the executor is shutting down.
+    FAILED_PRECONDITION: stale epoch, or a newer stream of the same epoch took over. OUT_OF_RANGE:
+    the stored responses do not reach back to the caller's last received step, or a step id was
+    skipped; attach anew. INVALID_ARGUMENT: a step that does not fit the batch table (slot, block or
+    row out of range); nothing was written. INTERNAL: the step failed; attach anew. UNAVAILABLE: the
+    executor is shutting down.
     """
     ExecuteModel: _grpc.UnaryUnaryMultiCallable[_step_pb2.ExecuteModelRequest, _step_pb2.ExecuteModelResponse]
     """ExecuteModel runs one step, for people and tests; StreamSteps is the fast way.
 
-    An equal `step_id` returns the stored response and runs nothing. It is refused with
-    FAILED_PRECONDITION while a stream is open; other codes are those of StreamSteps.
+    A `step_id` that was executed already, one of the last 16, returns the stored response and runs
+    nothing; an older one is OUT_OF_RANGE. The call is refused with FAILED_PRECONDITION while a
+    stream is open; other codes are those of StreamSteps.
     """
     GetTokenizer: _grpc.UnaryUnaryMultiCallable[_execution_service_pb2.GetTokenizerRequest, _execution_service_pb2.GetTokenizerResponse]
     """GetTokenizer returns the tokenizer files of the model, so that a scheduler needs no model files.
@@ -117,7 +120,8 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     `scheduler_id` takes over at once; another one waits for the lease to run out.
 
     FAILED_PRECONDITION: another scheduler holds a living lease; the message names it and the time
-    left; retry after that. INVALID_ARGUMENT: no common wire version, or a lease outside the limits.
+    left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, or a
+    lease outside the limits.
     """
     Heartbeat: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.HeartbeatRequest, _execution_service_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Heartbeat renews the lease.
@@ -133,16 +137,18 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     responses that the caller has not seen are sent again, and the caller sends later steps again
     byte for byte.
 
-    FAILED_PRECONDITION: stale epoch. OUT_OF_RANGE: the stored responses do not reach back to the
-    caller's last received step, or a step id was skipped; attach anew. INVALID_ARGUMENT: a step
-    that does not fit the batch table (slot, block or row out of range); nothing was written.
-    INTERNAL: the step failed; attach anew. UNAVAILABLE: the executor is shutting down.
+    FAILED_PRECONDITION: stale epoch, or a newer stream of the same epoch took over. OUT_OF_RANGE:
+    the stored responses do not reach back to the caller's last received step, or a step id was
+    skipped; attach anew. INVALID_ARGUMENT: a step that does not fit the batch table (slot, block or
+    row out of range); nothing was written. INTERNAL: the step failed; attach anew. UNAVAILABLE: the
+    executor is shutting down.
     """
     ExecuteModel: _aio.UnaryUnaryMultiCallable[_step_pb2.ExecuteModelRequest, _step_pb2.ExecuteModelResponse]  # type: ignore[assignment]
     """ExecuteModel runs one step, for people and tests; StreamSteps is the fast way.
 
-    An equal `step_id` returns the stored response and runs nothing. It is refused with
-    FAILED_PRECONDITION while a stream is open; other codes are those of StreamSteps.
+    A `step_id` that was executed already, one of the last 16, returns the stored response and runs
+    nothing; an older one is OUT_OF_RANGE. The call is refused with FAILED_PRECONDITION while a
+    stream is open; other codes are those of StreamSteps.
     """
     GetTokenizer: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.GetTokenizerRequest, _execution_service_pb2.GetTokenizerResponse]  # type: ignore[assignment]
     """GetTokenizer returns the tokenizer files of the model, so that a scheduler needs no model files.
@@ -189,7 +195,8 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         `scheduler_id` takes over at once; another one waits for the lease to run out.
 
         FAILED_PRECONDITION: another scheduler holds a living lease; the message names it and the time
-        left; retry after that. INVALID_ARGUMENT: no common wire version, or a lease outside the limits.
+        left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, or a
+        lease outside the limits.
         """
 
     @_abc_1.abstractmethod
@@ -217,10 +224,11 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         responses that the caller has not seen are sent again, and the caller sends later steps again
         byte for byte.
 
-        FAILED_PRECONDITION: stale epoch. OUT_OF_RANGE: the stored responses do not reach back to the
-        caller's last received step, or a step id was skipped; attach anew. INVALID_ARGUMENT: a step
-        that does not fit the batch table (slot, block or row out of range); nothing was written.
-        INTERNAL: the step failed; attach anew. UNAVAILABLE: the executor is shutting down.
+        FAILED_PRECONDITION: stale epoch, or a newer stream of the same epoch took over. OUT_OF_RANGE:
+        the stored responses do not reach back to the caller's last received step, or a step id was
+        skipped; attach anew. INVALID_ARGUMENT: a step that does not fit the batch table (slot, block or
+        row out of range); nothing was written. INTERNAL: the step failed; attach anew. UNAVAILABLE: the
+        executor is shutting down.
         """
 
     @_abc_1.abstractmethod
@@ -231,8 +239,9 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_step_pb2.ExecuteModelResponse, _abc.Awaitable[_step_pb2.ExecuteModelResponse]]:
         """ExecuteModel runs one step, for people and tests; StreamSteps is the fast way.
 
-        An equal `step_id` returns the stored response and runs nothing. It is refused with
-        FAILED_PRECONDITION while a stream is open; other codes are those of StreamSteps.
+        A `step_id` that was executed already, one of the last 16, returns the stored response and runs
+        nothing; an older one is OUT_OF_RANGE. The call is refused with FAILED_PRECONDITION while a
+        stream is open; other codes are those of StreamSteps.
         """
 
     @_abc_1.abstractmethod

@@ -63,7 +63,7 @@ class ExecuteModelRequest(_message.Message):
     """
     @_builtins.property
     def released_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Slots that end here; their generation rises."""
+        """Slots that end here. Their generation rises when they are next given out, in this step or later."""
 
     @_builtins.property
     def admissions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Admission]:
@@ -99,15 +99,21 @@ class ExecuteModelRequest(_message.Message):
 
     @_builtins.property
     def blocks_to_swap_out(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Flat (device block, host block) pairs. Never in one step with blocks_to_swap_in."""
+        """Flat (device block, host block) pairs. Never in one step with blocks_to_swap_in. No host block
+        twice.
+        """
 
     @_builtins.property
     def blocks_to_swap_in(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Flat (host block, device block) pairs. Never in one step with blocks_to_swap_out."""
+        """Flat (host block, device block) pairs. Never in one step with blocks_to_swap_out. No device
+        block twice.
+        """
 
     @_builtins.property
     def blocks_to_copy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Flat (source block, destination block) pairs on the device. No destination is a source too."""
+        """Flat (source block, destination block) pairs on the device. No destination is a source too, or
+        there twice.
+        """
 
     def __init__(
         self,
@@ -259,7 +265,8 @@ class SamplingParams(_message.Message):
     """Which output of the request this slot makes; range 0 to n less 1."""
     num_logprobs: _builtins.int
     """Number of alternatives whose log-probabilities are wanted besides the sampled token's.
-    Absent: no log-probabilities. 0: the sampled token's only.
+    Absent: no log-probabilities. 0: the sampled token's only. Above 0: not supported, the step is
+    INVALID_ARGUMENT, as the response has no place for them.
     """
     def __init__(
         self,

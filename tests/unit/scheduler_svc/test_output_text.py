@@ -1,3 +1,5 @@
+from collections.abc import Iterable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,18 +13,14 @@ TOKENIZER = make_tokenizer(byte_level_backend())
     st.text("ab é🦊", max_size=40),
     st.lists(st.text("ab é🦊", min_size=1, max_size=4), max_size=4),
     st.booleans(),
-    st.integers(1, 7),
 )
-def test_text_and_tokens_end_where_the_first_stop_string_ends(
-    text: str, stops: list[str], include: bool, num_per_push: int
-) -> None:
+def test_text_and_tokens_end_where_the_first_stop_string_ends(text: str, stops: list[str], include: bool) -> None:
     output = OutputText(TOKENIZER, TextOptions(tuple(stops), include))
-    token_ids = list(text.encode())
-    found, num_used, stop_string = "", 0, None
+    found, num_pushed, stop_string = "", 0, None
 
-    for start in range(0, len(token_ids), num_per_push):
-        delta = output.push(token_ids[start : start + num_per_push])
-        found, num_used, stop_string = found + delta.text, num_used + delta.num_tokens_used, delta.stop_string
+    for token_id in text.encode():
+        delta = output.push(token_id)
+        found, num_pushed, stop_string = found + delta.text, num_pushed + 1, delta.stop_string
         if stop_string is not None:
             break
     else:
@@ -32,34 +30,42 @@ def test_text_and_tokens_end_where_the_first_stop_string_ends(
     end, _, stop = min(matches, default=(len(text), 0, None))
     assert stop_string == stop
     assert found == text[: end if include or stop is None else end - len(stop)]
-    assert num_used == len(text[:end].encode())
+    assert num_pushed == len(text[:end].encode())
 
 
-def test_tokens_after_the_one_that_completes_the_stop_string_are_not_used() -> None:
+def push_all(output: OutputText, token_ids: Iterable[int]) -> list[TextDelta]:
+    return [output.push(token_id) for token_id in token_ids]
+
+
+def test_text_waits_while_it_may_become_a_stop_string() -> None:
     output = OutputText(TOKENIZER, TextOptions(("END",)))
 
-    assert output.push(list(b"ok E")) == TextDelta("ok ", None, 4)
-    assert output.push(list(b"ND more")) == TextDelta("", "END", 2)
+    deltas = push_all(output, b"oEoEND")
+
+    assert [delta.text for delta in deltas] == ["o", "", "Eo", "", "", ""]
+    assert [delta.stop_string for delta in deltas] == [None] * 5 + ["END"]
 
 
 def test_finish_releases_what_both_parts_hold() -> None:
     output = OutputText(TOKENIZER, TextOptions(("END",)))
 
-    assert output.push(list(b"EN\xf0")).text == ""
+    assert {delta.text for delta in push_all(output, b"EN\xf0")} == {""}
     assert output.finish() == "EN�"
 
 
 def test_finish_ends_before_a_stop_string_that_the_last_broken_character_completes() -> None:
     output = OutputText(TOKENIZER, TextOptions(("x�",)))
 
-    assert output.push(list(b"ax\xf0")) == TextDelta("a", None, 3)
+    assert [delta.text for delta in push_all(output, b"ax\xf0")] == ["a", "", ""]
     assert output.finish() == ""
 
 
-def test_special_tokens_count_as_used_and_stay_out_of_the_text() -> None:
+def test_special_tokens_stay_out_of_the_text_unless_wanted() -> None:
     bos = TOKENIZER.id_of(BOS)
     assert bos is not None
 
-    assert OutputText(TOKENIZER, TextOptions()).push([bos, *b"a"]) == TextDelta("a", None, 2)
-    shown = OutputText(TOKENIZER, TextOptions(skip_special_tokens=False)).push([bos, *b"a"])
-    assert shown == TextDelta(f"{BOS}a", None, 2)
+    hidden = OutputText(TOKENIZER, TextOptions())
+    shown = OutputText(TOKENIZER, TextOptions(skip_special_tokens=False))
+
+    assert hidden.push(bos) == TextDelta("", None)
+    assert shown.push(bos) == TextDelta(BOS, None)

@@ -275,5 +275,14 @@ def test_digest_ignores_what_former_users_left_behind() -> None:
     assert used.digest() == fresh.digest()
 
 
+def test_digest_is_equal_in_tables_with_more_slots() -> None:
+    small, large = small_table(), BatchTable(32, max_model_len=64, block_size=4, num_device_blocks=8)
+
+    for table in (small, large):
+        table.apply(TableDelta(admissions=(admission(slot=2),), prefill_chunks=pairs((2, 3))))
+
+    assert small.digest() == large.digest()
+
+
 def test_a_table_has_room_for_the_last_partial_block() -> None:
     assert BatchTable(1, max_model_len=9, block_size=4, num_device_blocks=3).block_tables.shape == (1, 3)

@@ -121,7 +121,7 @@ async def test_unary_calls_end_with_status_and_details() -> None:
     assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "n is 2; it must be 1")
     metadata: Any = error.trailing_metadata()
     status = status_pb2.Status.FromString(metadata[DETAILS_KEY])
-    assert (status.code, len(status.details)) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], 1)
+    assert (status.code, len(status.details)) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], 2)
 
 
 @pytest.mark.parametrize("method", ["UnaryStream", "StreamStream"])

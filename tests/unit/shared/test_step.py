@@ -23,6 +23,21 @@ def test_a_copied_block_is_not_written_in_the_same_step(copies: list[tuple[int, 
         Step(1, 3, TableDelta(), blocks_to_copy=pairs(*copies))
 
 
+def test_no_two_moves_of_a_kind_have_one_destination() -> None:
+    with pytest.raises(InvalidStepError, match=r"^step 3 copies to block 4 twice"):
+        Step(1, 3, TableDelta(), blocks_to_copy=pairs((0, 4), (1, 5), (2, 4)))
+    with pytest.raises(InvalidStepError, match=r"^step 3 swaps out to block 4 twice"):
+        Step(1, 3, TableDelta(), blocks_to_swap_out=pairs((0, 4), (1, 4)))
+    with pytest.raises(InvalidStepError, match=r"^step 3 swaps in to block 4 twice"):
+        Step(1, 3, TableDelta(), blocks_to_swap_in=pairs((0, 4), (1, 4)))
+
+
+def test_one_block_may_be_swapped_out_to_several() -> None:
+    step = Step(1, 3, TableDelta(), blocks_to_swap_out=pairs((0, 1), (0, 2)))
+
+    assert step.blocks_to_swap_out.tolist() == [[0, 1], [0, 2]]
+
+
 def test_one_block_may_be_copied_to_several() -> None:
     step = Step(1, 3, TableDelta(), blocks_to_copy=pairs((0, 1), (0, 2)))
 
