@@ -159,7 +159,7 @@ async def test_an_executor_that_says_it_shuts_down_is_not_waited_for() -> None:
         await stack.executor.servicer.drain()
         while stack.engine.session is not None:
             await asyncio.sleep(0)
-        assert asyncio.get_running_loop().time() - started_s < 1.0  # resuming would take 3 s
+        assert asyncio.get_running_loop().time() - started_s < 2.5  # resuming would take 3 s
         await stack.executor.kill()
         stack.executor.worker = FakeWorker()
         await stack.executor.start()
