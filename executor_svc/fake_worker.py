@@ -16,8 +16,9 @@ import numpy.typing as npt
 from executor_svc.fake_cache import Histories, HistoryCache, UInt64Array
 from executor_svc.fake_tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
 from executor_svc.randomness import uniforms
+from executor_svc.worker import check_layout
 from shared.batch_table import BatchTable, StepLayout
-from shared.errors import InvalidStepError, StepFailedError
+from shared.errors import InvalidStepError
 from shared.executor_info import ExecutorInfo, TokenizerFile
 from shared.step import NO_LOGPROBS, Int32Array, Step, StepResult
 
@@ -110,10 +111,7 @@ class FakeWorker:
         begin_s = time.perf_counter()
         self._check(step)
         layout = self._table.apply(step.delta)
-        digest = self._checked_digest(step)
-        if layout.num_tokens > self._info.max_num_batched_tokens:
-            limit = self._info.max_num_batched_tokens
-            raise StepFailedError(f"step {step.step_id} computes {layout.num_tokens} tokens; the limit is {limit}")
+        digest = check_layout(step, layout, self._table, self._info.max_num_batched_tokens)
         self._histories.follow(self._table, step.delta, layout)
         self._cache.move(step)
         self._cache.write(self._table, layout, self._histories)
@@ -137,17 +135,6 @@ class FakeWorker:
             outside = token_ids[(token_ids < 0) | (token_ids >= VOCAB_SIZE)]
             if len(outside):
                 raise InvalidStepError(f"step {step.step_id} has token id {outside[0]}; ids are 0 to {VOCAB_SIZE - 1}")
-
-    def _checked_digest(self, step: Step) -> int | None:
-        if step.table_digest is None:
-            return None
-        digest = self._table.digest()
-        if digest != step.table_digest:
-            raise StepFailedError(
-                f"step {step.step_id}: the batch table has digest {digest:016x}, "
-                f"the scheduler's {step.table_digest:016x}"
-            )
-        return digest
 
     def _sample(self, layout: StepLayout) -> tuple[Int32Array, npt.NDArray[np.float32] | None]:
         """Return token ids and log-probabilities, [num_samples], a pure function of each row's history.

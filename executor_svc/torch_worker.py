@@ -21,6 +21,7 @@ from executor_svc.models import ModelConfig, model_class
 from executor_svc.models.config import parse_config
 from executor_svc.sampler import Sampler
 from executor_svc.weights import Checkpoint
+from executor_svc.worker import check_layout
 from shared.batch_table import BatchTable
 from shared.errors import InvalidStepError, StepFailedError
 from shared.executor_info import ExecutorInfo, TokenizerFile
@@ -105,10 +106,7 @@ class TorchWorker:
         begin_s = time.perf_counter()
         table = self._table
         layout = table.apply(step.delta)
-        if layout.num_tokens > self._info.max_num_batched_tokens:
-            limit = self._info.max_num_batched_tokens
-            raise StepFailedError(f"step {step.step_id} computes {layout.num_tokens} tokens; the limit is {limit}")
-        digest = self._checked_digest(step)
+        digest = check_layout(step, layout, table, self._info.max_num_batched_tokens)
         self._cache_engine.copy(step.blocks_to_copy)
         token_ids, logprobs = np.empty(0, np.int32), None
         if layout.num_tokens:
@@ -122,17 +120,6 @@ class TorchWorker:
             table.record(layout, token_ids)
         duration_us = round((time.perf_counter() - begin_s) * 1e6)
         return StepResult(step.epoch, step.step_id, token_ids, logprobs, duration_us, digest)
-
-    def _checked_digest(self, step: Step) -> int | None:
-        """Return the table's digest if the scheduler sent its own; both must be equal."""
-        if step.table_digest is None:
-            return None
-        digest = self._table.digest()
-        if digest != step.table_digest:
-            raise StepFailedError(
-                f"step {step.step_id}: the table digest is {digest:016x}, the scheduler's is {step.table_digest:016x}"
-            )
-        return digest
 
 
 def load_worker(

@@ -7,7 +7,8 @@ one thread only, so a worker needs no locks.
 
 from typing import Protocol
 
-from shared.batch_table import BatchTable
+from shared.batch_table import BatchTable, StepLayout
+from shared.errors import StepFailedError
 from shared.executor_info import ExecutorInfo, TokenizerFile
 from shared.step import Step, StepResult
 
@@ -36,3 +37,22 @@ class Worker(Protocol):
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return tokenizer.json and its companions; empty if the model has no tokenizer.json."""
+
+
+def check_layout(step: Step, layout: StepLayout, table: BatchTable, max_num_batched_tokens: int) -> int | None:
+    """Check a step once the table has laid it out; return the table's digest if the step has one.
+
+    Raises: StepFailedError: the step computes too many tokens, or the scheduler's table is another one.
+    """
+    if layout.num_tokens > max_num_batched_tokens:
+        raise StepFailedError(
+            f"step {step.step_id} computes {layout.num_tokens} tokens; the limit is {max_num_batched_tokens}"
+        )
+    if step.table_digest is None:
+        return None
+    digest = table.digest()
+    if digest != step.table_digest:
+        raise StepFailedError(
+            f"step {step.step_id}: the batch table has digest {digest:016x}, the scheduler's {step.table_digest:016x}"
+        )
+    return digest
