@@ -4,6 +4,7 @@ Which block belongs to whom is the scheduler's business; this module only moves 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -71,3 +72,13 @@ class CacheEngine:
         for layer in self.layers:
             layer.keys[destinations] = layer.keys[sources]
             layer.values[destinations] = layer.values[sources]
+
+
+def available_memory_bytes() -> int | None:
+    """Return the memory that new work can take without swapping, as Linux estimates it; None elsewhere."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    sizes_kib = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return sizes_kib[0] * 1024 if sizes_kib else None

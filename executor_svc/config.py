@@ -50,6 +50,12 @@ class ExecutorConfig(_BatchConfig):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Number format of weights and cache; float32 is exact, the others halve the memory."
     )
+    num_threads: int | None = Field(
+        None,
+        ge=1,
+        description="Threads that compute on a CPU; by default as many as the machine has cores. Fewer where other "
+        "work shares the cores: threads that wait for a late one cost more than they bring.",
+    )
     kv_cache_gib: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="Size of the KV cache in GiB; fits beside a small model anywhere."
     )

@@ -46,11 +46,19 @@ class ModelDirectory:
         return ()
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
-        """Return tokenizer.json and those of its companions that exist; empty without tokenizer.json."""
+        """Return tokenizer.json and those of its companions that exist; empty without tokenizer.json.
+
+        Raises: ModelLoadError: a file is damaged. The scheduler would find out too, but only a message
+            of the executor that ends reaches whoever started it.
+        """
         if not (self.path / TOKENIZER_FILE_NAMES[0]).is_file():
             return ()
-        paths = [self.path / name for name in TOKENIZER_FILE_NAMES]
-        return tuple(TokenizerFile(path.name, path.read_bytes()) for path in paths if path.is_file())
+        paths = [path for path in (self.path / name for name in TOKENIZER_FILE_NAMES) if path.is_file()]
+        for path in paths:
+            if path.suffix == ".json":
+                read_json_object(path)
+        _check_tokenizer(paths[0])
+        return tuple(TokenizerFile(path.name, path.read_bytes()) for path in paths)
 
 
 def find_model_directory(model: str) -> ModelDirectory:
@@ -72,6 +80,16 @@ def find_model_directory(model: str) -> ModelDirectory:
         reason = str(error).strip().split("\n", maxsplit=1)[0]
         raise ModelLoadError(f"{model} is no directory, and its download from the hub failed: {reason}") from error
     return ModelDirectory(Path(snapshot))
+
+
+def _check_tokenizer(path: Path) -> None:
+    # Imported here: only this check needs it.
+    import tokenizers
+
+    try:
+        tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no narrower class
+        raise ModelLoadError(f"{path} is not a tokenizer: {error}") from error
 
 
 def read_json_object(path: Path) -> dict[str, object]:

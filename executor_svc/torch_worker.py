@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from executor_svc.attention import TorchAttentionBackend
-from executor_svc.cache_engine import CacheEngine, CacheShape
+from executor_svc.cache_engine import CacheEngine, CacheShape, available_memory_bytes
 from executor_svc.errors import ModelLoadError
 from executor_svc.model_directory import find_model_directory
 from executor_svc.model_runner import ModelRunner
@@ -127,6 +127,7 @@ def load_worker(
     *,
     device: DeviceName = "cpu",
     dtype: DtypeName = "float32",
+    num_threads: int | None = None,
     block_size_tokens: int = 16,
     num_device_blocks: int | None = None,
     kv_cache_gib: float = 2.0,
@@ -142,6 +143,7 @@ def load_worker(
         model: A Hugging Face directory, or a hub id if there is no such directory.
         device: Where the model runs.
         dtype: Number format of weights and cache.
+        num_threads: Threads that compute on a CPU; None: torch's own choice, one a core.
         block_size_tokens: Tokens in a block, 1 to 1,024.
         num_device_blocks: Blocks of the cache; None: as many as `kv_cache_gib` holds.
         kv_cache_gib: Size of the cache in GiB; unused if `num_device_blocks` is given.
@@ -156,6 +158,8 @@ def load_worker(
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ModelLoadError("the device is cuda, but torch finds no CUDA device")
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
     directory = find_model_directory(model)
     config = parse_config(directory.config(), directory.path / "config.json")
     model_len = _checked_model_len(config, max_model_len)
@@ -164,8 +168,7 @@ def load_worker(
         config.num_hidden_layers, block_size_tokens, config.num_key_value_heads, config.head_dim, torch_dtype
     )
     num_blocks = cache_shape.num_blocks_in(kv_cache_gib) if num_device_blocks is None else num_device_blocks
-    if num_blocks < 1:
-        raise ModelLoadError(f"the KV cache has no room for even one block of {cache_shape.bytes_per_block} bytes")
+    _check_cache_size(cache_shape, num_blocks, device)
     network = model_class(config)(config, torch_dtype, torch_device)
     checkpoint = Checkpoint(directory.path)
     checkpoint.load_into(network.named_weights(), network.is_redundant)
@@ -196,6 +199,23 @@ def _checked_model_len(config: ModelConfig, max_model_len: int | None) -> int:
     if not 1 <= max_model_len <= limit:
         raise ModelLoadError(f"max_model_len is {max_model_len}; {config.source} allows 1 to {limit}")
     return max_model_len
+
+
+def _check_cache_size(shape: CacheShape, num_blocks: int, device: DeviceName) -> None:
+    """Refuse a cache without a block, or one that this machine has no memory for.
+
+    A CPU's memory is only promised when it is taken; too much of it would end the process later,
+    under load.
+    """
+    if num_blocks < 1:
+        raise ModelLoadError(f"the KV cache has no room for even one block of {shape.bytes_per_block} bytes")
+    available = available_memory_bytes() if device == "cpu" else None
+    if available is not None and num_blocks * shape.bytes_per_block > available:
+        wanted_gib = num_blocks * shape.bytes_per_block / 2**30
+        raise ModelLoadError(
+            f"the KV cache would take {wanted_gib:.1f} GiB, but {available / 2**30:.1f} GiB of memory are available; "
+            "choose less with --kv-cache-gib"
+        )
 
 
 def _torch_dtype(dtype: DtypeName) -> torch.dtype:

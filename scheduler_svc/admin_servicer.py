@@ -110,6 +110,7 @@ def executor_state(engine: Engine) -> admin_pb2.ExecutorState:
         address=engine.client.address,
         status=admin_pb2.EXECUTOR_STATUS_CONNECTING,
         num_losses=engine.num_losses,
+        last_error=engine.last_trouble,
     )
     if engine.session is not None:
         state.status = admin_pb2.EXECUTOR_STATUS_ATTACHED

@@ -16,6 +16,7 @@ an error, so that one that breaks executors does not break them forever.
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,8 @@ from shared.errors import (
 )
 
 log = logging.getLogger(__name__)
+
+NUMBERS = re.compile(r"[\d.]+")
 
 # Losses without a token in between after which a request is suspected to break executors: it is
 # computed while no other suspect is, so that the innocent are not counted out with the guilty.
@@ -117,7 +120,8 @@ class Engine:
         if self.is_draining:
             raise UnavailableError("the scheduler is draining; send the request to another one")
         if self.core is None or self.model is None:
-            raise UnavailableError("no executor is attached; retry in a moment")
+            cause = f" ({self.last_trouble})" if self.last_trouble else ""
+            raise UnavailableError(f"no executor is attached{cause}; retry in a moment")
         if request_id in self.requests:
             raise RequestExistsError(request_id)
         if self.num_waiting >= self.settings.max_waiting_requests:
@@ -343,9 +347,9 @@ class Engine:
             self._all_ended.set()
 
     def _report_trouble(self, error: OctavoServiceError) -> None:
-        """Log why there is no executor, once for each new reason."""
-        trouble = f"{type(error).__name__}: {error}"
-        if trouble != self.last_trouble:
+        """Log why there is no executor, once for each new reason; numbers (a countdown) make no new one."""
+        is_new = NUMBERS.sub("", str(error)) != NUMBERS.sub("", self.last_trouble)
+        self.last_trouble = str(error)
+        if is_new:
             address, requests = self.client.address, len(self.requests)
-            log.warning("event=no_executor address=%s requests=%d cause=%r", address, requests, trouble)
-            self.last_trouble = trouble
+            log.warning("event=no_executor address=%s requests=%d cause=%r", address, requests, self.last_trouble)

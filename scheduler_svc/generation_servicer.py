@@ -63,7 +63,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         """Describe the model."""
         model = self._engine.model
         if model is None:
-            raise UnavailableError("no executor has been attached yet; retry in a moment")
+            raise UnavailableError(f"no executor has been attached yet ({self._engine.last_trouble or 'none answers'})")
         return pb.GetModelResponse(
             model_id=model.info.model_id,
             max_model_len=model.max_model_len,

@@ -34,7 +34,8 @@ from pydantic_core import ErrorDetails
 
 TABLES = ("scheduler", "executor", "fake")
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
-ADDRESS_PATTERN = r"^.+:\d{1,5}$"
+_PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d{2}|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
+ADDRESS_PATTERN = rf"^.+:{_PORT}$"
 
 # Kubernetes sets these for a Service that is named like one of ours; they are no settings.
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_.+)?)")
@@ -186,7 +187,9 @@ def _read_file(config_class: type[ServiceConfig], path: str | None, mistakes: li
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path} is not a TOML file: {error}"]) from error
     unknown = [table for table in tables if table not in TABLES]
-    mistakes += [f"[{table}] in {path} is not a table{_did_you_mean(table, TABLES)}" for table in unknown]
+    mistakes += [
+        f"[{table}] in {path} is no table that Octavo reads{_did_you_mean(table, TABLES)}" for table in unknown
+    ]
     own = tables.get(config_class.service, {})
     if not isinstance(own, dict):
         raise ConfigError([f"{config_class.service} in {path} is not a table"])
@@ -233,7 +236,7 @@ def _limit(details: ErrorDetails) -> str:
         case "literal_error":
             return f"one of {bounds['expected']}"
         case "string_pattern_mismatch" if bounds["pattern"] == ADDRESS_PATTERN:
-            return "host:port"
+            return "host:port, with a port from 0 to 65535"
         case "string_too_short":
             return f"at least {bounds['min_length']} characters long"
         case "string_too_long":

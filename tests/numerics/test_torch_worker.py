@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from executor_svc.errors import ModelLoadError
 from executor_svc.models import LlamaForCausalLM
@@ -82,15 +84,30 @@ def test_eos_ids_come_from_generation_config_first(
 def test_tokenizer_files_are_those_that_exist(model: TinyModel, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(model.directory, tmp_path / "copy"))
     assert load_worker(str(directory), num_device_blocks=1).tokenizer_files() == ()
-    (directory / "tokenizer.json").write_text("{}")
+    tokenizer = Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str().encode()
+    (directory / "tokenizer.json").write_bytes(tokenizer)
     (directory / "chat_template.jinja").write_text("hello")
 
     files = load_worker(str(directory), num_device_blocks=1).tokenizer_files()
 
     assert {file.name: file.content for file in files if file.name != "generation_config.json"} == {
-        "tokenizer.json": b"{}",
+        "tokenizer.json": tokenizer,
         "chat_template.jinja": b"hello",
     }
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]"])
+def test_a_broken_tokenizer_file_is_named(content: str, model: TinyModel, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(model.directory, tmp_path / "copy"))
+    (directory / "tokenizer.json").write_text(content)
+
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
+        load_worker(str(directory), num_device_blocks=1)
+
+
+def test_a_cache_larger_than_the_memory_is_refused(model: TinyModel) -> None:
+    with pytest.raises(ModelLoadError, match=r"1000000\.0 GiB, but \d+\.\d GiB of memory are available"):
+        load_worker(str(model.directory), kv_cache_gib=1e6)
 
 
 @pytest.mark.parametrize("limit", [0, MAX_MODEL_LEN + 1])

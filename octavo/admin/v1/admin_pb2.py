@@ -24,23 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1boctavo/admin/v1/admin.proto\x12\x0foctavo.admin.v1\"\x9b\x01\n\rExecutorState\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12/\n\x06status\x18\x02 \x01(\x0e\x32\x1f.octavo.admin.v1.ExecutorStatus\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x10\n\x08model_id\x18\x05 \x01(\t\x12\x12\n\nnum_losses\x18\x06 \x01(\r\"\xff\x01\n\x0cRequestState\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12.\n\x06status\x18\x02 \x01(\x0e\x32\x1e.octavo.admin.v1.RequestStatus\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x11\n\x04slot\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0b\x62lock_table\x18\x07 \x03(\r\x12\x17\n\x0fnum_preemptions\x18\x08 \x01(\r\x12\x0e\n\x06\x61ge_ms\x18\t \x01(\x04\x42\x07\n\x05_slot\"\xb1\x02\n\tStepState\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x65\x63ode_slots\x18\x03 \x03(\r\x12\x35\n\x0eprefill_chunks\x18\x04 \x03(\x0b\x32\x1d.octavo.admin.v1.PrefillChunk\x12\x16\n\x0e\x61\x64mitted_slots\x18\x05 \x03(\r\x12\x16\n\x0ereleased_slots\x18\x06 \x03(\r\x12\x15\n\rrequest_bytes\x18\x07 \x01(\r\x12 \n\x13\x65xecute_duration_us\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x1f\n\x12num_sampled_tokens\x18\t \x01(\rH\x01\x88\x01\x01\x42\x16\n\x14_execute_duration_usB\x15\n\x13_num_sampled_tokens\"?\n\x0cPrefillChunk\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r*o\n\x0e\x45xecutorStatus\x12\x1f\n\x1b\x45XECUTOR_STATUS_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45XECUTOR_STATUS_CONNECTING\x10\x01\x12\x1c\n\x18\x45XECUTOR_STATUS_ATTACHED\x10\x02*g\n\rRequestStatus\x12\x1e\n\x1aREQUEST_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16REQUEST_STATUS_WAITING\x10\x01\x12\x1a\n\x16REQUEST_STATUS_RUNNING\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1boctavo/admin/v1/admin.proto\x12\x0foctavo.admin.v1\"\xaf\x01\n\rExecutorState\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12/\n\x06status\x18\x02 \x01(\x0e\x32\x1f.octavo.admin.v1.ExecutorStatus\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x10\n\x08model_id\x18\x05 \x01(\t\x12\x12\n\nnum_losses\x18\x06 \x01(\r\x12\x12\n\nlast_error\x18\x07 \x01(\t\"\xff\x01\n\x0cRequestState\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12.\n\x06status\x18\x02 \x01(\x0e\x32\x1e.octavo.admin.v1.RequestStatus\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x11\n\x04slot\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0b\x62lock_table\x18\x07 \x03(\r\x12\x17\n\x0fnum_preemptions\x18\x08 \x01(\r\x12\x0e\n\x06\x61ge_ms\x18\t \x01(\x04\x42\x07\n\x05_slot\"\xb1\x02\n\tStepState\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x65\x63ode_slots\x18\x03 \x03(\r\x12\x35\n\x0eprefill_chunks\x18\x04 \x03(\x0b\x32\x1d.octavo.admin.v1.PrefillChunk\x12\x16\n\x0e\x61\x64mitted_slots\x18\x05 \x03(\r\x12\x16\n\x0ereleased_slots\x18\x06 \x03(\r\x12\x15\n\rrequest_bytes\x18\x07 \x01(\r\x12 \n\x13\x65xecute_duration_us\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x1f\n\x12num_sampled_tokens\x18\t \x01(\rH\x01\x88\x01\x01\x42\x16\n\x14_execute_duration_usB\x15\n\x13_num_sampled_tokens\"?\n\x0cPrefillChunk\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r*o\n\x0e\x45xecutorStatus\x12\x1f\n\x1b\x45XECUTOR_STATUS_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45XECUTOR_STATUS_CONNECTING\x10\x01\x12\x1c\n\x18\x45XECUTOR_STATUS_ATTACHED\x10\x02*g\n\rRequestStatus\x12\x1e\n\x1aREQUEST_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16REQUEST_STATUS_WAITING\x10\x01\x12\x1a\n\x16REQUEST_STATUS_RUNNING\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.admin.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EXECUTORSTATUS']._serialized_start=837
-  _globals['_EXECUTORSTATUS']._serialized_end=948
-  _globals['_REQUESTSTATUS']._serialized_start=950
-  _globals['_REQUESTSTATUS']._serialized_end=1053
+  _globals['_EXECUTORSTATUS']._serialized_start=857
+  _globals['_EXECUTORSTATUS']._serialized_end=968
+  _globals['_REQUESTSTATUS']._serialized_start=970
+  _globals['_REQUESTSTATUS']._serialized_end=1073
   _globals['_EXECUTORSTATE']._serialized_start=49
-  _globals['_EXECUTORSTATE']._serialized_end=204
-  _globals['_REQUESTSTATE']._serialized_start=207
-  _globals['_REQUESTSTATE']._serialized_end=462
-  _globals['_STEPSTATE']._serialized_start=465
-  _globals['_STEPSTATE']._serialized_end=770
-  _globals['_PREFILLCHUNK']._serialized_start=772
-  _globals['_PREFILLCHUNK']._serialized_end=835
+  _globals['_EXECUTORSTATE']._serialized_end=224
+  _globals['_REQUESTSTATE']._serialized_start=227
+  _globals['_REQUESTSTATE']._serialized_end=482
+  _globals['_STEPSTATE']._serialized_start=485
+  _globals['_STEPSTATE']._serialized_end=790
+  _globals['_PREFILLCHUNK']._serialized_start=792
+  _globals['_PREFILLCHUNK']._serialized_end=855
 # @@protoc_insertion_point(module_scope)

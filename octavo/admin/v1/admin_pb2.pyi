@@ -79,6 +79,7 @@ class ExecutorState(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     MODEL_ID_FIELD_NUMBER: _builtins.int
     NUM_LOSSES_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Where it is dialled."""
     status: Global___ExecutorStatus.ValueType
@@ -91,6 +92,8 @@ class ExecutorState(_message.Message):
     """Its model."""
     num_losses: _builtins.int
     """How often it was lost since the scheduler started."""
+    last_error: _builtins.str
+    """Why it is not attached, in one sentence; empty: it is."""
     def __init__(
         self,
         *,
@@ -100,10 +103,11 @@ class ExecutorState(_message.Message):
         epoch: _builtins.int = ...,
         model_id: _builtins.str = ...,
         num_losses: _builtins.int = ...,
+        last_error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "model_id", b"model_id", "num_losses", b"num_losses", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "last_error", b"last_error", "model_id", b"model_id", "num_losses", b"num_losses", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

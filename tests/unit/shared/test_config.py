@@ -114,7 +114,7 @@ def test_variables_that_kubernetes_sets_for_a_service_are_no_settings() -> None:
 def test_unknown_key_and_table_of_the_file_are_mistakes(tmp_path: Path) -> None:
     path = write_toml(tmp_path, "[executor]\nmax_num_seq = 5\n[excutor]\n")
     assert mistakes("--config", path) == [
-        f"[excutor] in {path} is not a table; did you mean executor?",
+        f"[excutor] in {path} is no table that Octavo reads; did you mean executor?",
         f"executor.max_num_seq in {path} is not a setting; did you mean max_num_seqs?",
     ]
 
@@ -185,9 +185,15 @@ def test_every_setting_has_a_description(config_class: type[ServiceConfig]) -> N
     assert [name for name, info in config_class.model_fields.items() if not info.description] == []
 
 
-def test_a_wrong_address_names_the_form() -> None:
-    with pytest.raises(ConfigError, match="--listen is 50061; it must be host:port"):
-        load_config(FakeConfig, ["--listen", "50061"], {})
+@pytest.mark.parametrize("address", ["50061", "127.0.0.1:65536", "127.0.0.1:99999", "127.0.0.1:"])
+def test_a_wrong_address_names_the_form(address: str) -> None:
+    with pytest.raises(ConfigError, match=f"--listen is {address}; it must be host:port, with a port from 0 to 65535"):
+        load_config(FakeConfig, ["--listen", address], {})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:50061", "host:65535"])
+def test_a_right_address_is_taken(address: str) -> None:
+    assert load_config(FakeConfig, ["--listen", address], {}).listen == address
 
 
 def test_a_batch_too_small_for_all_slots_is_refused() -> None:
