@@ -20,7 +20,11 @@ from octavo.errors import LocalServiceError
 # The line that a service prints on stdout once it serves.
 _SERVING_LINE = re.compile(rb"^octavo \w+ serving on (\S+)\s*$")
 
-_LOG_TAIL_BYTES = 16 * 1024
+# A line of a service's log that may say why it ended.
+_ALARMING_LINE = re.compile(r"^time=\S+ level=(WARNING|ERROR|CRITICAL) ")
+
+# More than a pipe and its reader hold: output that was on its way may follow the last words in the log.
+_LOG_TAIL_BYTES = 512 * 1024
 
 
 class ChildProcess:
@@ -66,10 +70,10 @@ class ChildProcess:
         """Return, once the child has ended by itself, the error that says so with its last words."""
         assert self._process is not None, "start() comes first"
         status = await self._process.wait()
-        cause = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        cause = _describe_status(status)
         if self._log_path is None:
             return LocalServiceError(f"the {self.name} stopped ({cause}); its messages are above")
-        words = _last_words(self._log_path, speaker=f"octavo {self.name}: ")
+        words = _last_words(self._log_path, speaker=f"octavo {self.name}: ", is_any_line_telling=status >= 0)
         said = f": {words}" if words else ""
         return LocalServiceError(f"the {self.name} stopped ({cause}){said} [log: {self._log_path}]")
 
@@ -109,9 +113,12 @@ class ChildProcess:
         raise await self.wait_for_failure()
 
     async def _relay_output(self, stdout: asyncio.StreamReader) -> None:
-        """Read what else it prints, or a full pipe would stop it."""
+        """Read what else it prints, or a full pipe would stop it; whole lines, as its stderr has the same log."""
+        unfinished = b""
         while chunk := await stdout.read(64 * 1024):
-            self._write_output(chunk)
+            lines, newline, unfinished = (unfinished + chunk).rpartition(b"\n")
+            self._write_output(lines + newline)
+        self._write_output(unfinished)
 
     def _write_output(self, output: bytes) -> None:
         if self._log_path is None:
@@ -121,10 +128,23 @@ class ChildProcess:
                 log.write(output)
 
 
-def _last_words(log_path: Path, *, speaker: str) -> str:
-    """Return what the service told people last, else the last line of its log."""
+def _describe_status(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    if -status == signal.SIGKILL:  # nobody here sends it to a service that runs; the kernel does
+        return "signal SIGKILL, perhaps out of memory"
+    return f"signal {signal.Signals(-status).name}"
+
+
+def _last_words(log_path: Path, *, speaker: str, is_any_line_telling: bool) -> str:
+    """Return what the service told people last, else its last line that may say why it ended, else "".
+
+    With `is_any_line_telling` that is any line: a program that ends by itself ends with its reason, such
+    as the last line of a traceback. One that is killed ends anywhere; there only warnings and errors count.
+    """
     with log_path.open("rb") as log:
         log.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))
         lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     told = [line.removeprefix(speaker) for line in lines if line.startswith(speaker)]
-    return (told or lines or [""])[-1]
+    alarming = [line for line in lines if _ALARMING_LINE.match(line)]
+    return (told or (lines if is_any_line_telling else alarming) or [""])[-1]

@@ -201,14 +201,13 @@ class Client:
 
     def _to_octavo_error(self, error: grpc.aio.AioRpcError) -> OctavoError:
         """Add what only the channel knows: whether UNAVAILABLE is the scheduler's word or its absence."""
-        is_from_channel = error.code() is grpc.StatusCode.UNAVAILABLE and not is_own_word(error)
-        if is_from_channel and self._channel is not None:
-            match self._channel.get_state():
-                case grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                    return NotConnectedError(self.address)
-                case grpc.ChannelConnectivity.IDLE:
-                    return UnavailableError(f"the connection to the scheduler at {self.address} was lost")
-        return from_rpc_error(error)
+        if error.code() is not grpc.StatusCode.UNAVAILABLE or is_own_word(error):
+            return from_rpc_error(error)
+        state = None if self._channel is None else self._channel.get_state()
+        # A channel that could not connect may be at its next attempt already; then only gRPC's text tells.
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE or "failed to connect" in (error.details() or ""):
+            return NotConnectedError(self.address)
+        return UnavailableError(f"the connection to the scheduler at {self.address} was lost")
 
 
 def _generate_request(

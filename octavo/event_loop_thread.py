@@ -4,10 +4,9 @@ It works where a loop runs already, as in Jupyter, whose cells are inside one.
 """
 
 import asyncio
-import concurrent.futures
 import threading
 from collections.abc import Coroutine
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 _Result = TypeVar("_Result")
 
@@ -27,14 +26,15 @@ class EventLoopThread:
 
         Ctrl-C in the calling thread cancels the work and waits until it has cleaned up.
         """
-        task = asyncio.run_coroutine_threadsafe(_create_task(work), self._loop).result()
-        future = asyncio.run_coroutine_threadsafe(_await_task(task), self._loop)
+        running = _Running(self._loop, work)
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(running.start)
+            running.done.wait()
         except KeyboardInterrupt:
-            self._loop.call_soon_threadsafe(task.cancel)
-            concurrent.futures.wait([future])
+            self._loop.call_soon_threadsafe(running.cancel)
+            running.done.wait()
             raise
+        return running.result()
 
     def close(self, last_work: Coroutine[None, None, None]) -> None:
         """Run `last_work`, then end the thread.
@@ -61,9 +61,34 @@ class EventLoopThread:
             self._loop.close()
 
 
-async def _create_task(work: Coroutine[None, None, _Result]) -> asyncio.Task[_Result]:
-    return asyncio.create_task(work)
+class _Running(Generic[_Result]):
+    """Work on its way through the loop. Ctrl-C may come at any point, also before `start` was queued."""
 
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[None, None, _Result]) -> None:
+        self.done = threading.Event()
+        self._loop = loop
+        self._work = work
+        self._task: asyncio.Task[_Result] | None = None
 
-async def _await_task(task: asyncio.Task[_Result]) -> _Result:
-    return await task
+    def start(self) -> None:
+        """Start the work; runs in the loop."""
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(self._end)
+
+    def cancel(self) -> None:
+        """Cancel the work; runs in the loop, behind `start` if that was queued."""
+        if self._task is None:
+            self._work.close()
+            self.done.set()
+        else:
+            self._task.cancel()
+
+    def result(self) -> _Result:
+        """Return the result of the work, once it is done, or raise its error."""
+        assert self._task is not None, "start() comes first"
+        return self._task.result()
+
+    def _end(self, task: asyncio.Task[_Result]) -> None:
+        if not task.cancelled():
+            task.exception()  # taken note of: after Ctrl-C nobody asks for it
+        self.done.set()

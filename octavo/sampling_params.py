@@ -9,8 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_pb2
+
+# What a field of a wire type takes, for the sentence that refuses another value.
+_WIRE_RANGES = {
+    FieldDescriptor.TYPE_BOOL: "it must be true or false",
+    FieldDescriptor.TYPE_FLOAT: "it must be a number",
+    FieldDescriptor.TYPE_INT32: "it must hold whole numbers from 0 to 2^31-1",  # only token ids have this type
+    FieldDescriptor.TYPE_STRING: "it must be a string or a list of strings",
+    FieldDescriptor.TYPE_UINT32: "it must be a whole number from 0 to 2^32-1",
+    FieldDescriptor.TYPE_UINT64: "it must be a whole number from 0 to 2^64-1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,9 @@ class SamplingParams:
                 _set_field(proto, field.name, value)
             except (TypeError, ValueError) as error:
                 name = f"sampling_params.{field.name}"
-                raise InvalidRequestError(f"{name} is {value!r}; it does not fit: {error}", field=name) from error
+                wire_type = proto.DESCRIPTOR.fields_by_name[field.name].type
+                reason = _WIRE_RANGES.get(wire_type, f"it does not fit: {error}")
+                raise InvalidRequestError(f"{name} is {value!r}; {reason}", field=name) from error
         return proto
 
 

@@ -109,9 +109,14 @@ def _size_bytes(directory: Path) -> int:
 
 def _last_error(error_file: Path) -> str | None:
     """Return pip's last complaint without its prefix, or None if it made none."""
-    lines = error_file.read_text(encoding="utf-8", errors="replace").splitlines()
+    text = error_file.read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     complaints = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    return complaints[-1].rstrip(".") if complaints else None
+    if not complaints:
+        return None
+    if complaints[-1] == "Exception:":  # a traceback follows, and its last line is the reason
+        return lines[-1]
+    return complaints[-1].rstrip(".")
 
 
 def _check_sha256(wheel: Path, wheel_file: WheelFile, progress: ProgressCallback) -> None:

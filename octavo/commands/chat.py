@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
-from contextlib import aclosing
 
 import click
 
 from octavo.client import Client
+from octavo.commands.answer import print_answer
 from octavo.commands.options import address_option, sampling_options
 from octavo.errors import InvalidRequestError, NotConnectedError, OctavoError
-from octavo.outputs import ChatMessage, Delta
+from octavo.outputs import ChatMessage
 from octavo.sampling_params import SamplingParams
 
 
@@ -43,12 +43,16 @@ def _converse(runner: asyncio.Runner, client: Client, sampling_params: SamplingP
                 return
             case "/reset":
                 messages = list(opening)
+                click.echo("the conversation is empty")
+                continue
+            case text if text.startswith("/"):
+                click.echo(f"octavo: there is no command {text.split()[0]}; there are /reset and /quit", err=True)
                 continue
             case text:
                 messages.append(ChatMessage(role="user", content=text))
         answer: list[str] = []
         try:
-            runner.run(_print_answer(client, messages, sampling_params, answer))
+            runner.run(print_answer(client.stream(messages, sampling_params), answer))
         except KeyboardInterrupt:
             click.echo(" [stopped]")
         except NotConnectedError:
@@ -66,18 +70,6 @@ async def _greet(client: Client) -> None:
     if not model.has_chat_template:
         raise InvalidRequestError(f"{model.model_id} has no chat template; use `octavo generate --raw`")
     click.echo(f"{model.model_id} at {client.address}; Ctrl-C stops an answer, Ctrl-D ends")
-
-
-async def _print_answer(
-    client: Client, messages: list[ChatMessage], sampling_params: SamplingParams, answer: list[str]
-) -> None:
-    """Print an answer as it comes and collect its parts, which outlive a cancellation, in `answer`."""
-    async with aclosing(client.stream(messages, sampling_params)) as events:
-        async for event in events:
-            if isinstance(event, Delta):
-                answer.append(event.text)
-                click.echo(event.text, nl=False)
-    click.echo()
 
 
 def _read_line() -> str | None:

@@ -3,14 +3,14 @@
 import asyncio
 import json
 import sys
-from contextlib import aclosing
 from dataclasses import asdict, replace
 
 import click
 
 from octavo.client import Client
+from octavo.commands.answer import print_answer
 from octavo.commands.options import address_option, sampling_options
-from octavo.outputs import ChatMessage, Delta, Prompt
+from octavo.outputs import ChatMessage, Prompt
 from octavo.sampling_params import SamplingParams
 
 
@@ -24,8 +24,16 @@ from octavo.sampling_params import SamplingParams
     default=None,
     help="Send the prompt through the model's chat template, or as it is.  [default: --chat if there is a template]",
 )
-@click.option("--timeout", "timeout_s", type=float, metavar="SECONDS", help="Time limit for the whole answer.")
-@click.option("--logprobs", type=int, help="Log-probabilities, with --json; 0: of the sampled tokens.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Time limit for the whole answer.",
+)
+@click.option(
+    "--logprobs", type=int, help="Log-probabilities, with --json. Only 0, the sampled token's own, is supported."
+)
 @click.option("--json", "is_json", is_flag=True, help="Print one line of JSON with everything, at the end.")
 @sampling_options
 def generate(
@@ -41,14 +49,14 @@ def generate(
     """Send PROMPT to a scheduler and print the answer; "-" reads the prompt from stdin."""
     if logprobs is not None and not is_json:
         raise click.UsageError("--logprobs needs --json", click.get_current_context())
-    prompt_text = sys.stdin.read() if text == "-" else text
+    prompt_text = _read_stdin() if text == "-" else text
     sampling_params = replace(sampling_params, logprobs=logprobs)
 
     async def run() -> None:
         async with Client(address) as client:
             prompt = await _to_prompt(client, prompt_text, is_chat)
             if stream and not is_json:
-                await _print_stream(client, prompt, sampling_params, timeout_s)
+                await print_answer(client.stream(prompt, sampling_params, timeout_s=timeout_s), [])
                 return
             output = await client.generate(prompt, sampling_params, timeout_s=timeout_s)
             click.echo(json.dumps(asdict(output), ensure_ascii=False) if is_json else output.outputs[0].text)
@@ -62,11 +70,9 @@ async def _to_prompt(client: Client, text: str, is_chat: bool | None) -> Prompt:
     return [ChatMessage(role="user", content=text)] if is_chat else text
 
 
-async def _print_stream(
-    client: Client, prompt: Prompt, sampling_params: SamplingParams, timeout_s: float | None
-) -> None:
-    async with aclosing(client.stream(prompt, sampling_params, timeout_s=timeout_s)) as events:
-        async for event in events:
-            if isinstance(event, Delta):
-                click.echo(event.text, nl=False)
-    click.echo()
+def _read_stdin() -> str:
+    """Return all of stdin; as bytes first, since a POSIX locale would let any of them pass as text."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise click.ClickException("standard input is not UTF-8 text") from error

@@ -13,8 +13,21 @@ from octavo.sampling_params import SamplingParams
 
 _R = TypeVar("_R")
 
+
+def _check_address(ctx: click.Context, param: click.Parameter, address: str) -> str:
+    """Refuse what gRPC would only fail to connect to; its other targets, such as unix:PATH, pass."""
+    del ctx, param  # click names them in the message
+    if "/" in address or address.startswith("unix"):
+        return address
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise click.BadParameter(f"{address!r} is not HOST:PORT with a port from 1 to 65535")
+    return address
+
+
 address_option = click.option(
     "--address",
+    callback=_check_address,
     default=DEFAULT_ADDRESS,
     show_default=True,
     envvar="OCTAVO_ADDRESS",

@@ -134,7 +134,7 @@ def test_an_executor_that_dies_ends_the_wait_with_its_cause() -> None:
     before = child_pids()
     with LLM("fake", progress=False) as llm:
         os.kill(min(child_pids() - before), signal.SIGKILL)
-        with pytest.raises(LocalServiceError, match=r"the executor stopped \(signal SIGKILL\)"):
+        with pytest.raises(LocalServiceError, match=r"the executor stopped \(signal SIGKILL, perhaps out of memory\)"):
             llm.generate("a", progress=False)
     assert child_pids() == before
 

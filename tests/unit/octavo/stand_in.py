@@ -23,7 +23,8 @@ WORDS = ("The", " sky", " is", " blue")
 class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
     """Answers every prompt with WORDS, token ids 0 to 3; or as the prompt's text says.
 
-    "refuse", "exists", "full", "drain", "aborted", "cut", "bug" end in that error; "endless" never ends.
+    "refuse", "exists", "full", "drain", "lost", "aborted", "cut", "bug" end in that error; "endless" never ends.
+    "break" ends in an error after the first word.
     """
 
     has_chat_template: bool = False
@@ -50,6 +51,8 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
                 await asyncio.sleep(0.01)  # the pace of a slow model
             for token_id, word in enumerate(WORDS):
                 yield _delta(token_id, word)
+                if request.text == "break":
+                    await context.abort(grpc.StatusCode.INTERNAL, "a broken invariant")
             if request.text != "cut":
                 yield _finished()
         finally:
@@ -83,7 +86,12 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
             ),
             "exists": (grpc.StatusCode.ALREADY_EXISTS, "request_id 'a' is in use by a live request", None),
             "full": (grpc.StatusCode.RESOURCE_EXHAUSTED, "the waiting queue is full", delay),
-            "drain": (grpc.StatusCode.UNAVAILABLE, "the scheduler is draining", None),
+            "drain": (
+                grpc.StatusCode.UNAVAILABLE,
+                "the scheduler is draining",
+                error_details_pb2.ErrorInfo(reason="DRAINING"),
+            ),
+            "lost": (grpc.StatusCode.UNAVAILABLE, "Stream removed (Socket closed)", None),
             "aborted": (grpc.StatusCode.ABORTED, "the request was aborted", None),
             "bug": (grpc.StatusCode.INTERNAL, "a broken invariant", None),
         }

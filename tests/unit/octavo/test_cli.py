@@ -1,6 +1,7 @@
 """The commands as a person runs them: a process of its own against a stand-in scheduler."""
 
 import asyncio
+import importlib.abc
 import json
 import signal
 import sys
@@ -35,9 +36,9 @@ async def started(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
         await process.communicate()
 
 
-async def run(*args: str, stdin: str = "") -> Ended:
+async def run(*args: str, stdin: str | bytes = "") -> Ended:
     async with started(*args) as process:
-        stdout, stderr = await process.communicate(stdin.encode())
+        stdout, stderr = await process.communicate(stdin.encode() if isinstance(stdin, str) else stdin)
         assert process.returncode is not None
         return Ended(process.returncode, stdout.decode(), stderr.decode())
 
@@ -71,6 +72,16 @@ async def test_json_is_one_line_with_everything(stand_in: StandIn) -> None:
 async def test_a_dash_reads_the_prompt_from_stdin(stand_in: StandIn) -> None:
     await run("generate", "-", "--address", stand_in.address, stdin="two\nlines")
     assert stand_in.requests[0].text == "two\nlines"
+
+
+async def test_bytes_that_are_no_text_are_refused(stand_in: StandIn) -> None:
+    ended = await run("generate", "-", "--address", stand_in.address, stdin=b"\xff\xfe")
+    assert ended == Ended(1, "", "octavo: standard input is not UTF-8 text\n")
+
+
+async def test_an_error_in_the_middle_of_an_answer_has_its_own_line(stand_in: StandIn) -> None:
+    ended = await run("generate", "break", "--address", stand_in.address)
+    assert ended == Ended(1, "The\n", "octavo: a broken invariant (INTERNAL)\n")
 
 
 async def test_the_chat_template_is_used_if_there_is_one_unless_raw(stand_in: StandIn) -> None:
@@ -117,6 +128,22 @@ async def test_ctrl_c_aborts_the_request(stand_in: StandIn) -> None:
     await stand_in.call_ended.wait()
 
 
+def test_ctrl_c_while_the_program_loads_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupting(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, path: object, target: object = None) -> None:
+            if name == "octavo.command_line":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "octavo.command_line", raising=False)
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--version"])
+    assert exit_info.value.code == 130
+    assert capsys.readouterr() == ("", "")
+
+
 async def test_a_reader_that_leaves_ends_the_program_quietly(stand_in: StandIn) -> None:
     async with started("generate", "endless", "--address", stand_in.address) as process:
         assert process.stdout is not None
@@ -140,6 +167,14 @@ async def test_chat_remembers_the_conversation_until_reset(stand_in: StandIn) ->
         ["Be brief.", "New"],
     ]
     assert (ended.status, ended.stderr) == (0, "")
+
+
+async def test_chat_confirms_a_reset_and_refuses_commands_that_it_does_not_have(stand_in: StandIn) -> None:
+    stand_in.has_chat_template = True
+    ended = await run("chat", "--address", stand_in.address, stdin="/reset\n/help me\n/quit\n")
+    assert "the conversation is empty\n" in ended.stdout
+    assert ended.stderr == "octavo: there is no command /help; there are /reset and /quit\n"
+    assert stand_in.requests == []
 
 
 async def test_ctrl_c_in_chat_stops_the_answer_and_not_the_program(stand_in: StandIn) -> None:
@@ -171,6 +206,9 @@ async def test_chat_needs_a_chat_template(stand_in: StandIn) -> None:
         (["generate"], "Missing argument 'PROMPT'"),
         (["generate", "Why?", "--max-tokens", "many"], "'many' is not a valid integer"),
         (["generate", "Why?", "--logprobs", "0"], "--logprobs needs --json"),
+        (["generate", "Why?", "--address", "localhost"], "'localhost' is not HOST:PORT"),
+        (["generate", "Why?", "--address", "localhost:65536"], "'localhost:65536' is not HOST:PORT"),
+        (["generate", "Why?", "--timeout", "0"], "--timeout"),
         (["serve"], "No such command 'serve'"),
     ],
 )
@@ -197,7 +235,9 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 async def test_the_command_line_loads_no_heavy_package() -> None:
     heavy = "{'torch', 'transformers', 'numpy', 'tokenizers', 'pydantic'}"
-    modules = "octavo.cli, octavo.llm, octavo.commands.demo, octavo.commands.up, octavo.commands.chat"
+    modules = (
+        "octavo.cli, octavo.command_line, octavo.llm, octavo.commands.demo, octavo.commands.up, octavo.commands.chat"
+    )
     program = f"import sys, {modules}; print({heavy} & set(sys.modules))"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
     stdout, _ = await process.communicate()

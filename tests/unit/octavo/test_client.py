@@ -134,6 +134,15 @@ async def test_nobody_at_the_address_is_said_with_the_address() -> None:
             await client.get_model()
 
 
+async def test_unavailable_without_the_schedulers_word_is_a_lost_connection(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        with pytest.raises(UnavailableError, match="is draining"):
+            await client.generate("drain")
+        with pytest.raises(UnavailableError) as caught:
+            await client.generate("lost")
+    assert str(caught.value) == f"the connection to the scheduler at {stand_in.address} was lost"
+
+
 async def test_abort_tells_whether_the_request_was_live(stand_in: StandIn) -> None:
     async with Client(stand_in.address) as client:
         assert [await client.abort("live"), await client.abort("gone")] == [True, False]

@@ -124,8 +124,33 @@ async def test_work_beside_a_service_that_dies_ends_with_its_cause(services: Loc
     [executor, _] = sorted(child_pids())
     work = asyncio.create_task(services.run_beside(asyncio.Event().wait()))
     os.kill(executor, signal.SIGKILL)
-    with pytest.raises(LocalServiceError, match=r"the executor stopped \(signal SIGKILL\)"):
+    with pytest.raises(LocalServiceError, match=r"the executor stopped \(signal SIGKILL, perhaps out of memory\)"):
         await work
+
+
+@pytest.mark.parametrize(
+    ("last_line", "said"),
+    [
+        ("time=1 level=INFO logger=executor a step took 5 ms", ""),
+        (
+            "time=1 level=ERROR logger=executor the cache is lost",
+            ": time=1 level=ERROR logger=executor the cache is lost",
+        ),
+        ("octavo executor: the device is gone", ": the device is gone"),
+    ],
+)
+async def test_only_telling_lines_explain_a_signal(last_line: str, said: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    dies = f"""
+        import os, signal, sys
+        print({last_line!r}, file=sys.stderr)
+        os.kill(os.getpid(), signal.SIGTERM)
+    """
+    child = ChildProcess("executor", program(dies), log_path=log)
+    with pytest.raises(LocalServiceError) as caught:
+        await child.start()
+    await child.stop(grace_s=1)
+    assert str(caught.value) == f"the executor stopped (signal SIGTERM){said} [log: {log}]"
 
 
 async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
@@ -149,7 +174,7 @@ async def test_a_child_that_prints_much_is_not_held_up(tmp_path: Path) -> None:
     chatty = """
         import sys
         print("octavo executor serving on 127.0.0.1:4321")
-        print("x" * 1_000_000)
+        print(("x" * 99 + "\\n") * 10_001)
         sys.exit("octavo executor: done")
     """
     child = ChildProcess("executor", program(chatty), log_path=tmp_path / "log")
@@ -194,6 +219,15 @@ async def _readable(descriptor: int) -> None:
         await ended.wait()
     finally:
         loop.remove_reader(descriptor)
+
+
+def test_a_directory_without_a_tokenizer_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(LocalServiceError) as caught:
+        LocalOptions(model=str(tmp_path))
+    assert str(caught.value) == f"{tmp_path}/tokenizer.json is missing; the scheduler needs it"
+
+    (tmp_path / "tokenizer.json").touch()
+    LocalOptions(model=str(tmp_path))
 
 
 def test_options_become_flags_and_absent_ones_stay_with_the_services() -> None:

@@ -234,6 +234,33 @@ def test_full_disk_is_one_sentence_and_leaves_nothing(model: DemoModel, tmp_path
     assert entries(tmp_path) == [".tiny.lock"]
 
 
+def test_too_little_space_is_said_before_the_download(model: DemoModel, tmp_path: Path) -> None:
+    stages: list[str] = []
+    huge = replace(model, disk_bytes=10**18)
+
+    with pytest.raises(
+        ModelPrepareError, match=r"tiny needs 1000000000000 MB in .*, where \d+ MB are free \(OCTAVO_CA"
+    ):
+        prepare_demo_model(huge, tmp_path, lambda stage, completed, total: stages.append(stage))
+
+    assert stages == []
+    assert entries(tmp_path) == [".tiny.lock"]
+
+
+def test_a_crash_of_pip_is_told_by_its_last_line(
+    model: DemoModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_pip = tmp_path / "site" / "pip"
+    full_pip.mkdir(parents=True)
+    (full_pip / "__init__.py").touch()
+    crash = "ERROR: Exception:\\nTraceback (most recent call last):\\nOSError: No space left on device\\n"
+    (full_pip / "__main__.py").write_text(f'import sys\nsys.exit("{crash}")\n')
+    monkeypatch.setenv("PYTHONPATH", str(full_pip.parent))
+
+    with pytest.raises(ModelPrepareError, match=r"could not download .*: OSError: No space left on device$"):
+        prepare_demo_model(model, tmp_path, ignore_progress)
+
+
 def test_unknown_model_is_refused_with_the_known_names(tmp_path: Path) -> None:
     with pytest.raises(ModelPrepareError, match="no model 'gpt5' to prepare; known: smollm2"):
         prepare_model("gpt5", cache_dir=tmp_path)

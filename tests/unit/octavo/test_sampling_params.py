@@ -79,3 +79,23 @@ def test_what_does_not_fit_its_field_is_named(params: SamplingParams, field: str
     with pytest.raises(InvalidRequestError, match=field) as caught:
         params.to_proto()
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("params", "sentence"),
+    [
+        (SamplingParams(seed=-1), "sampling_params.seed is -1; it must be a whole number from 0 to 2^64-1"),
+        (
+            SamplingParams(top_k=2**32),
+            "sampling_params.top_k is 4294967296; it must be a whole number from 0 to 2^32-1",
+        ),
+        (
+            SamplingParams(stop_token_ids=[2**31]),
+            "sampling_params.stop_token_ids is [2147483648]; it must hold whole numbers from 0 to 2^31-1",
+        ),
+    ],
+)
+def test_the_range_is_said(params: SamplingParams, sentence: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        params.to_proto()
+    assert str(caught.value) == sentence

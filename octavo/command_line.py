@@ -1,0 +1,106 @@
+"""The command line of octavo/cli.py: finds the subcommands and turns every failure into one readable line.
+
+A subcommand is loaded when it is used, so that `octavo --version` does not wait for gRPC. Each is a
+module of octavo/commands.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+import octavo
+from octavo.errors import NotConnectedError, OctavoError
+
+_COMMANDS = {
+    "chat": "octavo.commands.chat:chat",
+    "demo": "octavo.commands.demo:demo",
+    "generate": "octavo.commands.generate:generate",
+    "model": "octavo.model_command:model",
+    "up": "octavo.commands.up:up",
+}
+
+_EXIT_FAILURE = 1
+_EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+_EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+class _LateGroup(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names for the help."""
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the module of a command."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module_name, _, attribute = _COMMANDS[cmd_name].partition(":")
+        command = getattr(import_module(module_name), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_LateGroup, invoke_without_command=True)
+@click.option("--debug", is_flag=True, envvar="OCTAVO_DEBUG", help="Show the traceback of an error. [OCTAVO_DEBUG]")
+@click.version_option(octavo.__version__, message="octavo %(version)s")
+@click.pass_context
+def cli(ctx: click.Context, debug: bool) -> None:
+    """LLM inference in two tiers: a CPU-only scheduler, and executors that hold the KV cache."""
+    del debug  # read by run()
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def run(args: Sequence[str]) -> int:
+    """Run a command line and return its exit status."""
+    is_debug = False
+    try:
+        with cli.make_context("octavo", list(args)) as ctx:
+            is_debug = ctx.params["debug"]
+            cli.invoke(ctx)
+            sys.stdout.flush()
+    except click.exceptions.Exit as exit_request:
+        return exit_request.exit_code
+    except click.UsageError as error:
+        see = f'; see "{error.ctx.command_path} --help"' if error.ctx else ""
+        _say(f"{error.format_message().rstrip('.')}{see}")
+        return error.exit_code
+    except click.ClickException as error:
+        _say(error.format_message())
+        return error.exit_code
+    except BrokenPipeError:
+        _leave_closed_stdout()
+        return _EXIT_BROKEN_PIPE
+    except (KeyboardInterrupt, click.Abort):
+        click.echo(err=True)
+        return _EXIT_INTERRUPTED
+    except Exception as error:  # the outermost layer: whatever it is, a person reads it
+        if is_debug:
+            traceback.print_exc()
+        _say(_to_sentence(error))
+        return _EXIT_FAILURE
+    return 0
+
+
+def _to_sentence(error: Exception) -> str:
+    if isinstance(error, NotConnectedError):
+        return f'{error}; start one with "octavo up"'
+    if isinstance(error, OctavoError | OSError):
+        return str(error)
+    return f"unexpected {type(error).__name__}: {error}; `octavo --debug ...` shows where it comes from"
+
+
+def _say(sentence: str) -> None:
+    click.echo(f"octavo: {' '.join(sentence.split())}", err=True)
+
+
+def _leave_closed_stdout() -> None:
+    """Point stdout at nothing, or the interpreter would complain when it flushes at the end."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
