@@ -43,9 +43,9 @@ def _spin_less() -> None:
     """Let OpenMP's threads sleep soon when they wait for each other; it reads this when torch is imported.
 
     By default they spin for milliseconds, and where other work shares the cores they steal them from
-    the very thread that they wait for. A token of the demo model beside 3 busy processes: 114 to 120 ms
-    with this, 261 to 671 ms without; alone on the machine: 58 to 69 against 53 to 63 ms, which is noise
-    (Intel Xeon 2.5 GHz, 2 cores, 2026-11-21). Who sets one of the variables decides.
+    the very thread that they wait for. A token of the demo model beside 3 busy processes took 114 and
+    120 ms with this, 507 ms without; alone on the machine 58 and 69 ms with, 57 ms without (Intel Xeon
+    2.5 GHz, 2 cores, 2026-11-21). Who sets one of the variables decides.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")

@@ -53,8 +53,7 @@ class ExecutorConfig(_BatchConfig):
     num_threads: int | None = Field(
         None,
         ge=1,
-        description="Threads that compute on a CPU; by default as many as the machine has cores. Fewer where other "
-        "work shares the cores: threads that wait for a late one cost more than they bring.",
+        description="Threads that compute on a CPU; by default one a core. Fewer leave cores to other work.",
     )
     kv_cache_gib: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="Size of the KV cache in GiB; fits beside a small model anywhere."
