@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: help demo test test-all check protos baseline bench coverage clean
+.PHONY: help demo test test-all check protos baseline bench bench-core coverage clean
 
 help:
 	@echo "make demo      ask a real model a question through both services"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-all  every test"
 	@echo "make check     format, lint, types, import contracts, protos (under a minute)"
 	@echo "make bench     tokens per second beside transformers, in one run"
+	@echo "make bench-core CPU time of the scheduler's core by itself"
 	@echo "make protos    write the stubs anew after a change in protos/"
 	@echo "make coverage  branch coverage of the scheduler's core"
 	@echo "make clean     remove the virtual environments and caches"
@@ -55,6 +56,9 @@ baseline: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/octavo model prepare smollm2
 	$(BIN)/python -m benchmarks.throughput
+
+bench-core: $(INSTALLED)
+	$(BIN)/python -m benchmarks.scheduler_core
 
 coverage: $(INSTALLED)
 	$(BIN)/coverage run --branch --source=scheduler_svc/core,shared -m pytest -q tests/unit tests/property tests/traces -m "not slow and not gpu"

@@ -31,6 +31,8 @@ def _load_worker(config: ExecutorConfig) -> Worker:
         num_device_blocks=config.num_device_blocks,
         num_threads=config.num_threads,
         kv_cache_gib=config.kv_cache_gib,
+        num_host_blocks=config.num_host_blocks,
+        host_cache_gib=config.host_cache_gib,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

@@ -1,4 +1,4 @@
-"""The paged KV cache: one pool of keys and one of values a layer, and copies between blocks.
+"""The paged KV cache: one pool of keys and one of values a layer, a host pool, and moves between blocks.
 
 Which block belongs to whom is the scheduler's business; this module only moves them.
 """
@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from executor_svc.attention import LayerCache
-from shared.errors import InvalidStepError
 from shared.step import Int32Array, Step
+
+# Blocks of a swap that are gathered on the device at once: a bound on the memory that swapping takes there.
+MAX_STAGED_BLOCKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,43 +37,65 @@ class CacheShape:
 
 
 class CacheEngine:
-    """Owns the block pools of all layers.
+    """Owns the block pools of all layers, on the device and, for swapped sequences, on the host.
 
     Memory comes unwritten: the operating system commits it as blocks are first used, and whatever it
-    holds, NaN included, attention must not see.
+    holds, NaN included, attention must not see. Beside a CUDA device the host pool is pinned, so that
+    blocks move without a stop on the way; that commits all of it at once.
+
+    Args:
+        shape: What one block is.
+        num_blocks: Blocks of the device pool.
+        num_host_blocks: Blocks of the host pool.
+        device: Where the model runs.
     """
 
-    def __init__(self, shape: CacheShape, num_blocks: int, device: torch.device) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, shape: CacheShape, num_blocks: int, num_host_blocks: int, device: torch.device) -> None:
         self._device = device
-        pool_shape = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        block_shape = (shape.block_size, shape.num_kv_heads, shape.head_dim)
         self.layers = tuple(
             LayerCache(
-                torch.empty(pool_shape, dtype=shape.dtype, device=device),
-                torch.empty(pool_shape, dtype=shape.dtype, device=device),
+                torch.empty((num_blocks, *block_shape), dtype=shape.dtype, device=device),
+                torch.empty((num_blocks, *block_shape), dtype=shape.dtype, device=device),
             )
             for _ in range(shape.num_layers)
         )
+        self._pools = [pool for layer in self.layers for pool in (layer.keys, layer.values)]
+        # A host block is one piece of memory over all layers: one transfer a block.
+        self.host_blocks = torch.empty(
+            (num_host_blocks, len(self._pools), *block_shape), dtype=shape.dtype, pin_memory=device.type == "cuda"
+        )
 
-    def check(self, step: Step) -> None:
-        """Raise InvalidStepError unless the block moves of a step can be carried out."""
-        if len(step.blocks_to_swap_out) or len(step.blocks_to_swap_in):
-            raise InvalidStepError(f"step {step.step_id} swaps blocks, but this executor has no host blocks")
-        pairs = step.blocks_to_copy
-        outside = pairs[(pairs < 0) | (pairs >= self.num_blocks)]
-        if len(outside):
-            raise InvalidStepError(
-                f"step {step.step_id} copies block {outside[0]}; blocks are 0 to {self.num_blocks - 1}"
-            )
+    def move(self, step: Step) -> None:
+        """Swap out, swap in, copy: in this order. The blocks exist; see `executor_svc.worker.check_step`."""
+        for begin in range(0, len(step.blocks_to_swap_out), MAX_STAGED_BLOCKS):
+            self._swap_out(step.blocks_to_swap_out[begin : begin + MAX_STAGED_BLOCKS])
+        for begin in range(0, len(step.blocks_to_swap_in), MAX_STAGED_BLOCKS):
+            self._swap_in(step.blocks_to_swap_in[begin : begin + MAX_STAGED_BLOCKS])
+        if len(step.blocks_to_copy):
+            sources, destinations = self._to_device(step.blocks_to_copy.T)
+            for pool in self._pools:
+                pool[destinations] = pool[sources]
 
-    def copy(self, pairs: Int32Array) -> None:
-        """Copy blocks in all layers. `pairs` is [n, 2]: source, destination; no block is both."""
-        if not len(pairs):
-            return
-        sources, destinations = torch.from_numpy(pairs.T.astype(np.int64)).to(self._device)
-        for layer in self.layers:
-            layer.keys[destinations] = layer.keys[sources]
-            layer.values[destinations] = layer.values[sources]
+    def _swap_out(self, pairs: Int32Array) -> None:
+        sources = self._to_device(pairs[:, 0])
+        staged = torch.stack([pool.index_select(0, sources) for pool in self._pools], dim=1)
+        for block, host_block in zip(staged, pairs[:, 1].tolist(), strict=True):
+            self.host_blocks[host_block].copy_(block, non_blocking=True)
+
+    def _swap_in(self, pairs: Int32Array) -> None:
+        staged = torch.empty(
+            (len(pairs), *self.host_blocks.shape[1:]), dtype=self.host_blocks.dtype, device=self._device
+        )
+        # Later swaps run on the same stream, so that no transfer has to be waited for.
+        for block, host_block in zip(staged, pairs[:, 0].tolist(), strict=True):
+            block.copy_(self.host_blocks[host_block], non_blocking=True)
+        destinations = self._to_device(pairs[:, 1])
+        for index, pool in enumerate(self._pools):
+            pool.index_copy_(0, destinations, staged[:, index])
+
+    def _to_device(self, block_ids: Int32Array) -> torch.Tensor:
+        return torch.from_numpy(block_ids.astype(np.int64)).to(self._device)
 
 
 def available_memory_bytes() -> int | None:

@@ -61,6 +61,16 @@ class ExecutorConfig(_BatchConfig):
     num_device_blocks: int | None = Field(
         None, ge=1, description="Blocks of the KV cache; without it as many as kv_cache_gib holds."
     )
+    host_cache_gib: float = Field(
+        0.5,
+        ge=0,
+        allow_inf_nan=False,
+        description="Size of the pool in the machine's memory that preempted sequences are swapped to, in GiB; on a "
+        "CPU it takes memory only as it is used. 0: they are computed again instead.",
+    )
+    num_host_blocks: int | None = Field(
+        None, ge=0, description="Blocks of that pool; without it as many as host_cache_gib holds."
+    )
     max_model_len: int | None = Field(
         None, ge=1, description="Longest sequence in tokens; without it what the model's config.json says."
     )
@@ -83,4 +93,9 @@ class FakeConfig(_BatchConfig):
     )
     eos_probability: float = Field(
         0.0, ge=0, le=1, description="Chance that a token ends its sequence; 0: outputs have the length asked for."
+    )
+    sliding_window_tokens: int = Field(
+        0,
+        ge=0,
+        description="Last tokens that attention reads, with the token itself; 0: all. The scheduler frees the rest.",
     )

@@ -32,6 +32,7 @@ def _make_worker(config: FakeConfig) -> FakeWorker:
         step_ms=config.step_ms,
         token_us=config.token_us,
         eos_probability=config.eos_probability,
+        sliding_window_tokens=config.sliding_window_tokens,
     )
 
 

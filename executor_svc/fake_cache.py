@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.batch_table import BatchTable, StepLayout
-from shared.errors import InvalidStepError, StepFailedError
-from shared.step import Int32Array, Step, TableDelta
+from shared.errors import StepFailedError
+from shared.step import Fork, Int32Array, Step, TableDelta
 
 UInt64Array = npt.NDArray[np.uint64]
 
@@ -44,21 +44,30 @@ class Histories:
         for admission in delta.admissions:
             start = _wrap(SALT_BASE * (2 * admission.cache_salt + 1))
             self._hash(admission.slot, 0, admission.token_ids, start)
+        for fork in delta.beam_forks:
+            self._copy(fork)
         # The scheduler's own tokens (beams) are the only others that did not come from `append`.
         behind = self._num_hashed[layout.slots] < layout.starts + layout.lengths
         for slot, end in zip(layout.slots[behind], (layout.starts + layout.lengths)[behind], strict=True):
             begin = self._num_hashed[slot]
             self._hash(slot, begin, table.token_ids[slot, begin:end], self.by_position[slot, begin - 1])
         for fork in delta.forks:
-            num_tokens = self._num_hashed[fork.parent_slot]
-            self.by_position[fork.slot, :num_tokens] = self.by_position[fork.parent_slot, :num_tokens]
-            self._num_hashed[fork.slot] = num_tokens
+            self._copy(fork)
 
-    def append(self, slots: Int32Array, positions: Int32Array, token_ids: Int32Array) -> None:
-        """Add one sampled token to each of `slots`; all arrays are [num_samples]."""
+    def append(self, layout: StepLayout, token_ids: Int32Array) -> None:
+        """Add the sampled tokens, [num_samples], to their sequences; beam rows have none."""
+        slots, positions = layout.sample_slots, layout.sample_positions
+        if layout.num_candidates is not None:
+            is_sampled = layout.num_candidates == 0
+            slots, positions, token_ids = slots[is_sampled], positions[is_sampled], token_ids[is_sampled]
         before = self.by_position[slots, positions - 1]
         self.by_position[slots, positions] = before * np.uint64(BASE) + token_ids.astype(np.uint64) + np.uint64(1)
         self._num_hashed[slots] = positions + 1
+
+    def _copy(self, fork: Fork) -> None:
+        num_tokens = self._num_hashed[fork.parent_slot]
+        self.by_position[fork.slot, :num_tokens] = self.by_position[fork.parent_slot, :num_tokens]
+        self._num_hashed[fork.slot] = num_tokens
 
     def _hash(self, slot: int, begin: int, token_ids: Int32Array, before: np.uint64) -> None:
         num_tokens = len(token_ids)
@@ -70,21 +79,22 @@ class Histories:
 
 
 class HistoryCache:
-    """The device and host block pools. Not emptied by an attach, like a real cache."""
+    """The device and host block pools. Not emptied by an attach, like a real cache.
 
-    def __init__(self, num_device_blocks: int, num_host_blocks: int, block_size: int) -> None:
+    Args:
+        num_device_blocks: Blocks of the device pool.
+        num_host_blocks: Blocks of the host pool.
+        block_size: Tokens in a block.
+        sliding_window_tokens: Last tokens that attention reads, the token itself included; 0: all.
+    """
+
+    def __init__(
+        self, num_device_blocks: int, num_host_blocks: int, block_size: int, sliding_window_tokens: int
+    ) -> None:
         self._device = np.zeros((num_device_blocks, block_size), np.uint64)
         self._host = np.zeros((num_host_blocks, block_size), np.uint64)
         self._block_size = block_size
-
-    def check_moves(self, step: Step) -> None:
-        """Raise InvalidStepError unless every block that the step moves exists."""
-        num_device, num_host = len(self._device), len(self._host)
-        _require_blocks(step.step_id, "device", step.blocks_to_copy, num_device)
-        _require_blocks(step.step_id, "device", step.blocks_to_swap_out[:, 0], num_device)
-        _require_blocks(step.step_id, "host", step.blocks_to_swap_out[:, 1], num_host)
-        _require_blocks(step.step_id, "host", step.blocks_to_swap_in[:, 0], num_host)
-        _require_blocks(step.step_id, "device", step.blocks_to_swap_in[:, 1], num_device)
+        self._sliding_window_tokens = sliding_window_tokens
 
     def move(self, step: Step) -> None:
         """Swap out, swap in, copy: in this order."""
@@ -116,20 +126,24 @@ class HistoryCache:
             )
 
     def check_reads(self, table: BatchTable, layout: StepLayout, histories: Histories) -> None:
-        """Check every position that attention reads: all from 0 to the last one of each row.
+        """Check every position that attention reads: from the first one that a row's first token sees to its last.
 
         Raises: StepFailedError: a place is unwritten or holds another history.
         """
-        ends = layout.starts + layout.lengths
-        num_blocks = -(-ends // self._block_size)
-        slots = np.repeat(layout.slots, num_blocks)
-        indices = _counting_up(num_blocks)
+        begins, ends = self._first_read(layout.starts), layout.starts + layout.lengths
+        first_blocks = begins // self._block_size
+        num_blocks = -(-ends // self._block_size) - first_blocks
+        rows = np.repeat(np.arange(len(ends)), num_blocks)
+        slots, indices = layout.slots[rows], first_blocks[rows] + _counting_up(num_blocks)
         block_ids = table.block_tables[slots, indices]
         found = self._device[block_ids]  # [total blocks, block_size]
         wrong = found != histories.by_block[slots, indices]
-        # The last block of a row is read up to the row's end.
+        # The first block of a row is read from where the window begins, the last one to where the row ends.
         last = np.cumsum(num_blocks) - 1
-        wrong[last] &= indices[last, None] * self._block_size + np.arange(self._block_size) < ends[:, None]
+        first = last - num_blocks + 1
+        offsets = np.arange(self._block_size)
+        wrong[first] &= indices[first, None] * self._block_size + offsets >= begins[:, None]
+        wrong[last] &= indices[last, None] * self._block_size + offsets < ends[:, None]
         if wrong.any():
             block, offset = np.unravel_index(int(wrong.argmax()), wrong.shape)
             what = "is unwritten" if found[block, offset] == 0 else "was written with another history"
@@ -138,11 +152,11 @@ class HistoryCache:
                 f"from block {block_ids[block]}, which {what} there"
             )
 
-
-def _require_blocks(step_id: int, pool: str, block_ids: Int32Array, num_blocks: int) -> None:
-    outside = block_ids[(block_ids < 0) | (block_ids >= num_blocks)]
-    if len(outside):
-        raise InvalidStepError(f"step {step_id} moves {pool} block {outside[0]}; there are {num_blocks} {pool} blocks")
+    def _first_read(self, starts: Int32Array) -> Int32Array:
+        """Return the first position that the token at each of `starts` sees."""
+        if not self._sliding_window_tokens:
+            return np.zeros_like(starts)
+        return np.maximum(starts - (self._sliding_window_tokens - 1), 0)
 
 
 def _counting_up(lengths: Int32Array) -> Int32Array:

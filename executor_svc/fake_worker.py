@@ -1,34 +1,26 @@
-"""The worker without a model: tokens from a hash of the history, every block table checked.
+"""The worker without a model: tokens and candidates from a hash of the history, every block table checked.
 
 It stands in for `executor_svc.torch_worker.TorchWorker` behind the same service, so that the
 production scheduler runs, is tested and is loaded on a machine without torch. What a wrong block
-table would do silently to a real model fails the step here; see `executor_svc/fake_cache.py`.
+table would do silently to a real model fails the step here; see `executor_svc/fake_cache.py`. What
+follows a history is in `executor_svc/fake_language.py`.
 """
 
 import hashlib
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from executor_svc.fake_cache import Histories, HistoryCache, UInt64Array
+from executor_svc.fake_cache import Histories, HistoryCache
+from executor_svc.fake_language import FakeLanguage
 from executor_svc.fake_tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
-from executor_svc.randomness import uniforms
-from executor_svc.worker import check_layout
+from executor_svc.worker import check_layout, check_step
 from shared.batch_table import BatchTable, StepLayout
-from shared.errors import InvalidStepError
 from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.step import NO_LOGPROBS, Int32Array, Step, StepResult
-
-# What a number is drawn for; keeps the draws of one history apart.
-_FOR_TOKEN, _FOR_EOS, _FOR_LOGPROB = range(3)
-
-# First bytes of UTF-8 characters and how many bytes follow. All of 0x90 to 0xBF may follow each.
-_LEAD_BYTES = {0xC3: 1, 0xE4: 2, 0xF0: 3}
-# Share of new characters of 1, 2, 3 and 4 bytes, summed up.
-_CHARACTER_SHARES = (0.94, 0.97, 0.99, 1.0)
+from shared.step import UNKNOWN_TOKEN, Step, StepResult
 
 
 class FakeWorker:
@@ -45,6 +37,7 @@ class FakeWorker:
         step_ms: Time that every step takes at least, in milliseconds.
         token_us: Time that each token of a step adds, in microseconds.
         eos_probability: Chance that a token is the end of the sequence, 0 to 1.
+        sliding_window_tokens: Last tokens that attention reads, the token itself included; 0: all.
         sleep: Waits so many seconds; runs on the thread of `execute`, once in every step.
     """
 
@@ -61,12 +54,15 @@ class FakeWorker:
         step_ms: float = 0.0,
         token_us: float = 0.0,
         eos_probability: float = 0.0,
+        sliding_window_tokens: int = 0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._info = ExecutorInfo(
             instance_id=uuid.uuid4().hex,
             model_id="fake",
-            model_hash=hashlib.sha256(f"fake 1, eos_probability {eos_probability}".encode()).hexdigest(),
+            model_hash=hashlib.sha256(
+                f"fake 1, eos_probability {eos_probability}, sliding_window_tokens {sliding_window_tokens}".encode()
+            ).hexdigest(),
             dtype="float32",
             block_size_tokens=block_size_tokens,
             num_device_blocks=num_device_blocks,
@@ -77,12 +73,13 @@ class FakeWorker:
             max_num_batched_tokens=max_num_batched_tokens,
             max_message_bytes=max_message_bytes,
             eos_token_ids=(EOS_TOKEN_ID,),
+            sliding_window_tokens=sliding_window_tokens,
         )
         self._step_ms = step_ms
         self._token_us = token_us
-        self._eos_probability = eos_probability
         self._sleep = sleep
-        self._cache = HistoryCache(num_device_blocks, num_host_blocks, block_size_tokens)
+        self._language = FakeLanguage(eos_probability)
+        self._cache = HistoryCache(num_device_blocks, num_host_blocks, block_size_tokens, sliding_window_tokens)
         self.reset()
 
     @property
@@ -109,73 +106,44 @@ class FakeWorker:
             StepFailedError: a wrong block table, a wrong digest, or too many tokens.
         """
         begin_s = time.perf_counter()
-        self._check(step)
+        check_step(step, self._info)
         layout = self._table.apply(step.delta)
         digest = check_layout(step, layout, self._table, self._info.max_num_batched_tokens)
         self._histories.follow(self._table, step.delta, layout)
         self._cache.move(step)
         self._cache.write(self._table, layout, self._histories)
         self._cache.check_reads(self._table, layout, self._histories)
-        token_ids, logprobs = self._sample(layout)
-        self._table.record(layout, token_ids)
-        self._histories.append(layout.sample_slots, layout.sample_positions, token_ids)
+        result = replace(self._answer(step, layout), table_digest=digest)
+        self._table.record(layout, result.sampled_token_ids)
+        self._histories.append(layout, result.sampled_token_ids)
         target_s = self._step_ms * 1e-3 + layout.num_tokens * self._token_us * 1e-6
         self._sleep(max(0.0, target_s - (time.perf_counter() - begin_s)))
-        duration_us = round((time.perf_counter() - begin_s) * 1e6)
-        return StepResult(step.epoch, step.step_id, token_ids, logprobs, duration_us, digest)
+        return replace(result, execute_duration_us=round((time.perf_counter() - begin_s) * 1e6))
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return the files of the byte tokenizer."""
         return fake_tokenizer_files()
 
-    def _check(self, step: Step) -> None:
-        """Check what the table does not: block moves and token ids."""
-        self._cache.check_moves(step)
-        for token_ids in (step.delta.appended_tokens[:, 1], *(row.token_ids for row in step.delta.admissions)):
-            outside = token_ids[(token_ids < 0) | (token_ids >= VOCAB_SIZE)]
-            if len(outside):
-                raise InvalidStepError(f"step {step.step_id} has token id {outside[0]}; ids are 0 to {VOCAB_SIZE - 1}")
-
-    def _sample(self, layout: StepLayout) -> tuple[Int32Array, npt.NDArray[np.float32] | None]:
-        """Return token ids and log-probabilities, [num_samples], a pure function of each row's history.
-
-        Rows that are not greedy mix in their seed and output index, so that seeds and outputs differ.
-        """
+    def _answer(self, step: Step, layout: StepLayout) -> StepResult:
+        """Return what follows each sample row's history."""
         slots, positions = layout.sample_slots, layout.sample_positions
-        params = self._table.sampling[slots]
-        histories: UInt64Array = self._histories.by_position[slots, positions - 1]
-        greedy = params["temperature"] == 0
-        states = np.where(greedy, histories, histories ^ params["seed"])
-        output_indices = np.where(greedy, 0, params["output_index"]).astype(np.int32)
-
-        def draw(purpose: int) -> npt.NDArray[np.float64]:
-            return uniforms(states, output_indices, np.full(len(slots), purpose, np.int32))
-
-        num_missing = self._missing_bytes(slots, positions)
-        token_ids = _next_bytes(draw(_FOR_TOKEN), num_missing)
-        token_ids[(num_missing == 0) & (draw(_FOR_EOS) < self._eos_probability)] = EOS_TOKEN_ID
-        asked = params["num_logprobs"] != NO_LOGPROBS
-        if not asked.any():
-            return token_ids, None
-        return token_ids, np.where(asked, -10.0 * draw(_FOR_LOGPROB), np.nan).astype(np.float32)
-
-    def _missing_bytes(self, slots: Int32Array, positions: Int32Array) -> Int32Array:
-        """Return how many bytes the last character of each history still lacks, [num_samples]."""
-        num_following = np.zeros(VOCAB_SIZE, np.int32)
-        num_following[list(_LEAD_BYTES)] = list(_LEAD_BYTES.values())
-        missing = np.zeros(len(slots), np.int32)
-        for distance in (1, 2, 3):
-            lead = num_following[self._table.token_ids[slots, np.maximum(positions - distance, 0)]]
-            missing = np.maximum(missing, np.where(positions >= distance, lead - (distance - 1), 0))
-        return missing
-
-
-def _next_bytes(draws: npt.NDArray[np.float64], num_missing: Int32Array) -> Int32Array:
-    """Return the next byte of each row, [num_rows]: mostly printable ASCII, always valid UTF-8."""
-    kinds = np.searchsorted(_CHARACTER_SHARES, draws, side="right")
-    leads = np.array([0, *_LEAD_BYTES])[kinds]
-    # The low bits of a draw choose within a kind; the high bits chose the kind.
-    fractions = (draws * 2**20) % 1.0
-    first_bytes = np.where(kinds == 0, 0x20 + (fractions * 95).astype(np.int32), leads)
-    following_bytes = 0x90 + (fractions * 48).astype(np.int32)
-    return np.where(num_missing > 0, following_bytes, first_bytes).astype(np.int32)
+        histories = self._histories.by_position[slots, positions - 1]
+        num_missing = self._language.missing_bytes(self._table.token_ids, slots, positions)
+        token_ids, logprobs = self._language.sample(histories, num_missing, self._table.sampling[slots])
+        if layout.num_candidates is None:
+            return StepResult(step.epoch, step.step_id, token_ids, logprobs)
+        beams = layout.num_candidates > 0
+        token_ids[beams] = UNKNOWN_TOKEN
+        if logprobs is not None:
+            logprobs[beams] = np.nan
+        candidate_token_ids, candidate_logprobs = self._language.candidates(
+            histories[beams], num_missing[beams], layout.num_candidates[beams]
+        )
+        return StepResult(
+            step.epoch,
+            step.step_id,
+            token_ids,
+            logprobs,
+            candidate_token_ids=candidate_token_ids,
+            candidate_logprobs=candidate_logprobs,
+        )

@@ -1,4 +1,4 @@
-"""From logits to tokens, vectorised over the sample rows.
+"""From logits to tokens, or to the candidates of beam search, vectorised over the sample rows.
 
 Each stage works only on the rows that ask for it: a greedy batch is one argmax, a row without
 filters pays for no sort. The filters have the order and the meaning of transformers' logits warpers:
@@ -58,6 +58,24 @@ class Sampler:
         logprobs = np.full(len(token_ids), np.nan, np.float32)
         logprobs[asked] = _logprobs_of(logits, logit_rows[asked], token_ids[asked])
         return token_ids, logprobs
+
+    def candidates(
+        self, logits: torch.Tensor, logit_rows: Int32Array, num_candidates: Int32Array
+    ) -> tuple[Int32Array, npt.NDArray[np.float32]]:
+        """Return the likeliest tokens of beam rows and their log-probabilities, one row after the other.
+
+        Args:
+            logits: Raw, [num_logit_rows, vocab_size] float32; unchanged.
+            logit_rows: The row of `logits` that each beam row uses, [num_beams].
+            num_candidates: How many each beam row wants, [num_beams], at most vocab_size.
+
+        Returns:
+            [sum of num_candidates] both: log-softmax of the raw logits, falling, equal ones by token id.
+        """
+        logprobs = torch.log_softmax(logits[torch.from_numpy(logit_rows).to(logits.device)], -1)
+        values, token_ids = _likeliest(logprobs, int(num_candidates.max()))
+        wanted = np.arange(values.shape[1]) < num_candidates[:, None]
+        return token_ids.cpu().numpy()[wanted].astype(np.int32), values.cpu().numpy()[wanted]
 
 
 def filtered_scores(scores: torch.Tensor, sampling: npt.NDArray[np.void]) -> torch.Tensor:
@@ -133,6 +151,25 @@ def _nucleus_among(
 def _min_p_threshold(scores: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
     """Return the score whose probability is min_p times the largest one, [num_rows, 1]."""
     return scores.amax(-1, keepdim=True) + min_p.log()
+
+
+def _likeliest(logprobs: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return values and token ids of the `count` largest of each row, equal ones by token id, [num_rows, count].
+
+    topk leaves open in which order equal ones come, and which of them it takes when not all fit.
+    """
+    values, token_ids = logprobs.topk(count, dim=-1)
+    token_ids, by_id = token_ids.sort(dim=-1)
+    values, by_value = values.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
+    token_ids = token_ids.gather(1, by_value)
+    cut_between_equals = torch.nonzero((logprobs >= values[:, -1:]).sum(-1) != count)[:, 0]
+    if len(cut_between_equals):
+        ordered = logprobs[cut_between_equals].sort(dim=-1, descending=True, stable=True)
+        values[cut_between_equals], token_ids[cut_between_equals] = (
+            ordered.values[:, :count],
+            ordered.indices[:, :count],
+        )
+    return values, token_ids
 
 
 def _logprobs_of(logits: torch.Tensor, logit_rows: Int32Array, token_ids: Int32Array) -> npt.NDArray[np.float32]:

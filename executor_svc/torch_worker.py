@@ -6,6 +6,7 @@
 
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,16 +17,16 @@ from executor_svc.attention import TorchAttentionBackend
 from executor_svc.cache_engine import CacheEngine, CacheShape, available_memory_bytes
 from executor_svc.errors import ModelLoadError
 from executor_svc.model_directory import find_model_directory
-from executor_svc.model_runner import ModelRunner
+from executor_svc.model_runner import ModelRunner, SampleLogits
 from executor_svc.models import ModelConfig, model_class
 from executor_svc.models.config import parse_config
 from executor_svc.sampler import Sampler
 from executor_svc.weights import Checkpoint
-from executor_svc.worker import check_layout
-from shared.batch_table import BatchTable
+from executor_svc.worker import check_layout, check_step
+from shared.batch_table import BatchTable, StepLayout
 from shared.errors import InvalidStepError, StepFailedError
 from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.step import Int32Array, Step, StepResult
+from shared.step import UNKNOWN_TOKEN, Step, StepResult, no_slots
 
 DeviceName = Literal["cpu", "cuda"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -74,7 +75,7 @@ class TorchWorker:
             InvalidStepError: the step does not fit the table or the cache; nothing was written.
             StepFailedError: it failed while it ran; the cache contents are in doubt.
         """
-        self._check(step)
+        check_step(step, self._info)
         try:
             return self._execute(step)
         except (InvalidStepError, StepFailedError):
@@ -87,39 +88,48 @@ class TorchWorker:
         """Return tokenizer.json and its companions; empty if the model has no tokenizer.json."""
         return self._tokenizer_files
 
-    def _check(self, step: Step) -> None:
-        """Check what the table does not: block moves, and that the model knows the token ids."""
-        self._cache_engine.check(step)
-        self._check_token_ids(step.step_id, step.delta.appended_tokens[:, 1])
-        for admission in step.delta.admissions:
-            self._check_token_ids(step.step_id, admission.token_ids)
-
-    def _check_token_ids(self, step_id: int, token_ids: Int32Array) -> None:
-        outside = token_ids[(token_ids < 0) | (token_ids >= self._info.vocab_size)]
-        if len(outside):
-            raise InvalidStepError(
-                f"step {step_id} has token id {outside[0]}; ids are 0 to {self._info.vocab_size - 1}"
-            )
-
     @torch.inference_mode()
     def _execute(self, step: Step) -> StepResult:
         begin_s = time.perf_counter()
         table = self._table
         layout = table.apply(step.delta)
         digest = check_layout(step, layout, table, self._info.max_num_batched_tokens)
-        self._cache_engine.copy(step.blocks_to_copy)
-        token_ids, logprobs = np.empty(0, np.int32), None
+        self._cache_engine.move(step)
+        result = StepResult(step.epoch, step.step_id, no_slots())
         if layout.num_tokens:
-            sampled = self._model_runner.run(table, layout)
-            token_ids, logprobs = self._sampler.sample(
-                sampled.logits,
-                sampled.logit_rows,
-                table.sampling[layout.sample_slots],
-                layout.sample_positions - table.num_prompt_tokens[layout.sample_slots],
-            )
-            table.record(layout, token_ids)
+            result = self._answer(step, layout, self._model_runner.run(table, layout))
+            table.record(layout, result.sampled_token_ids)
         duration_us = round((time.perf_counter() - begin_s) * 1e6)
-        return StepResult(step.epoch, step.step_id, token_ids, logprobs, duration_us, digest)
+        return replace(result, execute_duration_us=duration_us, table_digest=digest)
+
+    def _answer(self, step: Step, layout: StepLayout, sampled: SampleLogits) -> StepResult:
+        """Return the sampled tokens, and the candidates of the beam rows."""
+        table, slots = self._table, layout.sample_slots
+        params, num_output_tokens = table.sampling[slots], layout.sample_positions - table.num_prompt_tokens[slots]
+        if layout.num_candidates is None:
+            token_ids, logprobs = self._sampler.sample(sampled.logits, sampled.logit_rows, params, num_output_tokens)
+            return StepResult(step.epoch, step.step_id, token_ids, logprobs)
+        beams = layout.num_candidates > 0
+        token_ids, logprobs = np.full(len(slots), UNKNOWN_TOKEN, np.int32), None
+        if not beams.all():
+            others = ~beams
+            token_ids[others], some_logprobs = self._sampler.sample(
+                sampled.logits, sampled.logit_rows[others], params[others], num_output_tokens[others]
+            )
+            if some_logprobs is not None:
+                logprobs = np.full(len(slots), np.nan, np.float32)
+                logprobs[others] = some_logprobs
+        candidate_token_ids, candidate_logprobs = self._sampler.candidates(
+            sampled.logits, sampled.logit_rows[beams], layout.num_candidates[beams]
+        )
+        return StepResult(
+            step.epoch,
+            step.step_id,
+            token_ids,
+            logprobs,
+            candidate_token_ids=candidate_token_ids,
+            candidate_logprobs=candidate_logprobs,
+        )
 
 
 def load_worker(
@@ -131,6 +141,8 @@ def load_worker(
     block_size_tokens: int = 16,
     num_device_blocks: int | None = None,
     kv_cache_gib: float = 2.0,
+    num_host_blocks: int | None = None,
+    host_cache_gib: float = 0.5,
     max_model_len: int | None = None,
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 2048,
@@ -147,6 +159,8 @@ def load_worker(
         block_size_tokens: Tokens in a block, 1 to 1,024.
         num_device_blocks: Blocks of the cache; None: as many as `kv_cache_gib` holds.
         kv_cache_gib: Size of the cache in GiB; unused if `num_device_blocks` is given.
+        num_host_blocks: Blocks of the host pool for swapping; None: as many as `host_cache_gib` holds.
+        host_cache_gib: Size of the host pool in GiB; unused if `num_host_blocks` is given.
         max_model_len: Longest sequence in tokens; None: what config.json says.
         max_num_seqs: Slots of the batch table.
         max_num_batched_tokens: Reported to the scheduler, which keeps to it.
@@ -168,11 +182,13 @@ def load_worker(
         config.num_hidden_layers, block_size_tokens, config.num_key_value_heads, config.head_dim, torch_dtype
     )
     num_blocks = cache_shape.num_blocks_in(kv_cache_gib) if num_device_blocks is None else num_device_blocks
-    _check_cache_size(cache_shape, num_blocks, device)
+    if num_host_blocks is None:
+        num_host_blocks = cache_shape.num_blocks_in(host_cache_gib)
+    _check_cache_size(cache_shape, num_blocks, num_host_blocks, device)
     network = model_class(config)(config, torch_dtype, torch_device)
     checkpoint = Checkpoint(directory.path)
     checkpoint.load_into(network.named_weights(), network.is_redundant)
-    cache_engine = CacheEngine(cache_shape, num_blocks, torch_device)
+    cache_engine = CacheEngine(cache_shape, num_blocks, num_host_blocks, torch_device)
     info = ExecutorInfo(
         instance_id=uuid.uuid4().hex,
         model_id=model_id or _model_id(model),
@@ -180,7 +196,7 @@ def load_worker(
         dtype=dtype,
         block_size_tokens=block_size_tokens,
         num_device_blocks=num_blocks,
-        num_host_blocks=0,
+        num_host_blocks=num_host_blocks,
         max_model_len=model_len,
         vocab_size=config.vocab_size,
         max_num_seqs=max_num_seqs,
@@ -201,20 +217,21 @@ def _checked_model_len(config: ModelConfig, max_model_len: int | None) -> int:
     return max_model_len
 
 
-def _check_cache_size(shape: CacheShape, num_blocks: int, device: DeviceName) -> None:
+def _check_cache_size(shape: CacheShape, num_blocks: int, num_host_blocks: int, device: DeviceName) -> None:
     """Refuse a cache without a block, or one that this machine has no memory for.
 
-    A CPU's memory is only promised when it is taken; too much of it would end the process later,
+    A machine's memory is only promised when it is taken; too much of it would end the process later,
     under load.
     """
     if num_blocks < 1:
         raise ModelLoadError(f"the KV cache has no room for even one block of {shape.bytes_per_block} bytes")
-    available = available_memory_bytes() if device == "cpu" else None
-    if available is not None and num_blocks * shape.bytes_per_block > available:
-        wanted_gib = num_blocks * shape.bytes_per_block / 2**30
+    available = available_memory_bytes()
+    num_in_memory = num_host_blocks + (num_blocks if device == "cpu" else 0)
+    if available is not None and num_in_memory * shape.bytes_per_block > available:
+        wanted_gib = num_in_memory * shape.bytes_per_block / 2**30
         raise ModelLoadError(
             f"the KV cache would take {wanted_gib:.1f} GiB, but {available / 2**30:.1f} GiB of memory are available; "
-            "choose less with --kv-cache-gib"
+            "choose less with --kv-cache-gib and --host-cache-gib"
         )
 
 

@@ -8,9 +8,9 @@ one thread only, so a worker needs no locks.
 from typing import Protocol
 
 from shared.batch_table import BatchTable, StepLayout
-from shared.errors import StepFailedError
+from shared.errors import InvalidStepError, StepFailedError
 from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.step import Step, StepResult
+from shared.step import Admission, Fork, Int32Array, Step, StepResult
 
 
 class Worker(Protocol):
@@ -37,6 +37,42 @@ class Worker(Protocol):
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return tokenizer.json and its companions; empty if the model has no tokenizer.json."""
+
+
+def check_step(step: Step, info: ExecutorInfo) -> None:
+    """Check what the table cannot: the moved blocks exist, the model knows the token ids.
+
+    Raises: InvalidStepError: they do not.
+    """
+    _check_blocks(step, "device", step.blocks_to_copy, info.num_device_blocks)
+    _check_blocks(step, "device", step.blocks_to_swap_out[:, 0], info.num_device_blocks)
+    _check_blocks(step, "host", step.blocks_to_swap_out[:, 1], info.num_host_blocks)
+    _check_blocks(step, "host", step.blocks_to_swap_in[:, 0], info.num_host_blocks)
+    _check_blocks(step, "device", step.blocks_to_swap_in[:, 1], info.num_device_blocks)
+    _check_token_ids(step, info.vocab_size)
+
+
+def _check_blocks(step: Step, pool: str, block_ids: Int32Array, num_blocks: int) -> None:
+    outside = block_ids[(block_ids < 0) | (block_ids >= num_blocks)]
+    if len(outside):
+        raise InvalidStepError(
+            f"step {step.step_id} moves {pool} block {outside[0]}; there are {num_blocks} {pool} blocks"
+        )
+
+
+def _check_token_ids(step: Step, vocab_size: int) -> None:
+    delta = step.delta
+    for token_ids in (delta.appended_tokens[:, 1], *(admission.token_ids for admission in delta.admissions)):
+        outside = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
+        if len(outside):
+            raise InvalidStepError(f"step {step.step_id} has token id {outside[0]}; ids are 0 to {vocab_size - 1}")
+    entries: tuple[Admission | Fork, ...] = (*delta.admissions, *delta.beam_forks)
+    for entry in entries:
+        num_candidates = entry.sampling.num_candidates
+        if num_candidates > vocab_size:
+            raise InvalidStepError(
+                f"slot {entry.slot} asks for {num_candidates} candidates; the vocabulary has {vocab_size} tokens"
+            )
 
 
 def check_layout(step: Step, layout: StepLayout, table: BatchTable, max_num_batched_tokens: int) -> int | None:

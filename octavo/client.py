@@ -95,6 +95,9 @@ class Client:
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str = "",
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Run one prompt and yield its events: one Accepted, any number of Delta, one Finished.
@@ -106,12 +109,23 @@ class Client:
             prompt: Text, token ids, or a conversation.
             sampling_params: How to choose tokens; None: all defaults.
             request_id: Unique among the live requests; None: the scheduler makes one.
+            priority: A lower number is served first.
+            tenant: On whose account the request runs; tenants share the scheduler fairly.
+            cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
             timeout_s: Time limit for the whole answer, in seconds; None: none.
 
         Raises:
             OctavoError: one of the tree in octavo/errors.py, also after some events.
         """
-        request = _generate_request(prompt, sampling_params, request_id)
+        request = _generate_request(prompt, sampling_params)
+        fields: dict[str, str | int] = {
+            "request_id": request_id or "",
+            "priority": priority,
+            "tenant": tenant,
+            "cache_salt": cache_salt,
+        }
+        for field, value in fields.items():
+            _set_field(request, field, value)
         call = self._stub().Generate(request, timeout=timeout_s)
         is_finished = False
         try:
@@ -132,11 +146,22 @@ class Client:
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str = "",
         timeout_s: float | None = None,
     ) -> RequestOutput:
         """Run one prompt and return all of it; arguments and errors are those of `stream`."""
         accepted_id = request_id or ""
-        async for event in self.stream(prompt, sampling_params, request_id=request_id, timeout_s=timeout_s):
+        async for event in self.stream(
+            prompt,
+            sampling_params,
+            request_id=request_id,
+            priority=priority,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            timeout_s=timeout_s,
+        ):
             if isinstance(event, Accepted):
                 accepted_id = event.request_id
             elif isinstance(event, Finished):
@@ -210,10 +235,16 @@ class Client:
         return UnavailableError(f"the connection to the scheduler at {self.address} was lost")
 
 
-def _generate_request(
-    prompt: Prompt, sampling_params: SamplingParams | None, request_id: str | None
-) -> generation_service_pb2.GenerateRequest:
-    request = generation_service_pb2.GenerateRequest(request_id=request_id or "")
+def _set_field(request: generation_service_pb2.GenerateRequest, field: str, value: str | int) -> None:
+    try:
+        setattr(request, field, value)
+    except (TypeError, ValueError) as error:
+        kind = "a whole number from -2^31 to 2^31-1" if field == "priority" else "a string"
+        raise InvalidRequestError(f"{field} is {value!r}; it must be {kind}", field=field) from error
+
+
+def _generate_request(prompt: Prompt, sampling_params: SamplingParams | None) -> generation_service_pb2.GenerateRequest:
+    request = generation_service_pb2.GenerateRequest()
     if sampling_params is not None:
         request.sampling_params.CopyFrom(sampling_params.to_proto())
     try:

@@ -13,6 +13,7 @@ import asyncio
 import os
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar, cast
 
@@ -32,6 +33,15 @@ _Result = TypeVar("_Result")
 # Requests in flight: more than a batch holds, so that it never runs dry, and fewer than the scheduler's
 # waiting queue takes, so that none is refused.
 _MAX_IN_FLIGHT_REQUESTS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """How requests of one call are told apart from others."""
+
+    priority: int
+    tenant: str
+    cache_salt: str
 
 
 class LLM:
@@ -104,6 +114,9 @@ class LLM:
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str = "",
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Complete prompts; the outputs are in their order.
@@ -111,19 +124,25 @@ class LLM:
         Args:
             prompts: One text, or a list of texts or of lists of token ids.
             sampling_params: For all prompts, or one for each; None: all defaults.
+            priority: A lower number is served first.
+            tenant: On whose account the prompts run; tenants share the model fairly.
+            cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
             progress: Whether to show a progress bar on stderr.
 
         Raises:
             OctavoError: the first failure; the other requests are then cancelled.
         """
         each: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
-        return self._run_all(each, sampling_params, progress)
+        return self._run_all(each, sampling_params, _Account(priority, tenant, cache_salt), progress)
 
     def chat(
         self,
         conversations: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str = "",
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, rendered with the model's chat template.
@@ -132,7 +151,7 @@ class LLM:
         """
         is_one = bool(conversations) and isinstance(conversations[0], dict)
         each = cast("Sequence[Prompt]", [conversations] if is_one else conversations)
-        return self._run_all(each, sampling_params, progress)
+        return self._run_all(each, sampling_params, _Account(priority, tenant, cache_salt), progress)
 
     def get_model(self) -> ModelInfo:
         """Describe the model."""
@@ -146,6 +165,7 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        account: _Account,
         progress: bool,
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
@@ -166,7 +186,7 @@ class LLM:
                 num_tokens += output.usage.num_output_tokens
                 bar.update(task_id, advance=1, num_tokens=num_tokens)
 
-            return self._run(_generate_all(self._services.address, prompts, params_list, on_output))
+            return self._run(_generate_all(self._services.address, prompts, params_list, account, on_output))
 
     def _run(self, work: Coroutine[None, None, _Result]) -> _Result:
         if not self._finalizer.alive:
@@ -189,6 +209,7 @@ async def _generate_all(
     address: str,
     prompts: Sequence[Prompt],
     sampling_params: Sequence[SamplingParams | None],
+    account: _Account,
     on_output: Callable[[RequestOutput], None],
 ) -> list[RequestOutput]:
     slots = asyncio.Semaphore(_MAX_IN_FLIGHT_REQUESTS)
@@ -197,7 +218,13 @@ async def _generate_all(
 
         async def generate(prompt: Prompt, params: SamplingParams | None) -> RequestOutput:
             async with slots:
-                output = await client.generate(prompt, params)
+                output = await client.generate(
+                    prompt,
+                    params,
+                    priority=account.priority,
+                    tenant=account.tenant,
+                    cache_salt=account.cache_salt,
+                )
             on_output(output)
             return output
 

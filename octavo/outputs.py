@@ -37,12 +37,15 @@ class Output:
     """One finished output.
 
     Attributes:
-        output_index: Which output of the request, from 0.
+        output_index: Which output of the request, from 0; of `best_of` and beams its rank, 0 is the best.
         text: The whole text.
         token_ids: All token ids, with the one that ended the output.
         logprobs: Log-probability of each of `token_ids`; empty unless asked for.
         finish_reason: Why it ended.
         stopped_by: The stop token's id or the stop string, if `finish_reason` is STOP.
+        cumulative_logprob: Sum of the log-probabilities of `token_ids`; None unless they were asked
+            for or the outputs are ranked.
+        beam_score: What hypotheses are ranked by, with the length penalty; None without a beam search.
     """
 
     output_index: int
@@ -51,11 +54,16 @@ class Output:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     stopped_by: int | str | None
+    cumulative_logprob: float | None = None
+    beam_score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request; the cached ones are part of the prompt's."""
+    """Tokens of a request; the cached ones are part of the prompt's.
+
+    `num_output_tokens` counts all outputs that were sampled, also those that `best_of` did not return.
+    """
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -75,7 +83,8 @@ class Delta:
     """What is new in one output.
 
     `text` may lag behind `token_ids`: incomplete characters and possible stop strings are held back.
-    Each token is delivered exactly once over all deltas.
+    Each token is delivered exactly once over all deltas. Deltas of several outputs come interleaved;
+    ranked outputs (`best_of` above `n`, beams) come in one delta each, at the end.
     """
 
     output_index: int
@@ -171,6 +180,8 @@ def _output_from_proto(output: generation_pb2.Output) -> Output:
         logprobs=tuple(output.logprobs),
         finish_reason=_finish_reason_from_proto(output.finish_reason),
         stopped_by=stopped_by,
+        cumulative_logprob=output.cumulative_logprob if output.HasField("cumulative_logprob") else None,
+        beam_score=output.beam_score if output.HasField("beam_score") else None,
     )
 
 

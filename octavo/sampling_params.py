@@ -7,16 +7,20 @@ wrong. Next: octavo/client.py, which sends it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
 
 from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_pb2
 
+# When a beam search ends; the values are those of transformers.
+EarlyStopping: TypeAlias = bool | Literal["never"]
+
 # What a field of a wire type takes, for the sentence that refuses another value.
 _WIRE_RANGES = {
     FieldDescriptor.TYPE_BOOL: "it must be true or false",
+    FieldDescriptor.TYPE_ENUM: "it must be True, False or 'never'",  # only early_stopping has this type
     FieldDescriptor.TYPE_FLOAT: "it must be a number",
     FieldDescriptor.TYPE_INT32: "it must hold whole numbers from 0 to 2^31-1",  # only token ids have this type
     FieldDescriptor.TYPE_STRING: "it must be a string or a list of strings",
@@ -54,13 +58,16 @@ class SamplingParams:
         skip_special_tokens: Whether special tokens stay out of the text. Absent: true.
         logprobs: Return log-probabilities; 0: of the sampled token only. Absent: none.
         n: Number of outputs. Absent: 1.
-        best_of: Outputs to make, of which the best `n` are returned.
-        beam_width: Width of a beam search.
+        best_of: Outputs to make, of which the `n` likeliest are returned, best first. Absent: `n`.
+        beam_width: Width of a beam search, which finds the `n` best outputs without sampling.
         repetition_penalty: Penalty of tokens in prompt and output. Absent: 1, none.
         presence_penalty: Penalty of tokens in the output. Absent: 0, none.
         frequency_penalty: Penalty of tokens by their count in the output. Absent: 0, none.
         logit_bias: Added to the logits of single tokens, by token id.
         grammar: What the output must look like.
+        length_penalty: Beams only: above 0 favours long outputs, below 0 short ones. Absent: 1.
+        early_stopping: Beams only: True ends the search with the first `beam_width` hypotheses,
+            "never" when no beam can become better than they are. Absent: False, in between.
     """
 
     temperature: float | None = None
@@ -84,6 +91,8 @@ class SamplingParams:
     frequency_penalty: float | None = None
     logit_bias: Mapping[int, float] | None = None
     grammar: Grammar | None = None
+    length_penalty: float | None = None
+    early_stopping: EarlyStopping | None = None
 
     def to_proto(self) -> generation_pb2.SamplingParams:
         """Return the message that travels; fields that are None stay absent.
@@ -118,8 +127,21 @@ def _set_field(proto: generation_pb2.SamplingParams, name: str, value: Any) -> N
                 proto.logit_bias.add(token_id=token_id, bias=bias)
         case "grammar":
             proto.grammar.CopyFrom(_grammar_to_proto(value))
+        case "early_stopping":
+            proto.early_stopping = _early_stopping_to_proto(value)
         case _:
             setattr(proto, name, value)
+
+
+def _early_stopping_to_proto(value: object) -> generation_pb2.EarlyStopping.ValueType:
+    match value:
+        case True:
+            return generation_pb2.EARLY_STOPPING_TRUE
+        case False:
+            return generation_pb2.EARLY_STOPPING_FALSE
+        case "never":
+            return generation_pb2.EARLY_STOPPING_NEVER
+    raise ValueError("there is no such way to end a beam search")
 
 
 def _grammar_to_proto(grammar: Grammar) -> generation_pb2.Grammar:

@@ -1,27 +1,39 @@
-"""AdminService: what operators see. Every answer is a picture taken between two steps."""
+"""AdminService: what operators see. Every answer is a picture taken between two steps.
+
+It runs on the engine's event loop, so nothing moves while it looks. Next: `admin_state.py`,
+`explanation.py`, `admin_steps.py`.
+"""
 
 import time
+from itertools import islice
 
 import grpc.aio
 
-from octavo.admin.v1 import admin_pb2, admin_service_pb2_grpc
 from octavo.admin.v1 import admin_service_pb2 as pb
-from scheduler_svc.core.sequence import SequenceStatus
+from octavo.admin.v1 import admin_service_pb2_grpc
+from scheduler_svc.admin_state import Places, executor_state, request_state
+from scheduler_svc.admin_steps import step_state, step_summary
+from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.engine import Engine
+from scheduler_svc.executor_driver import ExecutorDriver
+from scheduler_svc.explanation import explain, no_executor_text, queued_requests
 from scheduler_svc.request import Request
-from scheduler_svc.step_log import LoggedStep
-from shared.errors import InvalidFieldError, UnknownNameError
+from scheduler_svc.step_log import NUM_KEPT_STEPS
+from shared.errors import CallerError, InvalidFieldError, UnknownNameError
 
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
-MAX_PAGE_TOKEN_LENGTH = 20  # digits of the largest 64-bit number
+MAX_PAGE_TOKEN_LENGTH = 18  # digits; every such number is an index that Python takes
+DEFAULT_NUM_STEPS = 20
 
 
 class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
-    """Shows one engine. It runs on the engine's event loop, so nothing moves while it looks."""
+    """Shows one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+
+    # The whole -----------------------------------------------------------------------------------
 
     async def GetSchedulerState(  # noqa: N802 (named by the proto)
         self,
@@ -29,37 +41,53 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         context: grpc.aio.ServicerContext[pb.GetSchedulerStateRequest, pb.GetSchedulerStateResponse],
     ) -> pb.GetSchedulerStateResponse:
         """Give queue lengths, blocks and counters."""
-        engine = self._engine
-        state = pb.GetSchedulerStateResponse(
-            num_waiting_requests=engine.num_waiting,
-            num_preemptions=engine.num_preemptions,
+        engine, now_s = self._engine, time.monotonic()
+        executors = [executor_state(driver, now_s) for driver in engine.drivers.values()]
+        attached = [executor for executor in executors if executor.epoch]
+        only = attached[0] if len(attached) == 1 else None
+        preemptions = engine.num_preemptions
+        return pb.GetSchedulerStateResponse(
             is_draining=engine.is_draining,
-            executors=[executor_state(engine)],
+            num_waiting_requests=engine.num_waiting,
+            num_parked_requests=len(engine.parked),
+            num_running_requests=sum(executor.num_running_requests for executor in executors),
+            num_swapped_requests=sum(executor.num_swapped_requests for executor in executors),
+            num_preempted_requests=sum(executor.num_preempted_requests for executor in executors),
+            num_blocks=sum(executor.num_blocks for executor in executors),
+            num_free_blocks=sum(executor.num_free_blocks for executor in executors),
+            num_used_blocks=sum(executor.num_used_blocks for executor in executors),
+            num_cached_blocks=sum(executor.num_cached_blocks for executor in executors),
+            num_host_blocks=sum(executor.num_host_blocks for executor in executors),
+            num_free_host_blocks=sum(executor.num_free_host_blocks for executor in executors),
+            num_used_host_blocks=sum(executor.num_used_host_blocks for executor in executors),
+            num_preemptions=sum(preemptions.values()),
+            num_recompute_preemptions=preemptions[PreemptionMode.RECOMPUTE],
+            num_swap_preemptions=preemptions[PreemptionMode.SWAP],
+            last_sent_step_id=only.last_sent_step_id if only else 0,
+            last_processed_step_id=only.last_processed_step_id if only else 0,
+            executors=executors,
         )
-        if engine.core is not None:
-            core, allocator = engine.core, engine.core.block_manager.allocator
-            state.num_running_requests = len(core.running)
-            state.num_free_blocks = allocator.num_free_blocks
-            state.num_used_blocks = allocator.num_used_blocks
-            state.num_blocks = allocator.num_blocks
-            state.last_sent_step_id = core.last_scheduled_step_id
-            state.last_processed_step_id = core.last_processed_step_id
-        return state
+
+    async def Drain(  # noqa: N802
+        self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainResponse]
+    ) -> pb.DrainResponse:
+        """Stop admission; live requests go on."""
+        await self._engine.start_draining()
+        return pb.DrainResponse(num_live_requests=len(self._engine.requests))
+
+    # Requests ------------------------------------------------------------------------------------
 
     async def ListRequests(  # noqa: N802
         self,
         request: pb.ListRequestsRequest,
         context: grpc.aio.ServicerContext[pb.ListRequestsRequest, pb.ListRequestsResponse],
     ) -> pb.ListRequestsResponse:
-        """Give a page of the live requests; the token is the arrival number of the last one."""
-        if request.page_size > MAX_PAGE_SIZE:
-            raise InvalidFieldError("page_size", request.page_size, f"from 0 to {MAX_PAGE_SIZE}")
-        last_arrival = arrival_of(request.page_token)
-        page_size = request.page_size or DEFAULT_PAGE_SIZE
+        """Give a page of the live requests, without block tables; the token is the arrival of the last one."""
+        page_size, last_arrival = page_size_of(request.page_size), number_in(request.page_token)
         live = [r for r in self._engine.requests.values() if r.group.arrival > last_arrival]
-        page = live[:page_size]
+        page, places, now_s = live[:page_size], Places(self._engine), time.monotonic()
         return pb.ListRequestsResponse(
-            requests=[request_state(self._engine, r) for r in page],
+            requests=[request_state(listed, places.of(listed), now_s, shows_blocks=False) for listed in page],
             next_page_token=str(page[-1].group.arrival) if len(live) > page_size else "",
         )
 
@@ -69,31 +97,92 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
     ) -> pb.GetRequestResponse:
         """Give one live request."""
-        live = self._engine.requests.get(request.request_id)
+        live = self._live_request(request.request_id)
+        state = request_state(live, Places(self._engine).of(live), time.monotonic())
+        return pb.GetRequestResponse(request=state)
+
+    async def ListQueue(  # noqa: N802
+        self,
+        request: pb.ListQueueRequest,
+        context: grpc.aio.ServicerContext[pb.ListQueueRequest, pb.ListQueueResponse],
+    ) -> pb.ListQueueResponse:
+        """Give a page of the waiting queue; the token is the place of the next one."""
+        page_size, first = page_size_of(request.page_size), number_in(request.page_token)
+        end = first + page_size
+        return pb.ListQueueResponse(
+            requests=islice(queued_requests(self._engine, time.monotonic()), first, end),
+            next_page_token=str(end) if len(self._engine.queue) > end else "",
+        )
+
+    async def ExplainRequest(  # noqa: N802
+        self,
+        request: pb.ExplainRequestRequest,
+        context: grpc.aio.ServicerContext[pb.ExplainRequestRequest, pb.ExplainRequestResponse],
+    ) -> pb.ExplainRequestResponse:
+        """Say why a request waits, or that it runs."""
+        return explain(self._engine, self._live_request(request.request_id), time.monotonic())
+
+    def _live_request(self, request_id: str) -> Request:
+        live = self._engine.requests.get(request_id)
         if live is None:
-            raise UnknownNameError(f"no live request has request_id {request.request_id!r}")
-        return pb.GetRequestResponse(request=request_state(self._engine, live))
+            raise UnknownNameError(f"no live request has request_id {request_id!r}")
+        return live
+
+    # Steps ---------------------------------------------------------------------------------------
 
     async def GetStep(  # noqa: N802
         self, request: pb.GetStepRequest, context: grpc.aio.ServicerContext[pb.GetStepRequest, pb.GetStepResponse]
     ) -> pb.GetStepResponse:
         """Give one of the last steps."""
-        logged = self._engine.step_log.get(request.step_id)
+        step_log = self._driver(request.executor).step_log
+        logged = step_log.get(request.step_id)
         if logged is None:
-            first, last = self._engine.step_log.kept_ids
+            first, last = step_log.kept_ids
             raise UnknownNameError(f"step {request.step_id} is not kept; kept are {first} to {last}")
         return pb.GetStepResponse(step=step_state(logged))
 
-    async def Drain(  # noqa: N802
-        self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainResponse]
-    ) -> pb.DrainResponse:
-        """Stop admission; live requests go on."""
-        await self._engine.start_draining()
-        return pb.DrainResponse(num_live_requests=len(self._engine.requests))
+    async def ListSteps(  # noqa: N802
+        self,
+        request: pb.ListStepsRequest,
+        context: grpc.aio.ServicerContext[pb.ListStepsRequest, pb.ListStepsResponse],
+    ) -> pb.ListStepsResponse:
+        """Give the last steps, a line each."""
+        if request.num_steps > NUM_KEPT_STEPS:
+            raise InvalidFieldError("num_steps", request.num_steps, f"from 0 to {NUM_KEPT_STEPS}")
+        driver = self._driver(request.executor)
+        steps = driver.step_log.last(request.num_steps or DEFAULT_NUM_STEPS)
+        return pb.ListStepsResponse(
+            executor=driver.address,
+            epoch=steps[-1].step.epoch if steps else 0,
+            steps=[step_summary(logged) for logged in steps],
+        )
+
+    def _driver(self, address: str) -> ExecutorDriver:
+        """Return the executor with an address, or the only one if it is empty."""
+        drivers = self._engine.drivers
+        if not drivers:
+            raise UnknownNameError(no_executor_text(self._engine))
+        if address:
+            if address not in drivers:
+                raise UnknownNameError(f"no executor has the address {address!r}; there are: {', '.join(drivers)}")
+            return drivers[address]
+        if len(drivers) > 1:
+            raise CallerError(f"there are {len(drivers)} executors; name one of them: {', '.join(drivers)}")
+        return next(iter(drivers.values()))
 
 
-def arrival_of(page_token: str) -> int:
-    """Return the arrival number in a page token; 0 if it is empty.
+def page_size_of(page_size: int) -> int:
+    """Return the page size that a request asks for.
+
+    Raises: InvalidFieldError: it is too large.
+    """
+    if page_size > MAX_PAGE_SIZE:
+        raise InvalidFieldError("page_size", page_size, f"from 0 to {MAX_PAGE_SIZE}")
+    return page_size or DEFAULT_PAGE_SIZE
+
+
+def number_in(page_token: str) -> int:
+    """Return the number in a page token; 0 if it is empty.
 
     Raises: InvalidFieldError: the service gave out no such token.
     """
@@ -102,65 +191,3 @@ def arrival_of(page_token: str) -> int:
     if len(page_token) > MAX_PAGE_TOKEN_LENGTH or not (page_token.isascii() and page_token.isdecimal()):
         raise InvalidFieldError("page_token", page_token, "a next_page_token of this service")
     return int(page_token)
-
-
-def executor_state(engine: Engine) -> admin_pb2.ExecutorState:
-    """Return the executor as the engine sees it."""
-    state = admin_pb2.ExecutorState(
-        address=engine.client.address,
-        status=admin_pb2.EXECUTOR_STATUS_CONNECTING,
-        num_losses=engine.num_losses,
-        last_error=engine.last_trouble,
-    )
-    if engine.session is not None:
-        state.status = admin_pb2.EXECUTOR_STATUS_ATTACHED
-        state.instance_id = engine.session.info.instance_id
-        state.epoch = engine.session.epoch
-        state.model_id = engine.session.info.model_id
-    return state
-
-
-def request_state(engine: Engine, request: Request) -> admin_pb2.RequestState:
-    """Return where a live request is."""
-    group, sequence = request.group, request.group.sequence
-    state = admin_pb2.RequestState(
-        request_id=group.request_id,
-        status=admin_pb2.REQUEST_STATUS_WAITING,
-        num_prompt_tokens=group.num_prompt_tokens,
-        num_output_tokens=len(request.total.token_ids),
-        num_preemptions=sequence.num_preemptions,
-        age_ms=round((time.monotonic() - request.arrived_at_s) * 1000),
-    )
-    if engine.core is not None and sequence.status is SequenceStatus.RUNNING:
-        state.status = admin_pb2.REQUEST_STATUS_RUNNING
-        state.slot = sequence.slot
-        state.num_computed_tokens = int(engine.core.num_computed_tokens[sequence.slot])
-        state.block_table.extend(engine.core.table.blocks_of(sequence.slot).tolist())
-    return state
-
-
-def step_state(logged: LoggedStep) -> admin_pb2.StepState:
-    """Return a step in words."""
-    delta, layout, result = logged.step.delta, logged.layout, logged.result
-    num_decodes = len(layout.slots) - len(delta.prefill_chunks)
-    state = admin_pb2.StepState(
-        step_id=logged.step.step_id,
-        epoch=logged.step.epoch,
-        decode_slots=layout.slots[:num_decodes].tolist(),
-        prefill_chunks=[
-            admin_pb2.PrefillChunk(slot=slot, start=start, num_tokens=length)
-            for slot, start, length in zip(
-                layout.slots[num_decodes:].tolist(),
-                layout.starts[num_decodes:].tolist(),
-                layout.lengths[num_decodes:].tolist(),
-                strict=True,
-            )
-        ],
-        admitted_slots=[admission.slot for admission in delta.admissions],
-        released_slots=delta.released_slots.tolist(),
-        request_bytes=logged.request_bytes,
-    )
-    if result is not None:
-        state.execute_duration_us = result.execute_duration_us
-        state.num_sampled_tokens = len(result.sampled_token_ids)
-    return state

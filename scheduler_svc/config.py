@@ -1,11 +1,14 @@
 """The scheduler's configuration: flags, environment, TOML file (see `shared/config.py`)."""
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from shared.config import ADDRESS_PATTERN, ServiceConfig
+
+ExecutorTarget = Annotated[str, Field(pattern=ADDRESS_PATTERN)]
+TenantWeight = Annotated[str, Field(pattern=r"^[^=]{1,256}=(0\.\d*[1-9]\d*|[1-9]\d{0,8}(\.\d{1,9})?)$")]
 
 
 class SchedulerConfig(ServiceConfig):
@@ -20,10 +23,14 @@ class SchedulerConfig(ServiceConfig):
         description="Address to serve clients on, host:port; port 0 takes a free one. The default is this machine "
         "only, because the protocol has no authentication.",
     )
-    executor: str = Field(
-        "127.0.0.1:50061",
-        pattern=ADDRESS_PATTERN,
-        description="Address of the executor, host:port; the default is an executor's own default.",
+    executor: tuple[ExecutorTarget, ...] = Field(
+        ("127.0.0.1:50061",),
+        min_length=1,
+        description="Executors, host:port each, separated by commas; dns:///name:port stands for all addresses that "
+        "the name has, and is looked up again and again. The default is an executor's own default.",
+    )
+    resolve_interval_s: float = Field(
+        5.0, gt=0, description="Time between two lookups of the names in --executor, in seconds."
     )
     scheduler_id: str | None = Field(
         None,
@@ -46,6 +53,49 @@ class SchedulerConfig(ServiceConfig):
     )
     max_waiting_requests: int = Field(
         1024, ge=1, description="Requests that may wait before new ones get RESOURCE_EXHAUSTED."
+    )
+    max_waiting_requests_per_tenant: int | None = Field(
+        None, ge=1, description="The same for each tenant by itself; by default a tenant may fill the queue."
+    )
+    policy: Literal["fcfs", "priority"] = Field(
+        "fcfs",
+        description="fcfs: first come, first served. priority: requests of a smaller `priority` first, and preempted "
+        "last. Under both, tenants share fairly.",
+    )
+    tenant_weights: tuple[TenantWeight, ...] = Field(
+        (),
+        description="Tenants and their shares, name=weight, separated by commas; requests of others are refused. By "
+        "default any tenant is served, with weight 1.",
+    )
+    max_beam_width: int = Field(
+        16, ge=2, description="Widest beam search that a request may ask for; a search of width w takes w slots."
+    )
+    preemption_mode: Literal["auto", "recompute", "swap"] = Field(
+        "auto",
+        description="What happens to a request that makes room for others. recompute: its tokens are computed again; "
+        "swap: its blocks are moved to the executor's host memory, if it has some; auto: swap for several sequences.",
+    )
+    prefill_mode: Literal["chunked", "first"] = Field(
+        "chunked",
+        description="chunked: prompts are computed in what decodes leave of the budget; first: prompts go before "
+        "decodes, in steps of their own (best time to first token, streams stand still meanwhile).",
+    )
+    long_prefill_threshold: int = Field(
+        0,
+        ge=0,
+        description="A prompt with more tokens to compute is long: it gets at most so many tokens a step, so that "
+        "streams keep their pace beside it; 0: none is long.",
+    )
+    max_long_prefills: int = Field(1, ge=1, description="Long prompts that are computed at the same time.")
+    watermark: float = Field(
+        0.01,
+        ge=0,
+        lt=1,
+        description="Share of the KV cache that new requests leave free for the growth of running ones; with less, "
+        "they are preempted more often, with more, fewer run.",
+    )
+    prefix_caching: bool = Field(
+        True, description="Find computed blocks again by their content; off only to compare, it costs next to nothing."
     )
     steps_in_flight: int = Field(
         2,
@@ -71,3 +121,8 @@ class SchedulerConfig(ServiceConfig):
         description="Time after the last heartbeat for which an executor is kept from other schedulers, in seconds; "
         "heartbeats come five times as often.",
     )
+
+    @property
+    def weights_of_tenants(self) -> dict[str, float]:
+        """Return `tenant_weights` by tenant; empty: any tenant is served."""
+        return {name: float(weight) for name, _, weight in (item.rpartition("=") for item in self.tenant_weights)}

@@ -8,9 +8,11 @@ import grpc.aio
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.core.sequence import FinishReason
-from scheduler_svc.engine import Engine
-from scheduler_svc.request import Delta, Request
-from scheduler_svc.request_validation import PromptLimits, check_request_fields, validate_request
+from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.output import Delta, Output
+from scheduler_svc.request import Request
+from scheduler_svc.request_limits import RequestLimits
+from scheduler_svc.request_validation import check_request_fields, validate_request
 from scheduler_svc.served_model import ServedModel
 from shared.errors import InvalidFieldError, UnavailableError
 
@@ -36,8 +38,8 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         check_request_fields(request)
         model = self._engine.admitting_model(request.request_id)
         prompt_token_ids = await asyncio.to_thread(tokenize_prompt, request, model)
-        limits = PromptLimits(model.info.max_model_len, model.info.max_cached_tokens, model.info.vocab_size)
-        live = self._engine.submit(validate_request(request, prompt_token_ids, limits), checked_for=model)
+        valid = validate_request(request, prompt_token_ids, request_limits(model, self._engine.settings))
+        live = self._engine.submit(valid, checked_for=model)
         try:
             yield pb.GenerateResponse(
                 accepted=pb.Accepted(request_id=live.request_id, num_prompt_tokens=live.group.num_prompt_tokens)
@@ -99,25 +101,50 @@ def check_text_length(field: str, num_characters: int, model: ServedModel) -> No
         raise InvalidFieldError(field, shown, f"{rule} (max_model_len is {model.max_model_len} tokens)")
 
 
+def request_limits(model: ServedModel, settings: EngineSettings) -> RequestLimits:
+    """Return what bounds a request for a model."""
+    return RequestLimits(
+        max_model_len=model.info.max_model_len,
+        max_cached_tokens=model.info.max_cached_tokens,
+        vocab_size=model.info.vocab_size,
+        max_num_seqs=model.max_num_seqs,
+        max_beam_width=settings.max_beam_width,
+        tenants=settings.tenants,
+        has_priorities=settings.has_priorities,
+    )
+
+
 def delta_message(delta: Delta) -> pb.OutputDelta:
     """Return a delta's message."""
-    return pb.OutputDelta(text=delta.text, token_ids=delta.token_ids, logprobs=delta.logprobs)
+    return pb.OutputDelta(
+        output_index=delta.output_index, text=delta.text, token_ids=delta.token_ids, logprobs=delta.logprobs
+    )
 
 
 def finished_message(live: Request) -> pb.RequestFinished:
     """Return the last event of a request."""
-    assert live.finish_reason is not None
-    output = generation_pb2.Output(
-        text=live.total.text,
-        token_ids=live.total.token_ids,
-        logprobs=live.total.logprobs,
-        finish_reason=FINISH_REASONS[live.finish_reason],
-    )
-    if live.stop_string is not None:
-        output.stop_string = live.stop_string
-    elif live.stop_token_id is not None:
-        output.stop_token_id = live.stop_token_id
     usage = generation_pb2.Usage(
-        num_prompt_tokens=live.group.num_prompt_tokens, num_output_tokens=len(live.total.token_ids)
+        num_prompt_tokens=live.group.num_prompt_tokens,
+        num_output_tokens=live.num_output_tokens,
+        num_cached_tokens=live.group.num_cached_tokens,
     )
-    return pb.RequestFinished(outputs=[output], usage=usage)
+    return pb.RequestFinished(outputs=[output_message(output) for output in live.outputs], usage=usage)
+
+
+def output_message(output: Output) -> generation_pb2.Output:
+    """Return a finished output's message."""
+    assert output.finish_reason is not None, "a request ends after its last output"
+    message = generation_pb2.Output(
+        output_index=output.output_index,
+        text=output.text,
+        token_ids=output.token_ids,
+        logprobs=output.logprobs,
+        finish_reason=FINISH_REASONS[output.finish_reason],
+        cumulative_logprob=output.cumulative_logprob,
+        beam_score=output.beam_score,
+    )
+    if output.stop_string is not None:
+        message.stop_string = output.stop_string
+    elif output.stop_token_id is not None:
+        message.stop_token_id = output.stop_token_id
+    return message

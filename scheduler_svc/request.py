@@ -1,29 +1,26 @@
 """A live request as the service sees it: tokens come in from the engine, deltas go out to its stream.
 
 The engine pushes tokens as steps are processed and never waits for a client; what a slow client has
-not taken yet piles up in one delta. Every request ends exactly once: by `push` (a stop string),
-`finish` or `fail`; whichever comes first decides, later calls change nothing.
+not taken yet piles up in one delta an output. The outputs end one by one, each by `push` (a stop
+string) or `finish_output`; those of a beam search together, by `finish_search`. Every request ends
+exactly once: with its last output, or by `fail`; whichever comes first decides, later calls change
+nothing.
+
+Ranked outputs (best_of above n, beams) are not streamed. At the end they are put in order, the best
+ones become the answer, and only then are their tokens and text handed out. Next: output.py.
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Sequence
 
+from scheduler_svc.core.beam_search import Hypothesis
 from scheduler_svc.core.sequence import FinishReason, SequenceGroup
+from scheduler_svc.output import AnswerOptions, Delta, Output
 from scheduler_svc.output_text import OutputText
+from scheduler_svc.tokenizer import Tokenizer
 from shared.errors import OctavoServiceError
 from shared.step import NO_LOGPROBS
-
-
-@dataclass(slots=True)
-class Delta:
-    """New tokens and text of an output. `text` may lag behind `token_ids`."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.text or self.token_ids)
 
 
 class Request:
@@ -31,21 +28,25 @@ class Request:
 
     Args:
         group: The request in the core's terms.
-        output_text: Turns its tokens into text and finds its stop strings.
+        options: What its answer consists of.
+        tokenizer: Turns its tokens into text.
         arrived_at_s: Monotonic time of arrival, in seconds.
     """
 
-    def __init__(self, group: SequenceGroup, output_text: OutputText, arrived_at_s: float) -> None:
+    def __init__(self, group: SequenceGroup, options: AnswerOptions, tokenizer: Tokenizer, arrived_at_s: float) -> None:
         self.group = group
         self.arrived_at_s = arrived_at_s
-        self.total = Delta()
-        self.finish_reason: FinishReason | None = None
-        self.stop_string: str | None = None
         self.error: OctavoServiceError | None = None
         self.num_losses = 0
-        self._output_text = output_text
-        self._wants_logprobs = group.sampling.num_logprobs != NO_LOGPROBS
-        self._pending = Delta()
+        self._options = options
+        self._tokenizer = tokenizer
+        self._made = [Output(index, options.returns_logprobs) for index in range(options.num_sampled)]
+        self._texts = [OutputText(tokenizer, options.text) for _ in self._made]
+        self._num_unfinished = len(self._made)
+        self._returned = [] if options.is_ranked else self._made
+        self._is_finished = False
+        self._has_logprobs = group.sampling.num_logprobs != NO_LOGPROBS
+        self._news: deque[Output] = deque()
         self._changed = asyncio.Event()
 
     @property
@@ -55,40 +56,59 @@ class Request:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the request is finished or failed."""
-        return self.finish_reason is not None or self.error is not None
+        """Whether all outputs are finished, or the request failed."""
+        return self._is_finished or self.error is not None
 
     @property
-    def stop_token_id(self) -> int | None:
-        """The token that ended the output, if a token did."""
-        ended_by_token = self.finish_reason is FinishReason.STOP and self.stop_string is None
-        return self.total.token_ids[-1] if ended_by_token else None
+    def outputs(self) -> Sequence[Output]:
+        """The outputs in the answer, by output index; ranked ones are there once the request has ended."""
+        return self._returned
 
-    def push(self, token_id: int, logprob: float | None) -> None:
-        """Take the next token; the request has ended afterwards if its text holds a stop string.
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens made so far, over all sampled outputs; of beams, those in the answer, at the end."""
+        return sum(len(output.token_ids) for output in self._made)
+
+    def push(self, output_index: int, token_id: int, logprob: float | None) -> bool:
+        """Take the next token of a sampled output.
 
         `logprob` may be there because another request of the step asked for it.
+
+        Returns:
+            Whether the output has ended with it, because its text holds a stop string now.
         """
+        output = self._made[output_index]
+        if self.has_ended or output.finish_reason is not None:
+            return False
+        self.num_losses = 0
+        text = self._texts[output_index].push(token_id)
+        self._announce(output)
+        output.append_token(token_id, logprob if self._has_logprobs else None)
+        output.append_text(text.text)
+        if text.stop_string is None:
+            return False
+        output.stop_string = text.stop_string
+        self._end_output(output, FinishReason.STOP)
+        return True
+
+    def finish_output(self, output_index: int, reason: FinishReason) -> None:
+        """End a sampled output: its last token has been pushed."""
+        output = self._made[output_index]
+        if self.has_ended or output.finish_reason is not None:
+            return
+        rest = self._texts[output_index].finish()
+        if rest:
+            self._announce(output)
+            output.append_text(rest)
+        self._end_output(output, reason)
+
+    def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None:
+        """End the request with what its beam search found, best first."""
         if self.has_ended:
             return
-        self.num_losses = 0
-        for delta in (self.total, self._pending):
-            delta.token_ids.append(token_id)
-            if self._wants_logprobs and logprob is not None:
-                delta.logprobs.append(logprob)
-        text = self._output_text.push(token_id)
-        self._add_text(text.text)
-        if text.stop_string is not None:
-            self.stop_string = text.stop_string
-            self.finish_reason = FinishReason.STOP
-        self._changed.set()
-
-    def finish(self, reason: FinishReason) -> None:
-        """End the request: its last token has been pushed."""
-        if not self.has_ended:
-            self._add_text(self._output_text.finish())
-            self.finish_reason = reason
-            self._changed.set()
+        self._made = [self._output_of(hypothesis) for hypothesis in hypotheses]
+        self._return_ranked(self._made)
+        self._finish()
 
     def fail(self, error: OctavoServiceError) -> None:
         """End the request with an error."""
@@ -102,16 +122,52 @@ class Request:
         Raises: OctavoServiceError: the request failed.
         """
         while True:
-            if self._pending:
-                delta, self._pending = self._pending, Delta()
-                return delta
+            if self._news:
+                return self._news.popleft().take()
             if self.error is not None:
                 raise self.error
-            if self.finish_reason is not None:
+            if self._is_finished:
                 return None
             self._changed.clear()
             await self._changed.wait()
 
-    def _add_text(self, text: str) -> None:
-        self.total.text += text
-        self._pending.text += text
+    def _announce(self, output: Output) -> None:
+        """Put an output that is about to change in line for `next_delta`; those in front changed earlier."""
+        if not (self._options.is_ranked or output.has_news):
+            self._news.append(output)
+            self._changed.set()
+
+    def _end_output(self, output: Output, reason: FinishReason) -> None:
+        output.finish_reason = reason
+        self._num_unfinished -= 1
+        if self._num_unfinished:
+            return
+        if self._options.is_ranked:
+            best_first = sorted(self._made, key=_cumulative_logprob, reverse=True)  # stable: ties keep their order
+            self._return_ranked(best_first[: self._options.num_returned])
+        self._finish()
+
+    def _output_of(self, hypothesis: Hypothesis) -> Output:
+        """Return a hypothesis as a finished output."""
+        output = Output(0, self._options.returns_logprobs)
+        for token_id, logprob in zip(hypothesis.token_ids.tolist(), hypothesis.logprobs.tolist(), strict=True):
+            output.append_token(token_id, logprob)
+        output.append_text(self._tokenizer.decode(output.token_ids, self._options.text.skip_special_tokens))
+        output.beam_score = hypothesis.score
+        output.finish_reason = hypothesis.finish_reason
+        return output
+
+    def _return_ranked(self, outputs: Sequence[Output]) -> None:
+        for rank, output in enumerate(outputs):
+            output.output_index = rank
+        self._returned = list(outputs)
+        self._news.extend(outputs)
+
+    def _finish(self) -> None:
+        self._is_finished = True
+        self._changed.set()
+
+
+def _cumulative_logprob(output: Output) -> float:
+    assert output.cumulative_logprob is not None, "ranked outputs are sampled with log-probabilities"
+    return output.cumulative_logprob

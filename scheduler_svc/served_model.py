@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import PreemptionMode, PrefillMode, SchedulerLimits
 from scheduler_svc.executor_client import ExecutorRefusedError
 from scheduler_svc.tokenizer import Tokenizer
 from shared.errors import ExecutorFaultError
@@ -20,26 +20,61 @@ STEP_OVERHEAD_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """What the cores of the fleet take from the configuration; `SchedulerLimits` describes each field.
+
+    `max_num_seqs` and `max_num_batched_tokens` None: as much as the executor allows.
+    """
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    watermark: float = 0.01
+    preemption_mode: PreemptionMode | None = None
+    prefill_mode: PrefillMode = PrefillMode.CHUNKED
+    long_prefill_threshold: int = 0
+    max_long_prefills: int = 1
+    num_lookahead_tokens: int = 0
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model behind the engine, as the last attached executor described it."""
+    """The model behind the engine, as the first executor of the fleet described it.
+
+    `max_model_len` is the longest sequence that is served, `max_num_seqs` the most that run at once on
+    one executor.
+    """
 
     info: ExecutorInfo
     tokenizer: Tokenizer
     max_model_len: int
+    max_num_seqs: int
 
 
-def serving_limits(info: ExecutorInfo, max_num_seqs: int | None, max_num_batched_tokens: int | None) -> SchedulerLimits:
-    """Return what the executor and the configuration allow; None: as much as the executor does.
+def serving_limits(info: ExecutorInfo, settings: CoreSettings, served_model_len: int | None = None) -> SchedulerLimits:
+    """Return what the executor and the configuration allow.
+
+    Args:
+        info: The executor.
+        settings: The configuration.
+        served_model_len: Longest sequence that the fleet serves already; None: this executor decides.
 
     Raises:
         ExecutorFaultError: the executor describes itself with numbers that make no sense.
-        ExecutorRefusedError: its message limit is too small for its longest sequence.
+        ExecutorRefusedError: it cannot hold the longest sequence that is served, or its message limit cannot
+            carry it.
     """
     if min(info.max_num_seqs, info.max_num_batched_tokens, info.block_size_tokens, info.num_device_blocks) < 1:
         raise ExecutorFaultError(f"the executor describes itself with zeros: {info}")
-    token_budget = min(max_num_batched_tokens or NO_LIMIT, info.max_num_batched_tokens)
-    max_model_len = min(info.max_model_len, info.max_cached_tokens)
-    if max_model_len < info.max_model_len:
+    token_budget = min(settings.max_num_batched_tokens or NO_LIMIT, info.max_num_batched_tokens)
+    max_model_len = longest_sequence(info, token_budget)
+    if served_model_len is not None:
+        if max_model_len < served_model_len:
+            raise ExecutorRefusedError(
+                f"it holds sequences of {max_model_len} tokens; the fleet serves {served_model_len}"
+            )
+        max_model_len = served_model_len
+    elif max_model_len < info.max_model_len:
         log.warning(
             "event=max_model_len_lowered max_model_len=%d model_max_model_len=%d cause='the cache holds no more'",
             max_model_len,
@@ -53,11 +88,32 @@ def serving_limits(info: ExecutorInfo, max_num_seqs: int | None, max_num_batched
             f"it must be at least {largest_step}"
         )
     return SchedulerLimits(
-        max_num_seqs=min(max_num_seqs or NO_LIMIT, info.max_num_seqs, token_budget),
+        max_num_seqs=min(settings.max_num_seqs or NO_LIMIT, info.max_num_seqs, token_budget),
         max_num_batched_tokens=token_budget,
         max_model_len=max_model_len,
         vocab_size=info.vocab_size,
         block_size=info.block_size_tokens,
         num_blocks=info.num_device_blocks,
         eos_token_ids=info.eos_token_ids,
+        watermark=settings.watermark,
+        num_host_blocks=info.num_host_blocks,
+        preemption_mode=settings.preemption_mode,
+        prefill_mode=settings.prefill_mode,
+        sliding_window=info.sliding_window_tokens,
+        num_lookahead_tokens=settings.num_lookahead_tokens,
+        long_prefill_threshold=settings.long_prefill_threshold,
+        max_long_prefills=settings.max_long_prefills,
+        prefix_caching=settings.prefix_caching,
     )
+
+
+def longest_sequence(info: ExecutorInfo, token_budget: int) -> int:
+    """Return the longest sequence that the executor can run when it has the cache for itself, in tokens.
+
+    Under a sliding window that is any length for which the pool holds the window and one step's chunk.
+    """
+    window = info.sliding_window_tokens
+    num_resident_tokens = window + token_budget + 2 * info.block_size_tokens
+    if window and num_resident_tokens <= info.max_cached_tokens:
+        return info.max_model_len
+    return min(info.max_model_len, info.max_cached_tokens)

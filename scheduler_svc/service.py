@@ -1,6 +1,7 @@
 """The scheduler service put together: servicers, engine, executor client, tokenizer, gRPC server."""
 
 import asyncio
+import functools
 import socket
 from pathlib import Path
 
@@ -8,9 +9,13 @@ from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
 from scheduler_svc.admin_servicer import AdminServicer
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.core.limits import PreemptionMode, PrefillMode
+from scheduler_svc.core.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.engine import Engine, EngineSettings
 from scheduler_svc.executor_client import ExecutorClient, ExecutorSession, SessionTimings
 from scheduler_svc.generation_servicer import GenerationServicer
+from scheduler_svc.membership import Membership
+from scheduler_svc.served_model import CoreSettings
 from scheduler_svc.tokenizer import Tokenizer
 from shared.grpc_server import GrpcServer, shut_down
 
@@ -22,7 +27,7 @@ DRAIN_SHARE = 0.9
 
 
 class SchedulerService:
-    """One scheduler. It is ready while an executor is attached.
+    """One scheduler. It is ready while any executor is attached.
 
     Raises: OctavoServiceError: --tokenizer names a broken directory.
     """
@@ -37,7 +42,11 @@ class SchedulerService:
             listen=config.listen, max_message_bytes=config.max_message_bytes, service_names=services
         )
         self.engine = Engine(
-            executor_client(config), engine_settings(config), TokenizerLoader(config.tokenizer), self._set_ready
+            Membership(config.executor, config.resolve_interval_s),
+            functools.partial(executor_client, config),
+            engine_settings(config),
+            TokenizerLoader(config.tokenizer),
+            self._set_ready,
         )
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(
             GenerationServicer(self.engine), self._server.server
@@ -69,24 +78,38 @@ class SchedulerService:
         await self._server.set_ready(is_attached and not self.engine.is_draining)
 
 
-def executor_client(config: SchedulerConfig) -> ExecutorClient:
-    """Return the client of the configured executor."""
+def executor_client(config: SchedulerConfig, address: str) -> ExecutorClient:
+    """Return the client of one executor."""
     timings = SessionTimings(
         lease_s=config.lease_s,
         heartbeat_interval_s=config.lease_s / HEARTBEATS_PER_LEASE,
         step_timeout_s=config.step_timeout_s,
     )
     scheduler_id = config.scheduler_id or f"{socket.gethostname()}/{config.listen}"
-    return ExecutorClient(config.executor, scheduler_id, timings, config.max_message_bytes)
+    return ExecutorClient(address, scheduler_id, timings, config.max_message_bytes)
 
 
 def engine_settings(config: SchedulerConfig) -> EngineSettings:
     """Return the engine's part of the configuration."""
-    return EngineSettings(
+    core = CoreSettings(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        watermark=config.watermark,
+        preemption_mode=None if config.preemption_mode == "auto" else PreemptionMode(config.preemption_mode),
+        prefill_mode=PrefillMode(config.prefill_mode),
+        long_prefill_threshold=config.long_prefill_threshold,
+        max_long_prefills=config.max_long_prefills,
+        prefix_caching=config.prefix_caching,
+    )
+    return EngineSettings(
+        core=core,
+        policy=PriorityPolicy() if config.policy == "priority" else FcfsPolicy(),
+        has_priorities=config.policy == "priority",
         max_waiting_requests=config.max_waiting_requests,
+        max_waiting_requests_per_tenant=config.max_waiting_requests_per_tenant or config.max_waiting_requests,
         steps_in_flight=config.steps_in_flight,
+        max_beam_width=config.max_beam_width,
+        tenant_weights=config.weights_of_tenants,
         checks_batch_table=config.check_batch_table,
     )
 

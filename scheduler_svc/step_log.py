@@ -1,27 +1,47 @@
-"""The last steps, kept for people: `AdminService.GetStep` shows them."""
+"""The last steps, kept for people: `AdminService` shows them (`admin_steps.py`)."""
 
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.batch_table import StepLayout
 from shared.step import Step, StepResult
 
+NUM_KEPT_STEPS = 256
+
 
 @dataclass(slots=True)
 class LoggedStep:
-    """One step: `request_bytes` is 0 until it is sent, `result` None until it is processed."""
+    """One step: `request_bytes` is 0 until it is sent, `result` None until it is processed.
+
+    `logged_at_s` and `answered_at_s` are monotonic times, set by the log.
+    """
 
     step: Step
     layout: StepLayout
     request_bytes: int = 0
     result: StepResult | None = None
+    logged_at_s: float = 0.0
+    answered_at_s: float = 0.0
+
+    @property
+    def round_trip_us(self) -> int:
+        """Microseconds from the decision to the result; only with a result."""
+        return round((self.answered_at_s - self.logged_at_s) * 1e6)
 
 
 class StepLog:
-    """The last `capacity` steps of the current epoch by id, oldest first."""
+    """The last `capacity` steps of the current epoch by id, oldest first.
 
-    def __init__(self, capacity: int = 256) -> None:
+    Args:
+        capacity: How many are kept.
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(self, capacity: int = NUM_KEPT_STEPS, clock: Callable[[], float] = time.monotonic) -> None:
         self._capacity = capacity
+        self._clock = clock
         self._steps: OrderedDict[int, LoggedStep] = OrderedDict()
 
     def clear(self) -> None:
@@ -29,21 +49,27 @@ class StepLog:
         self._steps.clear()
 
     def add(self, logged: LoggedStep) -> None:
-        """Keep a step that was sent."""
+        """Keep a step that is about to be sent."""
+        logged.logged_at_s = self._clock()
         self._steps[logged.step.step_id] = logged
         if len(self._steps) > self._capacity:
             self._steps.popitem(last=False)
 
     def set_result(self, result: StepResult) -> None:
-        """Keep a step's result."""
-        if result.step_id in self._steps:
-            self._steps[result.step_id].result = result
+        """Keep a step's result, which has just come."""
+        logged = self._steps.get(result.step_id)
+        if logged is not None:
+            logged.result, logged.answered_at_s = result, self._clock()
 
     def get(self, step_id: int) -> LoggedStep | None:
         """Return a step, the last one for 0; None if it is not kept."""
         if step_id == 0:
             return next(reversed(self._steps.values()), None)
         return self._steps.get(step_id)
+
+    def last(self, num_steps: int) -> list[LoggedStep]:
+        """Return the last steps, oldest first; as many as are kept."""
+        return list(self._steps.values())[-num_steps:]
 
     @property
     def kept_ids(self) -> tuple[int, int]:

@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shared.errors import InvalidStepError
-from shared.step import NO_LOGPROBS, Admission, BoolArray, Int32Array, SamplingRow, TableDelta, find_repeated
+from shared.step import NO_LOGPROBS, Admission, BoolArray, Fork, Int32Array, SamplingRow, TableDelta, find_repeated
 
 if TYPE_CHECKING:
     from shared.batch_table import BatchTable
 
 INT32_MAX = np.iinfo(np.int32).max
+
+# Fields that no sampler carries out yet; a step that sets one is refused, not run without it.
+UNSUPPORTED_FIELDS = ("typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
+NEUTRAL = SamplingRow()
 
 
 def check_delta(table: BatchTable, delta: TableDelta) -> None:
@@ -35,17 +39,25 @@ class _Projection:
         self.num_tokens = table.num_tokens.copy()
         self.num_scheduled_tokens = table.num_scheduled_tokens.copy()
         self.num_blocks = table.num_blocks.copy()
+        self.num_candidates = table.num_candidates.copy()
 
     def check(self, delta: TableDelta) -> None:
-        self._release(delta.released_slots)
+        if len(delta.released_slots):
+            self._release(delta.released_slots)
         for admission in delta.admissions:
             self._admit(admission)
-        self._append_tokens(delta.appended_tokens)
-        self._replace_blocks(delta.replaced_blocks)
-        self._append_blocks(delta.appended_blocks)
+        for fork in delta.beam_forks:
+            self._fork_beam(fork)
+        if len(delta.appended_tokens):
+            self._append_tokens(delta.appended_tokens)
+        if len(delta.replaced_blocks):
+            self._replace_blocks(delta.replaced_blocks)
+        if len(delta.appended_blocks):
+            self._append_blocks(delta.appended_blocks)
         self._activate(delta.deactivated_slots, delta.activated_slots)
-        self._run_rows(delta.prefill_chunks)
-        self._fork(delta)
+        sampled_slots = self._run_rows(delta.prefill_chunks)
+        if delta.forks:
+            self._fork(delta.forks, sampled_slots)
 
     def _release(self, slots: Int32Array) -> None:
         self._require_live(slots, "released")
@@ -72,6 +84,19 @@ class _Projection:
         self.num_tokens[slot] = num_tokens
         self.num_scheduled_tokens[slot] = admission.num_computed_tokens
         self.num_blocks[slot] = len(admission.block_ids)
+        self.num_candidates[slot] = admission.sampling.num_candidates
+
+    def _fork_beam(self, fork: Fork) -> None:
+        parent, child = fork.parent_slot, fork.slot
+        self._require_in_range(parent, "forked")
+        if not self.live[parent]:
+            raise InvalidStepError(f"slot {parent} is forked but not live")
+        self._require_free(child, fork.generation, "forked into")
+        _require_sampling(child, fork.sampling)
+        self.live[child], self.active[child] = True, False
+        for column in (self.num_tokens, self.num_scheduled_tokens, self.num_blocks):
+            column[child] = column[parent]
+        self.num_candidates[child] = fork.sampling.num_candidates
 
     def _append_tokens(self, appended_tokens: Int32Array) -> None:
         slots = appended_tokens[:, 0]
@@ -103,7 +128,8 @@ class _Projection:
         caught_up = self.num_scheduled_tokens[active] == self.num_tokens[active] - 1
         self._require(active, caught_up, "cannot decode: more than one token is not computed")
 
-    def _run_rows(self, prefill_chunks: Int32Array) -> None:
+    def _run_rows(self, prefill_chunks: Int32Array) -> Int32Array:
+        """Return the slots that reach the end of their sequence."""
         chunk_slots, chunk_lengths = prefill_chunks.T
         self._require_live(chunk_slots, "given a prefill chunk")
         self._require_distinct(chunk_slots, "given a prefill chunk")
@@ -119,16 +145,21 @@ class _Projection:
         num_tokens = self.num_tokens[slots]
         self._require(slots, ends <= self.num_blocks[slots] * self.table.block_size, "has no block for its next token")
         self._require(slots, (ends < num_tokens) | (num_tokens < self.table.max_model_len), "is at max_model_len")
-        self.sampled = np.zeros(len(self.live), np.bool_)
-        self.sampled[slots[ends == num_tokens]] = True
+        sampled_slots: Int32Array = slots[ends == num_tokens]
+        return sampled_slots
 
-    def _fork(self, delta: TableDelta) -> None:
-        for fork in delta.forks:
+    def _fork(self, forks: tuple[Fork, ...], sampled_slots: Int32Array) -> None:
+        parents = set(sampled_slots.tolist())
+        for fork in forks:
             self._require_in_range(fork.parent_slot, "forked")
-            if not self.sampled[fork.parent_slot]:
+            if fork.parent_slot not in parents:
                 raise InvalidStepError(f"slot {fork.parent_slot} is forked but has no sample row in this step")
+            if self.num_candidates[fork.parent_slot]:
+                raise InvalidStepError(f"slot {fork.parent_slot} is forked to sample, but it is a beam slot")
             self._require_free(fork.slot, fork.generation, "forked into")
             _require_sampling(fork.slot, fork.sampling)
+            if fork.sampling.num_candidates:
+                raise InvalidStepError(f"slot {fork.slot} is forked into to sample, but it asks for candidates")
             self.live[fork.slot] = True
 
     def _require(self, slots: Int32Array, holds: BoolArray, rule: str) -> None:
@@ -177,6 +208,7 @@ def _require_sampling(slot: int, row: SamplingRow) -> None:
         and 0 <= row.top_k <= INT32_MAX
         and 0 <= row.output_index <= INT32_MAX
         and row.num_logprobs >= NO_LOGPROBS
+        and 0 <= row.num_candidates <= INT32_MAX
     )
     if not sound:
         raise InvalidStepError(f"slot {slot} has sampling parameters out of range: {row}")
@@ -184,3 +216,7 @@ def _require_sampling(slot: int, row: SamplingRow) -> None:
         raise InvalidStepError(
             f"slot {slot} asks for {row.num_logprobs} alternatives; their log-probabilities are not supported"
         )
+    for name in UNSUPPORTED_FIELDS:
+        value = getattr(row, name)
+        if value != getattr(NEUTRAL, name):
+            raise InvalidStepError(f"slot {slot} asks for {name} {value:g}; the executor does not support it")

@@ -74,11 +74,19 @@ class QueueFullError(WorldError):
     Args:
         num_waiting_requests: Length of the queue.
         retry_after_s: When to try again, in seconds.
+        tenant: Whose share of the queue is full; None: all of it is.
     """
 
-    def __init__(self, num_waiting_requests: int, retry_after_s: float) -> None:
+    def __init__(self, num_waiting_requests: int, retry_after_s: float, tenant: str | None = None) -> None:
         self.retry_after_s = retry_after_s
-        super().__init__(f"the waiting queue is full ({num_waiting_requests} requests); retry in {retry_after_s:g} s")
+        whose = "" if tenant is None else f" of tenant {tenant!r}"
+        super().__init__(
+            f"the waiting queue{whose} is full ({num_waiting_requests} requests); retry in {retry_after_s:g} s"
+        )
+
+
+class CacheTooSmallError(WorldError):
+    """The request needs more of the KV cache than there is, even if it has all of it; do not send it again as it is."""
 
 
 class UnavailableError(WorldError):

@@ -25,6 +25,7 @@ class ExecutorInfo:
     max_message_bytes: int
     eos_token_ids: tuple[int, ...]
     tp_size: int = 1
+    sliding_window_tokens: int = 0
 
     @property
     def max_cached_tokens(self) -> int:

@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from shared.errors import (
+    CacheTooSmallError,
     CallerError,
     ExecutorFaultError,
     FencedError,
@@ -58,6 +59,7 @@ def status_code(error: BaseException) -> grpc.StatusCode:
         FencedError: grpc.StatusCode.FAILED_PRECONDITION,
         WorldError: grpc.StatusCode.UNAVAILABLE,
         QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        CacheTooSmallError: grpc.StatusCode.RESOURCE_EXHAUSTED,
         UnavailableError: grpc.StatusCode.UNAVAILABLE,
         RequestAbortedError: grpc.StatusCode.ABORTED,
         InvalidStepError: grpc.StatusCode.INVALID_ARGUMENT,

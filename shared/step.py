@@ -1,6 +1,7 @@
 """The values of one step: what the scheduler decides, what the executor answers.
 
-Plain frozen values, pure: NumPy only. `shared/batch_table.py` gives them their meaning,
+Plain values, pure: NumPy only. Nobody changes one that is made, and those that every step or prompt has
+are not frozen: to make a frozen one takes twice as long. `shared/batch_table.py` gives them their meaning,
 `shared/wire.py` their form on the wire.
 """
 
@@ -15,7 +16,6 @@ from shared.errors import InvalidStepError
 Int32Array = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
 
-NO_BLOCK = -1
 UNKNOWN_TOKEN = -1
 NO_LOGPROBS = -1
 
@@ -28,8 +28,20 @@ SAMPLING_ROW = np.dtype(
         ("seed", "<u8"),
         ("output_index", "<i4"),
         ("num_logprobs", "<i4"),
+        ("num_candidates", "<i4"),
+        ("typical_p", "<f4"),
+        ("repetition_penalty", "<f4"),
+        ("presence_penalty", "<f4"),
+        ("frequency_penalty", "<f4"),
+        ("min_tokens", "<i4"),
     ]
 )
+
+
+# Shared by all who have none: there is nothing in them to write to.
+_NO_SLOTS: Int32Array = np.empty(0, np.int32)
+_NO_PAIRS: Int32Array = np.empty((0, 2), np.int32)
+_NO_TRIPLES: Int32Array = np.empty((0, 3), np.int32)
 
 
 def pairs(*rows: tuple[int, ...] | Seq[int]) -> Int32Array:
@@ -39,17 +51,17 @@ def pairs(*rows: tuple[int, ...] | Seq[int]) -> Int32Array:
 
 def no_slots() -> Int32Array:
     """Return an empty list of slots, [0] int32."""
-    return np.empty(0, np.int32)
+    return _NO_SLOTS
 
 
 def no_pairs() -> Int32Array:
     """Return an empty list of pairs, [0, 2] int32."""
-    return np.empty((0, 2), np.int32)
+    return _NO_PAIRS
 
 
 def no_triples() -> Int32Array:
     """Return an empty list of triples, [0, 3] int32."""
-    return np.empty((0, 3), np.int32)
+    return _NO_TRIPLES
 
 
 def find_repeated(numbers: Int32Array) -> int | None:
@@ -61,7 +73,11 @@ def find_repeated(numbers: Int32Array) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """How to sample one slot: numbers only, neutral by default. `top_k` 0: all tokens."""
+    """How to sample one slot: numbers only, neutral by default. `top_k` 0: all tokens.
+
+    `num_candidates` above 0 makes it a beam slot: nothing is sampled, the executor answers so many of
+    the likeliest tokens, and the scheduler chooses (`TableDelta.appended_tokens`).
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -70,8 +86,14 @@ class SamplingRow:
     seed: int = 0
     output_index: int = 0
     num_logprobs: int = NO_LOGPROBS
+    num_candidates: int = 0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
 
-    def as_tuple(self) -> tuple[float, int, float, float, int, int, int]:
+    def as_tuple(self) -> tuple[float | int, ...]:
         """Return the values in the order of `SAMPLING_ROW`."""
         return (
             self.temperature,
@@ -81,14 +103,22 @@ class SamplingRow:
             self.seed,
             self.output_index,
             self.num_logprobs,
+            self.num_candidates,
+            self.typical_p,
+            self.repetition_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.min_tokens,
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admission:
     """A sequence that enters the table.
 
-    `token_ids` holds everything known: the prompt and, after a preemption, the output so far.
+    `token_ids` holds everything known: the prompt and, after a preemption, the output so far. The keys
+    and values of the first `num_computed_tokens` are in the blocks by the time the slot has its first
+    chunk; another slot may still be computing them.
     """
 
     slot: int
@@ -103,7 +133,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A slot that branches off `parent_slot` and gets its own token from the parent's logits row."""
+    """A slot that branches off `parent_slot`: it shares tokens and blocks, and samples in its own way."""
 
     parent_slot: int
     slot: int
@@ -111,15 +141,19 @@ class Fork:
     sampling: SamplingRow
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TableDelta:
     """What one step changes in the table, and what it runs.
 
     `apply` takes the fields in the order below; `prefill_chunks` then `forks` belong to the layout.
+
+    A child of `beam_forks` is a copy of its parent as it is at that point, inactive. A child of `forks`
+    gets its own token from the logits row that its parent has in this step.
     """
 
     released_slots: Int32Array = field(default_factory=no_slots)
     admissions: tuple[Admission, ...] = ()
+    beam_forks: tuple[Fork, ...] = ()
     appended_tokens: Int32Array = field(default_factory=no_pairs)  # [n, 2]: slot, token id
     replaced_blocks: Int32Array = field(default_factory=no_triples)  # [n, 3]: slot, block index, block id
     appended_blocks: Int32Array = field(default_factory=no_pairs)  # [n, 2]: slot, block id
@@ -129,7 +163,7 @@ class TableDelta:
     forks: tuple[Fork, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """One step as the scheduler sends it.
 
@@ -147,6 +181,8 @@ class Step:
     table_digest: int | None = None
 
     def __post_init__(self) -> None:
+        if not (len(self.blocks_to_swap_out) or len(self.blocks_to_swap_in) or len(self.blocks_to_copy)):
+            return
         if len(self.blocks_to_swap_out) and len(self.blocks_to_swap_in):
             raise InvalidStepError(f"step {self.step_id} swaps out and in; a step may do only one of them")
         if len(np.intersect1d(self.blocks_to_copy[:, 0], self.blocks_to_copy[:, 1])):
@@ -161,11 +197,13 @@ class Step:
             raise InvalidStepError(f"step {self.step_id} {what} block {repeated} twice")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepResult:
     """What the executor answers, in the order of the sample rows.
 
-    `logprobs` is None if no row asked; rows that did not ask hold NaN.
+    `logprobs` is None if no row asked; rows that did not ask hold NaN. Rows of beam slots hold
+    `UNKNOWN_TOKEN` and NaN there; instead they have candidates: one beam row after the other, each as
+    many as its slot asks for, likeliest first, equally likely ones by token id. None: no beam row.
     """
 
     epoch: int
@@ -174,3 +212,5 @@ class StepResult:
     logprobs: npt.NDArray[np.float32] | None = None  # [num_samples]
     execute_duration_us: int = 0
     table_digest: int | None = None
+    candidate_token_ids: Int32Array | None = None  # [sum of StepLayout.num_candidates]
+    candidate_logprobs: npt.NDArray[np.float32] | None = None  # the same; log-softmax of the raw logits

@@ -40,6 +40,7 @@ def encode_step(step: Step) -> step_pb2.ExecuteModelRequest:
         step_id=step.step_id,
         released_slots=delta.released_slots.tolist(),
         admissions=[encode_admission(admission) for admission in delta.admissions],
+        beam_forks=[encode_fork(fork) for fork in delta.beam_forks],
         forks=[encode_fork(fork) for fork in delta.forks],
         deactivated_slots=delta.deactivated_slots.tolist(),
         activated_slots=delta.activated_slots.tolist(),
@@ -62,6 +63,7 @@ def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
     delta = TableDelta(
         released_slots=np.array(message.released_slots, np.int32),
         admissions=tuple(decode_admission(admission) for admission in message.admissions),
+        beam_forks=tuple(decode_fork(fork) for fork in message.beam_forks),
         appended_tokens=_rows(message, "appended_tokens", 2),
         replaced_blocks=_rows(message, "replaced_blocks", 3),
         appended_blocks=_rows(message, "appended_blocks", 2),
@@ -87,9 +89,11 @@ def encode_result(result: StepResult) -> step_pb2.ExecuteModelResponse:
         epoch=result.epoch,
         step_id=result.step_id,
         sampled_token_ids=result.sampled_token_ids.astype(INT32, copy=False).tobytes(),
-        logprobs=b"" if result.logprobs is None else result.logprobs.astype(FLOAT32, copy=False).tobytes(),
+        logprobs=_bytes(result.logprobs, FLOAT32),
         execute_duration_us=result.execute_duration_us,
         table_digest=result.table_digest,
+        candidate_token_ids=_bytes(result.candidate_token_ids, INT32),
+        candidate_logprobs=_bytes(result.candidate_logprobs, FLOAT32),
     )
 
 
@@ -102,6 +106,10 @@ def decode_result(message: step_pb2.ExecuteModelResponse) -> StepResult:
     logprobs = _array(message.logprobs, FLOAT32, "logprobs") if message.logprobs else None
     if logprobs is not None and len(logprobs) != len(sampled_token_ids):
         raise InvalidStepError(f"{len(logprobs)} logprobs for {len(sampled_token_ids)} sampled tokens")
+    candidate_token_ids = _array(message.candidate_token_ids, INT32, "candidate_token_ids")
+    candidate_logprobs = _array(message.candidate_logprobs, FLOAT32, "candidate_logprobs")
+    if len(candidate_logprobs) != len(candidate_token_ids):
+        raise InvalidStepError(f"{len(candidate_logprobs)} logprobs for {len(candidate_token_ids)} candidates")
     return StepResult(
         epoch=message.epoch,
         step_id=message.step_id,
@@ -109,6 +117,8 @@ def decode_result(message: step_pb2.ExecuteModelResponse) -> StepResult:
         logprobs=logprobs,
         execute_duration_us=message.execute_duration_us,
         table_digest=message.table_digest if message.HasField("table_digest") else None,
+        candidate_token_ids=candidate_token_ids if len(candidate_token_ids) else None,
+        candidate_logprobs=candidate_logprobs if len(candidate_logprobs) else None,
     )
 
 
@@ -165,6 +175,12 @@ def encode_sampling(row: SamplingRow) -> step_pb2.SamplingParams:
         seed=row.seed,
         output_index=row.output_index,
         num_logprobs=None if row.num_logprobs == NO_LOGPROBS else row.num_logprobs,
+        num_candidates=row.num_candidates,
+        typical_p=None if row.typical_p == 1.0 else row.typical_p,
+        repetition_penalty=None if row.repetition_penalty == 1.0 else row.repetition_penalty,
+        presence_penalty=row.presence_penalty,
+        frequency_penalty=row.frequency_penalty,
+        min_tokens=row.min_tokens,
     )
 
 
@@ -178,6 +194,12 @@ def decode_sampling(message: step_pb2.SamplingParams) -> SamplingRow:
         seed=message.seed,
         output_index=message.output_index,
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else NO_LOGPROBS,
+        num_candidates=message.num_candidates,
+        typical_p=message.typical_p if message.HasField("typical_p") else 1.0,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        min_tokens=message.min_tokens,
     )
 
 
@@ -202,6 +224,10 @@ def _rows(message: step_pb2.ExecuteModelRequest, name: str, width: int) -> Int32
     if len(values) % width:
         raise InvalidStepError(f"{name} has {len(values)} numbers, not a multiple of {width}")
     return values.reshape(-1, width)
+
+
+def _bytes(values: npt.NDArray[Any] | None, dtype: np.dtype[Any]) -> bytes:
+    return b"" if values is None else values.astype(dtype, copy=False).tobytes()
 
 
 def _array(content: bytes, dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:

@@ -35,7 +35,7 @@ class AttentionMetadata:
 
     starts: Int32Array  # [num_rows] position of the row's first token
     lengths: Int32Array  # [num_rows] tokens of the row in this step, 1 or more
-    block_tables: Int32Array  # [num_rows, max_num_blocks] padded with NO_BLOCK
+    block_tables: Int32Array  # [num_rows, max_num_blocks] what lies beyond a row's blocks is garbage
     slot_mapping: torch.Tensor  # [num_tokens] int64: block id * block_size + offset in the block
 
 

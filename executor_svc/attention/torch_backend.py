@@ -160,7 +160,7 @@ def _plan_bucket(metadata: AttentionMetadata, rows: Int32Array, num_decodes: int
     device = cache.keys.device
     context_lens = metadata.starts[rows] + 1
     num_blocks = -(-int(context_lens.max()) // cache.block_size)
-    block_ids = np.maximum(metadata.block_tables[rows, :num_blocks], 0)
+    block_ids = metadata.block_tables[rows, :num_blocks]
     is_padding = np.arange(num_blocks * cache.block_size) >= context_lens[:, None]
     mask = np.where(is_padding, -np.inf, 0.0)[:, None, None]
     covers_step = num_decodes == len(rows) == len(metadata.lengths)

@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+from typing import Any
 
 import click
 
 from octavo.client import Client
 from octavo.commands.answer import print_answer
-from octavo.commands.options import address_option, sampling_options
+from octavo.commands.options import account_options, address_option, sampling_options
 from octavo.errors import InvalidRequestError, NotConnectedError, OctavoError
 from octavo.outputs import ChatMessage
 from octavo.sampling_params import SamplingParams
@@ -16,8 +17,9 @@ from octavo.sampling_params import SamplingParams
 @click.command()
 @address_option
 @click.option("--system", metavar="TEXT", help="What the model is told before the conversation.")
+@account_options
 @sampling_options
-def chat(sampling_params: SamplingParams, address: str, system: str | None) -> None:
+def chat(sampling_params: SamplingParams, address: str, system: str | None, **account: Any) -> None:
     """Talk with the model. Ctrl-C stops an answer, Ctrl-D ends, /reset starts anew, /quit ends."""
     with contextlib.suppress(ImportError):  # line editing and history for input(), where the system has it
         import readline  # noqa: F401
@@ -27,12 +29,18 @@ def chat(sampling_params: SamplingParams, address: str, system: str | None) -> N
         runner.run(client.__aenter__())
         try:
             runner.run(_greet(client))
-            _converse(runner, client, sampling_params, system)
+            _converse(runner, client, sampling_params, system, account)
         finally:
             runner.run(client.close())
 
 
-def _converse(runner: asyncio.Runner, client: Client, sampling_params: SamplingParams, system: str | None) -> None:
+def _converse(
+    runner: asyncio.Runner,
+    client: Client,
+    sampling_params: SamplingParams,
+    system: str | None,
+    account: dict[str, Any],
+) -> None:
     opening = [ChatMessage(role="system", content=system)] if system else []
     messages = list(opening)
     while (line := _read_line()) is not None:
@@ -52,7 +60,7 @@ def _converse(runner: asyncio.Runner, client: Client, sampling_params: SamplingP
                 messages.append(ChatMessage(role="user", content=text))
         answer: list[str] = []
         try:
-            runner.run(print_answer(client.stream(messages, sampling_params), answer))
+            runner.run(print_answer(client.stream(messages, sampling_params, **account), answer))
         except KeyboardInterrupt:
             click.echo(" [stopped]")
         except NotConnectedError:

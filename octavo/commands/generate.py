@@ -1,15 +1,16 @@
-"""`octavo generate`: one prompt in, its answer on stdout, as it comes."""
+"""`octavo generate`: one prompt in, its answer on stdout, as it comes; several answers one after another."""
 
 import asyncio
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from typing import Any
 
 import click
 
 from octavo.client import Client
-from octavo.commands.answer import print_answer
-from octavo.commands.options import address_option, sampling_options
+from octavo.commands.answer import print_answer, print_outputs
+from octavo.commands.options import account_options, address_option, sampling_options
 from octavo.outputs import ChatMessage, Prompt
 from octavo.sampling_params import SamplingParams
 
@@ -31,10 +32,12 @@ from octavo.sampling_params import SamplingParams
     metavar="SECONDS",
     help="Time limit for the whole answer.",
 )
+@click.option("--n", type=int, help="Number of outputs; several are printed when all are complete.  [default: 1]")
 @click.option(
     "--logprobs", type=int, help="Log-probabilities, with --json. Only 0, the sampled token's own, is supported."
 )
 @click.option("--json", "is_json", is_flag=True, help="Print one line of JSON with everything, at the end.")
+@account_options
 @sampling_options
 def generate(
     sampling_params: SamplingParams,
@@ -43,23 +46,27 @@ def generate(
     stream: bool,
     is_chat: bool | None,
     timeout_s: float | None,
-    logprobs: int | None,
     is_json: bool,
+    **account: Any,
 ) -> None:
     """Send PROMPT to a scheduler and print the answer; "-" reads the prompt from stdin."""
-    if logprobs is not None and not is_json:
+    if sampling_params.logprobs is not None and not is_json:
         raise click.UsageError("--logprobs needs --json", click.get_current_context())
     prompt_text = _read_stdin() if text == "-" else text
-    sampling_params = replace(sampling_params, logprobs=logprobs)
+    # The deltas of several outputs come interleaved, and a terminal has one place to write.
+    is_streamed = stream and not is_json and (sampling_params.n or 1) == 1
 
     async def run() -> None:
         async with Client(address) as client:
             prompt = await _to_prompt(client, prompt_text, is_chat)
-            if stream and not is_json:
-                await print_answer(client.stream(prompt, sampling_params, timeout_s=timeout_s), [])
+            if is_streamed:
+                await print_answer(client.stream(prompt, sampling_params, timeout_s=timeout_s, **account), [])
                 return
-            output = await client.generate(prompt, sampling_params, timeout_s=timeout_s)
-            click.echo(json.dumps(asdict(output), ensure_ascii=False) if is_json else output.outputs[0].text)
+            output = await client.generate(prompt, sampling_params, timeout_s=timeout_s, **account)
+            if is_json:
+                click.echo(json.dumps(asdict(output), ensure_ascii=False))
+            else:
+                print_outputs(output.outputs)
 
     asyncio.run(run())
 

@@ -1,7 +1,8 @@
-"""Options that several commands share: the scheduler's address, sampling, the two local services."""
+"""Options that several commands share: the scheduler's address, sampling, whose request, the local services."""
 
 import functools
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
@@ -9,7 +10,7 @@ import click
 from octavo.client import DEFAULT_ADDRESS
 from octavo.local import LocalOptions
 from octavo.model_names import DEMO_MODEL, resolve_model
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import EarlyStopping, SamplingParams
 
 _R = TypeVar("_R")
 
@@ -35,6 +36,15 @@ address_option = click.option(
     help="The scheduler. [OCTAVO_ADDRESS]",
 )
 
+
+def _to_early_stopping(ctx: click.Context, param: click.Parameter, word: str | None) -> EarlyStopping | None:
+    """Return the word's value in SamplingParams."""
+    del ctx, param
+    return _EARLY_STOPPING[word] if word is not None else None
+
+
+_EARLY_STOPPING: dict[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
+
 _SAMPLING_OPTIONS = (
     click.option("--temperature", type=float, help="0: greedy, the most likely token.  [default: 1]"),
     click.option("--top-k", type=int, help="Keep only so many of the most likely tokens."),
@@ -45,19 +55,42 @@ _SAMPLING_OPTIONS = (
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. Repeatable."),
     click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, help="End at this token. Repeatable."),
     click.option("--ignore-eos", is_flag=True, help="Go on after the model's end-of-sequence token."),
+    click.option("--best-of", type=int, help="Make so many outputs and return the likeliest."),
+    click.option("--beam-width", type=int, help="Search with so many beams instead of sampling."),
+    click.option("--length-penalty", type=float, help="Beams: above 0 favours long outputs.  [default: 1]"),
+    click.option(
+        "--early-stopping",
+        type=click.Choice(list(_EARLY_STOPPING)),
+        callback=_to_early_stopping,
+        help="Beams: stop at the first hypotheses, or when better ones are unlikely or impossible.  [default: false]",
+    ),
+)
+
+_ACCOUNT_OPTIONS = (
+    click.option("--priority", type=int, default=0, show_default=True, help="A lower number is served first."),
+    click.option("--tenant", default="", metavar="NAME", help="On whose account it runs."),
+    click.option("--cache-salt", default="", metavar="TEXT", help="Share cached prompts only with equal salts."),
 )
 
 
 def sampling_options(command: Callable[..., _R]) -> Callable[..., _R]:
-    """Give a command the sampling flags; it gets them as SamplingParams, its first argument."""
+    """Give a command the sampling flags.
+
+    All its flags that are named like fields of SamplingParams, own ones too, come as its first argument.
+    """
+    names = {field.name for field in fields(SamplingParams)}
 
     @functools.wraps(command)
     def with_sampling_params(**flags: Any) -> _R:
-        names = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos")
-        sampling_params = SamplingParams(**{name: flags.pop(name) for name in names})
-        return command(sampling_params, **flags)
+        params = {name: flags.pop(name) for name in names & flags.keys()}
+        return command(SamplingParams(**params), **flags)
 
     return _decorate(with_sampling_params, _SAMPLING_OPTIONS)
+
+
+def account_options(command: Callable[..., _R]) -> Callable[..., _R]:
+    """Give a command the flags that tell requests apart, named like the arguments of `Client.stream`."""
+    return _decorate(command, _ACCOUNT_OPTIONS)
 
 
 _SERVICE_OPTIONS = (

@@ -1,13 +1,25 @@
-"""The pool of KV cache blocks: which are free, and how many block tables name each other one.
+"""A pool of KV cache blocks: which are free, and how many block tables name each other one.
+
+With a prefix cache, a block that nobody names any more keeps its content, and counts as free, until
+its place is needed: the pool then evicts the one that has been unused for longest.
+
+    free ──allocate──> used (reference count >= 1) ──free, last reference──> free     nothing registered
+                         ^                                └────────────────> cached   registered
+                         └──────────── acquire: a prefix hit ───────────────────┘ │
+    free <──────────────────────────── evicted ───────────────────────────────────┘
 
 Invariants, checked by `check_integrity`:
-- every block is either free (reference count 0, on the free list once) or used (count above 0);
-- free + used == total.
+- every block is in exactly one of the three states: free + cached + used == total;
+- a cached block is registered, and the prefix cache names it.
 """
+
+from collections import OrderedDict
+from collections.abc import Set
 
 import numpy as np
 
-from shared.step import Int32Array
+from scheduler_svc.core.prefix_cache import PrefixCache
+from shared.step import Int32Array, no_slots
 
 
 class OutOfBlocksError(Exception):
@@ -18,60 +30,109 @@ class BlockAllocator:
     """Hands out blocks 0 to num_blocks - 1 and takes them back by reference count.
 
     The free list is a stack, so that a block that was just freed is the next to be written: it is
-    still in the processor's caches.
+    still in the processor's caches. Blocks that hold a cached prefix are given out last.
+
+    Args:
+        num_blocks: Size of the pool.
+        prefix_cache: Says which blocks keep their content; None: none does.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, prefix_cache: PrefixCache | None = None) -> None:
         self.num_blocks = num_blocks
-        self._ref_counts: Int32Array = np.zeros(num_blocks, np.int32)
+        self.ref_counts: Int32Array = np.zeros(num_blocks, np.int32)
+        self.prefix_cache = prefix_cache
         self._free_blocks: Int32Array = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
-        self._num_free_blocks = num_blocks
+        self._num_uncached_free_blocks = num_blocks
+        # Unused blocks with content, the one that has been unused for longest first.
+        self._cached_blocks: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody uses."""
-        return self._num_free_blocks
+        """Blocks that nobody uses, cached ones included."""
+        return self._num_uncached_free_blocks + len(self._cached_blocks)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that nobody uses and that hold a prefix."""
+        return len(self._cached_blocks)
 
     @property
     def num_used_blocks(self) -> int:
         """Blocks that at least one block table names."""
-        return self.num_blocks - self._num_free_blocks
-
-    def ref_count(self, block_id: int) -> int:
-        """Return how many block tables name the block."""
-        return int(self._ref_counts[block_id])
+        return self.num_blocks - self.num_free_blocks
 
     def allocate(self, num_blocks: int) -> Int32Array:
-        """Take blocks from the free list, each with reference count 1; [num_blocks] int32.
+        """Take free blocks, each with reference count 1; [num_blocks] int32.
 
         Raises: OutOfBlocksError: fewer are free; nothing was changed.
         """
-        if num_blocks > self._num_free_blocks:
-            raise OutOfBlocksError(f"{num_blocks} blocks wanted, {self._num_free_blocks} of {self.num_blocks} free")
-        self._num_free_blocks -= num_blocks
-        top = self._num_free_blocks
+        if num_blocks > self._num_uncached_free_blocks:
+            if num_blocks > self.num_free_blocks:
+                raise OutOfBlocksError(f"{num_blocks} blocks wanted, {self.num_free_blocks} of {self.num_blocks} free")
+            self._evict(num_blocks - self._num_uncached_free_blocks)
+        self._num_uncached_free_blocks -= num_blocks
+        top = self._num_uncached_free_blocks
         block_ids = self._free_blocks[top : top + num_blocks][::-1].copy()
-        self._ref_counts[block_ids] = 1
+        self.ref_counts[block_ids.astype(np.intp)] = 1
         return block_ids
 
-    def share(self, block_ids: Int32Array) -> None:
-        """Count one more block table that names each of the distinct, used `block_ids`."""
-        assert (self._ref_counts[block_ids] > 0).all(), "a free block cannot be shared"
-        self._ref_counts[block_ids] += 1
+    def acquire(self, block_ids: Int32Array, num_references: int = 1) -> None:
+        """Count more block tables that name each of the distinct `block_ids`, used or cached."""
+        index = block_ids.astype(np.intp)
+        counts = self.ref_counts[index]
+        for block_id in block_ids[counts == 0].tolist():
+            del self._cached_blocks[block_id]
+        self.ref_counts[index] = counts + num_references
 
     def free(self, block_ids: Int32Array) -> None:
-        """Count one block table less for each of the distinct `block_ids`; free those at count 0."""
-        assert (self._ref_counts[block_ids] > 0).all(), "a free block cannot be freed again"
-        self._ref_counts[block_ids] -= 1
-        freed = block_ids[self._ref_counts[block_ids] == 0]
-        top = self._num_free_blocks
-        self._free_blocks[top : top + len(freed)] = freed[::-1]
-        self._num_free_blocks += len(freed)
+        """Count one block table less for each of the distinct `block_ids`, in the order of a table.
+
+        Those at count 0 are free; of a cached prefix, the last block will be evicted first.
+        """
+        index = block_ids.astype(np.intp)
+        counts = self.ref_counts[index] - 1
+        unused = block_ids
+        if np.count_nonzero(counts):  # others name some of them
+            assert not np.count_nonzero(counts < 0), "a free block cannot be freed again"
+            unused = block_ids[counts == 0]
+        self.ref_counts[index] = counts
+        unused = unused[::-1]
+        if self.prefix_cache is not None:
+            unused = self._keep_registered(unused, self.prefix_cache.block_ids)
+        if len(unused):
+            self._push(unused)
+
+    def _keep_registered(self, unused: Int32Array, registered: Set[int]) -> Int32Array:
+        """Cache those of `unused` blocks that are registered; return the others."""
+        uncached: list[int] = []
+        for block_id in unused.tolist():
+            if block_id in registered:
+                self._cached_blocks[block_id] = None
+            else:
+                uncached.append(block_id)
+        return np.array(uncached, np.int32) if uncached else no_slots()
+
+    def _evict(self, num_blocks: int) -> None:
+        assert self.prefix_cache is not None
+        evicted = [self._cached_blocks.popitem(last=False)[0] for _ in range(num_blocks)]
+        for block_id in evicted:
+            self.prefix_cache.forget(block_id)
+        self._push(np.array(evicted, np.int32))
+
+    def _push(self, block_ids: Int32Array) -> None:
+        top = self._num_uncached_free_blocks
+        self._free_blocks[top : top + len(block_ids)] = block_ids
+        self._num_uncached_free_blocks += len(block_ids)
 
     def check_integrity(self) -> None:
         """Assert the invariants of this module."""
-        free = self._free_blocks[: self._num_free_blocks]
-        assert len(np.unique(free)) == len(free), "a block is on the free list twice"
-        assert (self._ref_counts[free] == 0).all(), "a block is free and used"
-        assert np.count_nonzero(self._ref_counts) == self.num_used_blocks, "a block is neither free nor used"
-        assert (self._ref_counts >= 0).all(), "a reference count is negative"
+        free = self._free_blocks[: self._num_uncached_free_blocks]
+        cached = np.fromiter(self._cached_blocks, np.int32, len(self._cached_blocks))
+        unused = np.concatenate((free, cached))
+        assert len(np.unique(unused)) == len(unused), "a block is free twice"
+        assert (self.ref_counts[unused] == 0).all(), "a block is free and used"
+        assert np.count_nonzero(self.ref_counts) == self.num_used_blocks, "a block is neither free, cached nor used"
+        assert (self.ref_counts >= 0).all(), "a reference count is negative"
+        holds = self.prefix_cache.holds if self.prefix_cache is not None else lambda _: False
+        assert all(holds(block_id) for block_id in self._cached_blocks), "a cached block holds no prefix"
+        assert not any(holds(block_id) for block_id in free.tolist()), "a free block is registered"

@@ -1,25 +1,36 @@
-"""Which sequence gets which blocks: admission, growth by one token, release.
+"""Which sequence gets which blocks: admission, growth by one token, copy-on-write, release.
 
 A block table covers the tokens whose keys and values have been or are being computed. The token
 that was just sampled gets its place in the step that feeds it, so a sequence of n tokens in which
 all but the last are computed needs a new block exactly when n - 1 is a multiple of the block size.
 
-The watermark keeps a share of the pool back from admissions, so that a sequence that was just
-admitted is not preempted by the next growth. Running sequences may use all of it.
+The watermark keeps a share of the pool back from admissions and swap-ins, so that a group that has
+just entered is not preempted by the next growth. Running sequences may use all of it.
+
+Under a sliding window a sequence needs blocks for the window and one step's chunk only: those that
+fell out of the window are freed while it goes on, and their entries in the block table are stale.
+
+Sharing. Full blocks are shared through the prefix cache and inside a group; they are never written
+again. Forks also share the last, partial block: whoever writes into it first gets a copy, and the
+last one that is left writes in place (copy-on-write; Kwon et al. 2023, section 4.4).
 """
 
 import enum
 import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import numpy as np
 
 from scheduler_svc.core.block_allocator import BlockAllocator
-from shared.batch_table import BatchTable
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.prefix_cache import BlockHasher, PrefixCache
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from shared.step import Int32Array, no_slots
 
 
 class AllocStatus(enum.Enum):
-    """Whether a sequence can have its blocks."""
+    """Whether a group can have its blocks."""
 
     OK = "ok"
     LATER = "later"
@@ -28,55 +39,177 @@ class AllocStatus(enum.Enum):
     """The pool is too small."""
 
 
+@dataclass(slots=True)
+class SequenceBlocks:
+    """What `sequence` gets in an admission: blocks that are there already, then new ones.
+
+    `found` holds its registered prefix. `num_shared` counts the blocks that it shares with the lead,
+    which computes them in this admission; one of the two is empty.
+    """
+
+    sequence: Sequence
+    found: Int32Array
+    num_shared: int
+    num_new: int
+
+
+@dataclass(slots=True)
+class AdmissionPlan:
+    """How a group that fits the empty pool would get its blocks; nothing is taken yet.
+
+    `sequences` has an entry for each of `SequenceGroup.sequences_to_compute`. `num_needed` counts
+    the free blocks it takes, `num_free` those there are, less the watermark.
+    """
+
+    status: AllocStatus
+    sequences: tuple[SequenceBlocks, ...] = ()
+    num_needed: int = 0
+    num_free: int = 0
+
+
 class BlockManager:
     """Owns the device pool; the block tables themselves are columns of the batch table.
 
     Args:
-        num_blocks: Blocks of the device pool.
-        block_size: Tokens in a block.
-        watermark: Share of the pool, 0 to 1, that admissions leave free.
+        limits: Sizes of pool and blocks, watermark, window.
+        prefix_key: Secret of the hashes; see `prefix_cache.py`.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, watermark: float) -> None:
-        self.allocator = BlockAllocator(num_blocks)
-        self.block_size = block_size
-        self.num_watermark_blocks = math.ceil(num_blocks * watermark)
+    def __init__(self, limits: SchedulerLimits, prefix_key: bytes = b"") -> None:
+        self.block_size = limits.block_size
+        self.prefix_cache = PrefixCache() if limits.caches_prefixes else None
+        self.allocator = BlockAllocator(limits.num_blocks, self.prefix_cache)
+        self.num_watermark_blocks = math.ceil(limits.num_blocks * limits.watermark)
+        self._hasher = BlockHasher(prefix_key, limits.block_size)
+        # Tokens of a sequence that have blocks at once; more only without a window.
+        window = limits.sliding_window
+        self._max_resident_tokens = window + limits.max_num_batched_tokens if window else limits.max_model_len
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return the blocks that hold `num_tokens` computed tokens."""
         return -(-num_tokens // self.block_size)
 
-    def can_ever_allocate(self, num_tokens: int) -> bool:
-        """Return whether the empty pool holds `num_tokens`."""
-        return self.num_blocks_for(num_tokens) <= self.allocator.num_blocks
+    # Admission -----------------------------------------------------------------------------------
 
-    def try_allocate(self, num_tokens: int) -> tuple[AllocStatus, Int32Array]:
-        """Take the blocks of a sequence of `num_tokens` that is to be admitted.
+    def can_ever_allocate(self, group: SequenceGroup) -> bool:
+        """Return whether the empty pool holds the group as it is now, and its first fork."""
+        return self.num_blocks_ever_needed(group) <= self.allocator.num_blocks
 
-        Returns the blocks, [ceil(num_tokens / block_size)], with OK; none otherwise. The watermark
-        does not hold back a sequence that would have the pool for itself.
+    def num_blocks_ever_needed(self, group: SequenceGroup) -> int:
+        """Return the blocks of the group as it is now, and of its first fork, in an empty pool."""
+        sequences = group.sequences_to_compute
+        num_shared = self._num_shared_blocks(sequences)
+        num_blocks = sum(self._num_blocks_of(sequence) for sequence in sequences) - num_shared * (len(sequences) - 1)
+        return num_blocks + self._num_fork_blocks(group)
+
+    def plan_admission(self, group: SequenceGroup) -> AdmissionPlan:
+        """Say whether the group can have its blocks now, and which.
+
+        The watermark does not hold back a group that would have the pool for itself.
         """
-        if not self.can_ever_allocate(num_tokens):
-            return AllocStatus.NEVER, no_slots()
-        num_blocks = self.num_blocks_for(num_tokens)
-        reserve = self.num_watermark_blocks if self.allocator.num_used_blocks else 0
-        if num_blocks + reserve > self.allocator.num_free_blocks:
-            return AllocStatus.LATER, no_slots()
-        return AllocStatus.OK, self.allocator.allocate(num_blocks)
+        sequences = group.sequences_to_compute
+        num_shared = self._num_shared_blocks(sequences)
+        planned = [self._plan_sequence(sequence, num_shared if rank else 0) for rank, sequence in enumerate(sequences)]
+        num_revived = self._num_unused([blocks.found for blocks in planned])
+        num_needed = num_revived + sum(blocks.num_new for blocks in planned) + self._num_fork_blocks(group)
+        num_free = self.allocator.num_free_blocks
+        if self.allocator.num_used_blocks:
+            num_free -= self.num_watermark_blocks
+        status = AllocStatus.OK if num_needed <= num_free else AllocStatus.LATER
+        return AdmissionPlan(status, tuple(planned), num_needed, max(0, num_free))
 
-    def slots_without_room(self, table: BatchTable, slots: Int32Array) -> Int32Array:
-        """Return those of `slots` whose next token needs a new block."""
-        full = table.num_scheduled_tokens[slots] == table.num_blocks[slots] * self.block_size
-        without_room: Int32Array = slots[full]
-        return without_room
+    def allocate(self, plan: AdmissionPlan) -> list[Int32Array]:
+        """Take the blocks of a plan that is OK; return the block table of each sequence."""
+        for blocks in plan.sequences:  # first of all: what was found must not be evicted for what is new
+            if len(blocks.found):
+                self.allocator.acquire(blocks.found)
+        tables: list[Int32Array] = []
+        for blocks in plan.sequences:
+            present = blocks.found
+            if blocks.num_shared:
+                present = tables[0][: blocks.num_shared]
+                self.allocator.acquire(present)
+            new = self.allocator.allocate(blocks.num_new)
+            tables.append(np.concatenate((present, new)) if len(present) else new)
+        return tables
 
-    def append_blocks(self, slots: Int32Array) -> Int32Array:
-        """Take one block for each of `slots`; return (slot, block id) pairs, [n, 2].
+    def waits_for_prefix(self, plan: AdmissionPlan) -> bool:
+        """Return whether a step in flight computes the next block of the group's prefix."""
+        if self.prefix_cache is None:
+            return False
+        lead, num_found = plan.sequences[0].sequence, len(plan.sequences[0].found)
+        if num_found >= self._max_hit(lead):
+            return False
+        return self.prefix_cache.is_being_written(lead.block_hashes[num_found])
 
-        Raises: OutOfBlocksError: nothing was changed; preempt somebody first.
+    def hash_blocks(self, sequence: Sequence) -> list[bytes]:
+        """Return the hashes of all full blocks of a sequence that has no slot."""
+        if sequence.hashed_block_size != self.block_size:  # another executor of the fleet has other blocks
+            sequence.block_hashes, sequence.hashed_block_size = [], self.block_size
+        self._hasher.extend(sequence.block_hashes, sequence.token_ids, sequence.group.cache_salt)
+        return sequence.block_hashes
+
+    def hash_tokens(self, token_ids: Int32Array, cache_salt: int) -> list[bytes]:
+        """Return the hashes of the full blocks of `token_ids`."""
+        hashes: list[bytes] = []
+        self._hasher.extend(hashes, token_ids, cache_salt)
+        return hashes
+
+    def _plan_sequence(self, sequence: Sequence, num_shared: int) -> SequenceBlocks:
+        found = no_slots()
+        if self.prefix_cache is not None:
+            found = self.prefix_cache.match(self.hash_blocks(sequence), self._max_hit(sequence))
+        if len(found) >= num_shared:
+            num_shared = 0
+        else:
+            found = no_slots()
+        return SequenceBlocks(sequence, found, num_shared, self._num_blocks_of(sequence) - len(found) - num_shared)
+
+    def _num_unused(self, found: list[Int32Array]) -> int:
+        """Return how many of the blocks that sequences of a group found are cached and not used."""
+        distinct = np.unique(np.concatenate(found)) if len(found) > 1 else found[0]
+        return int(np.count_nonzero(self.allocator.ref_counts[distinct] == 0)) if len(distinct) else 0
+
+    def _max_hit(self, sequence: Sequence) -> int:
+        """Return the most blocks that may be found: one token at least is computed, for its logits."""
+        return (len(sequence.token_ids) - 1) // self.block_size
+
+    def _num_blocks_of(self, sequence: Sequence) -> int:
+        return self.num_blocks_for(min(len(sequence.token_ids), self._max_resident_tokens))
+
+    def _num_shared_blocks(self, sequences: Seq[Sequence]) -> int:
+        """Return the full blocks that all of several sequences have in common, as long as one needs them."""
+        if len(sequences) == 1 or len(sequences[0].token_ids) > self._max_resident_tokens:
+            return 0
+        shortest = min(len(sequence.token_ids) for sequence in sequences)
+        tokens = np.stack([sequence.token_ids[:shortest] for sequence in sequences])
+        differs = (tokens != tokens[0]).any(axis=0)
+        num_common = int(differs.argmax()) if differs.any() else shortest
+        return min(num_common, shortest - 1) // self.block_size
+
+    def _num_fork_blocks(self, group: SequenceGroup) -> int:
+        """Return the blocks that the first fork of an unforked group will take."""
+        if group.is_lone or group.is_forked or group.num_slots == 1:
+            return 0
+        is_aligned = group.num_prompt_tokens % self.block_size == 0
+        return group.num_slots - (0 if is_aligned else 1)
+
+    # Registration --------------------------------------------------------------------------------
+
+    def register(self, sequence: Sequence, token_ids: Int32Array, block_ids: Int32Array, first: int) -> int:
+        """Name the computed blocks of a running sequence; return how many are registered.
+
+        Args:
+            sequence: Whose they are.
+            token_ids: Its tokens that are known and computed, as acknowledged.
+            block_ids: Its block table.
+            first: How many of its blocks were registered before.
         """
-        return np.stack((slots, self.allocator.allocate(len(slots))), axis=1).astype(np.int32, copy=False)
-
-    def free(self, block_ids: Int32Array) -> None:
-        """Give back the block table of a sequence."""
-        self.allocator.free(block_ids)
+        num_full_blocks = len(token_ids) // self.block_size
+        if self.prefix_cache is None or num_full_blocks <= first:
+            return first
+        self._hasher.extend(sequence.block_hashes, token_ids, sequence.group.cache_salt)
+        self.prefix_cache.register(
+            sequence.block_hashes[first:num_full_blocks], block_ids[first:num_full_blocks].tolist()
+        )
+        return num_full_blocks

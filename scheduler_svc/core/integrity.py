@@ -1,8 +1,11 @@
 """The invariants of the scheduler's docstring as assertions, for tests and debugging."""
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-import numpy as np
+from scheduler_svc.core.batch import running_sequences
+from scheduler_svc.core.sequence import SequenceStatus
+from scheduler_svc.core.swapping import NO_BLOCK
 
 if TYPE_CHECKING:
     from scheduler_svc.core.scheduler import Scheduler
@@ -10,21 +13,107 @@ if TYPE_CHECKING:
 
 def check_integrity(scheduler: "Scheduler") -> None:
     """Assert every invariant that can be seen between two calls."""
-    allocator, table = scheduler.block_manager.allocator, scheduler.table
+    _check_blocks(scheduler)
+    _check_host_blocks(scheduler)
+    _check_slots(scheduler)
+    _check_lengths(scheduler)
+    _check_written_blocks(scheduler)
+    _check_registered_blocks(scheduler)
+    _check_order(scheduler)
+
+
+def _check_blocks(scheduler: "Scheduler") -> None:
+    """1: every block is free, cached, or named as often as its reference count says."""
+    allocator, batch = scheduler.blocks.allocator, scheduler.batch
     allocator.check_integrity()
-    slots = [sequence.slot for sequence in scheduler.running]
-    named = np.concatenate([table.blocks_of(slot) for slot in slots]) if slots else np.empty(0, np.int32)
-    block_ids, counts = np.unique(named, return_counts=True)
-    assert len(block_ids) == allocator.num_used_blocks, "a used block is in no block table"
-    assert all(allocator.ref_count(b) == n for b, n in zip(block_ids.tolist(), counts.tolist(), strict=True))
+    named: Counter[int] = Counter()
+    for group in batch.running:
+        for _, slot in scheduler.searches.source_slots(group):
+            named.update(batch.held_blocks(slot).tolist())
+    for table in scheduler.swapped.tables.values():
+        named.update(block for block in table.device_blocks.tolist() if block != NO_BLOCK)
+    counted = {block: int(count) for block, count in enumerate(allocator.ref_counts.tolist()) if count}
+    assert dict(named) == counted, f"block tables name {dict(named)}, reference counts are {counted}"
+
+
+def _check_host_blocks(scheduler: "Scheduler") -> None:
+    """1, for the host pool."""
+    host, named = scheduler.swapped.host, Counter[int]()
+    host.check_integrity()
+    for table in scheduler.swapped.tables.values():
+        named.update(block for block in table.host_blocks.tolist() if block != NO_BLOCK)
+    assert dict(named) == {block: int(count) for block, count in enumerate(host.ref_counts.tolist()) if count}
+
+
+def _check_slots(scheduler: "Scheduler") -> None:
+    """2: a running sequence has a live slot of its own, and every other slot is free."""
+    batch, table = scheduler.batch, scheduler.table
+    slots = [sequence.slot for sequence in running_sequences(batch.running)]
     assert len(set(slots)) == len(slots), "two running sequences share a slot"
-    assert set(slots) | set(scheduler.free_slots) == set(range(scheduler.limits.max_num_seqs)), "a slot got lost"
-    assert not set(slots) & set(scheduler.free_slots), "a free slot is in use"
-    held = np.array(slots, np.int32)
-    assert table.live[held].all(), "a running sequence has no live slot"
-    room = table.num_blocks[held] * scheduler.limits.block_size
-    assert (table.num_scheduled_tokens[held] <= room).all(), "tokens were computed without a block"
-    assert (table.num_tokens[held] <= scheduler.limits.max_model_len).all(), "a sequence is too long"
-    assert all(step.layout.num_tokens <= scheduler.limits.max_num_batched_tokens for step in scheduler.in_flight)
-    assert [s.arrival for s in scheduler.running] == sorted(s.arrival for s in scheduler.running)
-    assert [s.arrival for s in scheduler.waiting] == sorted(s.arrival for s in scheduler.waiting)
+    assert sorted([*slots, *batch.free_slots]) == list(range(scheduler.limits.max_num_seqs)), "a slot got lost"
+    assert all(table.live[slot] for slot in slots), "a running sequence has no live slot"
+    is_left = batch.is_left.nonzero()[0].tolist()
+    assert sorted(batch.left_slots) == is_left, "the list of left slots and its column differ"
+    for sequence in running_sequences(batch.running):
+        assert batch.sequence_in_slot[sequence.slot] is sequence, "a slot belongs to somebody else"
+        assert table.generation[sequence.slot] == sequence.generation, "a slot has another generation"
+    assert batch.num_free_slots >= 0, "more slots are promised than there are"
+
+
+def _check_lengths(scheduler: "Scheduler") -> None:
+    """3, 4 and 5: blocks cover what is computed; steps and sequences are within their limits."""
+    batch, table, limits = scheduler.batch, scheduler.table, scheduler.limits
+    for sequence in running_sequences(batch.running):
+        slot, conditions = sequence.slot, sequence.group.stop_conditions
+        assert table.num_scheduled_tokens[slot] <= table.num_blocks[slot] * limits.block_size
+        longest = conditions.length_limit(sequence.group.num_prompt_tokens, limits.max_model_len)
+        assert table.num_tokens[slot] <= longest, "a sequence is too long"
+    for step in scheduler.in_flight:
+        assert step.layout.num_tokens <= limits.max_num_batched_tokens, "a step is over its budget"
+
+
+def _check_written_blocks(scheduler: "Scheduler") -> None:
+    """7: the next token of a sequence does not go into a block that others name, unless it is computed for them."""
+    batch, table, size = scheduler.batch, scheduler.table, scheduler.limits.block_size
+    computed_for_others = {p.lead.sequence: p.num_shared_tokens for p in scheduler.prefills.running if p.lead}
+    for sequence in running_sequences(batch.running):
+        slot = sequence.slot
+        position = int(table.num_scheduled_tokens[slot])
+        may_share = slot in batch.shares_last_block or sequence.group in scheduler.searches.ready
+        may_share |= position < computed_for_others.get(sequence, 0)
+        if position % size and not may_share and sequence.group.beams is None:
+            block = int(table.block_tables[slot, position // size])
+            assert scheduler.blocks.allocator.ref_counts[block] == 1, "a shared block would be written"
+
+
+def _check_registered_blocks(scheduler: "Scheduler") -> None:
+    """8: what is registered and in a block table has the hash of the tokens of that table."""
+    cache, batch, size = scheduler.blocks.prefix_cache, scheduler.batch, scheduler.limits.block_size
+    if cache is None:
+        return
+    cache.check_integrity()
+    for sequence in running_sequences(batch.running):
+        slot = sequence.slot
+        num_tokens = min(int(batch.num_known_tokens[slot]), int(batch.num_computed_tokens[slot]))
+        hashes = scheduler.blocks.hash_tokens(batch.table.token_ids[slot, :num_tokens], sequence.group.cache_salt)
+        for index, block in enumerate(batch.table.block_tables[slot, : batch.table.num_blocks[slot]].tolist()):
+            registered = cache.hash_of(block)
+            if registered is None:
+                continue
+            if index < len(hashes):
+                assert registered == hashes[index], "a block is registered under a wrong hash"
+            else:
+                assert index < int(batch.table.num_scheduled_tokens[slot]) // size, "a block that fills is registered"
+
+
+def _check_order(scheduler: "Scheduler") -> None:
+    """Groups are in order, and their sequences are where the group is."""
+    for groups in (scheduler.batch.running, scheduler.swapped.groups, scheduler.preemption.late_groups):
+        orders = [scheduler.order_of(group) for group in groups]
+        assert orders == sorted(orders), "groups are out of order"
+        assert orders == [group.order for group in groups], "the order of a group has changed"
+    assert all(prefill.num_left for prefill in scheduler.prefills.running), "a prefill that is over goes on"
+    for group in scheduler.swapped:
+        assert all(sequence.status is SequenceStatus.SWAPPED for sequence in group.live_sequences)
+        assert all(sequence in scheduler.swapped.tables for sequence in group.live_sequences)
+    assert not any(group not in scheduler.batch.running for group in scheduler.searches.ready)

@@ -1,15 +1,49 @@
-"""The numbers that bound a scheduler."""
+"""The numbers and choices that bound a scheduler."""
 
+import enum
 from dataclasses import dataclass
+
+
+class PreemptionMode(enum.Enum):
+    """What becomes of the blocks of a preempted group."""
+
+    RECOMPUTE = "recompute"
+    """They are freed; the group computes its tokens again."""
+    SWAP = "swap"
+    """They are moved to the host pool, and back again later."""
+
+
+class PrefillMode(enum.Enum):
+    """How prompts and decodes share a step."""
+
+    CHUNKED = "chunked"
+    """Decodes first; what they leave of the budget goes to prefill chunks in the same step."""
+    FIRST = "first"
+    """A step with prefill chunks has no decodes, and goes before them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """The numbers that bound a scheduler; sizes in tokens and blocks.
+    """The numbers and choices that bound a scheduler; sizes in tokens and blocks.
 
-    `max_num_batched_tokens` is the token budget of a step and at least `max_num_seqs`, so that every
-    running sequence can decode in every step. `max_model_len` is at most what the pool holds, so that
-    a sequence that has the pool for itself can always grow to its end.
+    Attributes:
+        max_num_seqs: Slots of the batch table.
+        max_num_batched_tokens: Token budget of a step, at least `max_num_seqs`, so that every running
+            sequence can decode in every step.
+        max_model_len: Longest sequence; at most what the pool holds (under a sliding window: the window
+            and one step's chunk), so that a sequence that has the pool for itself can always grow to its end.
+        watermark: Share of the device pool that admissions and swap-ins leave free for the growth of
+            what runs already: without it the newest group is preempted as soon as it is admitted.
+        num_host_blocks: Blocks of the executor's host pool; 0: preemption always recomputes.
+        preemption_mode: None: RECOMPUTE for a group with one live sequence (its prefix is often still
+            cached, and moving blocks costs both ways), SWAP for several.
+        sliding_window: Every layer sees only so many last tokens; 0: some layer sees all.
+        num_lookahead_tokens: Places that a decode has behind its next token, for drafted tokens.
+        long_prefill_threshold: A sequence with more tokens to compute is a long prefill: it gets at
+            most so many a step, and `max_long_prefills` of them run at once; 0: nothing is long.
+        prefix_caching: Whether full blocks are found again by their content.
+        stall_after_s: A core whose oldest step is in flight for longer gets no new group while
+            another one of its fleet can take it.
     """
 
     max_num_seqs: int
@@ -20,7 +54,24 @@ class SchedulerLimits:
     num_blocks: int
     eos_token_ids: tuple[int, ...] = ()
     watermark: float = 0.01
+    num_host_blocks: int = 0
+    preemption_mode: PreemptionMode | None = None
+    prefill_mode: PrefillMode = PrefillMode.CHUNKED
+    sliding_window: int = 0
+    num_lookahead_tokens: int = 0
+    long_prefill_threshold: int = 0
+    max_long_prefills: int = 1
+    prefix_caching: bool = True
+    stall_after_s: float = 1.0
 
     def __post_init__(self) -> None:
         assert 1 <= self.max_num_seqs <= self.max_num_batched_tokens
-        assert self.max_model_len <= self.num_blocks * self.block_size
+        num_resident_tokens = self.sliding_window + self.max_num_batched_tokens + 2 * self.block_size
+        slides = self.sliding_window > 0 and num_resident_tokens <= self.num_blocks * self.block_size
+        assert slides or self.max_model_len <= self.num_blocks * self.block_size
+        assert self.max_long_prefills >= 1
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether blocks are found again: not where they fall out of a sliding window."""
+        return self.prefix_caching and not self.sliding_window

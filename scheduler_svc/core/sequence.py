@@ -1,25 +1,36 @@
 """Sequences and the groups they form.
 
-A `SequenceGroup` is one request: its prompt and how to sample and stop. A `Sequence` is one output
-of it. While a sequence runs, its tokens, counters and block table live in its slot of the batch
-table; while it waits, it carries its tokens itself:
+A `SequenceGroup` is one request: its prompt, how to sample and stop, and its outputs. A `Sequence` is
+one output of it (n, best_of), or one live beam of its search. While a sequence runs, its tokens,
+counters and block table live in its slot of the batch table; otherwise it carries its tokens itself:
 
-                      admitted                       finished, aborted
-    WAITING ────────────────────────────> RUNNING ─────────────────────> FINISHED
-       ^     token_ids move to the slot      │
-       └──────────────── preempted ──────────┘
-               token_ids come back
+                       admitted                          finished, aborted
+    WAITING ─────────────────────────────> RUNNING ─────────────────────────> FINISHED
+       ^     token_ids move to the slot      │  ^
+       ├──────── preempted: RECOMPUTE ───────┤  │ swapped in
+       │         token_ids come back         │  │
+       └──────────── host pool lost ─────── SWAPPED
+                                      preempted: SWAP, the blocks go to the host pool
 
 A preempted sequence may have tokens that sent steps are still to deliver (`num_late_tokens`): they
-are appended when they arrive, and the sequence is admitted again after the last of them.
+are appended when they arrive, and the group is admitted or swapped in after the last of them.
+
+The sequences of a group move together, but end one by one. Until its prompt is computed a group is
+only its first sequence, the *lead*; the others fork off it in the step that samples their first token.
 """
 
+from __future__ import annotations
+
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shared.step import Int32Array, SamplingRow
+
+if TYPE_CHECKING:
+    from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams
 
 
 class SequenceStatus(enum.Enum):
@@ -27,6 +38,7 @@ class SequenceStatus(enum.Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    SWAPPED = "swapped"
     FINISHED = "finished"
 
 
@@ -50,47 +62,121 @@ class StopConditions:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
 
+    def length_limit(self, num_prompt_tokens: int, max_model_len: int) -> int:
+        """Return the most tokens of a sequence, prompt and output."""
+        if self.max_tokens is None:
+            return max_model_len
+        return min(num_prompt_tokens + self.max_tokens, max_model_len)
+
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """One request. `arrival` orders groups: the smaller one came first."""
+    """One request. `arrival` orders groups: the smaller one came first.
+
+    `num_sequences` outputs are sampled (best_of), or `beam_search` finds them. Groups share cached
+    blocks only with equal `cache_salt`. `sampling` is the row of output 0; the others differ in
+    `output_index`.
+
+    `has_run`: it was admitted once, so it goes before newcomers if it has to wait again.
+    `order`: where it stands, (level, arrival); the smaller one goes first and is preempted last. `Batch`
+    sets it when the group joins for the first time; a level does not change while the group lives.
+    """
 
     request_id: str
     prompt_token_ids: Int32Array
     sampling: SamplingRow
     stop_conditions: StopConditions
     arrival: int
-    sequence: "Sequence" = field(init=False)
+    num_sequences: int = 1
+    beam_search: BeamSearchParams | None = None
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: int = 0
+    order: tuple[int, int] = field(init=False)
+    sequences: list[Sequence] = field(init=False)
+    beams: BeamSearch | None = None
+    has_run: bool = False
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    first_scheduled_at_s: float | None = None
 
     def __post_init__(self) -> None:
-        self.sequence = Sequence(self, self.prompt_token_ids)
+        assert self.num_sequences >= 1
+        assert self.beam_search is None or self.num_sequences == 1, "a search chooses its own sequences"
+        self.order = 0, self.arrival
+        self.sequences = [Sequence(self, index, self.prompt_token_ids) for index in range(self.num_sequences)]
 
     @property
     def num_prompt_tokens(self) -> int:
         """Length of the original prompt."""
         return len(self.prompt_token_ids)
 
+    @property
+    def is_lone(self) -> bool:
+        """Whether it has, and will have, one sequence only."""
+        return len(self.sequences) == 1 and self.beam_search is None
+
+    @property
+    def live_sequences(self) -> list[Sequence]:
+        """The sequences that have not ended, in order of their index; of a search, its live beams by rank."""
+        return [sequence for sequence in self.sequences if sequence.status is not SequenceStatus.FINISHED]
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the batch table that the group may need at once."""
+        return self.beam_search.beam_width if self.beam_search is not None else len(self.live_sequences)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether its sequences have gone their own ways; before, only the lead is computed."""
+        return any(len(sequence.token_ids) > self.num_prompt_tokens for sequence in self.live_sequences)
+
+    @property
+    def sequences_to_compute(self) -> list[Sequence]:
+        """The sequences that an admission of the group computes: the lead alone until it is forked."""
+        live = self.live_sequences
+        return live if len(live) == 1 or self.is_forked else live[:1]
+
+    @property
+    def has_late_tokens(self) -> bool:
+        """Whether sent steps are still to deliver tokens of a preempted sequence."""
+        return any(sequence.num_late_tokens for sequence in self.live_sequences)
+
+    def sampling_of(self, sequence: Sequence) -> SamplingRow:
+        """Return how to sample one of the sequences."""
+        return self.sampling if sequence.index == 0 else replace(self.sampling, output_index=sequence.index)
+
+    def end(self) -> None:
+        """End all sequences."""
+        for sequence in self.sequences:
+            sequence.status = SequenceStatus.FINISHED
+
+    def take_tokens_of_beams(self) -> None:
+        """Let the sequences of a search carry the tokens of its live beams: they lose their slots."""
+        if self.beams is not None:
+            for sequence, beam in zip(self.sequences, self.beams.live, strict=True):
+                sequence.token_ids = np.concatenate((self.prompt_token_ids, beam.token_ids))
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One output of a group.
+    """One output of a group, or one live beam.
 
-    `token_ids` holds prompt and output while the sequence waits, and is empty while it runs.
+    `token_ids` holds prompt and output while the sequence has no slot, and is empty while it runs.
     `slot` and `generation` are its place in the batch table, or the last one it had; -1: none yet.
+    `block_hashes` are the hashes of its first full blocks of `hashed_block_size` tokens, as far as they
+    were needed.
     """
 
     group: SequenceGroup
+    index: int
     token_ids: Int32Array
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int = -1
     generation: int = 0
     num_late_tokens: int = 0
-    num_preemptions: int = 0
-
-    @property
-    def arrival(self) -> int:
-        """Order of arrival, that of the group."""
-        return self.group.arrival
+    block_hashes: list[bytes] = field(default_factory=list)
+    hashed_block_size: int = 0
 
     def append_late_token(self, token_id: int) -> None:
         """Append a token that arrived after the preemption."""

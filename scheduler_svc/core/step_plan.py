@@ -4,43 +4,69 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core.sequence import Sequence
-from shared.step import Admission, Int32Array, Step, TableDelta, no_pairs, no_slots, pairs
+from scheduler_svc.core.sequence import SequenceGroup
+from shared.step import Admission, Fork, Int32Array, Step, TableDelta, no_pairs, no_slots, no_triples, pairs
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """What `Scheduler.schedule` has decided so far. `token_budget` is what is left of it."""
+    """What `Scheduler.schedule` has decided so far. `token_budget` is what is left of it.
+
+    `now_s` is the time of the decision. `preempted` groups make the step one without admissions.
+    """
 
     token_budget: int
-    released_slots: list[int] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
+    now_s: float
+    preempted: list[SequenceGroup] = field(default_factory=list)
+    has_held_back: bool = False
     admissions: list[Admission] = field(default_factory=list)
-    prefill_chunks: list[tuple[int, int]] = field(default_factory=list)
+    forks: list[Fork] = field(default_factory=list)
+    beam_forks: list[Fork] = field(default_factory=list)
+    appended_tokens: list[tuple[int, int]] = field(default_factory=list)
+    replaced_blocks: list[tuple[int, int, int]] = field(default_factory=list)
     appended_blocks: Int32Array = field(default_factory=no_pairs)
+    appended_blocks_of_chunks: list[tuple[int, int]] = field(default_factory=list)
+    prefill_chunks: list[tuple[int, int]] = field(default_factory=list)
+    released_slots: Int32Array = field(default_factory=no_slots)
+    activated_slots: Int32Array = field(default_factory=no_slots)
     deactivated_slots: Int32Array = field(default_factory=no_slots)
+    blocks_to_swap_out: list[tuple[int, int]] = field(default_factory=list)
+    blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
+    blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
     num_decodes: int = 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether the step would neither compute nor release anything."""
-        return not (self.num_decodes or self.prefill_chunks or self.released_slots)
-
-    def take_chunk(self, slot: int, num_remaining_tokens: int) -> int:
-        """Give `slot` a prefill chunk out of the budget; return its length, maybe 0."""
-        num_tokens = min(num_remaining_tokens, self.token_budget)
-        if num_tokens:
-            self.prefill_chunks.append((slot, num_tokens))
-            self.token_budget -= num_tokens
-        return num_tokens
+        """Whether the step would neither compute, move nor release anything."""
+        moves = self.blocks_to_swap_out or self.blocks_to_swap_in
+        return not (self.num_decodes or self.prefill_chunks or moves or len(self.released_slots))
 
     def to_step(self, epoch: int, step_id: int) -> Step:
         """Return the decided step."""
+        appended_blocks = self.appended_blocks
+        if self.appended_blocks_of_chunks:
+            appended_blocks = np.concatenate((appended_blocks, pairs(*self.appended_blocks_of_chunks)))
         delta = TableDelta(
-            released_slots=np.array(self.released_slots, np.int32),
+            released_slots=self.released_slots,
             admissions=tuple(self.admissions),
-            appended_blocks=self.appended_blocks,
+            beam_forks=tuple(self.beam_forks),
+            appended_tokens=_pairs(self.appended_tokens),
+            replaced_blocks=pairs(*self.replaced_blocks) if self.replaced_blocks else no_triples(),
+            appended_blocks=appended_blocks,
             deactivated_slots=self.deactivated_slots,
-            prefill_chunks=pairs(*self.prefill_chunks),
+            activated_slots=self.activated_slots,
+            prefill_chunks=_pairs(self.prefill_chunks),
+            forks=tuple(self.forks),
         )
-        return Step(epoch=epoch, step_id=step_id, delta=delta)
+        return Step(
+            epoch=epoch,
+            step_id=step_id,
+            delta=delta,
+            blocks_to_swap_out=_pairs(self.blocks_to_swap_out),
+            blocks_to_swap_in=_pairs(self.blocks_to_swap_in),
+            blocks_to_copy=_pairs(self.blocks_to_copy),
+        )
+
+
+def _pairs(rows: list[tuple[int, int]]) -> Int32Array:
+    return pairs(*rows) if rows else no_pairs()

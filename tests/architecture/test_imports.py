@@ -31,8 +31,8 @@ PURE_MODULES = [
     *(REPOSITORY / "shared" / f"{name}.py" for name in ("batch_table", "delta_check", "step", "errors")),
 ]
 PURE_IMPORTS = {
-    *("__future__", "bisect", "collections", "dataclasses", "enum", "hashlib", "math", "operator", "typing"),
-    *("numpy", "scheduler_svc", "shared"),
+    *("__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "itertools", "math"),
+    *("operator", "struct", "typing", "numpy", "scheduler_svc", "shared"),
 }
 
 LAZY = "def planted() -> None:\n    {}\n"

@@ -136,7 +136,7 @@ async def test_64_streams_get_every_token_once_and_leave_nothing_behind() -> Non
         assert [len(answer.token_ids) for answer in answers] == [60] * 64
         again = await collect(stack, token_request(50, 60, first_id=64))
         assert again.token_ids == alone.token_ids
-        assert stack.engine.num_preemptions > 0
+        assert sum(stack.engine.num_preemptions.values()) > 0
         assert await all_blocks_are_free(stack)
 
 
@@ -153,7 +153,7 @@ async def test_steps_in_flight_do_not_change_outputs(steps_in_flight: int) -> No
     }
     async with running_stack(worker, **settings) as stack:
         answers = await asyncio.gather(*(collect(stack, request) for request in requests))
-        assert stack.engine.num_preemptions > 0
+        assert sum(stack.engine.num_preemptions.values()) > 0
     assert [a.token_ids for a in answers] == [e.token_ids for e in expected]
     assert [a.text for a in answers] == [e.text for e in expected]
 
@@ -312,10 +312,17 @@ BAD_REQUESTS = {
     "empty stop string": (token_request(4, 4, stop=[""]), "stop is", "1 to 1024 characters"),
     "17 stop strings": (token_request(4, 4, stop=["x"] * 17), "17 strings", "at most 16"),
     "long request_id": (token_request(4, 4, request_id="x" * 257), "request_id", "at most 256"),
-    "n": (token_request(4, 4, n=2), "sampling_params.n is 2", "does not support"),
-    "n 0": (token_request(4, 4, n=0), "sampling_params.n is 0", "does not support"),
-    "best_of": (token_request(4, 4, best_of=3), "best_of is 3", "does not support"),
-    "beam_width": (token_request(4, 4, beam_width=4), "beam_width is 4", "does not support"),
+    "n 0": (token_request(4, 4, n=0), "sampling_params.n is 0", "from 1 to"),
+    "n above the slots": (token_request(4, 4, n=100_000), "sampling_params.n is 100000", "max_num_seqs"),
+    "equal outputs": (token_request(4, 4, n=2), "sampling_params.n is 2", "1 with temperature 0"),
+    "best_of below n": (token_request(4, 4, n=3, best_of=2, temperature=1.0), "best_of is 2", "from 3 (n) to"),
+    "beam_width 1": (token_request(4, 4, beam_width=1), "beam_width is 1", "from 2 to"),
+    "beam_width above the limit": (token_request(4, 4, beam_width=17), "beam_width is 17", "from 2 to 16"),
+    "n above beam_width": (token_request(4, 4, n=3, beam_width=2), "n is 3", "from 1 to 2 (beam_width)"),
+    "sampled beams": (token_request(4, 4, beam_width=2, temperature=1.0), "temperature is 1", "0 or unset"),
+    "best_of beams": (token_request(4, 4, beam_width=2, best_of=2), "best_of is 2", "unset with beam_width"),
+    "stop strings of beams": (token_request(4, 4, beam_width=2, stop=["a"]), "stop is a list of 1", "empty"),
+    "length_penalty without beams": (token_request(4, 4, length_penalty=2.0), "length_penalty is 2", "unset without"),
     "min_tokens": (token_request(4, 4, min_tokens=1), "min_tokens", "does not support"),
     "repetition_penalty": (token_request(4, 4, repetition_penalty=1.5), "repetition_penalty", "does not support"),
     "presence_penalty NaN": (token_request(4, 4, presence_penalty=math.nan), "presence_penalty", "does not support"),
@@ -327,9 +334,8 @@ BAD_REQUESTS = {
     ),
     "grammar": (token_request(4, 4, grammar=generation_pb2.Grammar(regex="a")), "grammar", "does not support"),
     "logprobs of alternatives": (token_request(4, 4, logprobs=5), "logprobs is 5", "does not support alternatives"),
-    "priority": (pb.GenerateRequest(text="a", priority=1), "priority is 1", "does not support"),
-    "tenant": (pb.GenerateRequest(text="a", tenant="t"), "tenant is t", "does not support"),
-    "cache_salt": (pb.GenerateRequest(text="a", cache_salt="t"), "cache_salt is t", "does not support"),
+    "tenant": (pb.GenerateRequest(text="a", tenant="t" * 257), "tenant is 257 characters", "at most 256"),
+    "cache_salt": (pb.GenerateRequest(text="a", cache_salt="t" * 257), "cache_salt is 257 characters", "at most 256"),
     "lora_adapter": (pb.GenerateRequest(text="a", lora_adapter="x"), "lora_adapter is x", "does not support"),
 }
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 README = Path(__file__).parents[2] / "README.md"
 ADDRESS = "127.0.0.1:50051"
-VARYING_KEYS = {"request_id", "execute_duration_us", "request_bytes"}
+VARYING_KEYS = {"request_id", "execute_duration_us", "request_bytes", "round_trip_us"}
 
 
 @dataclass(frozen=True, slots=True)

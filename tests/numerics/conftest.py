@@ -44,6 +44,7 @@ def make_driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., StepDriver]:
             str(model.directory),
             block_size_tokens=block_size_tokens,
             num_device_blocks=num_device_blocks,
+            num_host_blocks=64,
             max_num_seqs=64,
         )
         return StepDriver(worker, seed)

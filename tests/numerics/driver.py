@@ -25,6 +25,7 @@ from shared.step import (
 )
 
 GREEDY = SamplingRow()
+NO_MOVES = no_pairs()
 
 
 class StepDriver:
@@ -51,10 +52,24 @@ class StepDriver:
         num_prompt_tokens = num_prompt_tokens or len(token_ids)
         return Admission(slot, generation, np.array(token_ids, np.int32), num_prompt_tokens, 0, block_ids, sampling)
 
-    def execute(self, delta: TableDelta, blocks_to_copy: Int32Array | None = None) -> StepResult:
+    def execute(
+        self,
+        delta: TableDelta,
+        *,
+        blocks_to_copy: Int32Array = NO_MOVES,
+        blocks_to_swap_out: Int32Array = NO_MOVES,
+        blocks_to_swap_in: Int32Array = NO_MOVES,
+    ) -> StepResult:
         self.last_step_id += 1
-        copies = no_pairs() if blocks_to_copy is None else blocks_to_copy
-        return self.worker.execute(Step(1, self.last_step_id, delta, blocks_to_copy=copies))
+        step = Step(
+            epoch=1,
+            step_id=self.last_step_id,
+            delta=delta,
+            blocks_to_swap_out=blocks_to_swap_out,
+            blocks_to_swap_in=blocks_to_swap_in,
+            blocks_to_copy=blocks_to_copy,
+        )
+        return self.worker.execute(step)
 
     def prefill(self, prompts: Sequence[Sequence[int]], num_new_tokens: int = 1) -> StepResult:
         """Run all prompts in one step, in slots 0, 1, 2, ..."""
@@ -103,12 +118,13 @@ class RecordingSampler(Sampler):
 class PoisonedCacheEngine(CacheEngine):
     """Starts with NaN in every slot of every block: whatever attention reads too much shows."""
 
-    def __init__(self, shape: CacheShape, num_blocks: int, device: torch.device) -> None:
-        super().__init__(shape, num_blocks, device)
+    def __init__(self, shape: CacheShape, num_blocks: int, num_host_blocks: int, device: torch.device) -> None:
+        super().__init__(shape, num_blocks, num_host_blocks, device)
+        self.host_blocks.fill_(torch.nan)
         for layer in self.layers:
             layer.keys.fill_(torch.nan)
             layer.values.fill_(torch.nan)
 
 
-def fork_of(parent_slot: int, slot: int, sampling: SamplingRow = GREEDY) -> Fork:
-    return Fork(parent_slot, slot, 1, sampling)
+def fork_of(parent_slot: int, slot: int, sampling: SamplingRow = GREEDY, generation: int = 1) -> Fork:
+    return Fork(parent_slot, slot, generation, sampling)

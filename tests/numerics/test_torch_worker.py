@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +16,9 @@ from executor_svc.torch_worker import load_worker
 from shared.errors import InvalidStepError, StepFailedError
 from shared.step import SamplingRow, Step, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
-from tests.numerics.driver import StepDriver
+from tests.numerics.driver import fork_of
+from tests.numerics.reference import MakeDriver
 from tests.numerics.tiny_models import MAX_MODEL_LEN, VOCAB_SIZE, save_tiny_model
-
-MakeDriver = Callable[..., StepDriver]
 
 
 @pytest.fixture
@@ -29,10 +27,12 @@ def model(tiny_models: dict[str, TinyModel]) -> TinyModel:
 
 
 def test_info_describes_model_cache_and_limits(model: TinyModel) -> None:
-    info = load_worker(str(model.directory), block_size_tokens=8, num_device_blocks=33, max_num_seqs=5).info
+    info = load_worker(
+        str(model.directory), block_size_tokens=8, num_device_blocks=33, num_host_blocks=7, max_num_seqs=5
+    ).info
 
     assert info.model_id == "gqa"
-    assert (info.block_size_tokens, info.num_device_blocks, info.num_host_blocks) == (8, 33, 0)
+    assert (info.block_size_tokens, info.num_device_blocks, info.num_host_blocks) == (8, 33, 7)
     assert (info.max_model_len, info.vocab_size, info.max_num_seqs) == (MAX_MODEL_LEN, VOCAB_SIZE, 5)
     assert (info.dtype, info.eos_token_ids, info.tp_size) == ("float32", (2,), 1)
 
@@ -41,9 +41,11 @@ def test_cache_size_in_gib_gives_the_number_of_blocks(model: TinyModel) -> None:
     # keys and values * 2 layers * 16 tokens * 2 KV heads * 8 dimensions * 4 bytes
     block_bytes = 2 * 2 * 16 * 2 * 8 * 4
 
-    info = load_worker(str(model.directory), kv_cache_gib=10.5 * block_bytes / 2**30).info
+    info = load_worker(
+        str(model.directory), kv_cache_gib=10.5 * block_bytes / 2**30, host_cache_gib=3.5 * block_bytes / 2**30
+    ).info
 
-    assert info.num_device_blocks == 10
+    assert (info.num_device_blocks, info.num_host_blocks) == (10, 3)
 
 
 def test_each_load_is_a_new_instance_of_the_same_model(model: TinyModel) -> None:
@@ -107,7 +109,12 @@ def test_a_broken_tokenizer_file_is_named(content: str, model: TinyModel, tmp_pa
 
 def test_a_cache_larger_than_the_memory_is_refused(model: TinyModel) -> None:
     with pytest.raises(ModelLoadError, match=r"1000000\.0 GiB, but \d+\.\d GiB of memory are available"):
-        load_worker(str(model.directory), kv_cache_gib=1e6)
+        load_worker(str(model.directory), kv_cache_gib=1e6, host_cache_gib=0)
+
+
+def test_a_host_pool_larger_than_the_memory_is_refused(model: TinyModel) -> None:
+    with pytest.raises(ModelLoadError, match=r"GiB of memory are available; .* --host-cache-gib"):
+        load_worker(str(model.directory), num_device_blocks=1, host_cache_gib=1e6)
 
 
 @pytest.mark.parametrize("limit", [0, MAX_MODEL_LEN + 1])
@@ -123,10 +130,15 @@ def test_a_cache_too_small_for_one_block_is_refused(model: TinyModel) -> None:
 
 def refused_steps() -> dict[str, Step]:
     return {
-        "swaps blocks": Step(1, 1, TableDelta(), blocks_to_swap_out=pairs((0, 0))),
-        "swaps blocks ": Step(1, 1, TableDelta(), blocks_to_swap_in=pairs((0, 0))),
-        "copies block 600": Step(1, 1, TableDelta(), blocks_to_copy=pairs((0, 600))),
-        "copies block -1": Step(1, 1, TableDelta(), blocks_to_copy=pairs((-1, 2))),
+        "moves host block 64; there are 64 host": Step(1, 1, TableDelta(), blocks_to_swap_out=pairs((0, 64))),
+        "moves host block -1": Step(1, 1, TableDelta(), blocks_to_swap_in=pairs((-1, 0))),
+        "moves device block 601": Step(1, 1, TableDelta(), blocks_to_swap_out=pairs((601, 0))),
+        "moves device block -2": Step(1, 1, TableDelta(), blocks_to_swap_in=pairs((0, -2))),
+        "moves device block 600; there are 600 device": Step(1, 1, TableDelta(), blocks_to_copy=pairs((0, 600))),
+        "moves device block -1": Step(1, 1, TableDelta(), blocks_to_copy=pairs((-1, 2))),
+        f"slot 1 asks for {VOCAB_SIZE + 1} candidates; the vocabulary has {VOCAB_SIZE}": Step(
+            1, 1, TableDelta(beam_forks=(fork_of(0, 1, SamplingRow(num_candidates=VOCAB_SIZE + 1)),))
+        ),
         f"token id {VOCAB_SIZE}": Step(1, 1, TableDelta(appended_tokens=pairs((0, VOCAB_SIZE)))),
     }
 
@@ -137,7 +149,7 @@ def test_a_refused_step_writes_nothing(message: str, model: TinyModel, make_driv
     driver.prefill([[3, 4, 5]], num_new_tokens=3)
     before = driver.worker.table.digest()
 
-    with pytest.raises(InvalidStepError, match=message.strip()):
+    with pytest.raises(InvalidStepError, match=message):
         driver.worker.execute(refused_steps()[message])
 
     assert driver.worker.table.digest() == before

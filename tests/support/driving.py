@@ -1,78 +1,167 @@
 """Drive a scheduler by hand in tests: make groups, and run steps on the toy executor."""
 
-from collections import deque
-from dataclasses import dataclass, field
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from scheduler_svc.core.block_manager import AllocStatus
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.beam_search import BeamSearchParams
+from scheduler_svc.core.limits import PreemptionMode, PrefillMode, SchedulerLimits
+from scheduler_svc.core.policy import FcfsPolicy, Policy
 from scheduler_svc.core.scheduler import Scheduler, StepUpdates
-from scheduler_svc.core.sequence import SequenceGroup, StopConditions
-from shared.step import SamplingRow, Step, StepResult
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, StopConditions
+from scheduler_svc.core.waiting_queue import WaitingQueue
+from shared.step import Admission, SamplingRow, Step, StepResult
 from tests.support.toy_executor import NextToken, ToyExecutor, count_up
+
+MAX_STEPS = 300
 
 
 def small_limits(
+    *,
     max_num_seqs: int = 4,
     budget: int = 16,
     max_model_len: int = 24,
+    vocab_size: int = 100_000,
     block_size: int = 4,
     blocks: int = 8,
     eos_token_ids: tuple[int, ...] = (),
     watermark: float = 0.0,
+    host_blocks: int = 0,
+    preemption_mode: PreemptionMode | None = None,
+    prefill_mode: PrefillMode = PrefillMode.CHUNKED,
+    sliding_window: int = 0,
+    num_lookahead_tokens: int = 0,
+    long_prefill_threshold: int = 0,
+    max_long_prefills: int = 1,
+    prefix_caching: bool = False,
 ) -> SchedulerLimits:
-    """Return limits that are easy to follow by hand; without a watermark."""
+    """Return limits that are easy to follow by hand: without a watermark, and nothing is found again."""
     return SchedulerLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
-        vocab_size=100_000,
+        vocab_size=vocab_size,
         block_size=block_size,
         num_blocks=blocks,
         eos_token_ids=eos_token_ids,
         watermark=watermark,
+        num_host_blocks=host_blocks,
+        preemption_mode=preemption_mode,
+        prefill_mode=prefill_mode,
+        sliding_window=sliding_window,
+        num_lookahead_tokens=num_lookahead_tokens,
+        long_prefill_threshold=long_prefill_threshold,
+        max_long_prefills=max_long_prefills,
+        prefix_caching=prefix_caching,
     )
 
 
-def group(arrival: int, num_prompt_tokens: int, conditions: StopConditions | None = None) -> SequenceGroup:
-    """Return a request whose prompt is 100 * (arrival + 1), + 1, + 2 ..., named a, b, c ... by arrival."""
-    first = 100 * (arrival + 1)
-    prompt = np.arange(first, first + num_prompt_tokens, dtype=np.int32)
-    return SequenceGroup(chr(ord("a") + arrival), prompt, SamplingRow(), conditions or StopConditions(), arrival)
+def group(
+    arrival: int,
+    prompt: int | list[int],
+    conditions: StopConditions | None = None,
+    *,
+    num_sequences: int = 1,
+    beam_search: BeamSearchParams | None = None,
+    priority: int = 0,
+    tenant: str = "",
+    cache_salt: int = 0,
+) -> SequenceGroup:
+    """Return a request, named a, b, c ... by arrival.
+
+    `prompt` is its token ids, or how many: they are 100 * (arrival + 1), + 1, + 2 ... then.
+    """
+    if isinstance(prompt, int):
+        prompt = list(range(100 * (arrival + 1), 100 * (arrival + 1) + prompt))
+    return SequenceGroup(
+        request_id=chr(ord("a") + arrival),
+        prompt_token_ids=np.array(prompt, np.int32),
+        sampling=SamplingRow(),
+        stop_conditions=conditions or StopConditions(),
+        arrival=arrival,
+        num_sequences=num_sequences,
+        beam_search=beam_search,
+        priority=priority,
+        tenant=tenant,
+        cache_salt=cache_salt,
+    )
+
+
+def max_tokens(num_tokens: int) -> StopConditions:
+    """Return conditions that end an output by its length only."""
+    return StopConditions(max_tokens=num_tokens)
 
 
 @dataclass
 class Bench:
-    """A scheduler with a toy executor that counts up; results wait in `results` until `process`."""
+    """A scheduler with a toy executor that counts up; results wait in `results` until `process`.
+
+    `outputs` holds what was delivered of each output so far, by the names of `delivered`.
+    """
 
     limits: SchedulerLimits
     next_token: NextToken = count_up
     epoch: int = 1
+    policy: Policy = field(default_factory=FcfsPolicy)
+    tenant_weights: Mapping[str, float] | None = None
     results: deque[StepResult] = field(default_factory=deque)
+    outputs: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.limits, self.epoch)
+        self.queue = WaitingQueue(self.policy, self.tenant_weights)
+        self.scheduler = Scheduler(self.limits, self.queue, self.policy, self.epoch, prefix_key=b"key")
         self.executor = ToyExecutor(self.limits, self.next_token)
 
-    def add(self, arrival: int, num_prompt_tokens: int, conditions: StopConditions | None = None) -> SequenceGroup:
-        """Queue a request that can be served."""
-        added = group(arrival, num_prompt_tokens, conditions)
-        assert self.scheduler.add(added) is AllocStatus.OK
+    def add(
+        self,
+        arrival: int,
+        prompt: int | list[int],
+        conditions: StopConditions | None = None,
+        *,
+        num_sequences: int = 1,
+        beam_search: BeamSearchParams | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: int = 0,
+    ) -> SequenceGroup:
+        """Queue a request that can be served; see `group`."""
+        added = group(
+            arrival,
+            prompt,
+            conditions,
+            num_sequences=num_sequences,
+            beam_search=beam_search,
+            priority=priority,
+            tenant=tenant,
+            cache_salt=cache_salt,
+        )
+        assert self.scheduler.can_ever_take(added)
+        self.queue.add(added)
         return added
 
     def schedule(self) -> Step:
         """Decide a step and run it; its result waits."""
-        step = self.scheduler.schedule()
+        step = self.try_schedule()
         assert step is not None, "the scheduler has nothing to do"
-        self.results.append(self.executor.execute(step))
+        return step
+
+    def try_schedule(self) -> Step | None:
+        """Decide a step and run it, if there is one."""
+        step = self.scheduler.schedule(now_s=0.0)
         self.scheduler.check_integrity()
+        if step is not None:
+            self.results.append(self.executor.execute(step))
+            assert self.executor.table.digest() == self.scheduler.table.digest()
         return step
 
     def process(self) -> StepUpdates:
         """Take the oldest result."""
         updates = self.scheduler.process(self.results.popleft())
         self.scheduler.check_integrity()
+        for name, token_id in delivered(updates).items():
+            self.outputs[name].append(token_id)
         return updates
 
     def step(self) -> StepUpdates:
@@ -80,9 +169,75 @@ class Bench:
         self.schedule()
         return self.process()
 
+    def run(self, num_steps_in_flight: int = 1) -> list[Step]:
+        """Go on until there is nothing left to do; return the steps. Nobody may fail or wait for ever."""
+        steps: list[Step] = []
+        for _ in range(MAX_STEPS):
+            step = self.try_schedule()
+            if step is not None:
+                steps.append(step)
+            elif not self.results:
+                assert not self.scheduler.take_failures()
+                assert not len(self.queue), "somebody waits for ever"
+                return steps
+            while self.results and (step is None or len(self.results) >= num_steps_in_flight):
+                self.process()
+        raise AssertionError("the work does not end")
+
+    @property
+    def waiting(self) -> str:
+        """The names of the groups in the queue, in the order of admission."""
+        return names(self.queue.in_order())
+
+    @property
+    def running(self) -> str:
+        """The names of the running groups, in order."""
+        return names(self.scheduler.batch.running)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks of the device pool that nobody uses."""
+        return self.scheduler.blocks.allocator.num_free_blocks
+
+    def blocks_of(self, sequence: Sequence) -> list[int]:
+        """Return the block table of a running sequence."""
+        return [int(block) for block in self.scheduler.table.blocks_of(sequence.slot)]
+
+
+def names(groups: Iterable[SequenceGroup]) -> str:
+    """Return the names of groups as one word."""
+    return "".join(group.request_id for group in groups)
+
+
+def name_of(sequence: Sequence) -> str:
+    """Return "a" for the output of a group with one, "a0", "a1" ... for those of others."""
+    group = sequence.group
+    return group.request_id if len(group.sequences) == 1 else f"{group.request_id}{sequence.index}"
+
 
 def delivered(updates: StepUpdates) -> dict[str, int]:
-    """Return the token of each request in `updates`."""
-    names = [sequence.group.request_id for sequence in updates.sequences]
-    assert len(set(names)) == len(names), "a request got two tokens in one step"
-    return dict(zip(names, updates.token_ids, strict=True))
+    """Return the token of each output in `updates`."""
+    outputs = [name_of(sequence) for sequence in updates.sequences]
+    assert len(set(outputs)) == len(outputs), "an output got two tokens in one step"
+    return dict(zip(outputs, updates.token_ids, strict=True))
+
+
+def chunks(step: Step) -> dict[int, int]:
+    """Return the prefill chunks of a step, {slot: number of tokens}."""
+    return dict(step.delta.prefill_chunks.tolist())
+
+
+def admitted(step: Step) -> list[int]:
+    """Return the first prompt token of each sequence that a step admits: 100 for a, 200 for b ..."""
+    return [int(admission.token_ids[0]) for admission in step.delta.admissions]
+
+
+def only_admission(step: Step) -> Admission:
+    """Return the one admission of a step."""
+    (admission,) = step.delta.admissions
+    return admission
+
+
+def with_logprobs(result: StepResult, logprobs: list[float]) -> StepResult:
+    """Return a result that has these log-probabilities as well."""
+    return replace(result, logprobs=np.array(logprobs, np.float32))

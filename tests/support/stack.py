@@ -1,5 +1,6 @@
-"""Both services in this process: the production scheduler against a fake executor, over real gRPC."""
+"""Both services in this process: the production scheduler against fake executors, over real gRPC."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from octavo.execution.v1 import execution_service_pb2, execution_service_pb2_grp
 from octavo.generation.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.engine import Engine
+from scheduler_svc.executor_driver import ExecutorDriver
+from scheduler_svc.membership import Membership
 from scheduler_svc.service import SchedulerService
 from shared.grpc_server import GrpcServer
 
@@ -55,9 +58,9 @@ class ExecutorProcess:
 
 @dataclass(slots=True)
 class Stack:
-    """Stubs of a running scheduler, and the objects behind it."""
+    """Stubs of a running scheduler, and the objects behind it. Most tests have one executor."""
 
-    executor: ExecutorProcess
+    executors: list[ExecutorProcess]
     service: SchedulerService
     generation: "generation_service_pb2_grpc.GenerationServiceAsyncStub"
     admin: "admin_service_pb2_grpc.AdminServiceAsyncStub"
@@ -68,27 +71,57 @@ class Stack:
         """The scheduler's engine, to look at."""
         return self.service.engine
 
+    @property
+    def executor(self) -> ExecutorProcess:
+        """The first executor."""
+        return self.executors[0]
+
+    @property
+    def driver(self) -> ExecutorDriver:
+        """What drives the first executor, to look at."""
+        return self.driver_of(self.executor)
+
+    def driver_of(self, executor: ExecutorProcess) -> ExecutorDriver:
+        """What drives an executor, to look at."""
+        return self.engine.drivers[executor.address]
+
+    def num_groups_on(self, executor: ExecutorProcess) -> int:
+        """Return how many groups an executor has now."""
+        core = self.driver_of(executor).core
+        return 0 if core is None else core.num_unfinished
+
 
 @asynccontextmanager
 async def running_stack(
-    worker: Worker | None = None, *, ready: bool = True, **settings: object
+    *workers: Worker | None, membership: Membership | None = None, ready: bool = True, **settings: object
 ) -> AsyncIterator[Stack]:
-    """Run both services; `settings` are the scheduler's. `ready`: wait until they are attached."""
+    """Run the scheduler and an executor for each worker; none or None: a fake one.
+
+    Args:
+        workers: What executes steps.
+        membership: Which executors the scheduler looks for; None: all of these.
+        ready: Wait until every executor is attached; with a `membership`, until any is.
+        settings: The scheduler's.
+    """
     async with AsyncExitStack() as stack:
-        executor = ExecutorProcess(worker or FakeWorker())
-        await executor.start()
-        stack.push_async_callback(executor.kill)
+        executors = [ExecutorProcess(worker or FakeWorker()) for worker in workers or (None,)]
+        for executor in executors:
+            await executor.start()
+            stack.push_async_callback(executor.kill)
+        addresses = tuple(executor.address for executor in executors)
         config = SchedulerConfig.model_validate(
-            {"listen": "127.0.0.1:0", "executor": executor.address, "shutdown_grace_s": 1.0, **settings}
+            {"listen": "127.0.0.1:0", "executor": addresses, "shutdown_grace_s": 1.0, **settings}
         )
         service = SchedulerService(config)
+        if membership is not None:
+            service.engine.membership = membership
         address = await service.start()
         stack.push_async_callback(service.stop, "the test ends")
         channel = await stack.enter_async_context(
             grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
         )
         running = Stack(
-            executor=executor,
+            executors=executors,
             service=service,
             generation=generation_service_pb2_grpc.GenerationServiceStub(channel),
             admin=admin_service_pb2_grpc.AdminServiceStub(channel),
@@ -96,6 +129,8 @@ async def running_stack(
         )
         if ready:
             await running.engine.attached.wait()
+        while ready and membership is None and len(running.engine.fleet.cores) < len(executors):
+            await asyncio.sleep(0)
         yield running
 
 

@@ -11,13 +11,15 @@ from collections.abc import Callable
 import numpy as np
 
 from octavo.execution.v1 import step_pb2
+from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidates, Hypothesis
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.sequence import FinishReason, StopConditions
 from shared.batch_table import BatchTable, StepLayout
-from shared.step import Int32Array, Step, StepResult
+from shared.step import UNKNOWN_TOKEN, Int32Array, Step, StepResult
 from shared.wire import decode_result, decode_step, encode_result, encode_step
 
-NextToken = Callable[[list[int]], int]
+NextToken = Callable[[list[int], int], int]
+"""The next token of a history, for an output index."""
 
 
 def over_the_wire(step: Step) -> Step:
@@ -38,12 +40,23 @@ def history_hashes(token_ids: list[int]) -> list[int]:
 
 def hashed_next_token(vocab_size: int) -> NextToken:
     """Return a next token that depends on every token before it."""
-    return lambda token_ids: history_hashes(token_ids)[-1] % vocab_size
+    return lambda token_ids, output_index: (history_hashes(token_ids)[-1] + output_index * 7919) % vocab_size
 
 
-def count_up(token_ids: list[int]) -> int:
-    """Continue by counting, for traces that people read: the next token is the last one plus 1."""
-    return token_ids[-1] + 1
+def count_up(token_ids: list[int], output_index: int) -> int:
+    """Continue by counting, for traces that people read: the next token is the last one plus 1.
+
+    Output i counts in steps of i + 1, so that the outputs of a group differ.
+    """
+    return token_ids[-1] + 1 + output_index
+
+
+def candidates_of(token_ids: list[int], num_candidates: int, vocab_size: int) -> Candidates:
+    """Return the likeliest next tokens of a history; their log-probabilities depend on every token of it."""
+    history = history_hashes(token_ids)[-1]
+    logprobs = [-0.01 - (zlib.crc32(token.to_bytes(4, "little"), history) % 997) / 200 for token in range(vocab_size)]
+    ranked = sorted(range(vocab_size), key=lambda token: (-np.float32(logprobs[token]), token))[:num_candidates]
+    return Candidates(np.array(ranked, np.int32), np.array([logprobs[token] for token in ranked], np.float32))
 
 
 class ToyExecutor:
@@ -54,25 +67,54 @@ class ToyExecutor:
         self.layout: StepLayout | None = None
         self._limits = limits
         self._next_token = next_token
-        self._cache: dict[tuple[int, int], int] = {}
+        self._cache: dict[int, dict[int, int]] = {}
+        self._host: dict[int, dict[int, int]] = {}
 
     def execute(self, step: Step) -> StepResult:
         """Run a step that came over the wire; the answer goes back over it."""
         received = over_the_wire(step)
         layout = self.layout = self.table.apply(received.delta)
         assert layout.num_tokens <= self._limits.max_num_batched_tokens, "the step is larger than its budget"
+        self._move_blocks(received)
         rows = list(zip(layout.slots.tolist(), layout.starts.tolist(), layout.lengths.tolist(), strict=True))
         for slot, start, length in rows:
             self._write(slot, start, start + length)
         for slot, start, length in rows:
-            self._attend(slot, start + length)
-        sampled = [
-            self._next_token(self.table.token_ids[slot, :position].tolist())
-            for slot, position in zip(layout.sample_slots.tolist(), layout.sample_positions.tolist(), strict=True)
-        ]
-        sampled_token_ids: Int32Array = np.array(sampled, np.int32)
+            self._attend(slot, start, start + length)
+        sampled_token_ids, candidates = self._sample(layout)
         self.table.record(layout, sampled_token_ids)
-        return result_over_the_wire(StepResult(received.epoch, received.step_id, sampled_token_ids))
+        result = StepResult(
+            received.epoch,
+            received.step_id,
+            sampled_token_ids,
+            candidate_token_ids=np.concatenate([c.token_ids for c in candidates]) if candidates else None,
+            candidate_logprobs=np.concatenate([c.logprobs for c in candidates]) if candidates else None,
+        )
+        return result_over_the_wire(result)
+
+    def _move_blocks(self, step: Step) -> None:
+        """Swap out, swap in, copy."""
+        for device, host in step.blocks_to_swap_out.tolist():
+            assert 0 <= host < self._limits.num_host_blocks, "the host pool has no such block"
+            self._host[host] = dict(self._cache.get(device, {}))
+        for host, device in step.blocks_to_swap_in.tolist():
+            self._cache[device] = dict(self._host[host])
+        copied = {target: dict(self._cache[source]) for source, target in step.blocks_to_copy.tolist()}
+        self._cache.update(copied)
+
+    def _sample(self, layout: StepLayout) -> tuple[Int32Array, list[Candidates]]:
+        token_ids: list[int] = []
+        candidates: list[Candidates] = []
+        rows = zip(layout.sample_slots.tolist(), layout.sample_positions.tolist(), strict=True)
+        for row, (slot, position) in enumerate(rows):
+            history = self.table.token_ids[slot, :position].tolist()
+            if layout.num_candidates is not None and layout.num_candidates[row]:
+                token_ids.append(UNKNOWN_TOKEN)
+                count = int(layout.num_candidates[row])
+                candidates.append(candidates_of(history, count, self._limits.vocab_size))
+            else:
+                token_ids.append(self._next_token(history, int(self.table.sampling["output_index"][slot])))
+        return np.array(token_ids, np.int32), candidates
 
     def _places(self, slot: int, end: int) -> list[tuple[int, int]]:
         """Return the (block, offset) of positions 0 to `end` - 1."""
@@ -86,23 +128,44 @@ class ToyExecutor:
 
     def _write(self, slot: int, start: int, end: int) -> None:
         written = list(zip(self._places(slot, end), self._hashes(slot, end), strict=True))[start:]
-        self._cache.update(written)
+        for (block, offset), history in written:
+            self._cache.setdefault(block, {})[offset] = history
 
-    def _attend(self, slot: int, end: int) -> None:
-        found = [self._cache.get(place) for place in self._places(slot, end)]
-        assert found == self._hashes(slot, end), f"slot {slot} attends to a wrong place in the cache"
+    def _attend(self, slot: int, start: int, end: int) -> None:
+        window = self._limits.sliding_window
+        first = max(0, start - window + 1) if window else 0  # what the first token of the chunk sees
+        found = [self._cache.get(block, {}).get(offset) for block, offset in self._places(slot, end)]
+        expected = self._hashes(slot, end)
+        assert found[first:] == expected[first:], f"slot {slot} attends to a wrong place in the cache"
 
 
 def generate_alone(
-    prompt: list[int], conditions: StopConditions, limits: SchedulerLimits, next_token: NextToken
+    prompt: list[int],
+    conditions: StopConditions,
+    limits: SchedulerLimits,
+    next_token: NextToken,
+    output_index: int = 0,
 ) -> tuple[list[int], FinishReason]:
-    """Return the output of a prompt by the plainest loop there is: no batch, no blocks, no scheduler."""
+    """Return an output of a prompt by the plainest loop there is: no batch, no blocks, no scheduler."""
     token_ids = list(prompt)
     while True:
-        token_ids.append(next_token(token_ids))
+        token_ids.append(next_token(token_ids, output_index))
         output = token_ids[len(prompt) :]
         is_eos = output[-1] in limits.eos_token_ids and not conditions.ignore_eos
         if is_eos or output[-1] in conditions.stop_token_ids:
             return output, FinishReason.STOP
         if len(output) == conditions.max_tokens or len(token_ids) == limits.max_model_len:
             return output, FinishReason.LENGTH
+
+
+def search_alone(
+    prompt: list[int], params: BeamSearchParams, conditions: StopConditions, limits: SchedulerLimits
+) -> list[Hypothesis]:
+    """Return the hypotheses of a beam search by the plainest loop there is."""
+    stop_token_ids = conditions.stop_token_ids | (frozenset() if conditions.ignore_eos else set(limits.eos_token_ids))
+    longest = conditions.length_limit(len(prompt), limits.max_model_len)
+    search = BeamSearch(params, len(prompt), longest, frozenset(stop_token_ids), vocab_size=limits.vocab_size)
+    while search.live:
+        histories = [prompt + beam.token_ids.tolist() for beam in search.live]
+        search.advance([candidates_of(tokens, search.num_candidates, limits.vocab_size) for tokens in histories])
+    return search.finished_hypotheses()

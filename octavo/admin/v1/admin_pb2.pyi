@@ -52,9 +52,15 @@ class _RequestStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Request
     REQUEST_STATUS_UNSPECIFIED: _RequestStatus.ValueType  # 0
     """Never sent."""
     REQUEST_STATUS_WAITING: _RequestStatus.ValueType  # 1
-    """It waits for blocks or a slot."""
+    """It waits in the queue, for blocks, slots or an executor."""
     REQUEST_STATUS_RUNNING: _RequestStatus.ValueType  # 2
     """It is in the batch."""
+    REQUEST_STATUS_SWAPPED: _RequestStatus.ValueType  # 3
+    """It was preempted, and its blocks are in the executor's host pool."""
+    REQUEST_STATUS_PREEMPTED: _RequestStatus.ValueType  # 4
+    """It was preempted and lost its blocks; once the last token that is on its way has come, it waits."""
+    REQUEST_STATUS_PARKED: _RequestStatus.ValueType  # 5
+    """It is suspected to break executors, and waits until another suspect has got a token or ended."""
 
 class RequestStatus(_RequestStatus, metaclass=_RequestStatusEnumTypeWrapper):
     """RequestStatus is where a request is."""
@@ -62,14 +68,56 @@ class RequestStatus(_RequestStatus, metaclass=_RequestStatusEnumTypeWrapper):
 REQUEST_STATUS_UNSPECIFIED: RequestStatus.ValueType  # 0
 """Never sent."""
 REQUEST_STATUS_WAITING: RequestStatus.ValueType  # 1
-"""It waits for blocks or a slot."""
+"""It waits in the queue, for blocks, slots or an executor."""
 REQUEST_STATUS_RUNNING: RequestStatus.ValueType  # 2
 """It is in the batch."""
+REQUEST_STATUS_SWAPPED: RequestStatus.ValueType  # 3
+"""It was preempted, and its blocks are in the executor's host pool."""
+REQUEST_STATUS_PREEMPTED: RequestStatus.ValueType  # 4
+"""It was preempted and lost its blocks; once the last token that is on its way has come, it waits."""
+REQUEST_STATUS_PARKED: RequestStatus.ValueType  # 5
+"""It is suspected to break executors, and waits until another suspect has got a token or ended."""
 Global___RequestStatus: _TypeAlias = RequestStatus  # noqa: Y015
+
+class _SequenceStatus:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SequenceStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SequenceStatus.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SEQUENCE_STATUS_UNSPECIFIED: _SequenceStatus.ValueType  # 0
+    """Never sent."""
+    SEQUENCE_STATUS_WAITING: _SequenceStatus.ValueType  # 1
+    """It has no blocks: its request waits, or the prompt that it will share is still being computed."""
+    SEQUENCE_STATUS_RUNNING: _SequenceStatus.ValueType  # 2
+    """It is in the batch."""
+    SEQUENCE_STATUS_SWAPPED: _SequenceStatus.ValueType  # 3
+    """Its blocks are in the host pool."""
+    SEQUENCE_STATUS_FINISHED: _SequenceStatus.ValueType  # 4
+    """It has ended; others of its request have not."""
+
+class SequenceStatus(_SequenceStatus, metaclass=_SequenceStatusEnumTypeWrapper):
+    """SequenceStatus is where a sequence is."""
+
+SEQUENCE_STATUS_UNSPECIFIED: SequenceStatus.ValueType  # 0
+"""Never sent."""
+SEQUENCE_STATUS_WAITING: SequenceStatus.ValueType  # 1
+"""It has no blocks: its request waits, or the prompt that it will share is still being computed."""
+SEQUENCE_STATUS_RUNNING: SequenceStatus.ValueType  # 2
+"""It is in the batch."""
+SEQUENCE_STATUS_SWAPPED: SequenceStatus.ValueType  # 3
+"""Its blocks are in the host pool."""
+SEQUENCE_STATUS_FINISHED: SequenceStatus.ValueType  # 4
+"""It has ended; others of its request have not."""
+Global___SequenceStatus: _TypeAlias = SequenceStatus  # noqa: Y015
 
 @_typing.final
 class ExecutorState(_message.Message):
-    """ExecutorState is one executor as the scheduler sees it."""
+    """Numbers that are a name or an answer even when they are 0 (slots, blocks, positions, what is free)
+    have presence, so that JSON shows them.
+
+    ExecutorState is one executor as the scheduler sees it. Counts are 0 while it is not attached.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -80,6 +128,21 @@ class ExecutorState(_message.Message):
     MODEL_ID_FIELD_NUMBER: _builtins.int
     NUM_LOSSES_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
+    IS_RETIRED_FIELD_NUMBER: _builtins.int
+    NUM_RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_SWAPPED_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTED_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_FREE_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_USED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_FREE_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_USED_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    OLDEST_STEP_AGE_MS_FIELD_NUMBER: _builtins.int
+    LAST_SENT_STEP_ID_FIELD_NUMBER: _builtins.int
+    LAST_PROCESSED_STEP_ID_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Where it is dialled."""
     status: Global___ExecutorStatus.ValueType
@@ -94,6 +157,36 @@ class ExecutorState(_message.Message):
     """How often it was lost since the scheduler started."""
     last_error: _builtins.str
     """Why it is not attached, in one sentence; empty: it is."""
+    is_retired: _builtins.bool
+    """Whether its address is gone from the fleet: it ends what it runs and gets nothing new."""
+    num_running_requests: _builtins.int
+    """Requests in its batch."""
+    num_swapped_requests: _builtins.int
+    """Requests whose blocks are in its host pool."""
+    num_preempted_requests: _builtins.int
+    """Requests that were preempted and wait for tokens that it is still to deliver."""
+    num_blocks: _builtins.int
+    """Blocks of the device pool."""
+    num_free_blocks: _builtins.int
+    """Blocks that nobody uses, cached ones included."""
+    num_used_blocks: _builtins.int
+    """Blocks that at least one sequence uses."""
+    num_cached_blocks: _builtins.int
+    """Free blocks that hold a prefix, until their place is needed."""
+    num_host_blocks: _builtins.int
+    """Blocks of the host pool; 0: it cannot swap."""
+    num_free_host_blocks: _builtins.int
+    """Host blocks that nobody uses."""
+    num_used_host_blocks: _builtins.int
+    """Host blocks that hold blocks of swapped requests."""
+    num_steps_in_flight: _builtins.int
+    """Steps that were sent and are not answered."""
+    oldest_step_age_ms: _builtins.int
+    """Time since the first of them was decided, in milliseconds; absent: none is in flight."""
+    last_sent_step_id: _builtins.int
+    """The last step that was sent; 0: none in this epoch."""
+    last_processed_step_id: _builtins.int
+    """The last step whose result was processed; 0: none in this epoch."""
     def __init__(
         self,
         *,
@@ -104,12 +197,29 @@ class ExecutorState(_message.Message):
         model_id: _builtins.str = ...,
         num_losses: _builtins.int = ...,
         last_error: _builtins.str = ...,
+        is_retired: _builtins.bool = ...,
+        num_running_requests: _builtins.int = ...,
+        num_swapped_requests: _builtins.int = ...,
+        num_preempted_requests: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+        num_free_blocks: _builtins.int = ...,
+        num_used_blocks: _builtins.int = ...,
+        num_cached_blocks: _builtins.int = ...,
+        num_host_blocks: _builtins.int = ...,
+        num_free_host_blocks: _builtins.int = ...,
+        num_used_host_blocks: _builtins.int = ...,
+        num_steps_in_flight: _builtins.int = ...,
+        oldest_step_age_ms: _builtins.int | None = ...,
+        last_sent_step_id: _builtins.int = ...,
+        last_processed_step_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "oldest_step_age_ms", b"oldest_step_age_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "last_error", b"last_error", "model_id", b"model_id", "num_losses", b"num_losses", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "is_retired", b"is_retired", "last_error", b"last_error", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "model_id", b"model_id", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_host_blocks", b"num_host_blocks", "num_losses", b"num_losses", "num_preempted_requests", b"num_preempted_requests", "num_running_requests", b"num_running_requests", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "oldest_step_age_ms", b"oldest_step_age_ms", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__oldest_step_age_ms: _TypeAlias = _typing.Literal["oldest_step_age_ms"]  # noqa: Y015
+    _WhichOneofArgType__oldest_step_age_ms: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__oldest_step_age_ms) -> _WhichOneofReturnType__oldest_step_age_ms | None: ...
 
 Global___ExecutorState: _TypeAlias = ExecutorState  # noqa: Y015
 
@@ -128,6 +238,13 @@ class RequestState(_message.Message):
     BLOCK_TABLE_FIELD_NUMBER: _builtins.int
     NUM_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     AGE_MS_FIELD_NUMBER: _builtins.int
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_LOSSES_FIELD_NUMBER: _builtins.int
+    BEAM_SEARCH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Its id."""
     status: Global___RequestStatus.ValueType
@@ -135,18 +252,38 @@ class RequestState(_message.Message):
     num_prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     num_output_tokens: _builtins.int
-    """Tokens made so far."""
+    """Tokens made so far, over all outputs; of a beam search, those of its live beams."""
     num_computed_tokens: _builtins.int
-    """Tokens whose keys and values are in the cache."""
+    """Tokens of the first live sequence whose keys and values are in the cache; see `sequences`."""
     slot: _builtins.int
-    """Slot of the batch table; absent: it waits."""
+    """Slot of the first live sequence in the batch table; absent: it does not run."""
     num_preemptions: _builtins.int
     """How often it was preempted."""
     age_ms: _builtins.int
     """Time since it arrived, in milliseconds."""
+    executor: _builtins.str
+    """Address of the executor that runs it or holds its blocks; empty: it waits."""
+    tenant: _builtins.str
+    """On whose account it runs."""
+    priority: _builtins.int
+    """Its priority; smaller is more urgent. The order heeds it only if the scheduler runs with --policy priority."""
+    num_cached_tokens: _builtins.int
+    """Tokens of the prompt that were found in the cache when it was first admitted."""
+    num_losses: _builtins.int
+    """How many executors were lost while they ran it, since its last token."""
     @_builtins.property
     def block_table(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Physical block of each logical block."""
+        """Physical block of each logical block of the first live sequence while it runs, without those that
+        fell out of the sliding window.
+        """
+
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceState]:
+        """Its outputs, by output index; of a beam search, its live beams, best first."""
+
+    @_builtins.property
+    def beam_search(self) -> Global___BeamSearchState:
+        """Its beam search; absent: it samples."""
 
     def __init__(
         self,
@@ -160,16 +297,257 @@ class RequestState(_message.Message):
         block_table: _abc.Iterable[_builtins.int] | None = ...,
         num_preemptions: _builtins.int = ...,
         age_ms: _builtins.int = ...,
+        executor: _builtins.str = ...,
+        sequences: _abc.Iterable[Global___SequenceState] | None = ...,
+        tenant: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
+        num_losses: _builtins.int = ...,
+        beam_search: Global___BeamSearchState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_slot", b"_slot", "slot", b"slot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_slot", b"_slot", "beam_search", b"beam_search", "slot", b"slot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_slot", b"_slot", "age_ms", b"age_ms", "block_table", b"block_table", "num_computed_tokens", b"num_computed_tokens", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "slot", b"slot", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_slot", b"_slot", "age_ms", b"age_ms", "beam_search", b"beam_search", "block_table", b"block_table", "executor", b"executor", "num_cached_tokens", b"num_cached_tokens", "num_computed_tokens", b"num_computed_tokens", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "sequences", b"sequences", "slot", b"slot", "status", b"status", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__slot: _TypeAlias = _typing.Literal["slot"]  # noqa: Y015
     _WhichOneofArgType__slot: _TypeAlias = _typing.Literal["_slot", b"_slot"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__slot) -> _WhichOneofReturnType__slot | None: ...
 
 Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
+
+@_typing.final
+class SequenceState(_message.Message):
+    """SequenceState is one output of a request, or one live beam."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_INDEX_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_LATE_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCK_TABLE_FIELD_NUMBER: _builtins.int
+    HOST_BLOCK_TABLE_FIELD_NUMBER: _builtins.int
+    output_index: _builtins.int
+    """Which output; of a beam its rank, 0 is the best."""
+    status: Global___SequenceStatus.ValueType
+    """Where it is."""
+    slot: _builtins.int
+    """Its slot of the batch table; absent: it has none."""
+    num_tokens: _builtins.int
+    """Tokens that are known, prompt and output; 0: it has ended."""
+    num_computed_tokens: _builtins.int
+    """Tokens whose keys and values are in the cache, on the device or in the host pool."""
+    num_late_tokens: _builtins.int
+    """Tokens that it had on their way when it was preempted and that have not come yet."""
+    @_builtins.property
+    def block_table(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Physical block of each logical block; -1: it is in the host pool, or fell out of the sliding window."""
+
+    @_builtins.property
+    def host_block_table(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Host block of each logical block, -1: it is not in the host pool; empty: nothing is swapped out."""
+
+    def __init__(
+        self,
+        *,
+        output_index: _builtins.int | None = ...,
+        status: Global___SequenceStatus.ValueType = ...,
+        slot: _builtins.int | None = ...,
+        num_tokens: _builtins.int = ...,
+        num_computed_tokens: _builtins.int = ...,
+        num_late_tokens: _builtins.int = ...,
+        block_table: _abc.Iterable[_builtins.int] | None = ...,
+        host_block_table: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_output_index", b"_output_index", "_slot", b"_slot", "output_index", b"output_index", "slot", b"slot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_index", b"_output_index", "_slot", b"_slot", "block_table", b"block_table", "host_block_table", b"host_block_table", "num_computed_tokens", b"num_computed_tokens", "num_late_tokens", b"num_late_tokens", "num_tokens", b"num_tokens", "output_index", b"output_index", "slot", b"slot", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__output_index: _TypeAlias = _typing.Literal["output_index"]  # noqa: Y015
+    _WhichOneofArgType__output_index: _TypeAlias = _typing.Literal["_output_index", b"_output_index"]  # noqa: Y015
+    _WhichOneofReturnType__slot: _TypeAlias = _typing.Literal["slot"]  # noqa: Y015
+    _WhichOneofArgType__slot: _TypeAlias = _typing.Literal["_slot", b"_slot"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__output_index) -> _WhichOneofReturnType__output_index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slot) -> _WhichOneofReturnType__slot | None: ...
+
+Global___SequenceState: _TypeAlias = SequenceState  # noqa: Y015
+
+@_typing.final
+class BeamSearchState(_message.Message):
+    """BeamSearchState is how far a beam search has come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEAM_WIDTH_FIELD_NUMBER: _builtins.int
+    NUM_OUTPUTS_FIELD_NUMBER: _builtins.int
+    LIVE_SCORES_FIELD_NUMBER: _builtins.int
+    HYPOTHESES_FIELD_NUMBER: _builtins.int
+    beam_width: _builtins.int
+    """Beams that are kept."""
+    num_outputs: _builtins.int
+    """Hypotheses to return."""
+    @_builtins.property
+    def live_scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Cumulative log-probability of each live beam, best first; parallel to the request's sequences."""
+
+    @_builtins.property
+    def hypotheses(self) -> _containers.RepeatedCompositeFieldContainer[Global___HypothesisState]:
+        """The hypotheses found so far that would be returned now, best first; at most num_outputs."""
+
+    def __init__(
+        self,
+        *,
+        beam_width: _builtins.int = ...,
+        num_outputs: _builtins.int = ...,
+        live_scores: _abc.Iterable[_builtins.float] | None = ...,
+        hypotheses: _abc.Iterable[Global___HypothesisState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_width", b"beam_width", "hypotheses", b"hypotheses", "live_scores", b"live_scores", "num_outputs", b"num_outputs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeamSearchState: _TypeAlias = BeamSearchState  # noqa: Y015
+
+@_typing.final
+class HypothesisState(_message.Message):
+    """HypothesisState is a beam that has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCORE_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    score: _builtins.float
+    """Its cumulative log-probability with the length penalty."""
+    num_tokens: _builtins.int
+    """Its output tokens, the one that ended it included."""
+    def __init__(
+        self,
+        *,
+        score: _builtins.float = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens", "score", b"score"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HypothesisState: _TypeAlias = HypothesisState  # noqa: Y015
+
+@_typing.final
+class QueuedRequest(_message.Message):
+    """QueuedRequest is one request of the waiting queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_REQUESTS_AHEAD_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    HAS_RUN_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    num_requests_ahead: _builtins.int
+    """Requests of the queue that are admitted before it."""
+    request_id: _builtins.str
+    """Its id."""
+    tenant: _builtins.str
+    """On whose account it runs."""
+    priority: _builtins.int
+    """Its priority; smaller is more urgent."""
+    num_prompt_tokens: _builtins.int
+    """Tokens of the prompt."""
+    has_run: _builtins.bool
+    """Whether it ran before, and was preempted or lost its executor: such go before newcomers."""
+    age_ms: _builtins.int
+    """Time since it arrived, in milliseconds."""
+    reason: _builtins.str
+    """Why it waits, in one sentence."""
+    def __init__(
+        self,
+        *,
+        num_requests_ahead: _builtins.int | None = ...,
+        request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        has_run: _builtins.bool = ...,
+        age_ms: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_requests_ahead", b"_num_requests_ahead", "num_requests_ahead", b"num_requests_ahead"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_requests_ahead", b"_num_requests_ahead", "age_ms", b"age_ms", "has_run", b"has_run", "num_prompt_tokens", b"num_prompt_tokens", "num_requests_ahead", b"num_requests_ahead", "priority", b"priority", "reason", b"reason", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__num_requests_ahead: _TypeAlias = _typing.Literal["num_requests_ahead"]  # noqa: Y015
+    _WhichOneofArgType__num_requests_ahead: _TypeAlias = _typing.Literal["_num_requests_ahead", b"_num_requests_ahead"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_requests_ahead) -> _WhichOneofReturnType__num_requests_ahead | None: ...
+
+Global___QueuedRequest: _TypeAlias = QueuedRequest  # noqa: Y015
+
+@_typing.final
+class ExecutorFit(_message.Message):
+    """ExecutorFit says whether a waiting request could be admitted to an executor, or a swapped one come back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    OBSTACLE_FIELD_NUMBER: _builtins.int
+    NUM_NEEDED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_FREE_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_NEEDED_SLOTS_FIELD_NUMBER: _builtins.int
+    NUM_FREE_SLOTS_FIELD_NUMBER: _builtins.int
+    executor: _builtins.str
+    """The executor's address."""
+    obstacle: _builtins.str
+    """What is in the way there; empty: nothing but other requests and the token budget of a step."""
+    num_needed_blocks: _builtins.int
+    """Blocks that it takes to begin with, less those that others use already."""
+    num_free_blocks: _builtins.int
+    """Free blocks that it may take: running requests keep a reserve, the watermark."""
+    num_needed_slots: _builtins.int
+    """Slots of the batch that it takes."""
+    num_free_slots: _builtins.int
+    """Free slots."""
+    def __init__(
+        self,
+        *,
+        executor: _builtins.str = ...,
+        obstacle: _builtins.str = ...,
+        num_needed_blocks: _builtins.int | None = ...,
+        num_free_blocks: _builtins.int | None = ...,
+        num_needed_slots: _builtins.int | None = ...,
+        num_free_slots: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_free_blocks", b"_num_free_blocks", "_num_free_slots", b"_num_free_slots", "_num_needed_blocks", b"_num_needed_blocks", "_num_needed_slots", b"_num_needed_slots", "num_free_blocks", b"num_free_blocks", "num_free_slots", b"num_free_slots", "num_needed_blocks", b"num_needed_blocks", "num_needed_slots", b"num_needed_slots"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_free_blocks", b"_num_free_blocks", "_num_free_slots", b"_num_free_slots", "_num_needed_blocks", b"_num_needed_blocks", "_num_needed_slots", b"_num_needed_slots", "executor", b"executor", "num_free_blocks", b"num_free_blocks", "num_free_slots", b"num_free_slots", "num_needed_blocks", b"num_needed_blocks", "num_needed_slots", b"num_needed_slots", "obstacle", b"obstacle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__num_free_blocks: _TypeAlias = _typing.Literal["num_free_blocks"]  # noqa: Y015
+    _WhichOneofArgType__num_free_blocks: _TypeAlias = _typing.Literal["_num_free_blocks", b"_num_free_blocks"]  # noqa: Y015
+    _WhichOneofReturnType__num_free_slots: _TypeAlias = _typing.Literal["num_free_slots"]  # noqa: Y015
+    _WhichOneofArgType__num_free_slots: _TypeAlias = _typing.Literal["_num_free_slots", b"_num_free_slots"]  # noqa: Y015
+    _WhichOneofReturnType__num_needed_blocks: _TypeAlias = _typing.Literal["num_needed_blocks"]  # noqa: Y015
+    _WhichOneofArgType__num_needed_blocks: _TypeAlias = _typing.Literal["_num_needed_blocks", b"_num_needed_blocks"]  # noqa: Y015
+    _WhichOneofReturnType__num_needed_slots: _TypeAlias = _typing.Literal["num_needed_slots"]  # noqa: Y015
+    _WhichOneofArgType__num_needed_slots: _TypeAlias = _typing.Literal["_num_needed_slots", b"_num_needed_slots"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_free_blocks) -> _WhichOneofReturnType__num_free_blocks | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_free_slots) -> _WhichOneofReturnType__num_free_slots | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_needed_blocks) -> _WhichOneofReturnType__num_needed_blocks | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_needed_slots) -> _WhichOneofReturnType__num_needed_slots | None: ...
+
+Global___ExecutorFit: _TypeAlias = ExecutorFit  # noqa: Y015
 
 @_typing.final
 class StepState(_message.Message):
@@ -186,6 +564,16 @@ class StepState(_message.Message):
     REQUEST_BYTES_FIELD_NUMBER: _builtins.int
     EXECUTE_DURATION_US_FIELD_NUMBER: _builtins.int
     NUM_SAMPLED_TOKENS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    ADMISSIONS_FIELD_NUMBER: _builtins.int
+    FORKS_FIELD_NUMBER: _builtins.int
+    BEAM_FORKS_FIELD_NUMBER: _builtins.int
+    CONTINUED_BEAM_SLOTS_FIELD_NUMBER: _builtins.int
+    BLOCKS_TO_SWAP_OUT_FIELD_NUMBER: _builtins.int
+    BLOCKS_TO_SWAP_IN_FIELD_NUMBER: _builtins.int
+    BLOCKS_TO_COPY_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_US_FIELD_NUMBER: _builtins.int
+    NUM_CANDIDATES_FIELD_NUMBER: _builtins.int
     step_id: _builtins.int
     """Its number."""
     epoch: _builtins.int
@@ -196,6 +584,14 @@ class StepState(_message.Message):
     """Time the executor took, in microseconds; absent: no result yet."""
     num_sampled_tokens: _builtins.int
     """Tokens it sampled; absent: no result yet."""
+    text: _builtins.str
+    """The step in one sentence."""
+    round_trip_us: _builtins.int
+    """Time from the decision to the result, in microseconds: network, and waiting for the steps
+    before it, included; absent: no result yet.
+    """
+    num_candidates: _builtins.int
+    """Candidates it returned for beams; absent: no result yet."""
     @_builtins.property
     def decode_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Slots that decoded one token."""
@@ -206,11 +602,39 @@ class StepState(_message.Message):
 
     @_builtins.property
     def admitted_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Slots that were admitted in it."""
+        """Slots that were admitted in it; see `admissions`."""
 
     @_builtins.property
     def released_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Slots that were released in it."""
+
+    @_builtins.property
+    def admissions(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdmittedSequence]:
+        """Sequences that were admitted in it."""
+
+    @_builtins.property
+    def forks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForkedSlot]:
+        """Outputs that forked off, and got their first token from their parent's logits."""
+
+    @_builtins.property
+    def beam_forks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForkedSlot]:
+        """Beams that forked off."""
+
+    @_builtins.property
+    def continued_beam_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Beam slots that went on with a token that the scheduler had chosen."""
+
+    @_builtins.property
+    def blocks_to_swap_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockMove]:
+        """Blocks that moved from the device pool to the host pool, before anything else."""
+
+    @_builtins.property
+    def blocks_to_swap_in(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockMove]:
+        """Blocks that moved from the host pool to the device pool, before the copies."""
+
+    @_builtins.property
+    def blocks_to_copy(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockMove]:
+        """Blocks that were copied inside the device pool: copy-on-write."""
 
     def __init__(
         self,
@@ -224,21 +648,80 @@ class StepState(_message.Message):
         request_bytes: _builtins.int = ...,
         execute_duration_us: _builtins.int | None = ...,
         num_sampled_tokens: _builtins.int | None = ...,
+        text: _builtins.str = ...,
+        admissions: _abc.Iterable[Global___AdmittedSequence] | None = ...,
+        forks: _abc.Iterable[Global___ForkedSlot] | None = ...,
+        beam_forks: _abc.Iterable[Global___ForkedSlot] | None = ...,
+        continued_beam_slots: _abc.Iterable[_builtins.int] | None = ...,
+        blocks_to_swap_out: _abc.Iterable[Global___BlockMove] | None = ...,
+        blocks_to_swap_in: _abc.Iterable[Global___BlockMove] | None = ...,
+        blocks_to_copy: _abc.Iterable[Global___BlockMove] | None = ...,
+        round_trip_us: _builtins.int | None = ...,
+        num_candidates: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_execute_duration_us", b"_execute_duration_us", "_num_sampled_tokens", b"_num_sampled_tokens", "execute_duration_us", b"execute_duration_us", "num_sampled_tokens", b"num_sampled_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_execute_duration_us", b"_execute_duration_us", "_num_candidates", b"_num_candidates", "_num_sampled_tokens", b"_num_sampled_tokens", "_round_trip_us", b"_round_trip_us", "execute_duration_us", b"execute_duration_us", "num_candidates", b"num_candidates", "num_sampled_tokens", b"num_sampled_tokens", "round_trip_us", b"round_trip_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_execute_duration_us", b"_execute_duration_us", "_num_sampled_tokens", b"_num_sampled_tokens", "admitted_slots", b"admitted_slots", "decode_slots", b"decode_slots", "epoch", b"epoch", "execute_duration_us", b"execute_duration_us", "num_sampled_tokens", b"num_sampled_tokens", "prefill_chunks", b"prefill_chunks", "released_slots", b"released_slots", "request_bytes", b"request_bytes", "step_id", b"step_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_execute_duration_us", b"_execute_duration_us", "_num_candidates", b"_num_candidates", "_num_sampled_tokens", b"_num_sampled_tokens", "_round_trip_us", b"_round_trip_us", "admissions", b"admissions", "admitted_slots", b"admitted_slots", "beam_forks", b"beam_forks", "blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "continued_beam_slots", b"continued_beam_slots", "decode_slots", b"decode_slots", "epoch", b"epoch", "execute_duration_us", b"execute_duration_us", "forks", b"forks", "num_candidates", b"num_candidates", "num_sampled_tokens", b"num_sampled_tokens", "prefill_chunks", b"prefill_chunks", "released_slots", b"released_slots", "request_bytes", b"request_bytes", "round_trip_us", b"round_trip_us", "step_id", b"step_id", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__execute_duration_us: _TypeAlias = _typing.Literal["execute_duration_us"]  # noqa: Y015
     _WhichOneofArgType__execute_duration_us: _TypeAlias = _typing.Literal["_execute_duration_us", b"_execute_duration_us"]  # noqa: Y015
+    _WhichOneofReturnType__num_candidates: _TypeAlias = _typing.Literal["num_candidates"]  # noqa: Y015
+    _WhichOneofArgType__num_candidates: _TypeAlias = _typing.Literal["_num_candidates", b"_num_candidates"]  # noqa: Y015
     _WhichOneofReturnType__num_sampled_tokens: _TypeAlias = _typing.Literal["num_sampled_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_sampled_tokens: _TypeAlias = _typing.Literal["_num_sampled_tokens", b"_num_sampled_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__round_trip_us: _TypeAlias = _typing.Literal["round_trip_us"]  # noqa: Y015
+    _WhichOneofArgType__round_trip_us: _TypeAlias = _typing.Literal["_round_trip_us", b"_round_trip_us"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__execute_duration_us) -> _WhichOneofReturnType__execute_duration_us | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_candidates) -> _WhichOneofReturnType__num_candidates | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_sampled_tokens) -> _WhichOneofReturnType__num_sampled_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__round_trip_us) -> _WhichOneofReturnType__round_trip_us | None: ...
 
 Global___StepState: _TypeAlias = StepState  # noqa: Y015
+
+@_typing.final
+class StepSummary(_message.Message):
+    """StepSummary is one step in a line."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    EXECUTE_DURATION_US_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_US_FIELD_NUMBER: _builtins.int
+    step_id: _builtins.int
+    """Its number."""
+    text: _builtins.str
+    """What it did, in one sentence."""
+    execute_duration_us: _builtins.int
+    """Time the executor took, in microseconds; absent: no result yet."""
+    round_trip_us: _builtins.int
+    """Time from the decision to the result, in microseconds; absent: no result yet."""
+    def __init__(
+        self,
+        *,
+        step_id: _builtins.int = ...,
+        text: _builtins.str = ...,
+        execute_duration_us: _builtins.int | None = ...,
+        round_trip_us: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_execute_duration_us", b"_execute_duration_us", "_round_trip_us", b"_round_trip_us", "execute_duration_us", b"execute_duration_us", "round_trip_us", b"round_trip_us"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_execute_duration_us", b"_execute_duration_us", "_round_trip_us", b"_round_trip_us", "execute_duration_us", b"execute_duration_us", "round_trip_us", b"round_trip_us", "step_id", b"step_id", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__execute_duration_us: _TypeAlias = _typing.Literal["execute_duration_us"]  # noqa: Y015
+    _WhichOneofArgType__execute_duration_us: _TypeAlias = _typing.Literal["_execute_duration_us", b"_execute_duration_us"]  # noqa: Y015
+    _WhichOneofReturnType__round_trip_us: _TypeAlias = _typing.Literal["round_trip_us"]  # noqa: Y015
+    _WhichOneofArgType__round_trip_us: _TypeAlias = _typing.Literal["_round_trip_us", b"_round_trip_us"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__execute_duration_us) -> _WhichOneofReturnType__execute_duration_us | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__round_trip_us) -> _WhichOneofReturnType__round_trip_us | None: ...
+
+Global___StepSummary: _TypeAlias = StepSummary  # noqa: Y015
 
 @_typing.final
 class PrefillChunk(_message.Message):
@@ -269,3 +752,105 @@ class PrefillChunk(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillChunk: _TypeAlias = PrefillChunk  # noqa: Y015
+
+@_typing.final
+class AdmittedSequence(_message.Message):
+    """AdmittedSequence is a sequence that enters the batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    slot: _builtins.int
+    """The slot it gets."""
+    num_tokens: _builtins.int
+    """Tokens it comes with: the prompt and, after a preemption or a loss, the output so far."""
+    num_computed_tokens: _builtins.int
+    """Tokens of these that need not be computed: found in the cache, shared inside the request, or swapped in."""
+    num_blocks: _builtins.int
+    """Blocks it begins with."""
+    def __init__(
+        self,
+        *,
+        slot: _builtins.int | None = ...,
+        num_tokens: _builtins.int = ...,
+        num_computed_tokens: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_slot", b"_slot", "slot", b"slot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_slot", b"_slot", "num_blocks", b"num_blocks", "num_computed_tokens", b"num_computed_tokens", "num_tokens", b"num_tokens", "slot", b"slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__slot: _TypeAlias = _typing.Literal["slot"]  # noqa: Y015
+    _WhichOneofArgType__slot: _TypeAlias = _typing.Literal["_slot", b"_slot"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slot) -> _WhichOneofReturnType__slot | None: ...
+
+Global___AdmittedSequence: _TypeAlias = AdmittedSequence  # noqa: Y015
+
+@_typing.final
+class ForkedSlot(_message.Message):
+    """ForkedSlot is a sequence that branches off another one and shares its blocks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_SLOT_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    parent_slot: _builtins.int
+    """The slot it branches off."""
+    slot: _builtins.int
+    """The slot it gets."""
+    def __init__(
+        self,
+        *,
+        parent_slot: _builtins.int | None = ...,
+        slot: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parent_slot", b"_parent_slot", "_slot", b"_slot", "parent_slot", b"parent_slot", "slot", b"slot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parent_slot", b"_parent_slot", "_slot", b"_slot", "parent_slot", b"parent_slot", "slot", b"slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__parent_slot: _TypeAlias = _typing.Literal["parent_slot"]  # noqa: Y015
+    _WhichOneofArgType__parent_slot: _TypeAlias = _typing.Literal["_parent_slot", b"_parent_slot"]  # noqa: Y015
+    _WhichOneofReturnType__slot: _TypeAlias = _typing.Literal["slot"]  # noqa: Y015
+    _WhichOneofArgType__slot: _TypeAlias = _typing.Literal["_slot", b"_slot"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parent_slot) -> _WhichOneofReturnType__parent_slot | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slot) -> _WhichOneofReturnType__slot | None: ...
+
+Global___ForkedSlot: _TypeAlias = ForkedSlot  # noqa: Y015
+
+@_typing.final
+class BlockMove(_message.Message):
+    """BlockMove is the contents of one block going to another."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_BLOCK_FIELD_NUMBER: _builtins.int
+    TARGET_BLOCK_FIELD_NUMBER: _builtins.int
+    source_block: _builtins.int
+    """Where they are read."""
+    target_block: _builtins.int
+    """Where they are written."""
+    def __init__(
+        self,
+        *,
+        source_block: _builtins.int | None = ...,
+        target_block: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_source_block", b"_source_block", "_target_block", b"_target_block", "source_block", b"source_block", "target_block", b"target_block"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_source_block", b"_source_block", "_target_block", b"_target_block", "source_block", b"source_block", "target_block", b"target_block"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__source_block: _TypeAlias = _typing.Literal["source_block"]  # noqa: Y015
+    _WhichOneofArgType__source_block: _TypeAlias = _typing.Literal["_source_block", b"_source_block"]  # noqa: Y015
+    _WhichOneofReturnType__target_block: _TypeAlias = _typing.Literal["target_block"]  # noqa: Y015
+    _WhichOneofArgType__target_block: _TypeAlias = _typing.Literal["_target_block", b"_target_block"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__source_block) -> _WhichOneofReturnType__source_block | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__target_block) -> _WhichOneofReturnType__target_block | None: ...
+
+Global___BlockMove: _TypeAlias = BlockMove  # noqa: Y015

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from octavo.admin.v1 import admin_pb2 as octavo_dot_admin_dot_v1_dot_admin__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#octavo/admin/v1/admin_service.proto\x12\x0foctavo.admin.v1\x1a\x1boctavo/admin/v1/admin.proto\"\x1a\n\x18GetSchedulerStateRequest\"\xb9\x02\n\x19GetSchedulerStateResponse\x12\x1c\n\x14num_waiting_requests\x18\x01 \x01(\r\x12\x1c\n\x14num_running_requests\x18\x02 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x03 \x01(\r\x12\x17\n\x0fnum_used_blocks\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x06 \x01(\x04\x12\x19\n\x11last_sent_step_id\x18\x07 \x01(\x04\x12\x1e\n\x16last_processed_step_id\x18\x08 \x01(\x04\x12\x13\n\x0bis_draining\x18\t \x01(\x08\x12\x31\n\texecutors\x18\n \x03(\x0b\x32\x1e.octavo.admin.v1.ExecutorState\"<\n\x13ListRequestsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"`\n\x14ListRequestsResponse\x12/\n\x08requests\x18\x01 \x03(\x0b\x32\x1d.octavo.admin.v1.RequestState\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\'\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"D\n\x12GetRequestResponse\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.octavo.admin.v1.RequestState\"!\n\x0eGetStepRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\";\n\x0fGetStepResponse\x12(\n\x04step\x18\x01 \x01(\x0b\x32\x1a.octavo.admin.v1.StepState\"\x0e\n\x0c\x44rainRequest\"*\n\rDrainResponse\x12\x19\n\x11num_live_requests\x18\x01 \x01(\r2\xc4\x03\n\x0c\x41\x64minService\x12j\n\x11GetSchedulerState\x12).octavo.admin.v1.GetSchedulerStateRequest\x1a*.octavo.admin.v1.GetSchedulerStateResponse\x12[\n\x0cListRequests\x12$.octavo.admin.v1.ListRequestsRequest\x1a%.octavo.admin.v1.ListRequestsResponse\x12U\n\nGetRequest\x12\".octavo.admin.v1.GetRequestRequest\x1a#.octavo.admin.v1.GetRequestResponse\x12L\n\x07GetStep\x12\x1f.octavo.admin.v1.GetStepRequest\x1a .octavo.admin.v1.GetStepResponse\x12\x46\n\x05\x44rain\x12\x1d.octavo.admin.v1.DrainRequest\x1a\x1e.octavo.admin.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#octavo/admin/v1/admin_service.proto\x12\x0foctavo.admin.v1\x1a\x1boctavo/admin/v1/admin.proto\"\x1a\n\x18GetSchedulerStateRequest\"\xc5\x04\n\x19GetSchedulerStateResponse\x12\x1c\n\x14num_waiting_requests\x18\x01 \x01(\r\x12\x1c\n\x14num_running_requests\x18\x02 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x03 \x01(\r\x12\x17\n\x0fnum_used_blocks\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x06 \x01(\x04\x12\x19\n\x11last_sent_step_id\x18\x07 \x01(\x04\x12\x1e\n\x16last_processed_step_id\x18\x08 \x01(\x04\x12\x13\n\x0bis_draining\x18\t \x01(\x08\x12\x31\n\texecutors\x18\n \x03(\x0b\x32\x1e.octavo.admin.v1.ExecutorState\x12\x1c\n\x14num_swapped_requests\x18\x0b \x01(\r\x12\x1e\n\x16num_preempted_requests\x18\x0c \x01(\r\x12\x1b\n\x13num_parked_requests\x18\r \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x0e \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x0f \x01(\r\x12\x1c\n\x14num_free_host_blocks\x18\x10 \x01(\r\x12\x1c\n\x14num_used_host_blocks\x18\x11 \x01(\r\x12!\n\x19num_recompute_preemptions\x18\x12 \x01(\x04\x12\x1c\n\x14num_swap_preemptions\x18\x13 \x01(\x04\"<\n\x13ListRequestsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"`\n\x14ListRequestsResponse\x12/\n\x08requests\x18\x01 \x03(\x0b\x32\x1d.octavo.admin.v1.RequestState\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\'\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"D\n\x12GetRequestResponse\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.octavo.admin.v1.RequestState\"9\n\x10ListQueueRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"^\n\x11ListQueueResponse\x12\x30\n\x08requests\x18\x01 \x03(\x0b\x32\x1e.octavo.admin.v1.QueuedRequest\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"+\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xd8\x01\n\x16\x45xplainRequestResponse\x12\x13\n\x0b\x65xplanation\x18\x01 \x01(\t\x12.\n\x06status\x18\x02 \x01(\x0e\x32\x1e.octavo.admin.v1.RequestStatus\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\x12\x1f\n\x12num_requests_ahead\x18\x04 \x01(\rH\x00\x88\x01\x01\x12/\n\texecutors\x18\x05 \x03(\x0b\x32\x1c.octavo.admin.v1.ExecutorFitB\x15\n\x13_num_requests_ahead\"3\n\x0eGetStepRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x10\n\x08\x65xecutor\x18\x02 \x01(\t\";\n\x0fGetStepResponse\x12(\n\x04step\x18\x01 \x01(\x0b\x32\x1a.octavo.admin.v1.StepState\"7\n\x10ListStepsRequest\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\r\"a\n\x11ListStepsResponse\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12+\n\x05steps\x18\x03 \x03(\x0b\x32\x1c.octavo.admin.v1.StepSummary\"\x0e\n\x0c\x44rainRequest\"*\n\rDrainResponse\x12\x19\n\x11num_live_requests\x18\x01 \x01(\r2\xcf\x05\n\x0c\x41\x64minService\x12j\n\x11GetSchedulerState\x12).octavo.admin.v1.GetSchedulerStateRequest\x1a*.octavo.admin.v1.GetSchedulerStateResponse\x12[\n\x0cListRequests\x12$.octavo.admin.v1.ListRequestsRequest\x1a%.octavo.admin.v1.ListRequestsResponse\x12U\n\nGetRequest\x12\".octavo.admin.v1.GetRequestRequest\x1a#.octavo.admin.v1.GetRequestResponse\x12R\n\tListQueue\x12!.octavo.admin.v1.ListQueueRequest\x1a\".octavo.admin.v1.ListQueueResponse\x12\x61\n\x0e\x45xplainRequest\x12&.octavo.admin.v1.ExplainRequestRequest\x1a\'.octavo.admin.v1.ExplainRequestResponse\x12L\n\x07GetStep\x12\x1f.octavo.admin.v1.GetStepRequest\x1a .octavo.admin.v1.GetStepResponse\x12R\n\tListSteps\x12!.octavo.admin.v1.ListStepsRequest\x1a\".octavo.admin.v1.ListStepsResponse\x12\x46\n\x05\x44rain\x12\x1d.octavo.admin.v1.DrainRequest\x1a\x1e.octavo.admin.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,23 +35,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSCHEDULERSTATEREQUEST']._serialized_start=85
   _globals['_GETSCHEDULERSTATEREQUEST']._serialized_end=111
   _globals['_GETSCHEDULERSTATERESPONSE']._serialized_start=114
-  _globals['_GETSCHEDULERSTATERESPONSE']._serialized_end=427
-  _globals['_LISTREQUESTSREQUEST']._serialized_start=429
-  _globals['_LISTREQUESTSREQUEST']._serialized_end=489
-  _globals['_LISTREQUESTSRESPONSE']._serialized_start=491
-  _globals['_LISTREQUESTSRESPONSE']._serialized_end=587
-  _globals['_GETREQUESTREQUEST']._serialized_start=589
-  _globals['_GETREQUESTREQUEST']._serialized_end=628
-  _globals['_GETREQUESTRESPONSE']._serialized_start=630
-  _globals['_GETREQUESTRESPONSE']._serialized_end=698
-  _globals['_GETSTEPREQUEST']._serialized_start=700
-  _globals['_GETSTEPREQUEST']._serialized_end=733
-  _globals['_GETSTEPRESPONSE']._serialized_start=735
-  _globals['_GETSTEPRESPONSE']._serialized_end=794
-  _globals['_DRAINREQUEST']._serialized_start=796
-  _globals['_DRAINREQUEST']._serialized_end=810
-  _globals['_DRAINRESPONSE']._serialized_start=812
-  _globals['_DRAINRESPONSE']._serialized_end=854
-  _globals['_ADMINSERVICE']._serialized_start=857
-  _globals['_ADMINSERVICE']._serialized_end=1309
+  _globals['_GETSCHEDULERSTATERESPONSE']._serialized_end=695
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=697
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=757
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=759
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=855
+  _globals['_GETREQUESTREQUEST']._serialized_start=857
+  _globals['_GETREQUESTREQUEST']._serialized_end=896
+  _globals['_GETREQUESTRESPONSE']._serialized_start=898
+  _globals['_GETREQUESTRESPONSE']._serialized_end=966
+  _globals['_LISTQUEUEREQUEST']._serialized_start=968
+  _globals['_LISTQUEUEREQUEST']._serialized_end=1025
+  _globals['_LISTQUEUERESPONSE']._serialized_start=1027
+  _globals['_LISTQUEUERESPONSE']._serialized_end=1121
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_start=1123
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_end=1166
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=1169
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=1385
+  _globals['_GETSTEPREQUEST']._serialized_start=1387
+  _globals['_GETSTEPREQUEST']._serialized_end=1438
+  _globals['_GETSTEPRESPONSE']._serialized_start=1440
+  _globals['_GETSTEPRESPONSE']._serialized_end=1499
+  _globals['_LISTSTEPSREQUEST']._serialized_start=1501
+  _globals['_LISTSTEPSREQUEST']._serialized_end=1556
+  _globals['_LISTSTEPSRESPONSE']._serialized_start=1558
+  _globals['_LISTSTEPSRESPONSE']._serialized_end=1655
+  _globals['_DRAINREQUEST']._serialized_start=1657
+  _globals['_DRAINREQUEST']._serialized_end=1671
+  _globals['_DRAINRESPONSE']._serialized_start=1673
+  _globals['_DRAINRESPONSE']._serialized_end=1715
+  _globals['_ADMINSERVICE']._serialized_start=1718
+  _globals['_ADMINSERVICE']._serialized_end=2437
 # @@protoc_insertion_point(module_scope)

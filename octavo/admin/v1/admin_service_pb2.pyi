@@ -38,7 +38,7 @@ Global___GetSchedulerStateRequest: _TypeAlias = GetSchedulerStateRequest  # noqa
 
 @_typing.final
 class GetSchedulerStateResponse(_message.Message):
-    """GetSchedulerStateResponse is the scheduler between two steps."""
+    """GetSchedulerStateResponse is the scheduler between two steps. Counts are over all executors that are attached."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -52,24 +52,51 @@ class GetSchedulerStateResponse(_message.Message):
     LAST_PROCESSED_STEP_ID_FIELD_NUMBER: _builtins.int
     IS_DRAINING_FIELD_NUMBER: _builtins.int
     EXECUTORS_FIELD_NUMBER: _builtins.int
+    NUM_SWAPPED_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_PREEMPTED_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_PARKED_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_FREE_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_USED_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_RECOMPUTE_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    NUM_SWAP_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     num_waiting_requests: _builtins.int
-    """Requests that wait for blocks or a slot."""
+    """Requests that wait in the queue for blocks, slots or an executor, or are parked."""
     num_running_requests: _builtins.int
     """Requests that run."""
     num_free_blocks: _builtins.int
-    """Blocks that nobody uses; 0 while no executor is attached."""
+    """Blocks that nobody uses, cached ones included; 0 while no executor is attached."""
     num_used_blocks: _builtins.int
     """Blocks that at least one sequence uses; 0 while no executor is attached."""
     num_blocks: _builtins.int
     """Blocks in all; 0 while no executor is attached."""
     num_preemptions: _builtins.int
-    """Preemptions since the start."""
+    """Preemptions since the start, in either mode."""
     last_sent_step_id: _builtins.int
-    """The last step that was sent; 0: none in this epoch."""
+    """The last step that was sent; 0: none in this epoch, or several executors are attached: see `executors`."""
     last_processed_step_id: _builtins.int
-    """The last step whose result was processed; 0: none in this epoch."""
+    """The last step whose result was processed; 0 like last_sent_step_id."""
     is_draining: _builtins.bool
     """Whether admission was stopped by Drain or by SIGTERM."""
+    num_swapped_requests: _builtins.int
+    """Requests whose blocks are in a host pool."""
+    num_preempted_requests: _builtins.int
+    """Requests that were preempted and wait for tokens that are on their way."""
+    num_parked_requests: _builtins.int
+    """Waiting requests that are parked, since they are suspected to break executors."""
+    num_cached_blocks: _builtins.int
+    """Free blocks that hold a prefix, until their place is needed."""
+    num_host_blocks: _builtins.int
+    """Blocks of the host pools."""
+    num_free_host_blocks: _builtins.int
+    """Host blocks that nobody uses."""
+    num_used_host_blocks: _builtins.int
+    """Host blocks that hold blocks of swapped requests."""
+    num_recompute_preemptions: _builtins.int
+    """Preemptions since the start whose blocks were freed."""
+    num_swap_preemptions: _builtins.int
+    """Preemptions since the start whose blocks were moved to a host pool."""
     @_builtins.property
     def executors(self) -> _containers.RepeatedCompositeFieldContainer[_admin_pb2.ExecutorState]:
         """The executors of the fleet."""
@@ -87,10 +114,19 @@ class GetSchedulerStateResponse(_message.Message):
         last_processed_step_id: _builtins.int = ...,
         is_draining: _builtins.bool = ...,
         executors: _abc.Iterable[_admin_pb2.ExecutorState] | None = ...,
+        num_swapped_requests: _builtins.int = ...,
+        num_preempted_requests: _builtins.int = ...,
+        num_parked_requests: _builtins.int = ...,
+        num_cached_blocks: _builtins.int = ...,
+        num_host_blocks: _builtins.int = ...,
+        num_free_host_blocks: _builtins.int = ...,
+        num_used_host_blocks: _builtins.int = ...,
+        num_recompute_preemptions: _builtins.int = ...,
+        num_swap_preemptions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["executors", b"executors", "is_draining", b"is_draining", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_preemptions", b"num_preemptions", "num_running_requests", b"num_running_requests", "num_used_blocks", b"num_used_blocks", "num_waiting_requests", b"num_waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executors", b"executors", "is_draining", b"is_draining", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_host_blocks", b"num_host_blocks", "num_parked_requests", b"num_parked_requests", "num_preempted_requests", b"num_preempted_requests", "num_preemptions", b"num_preemptions", "num_recompute_preemptions", b"num_recompute_preemptions", "num_running_requests", b"num_running_requests", "num_swap_preemptions", b"num_swap_preemptions", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting_requests", b"num_waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -197,22 +233,149 @@ class GetRequestResponse(_message.Message):
 Global___GetRequestResponse: _TypeAlias = GetRequestResponse  # noqa: Y015
 
 @_typing.final
+class ListQueueRequest(_message.Message):
+    """ListQueueRequest asks for a page of the waiting queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """Most requests to return; 0: 100. Range 0 to 1,000."""
+    page_token: _builtins.str
+    """From the last response; empty: from the head of the queue."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListQueueRequest: _TypeAlias = ListQueueRequest  # noqa: Y015
+
+@_typing.final
+class ListQueueResponse(_message.Message):
+    """ListQueueResponse is a page of the waiting queue.
+
+    The queue moves between two pages: a request may be on both or on none.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page; empty: this was the last one."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[_admin_pb2.QueuedRequest]:
+        """The requests, in the order of admission."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[_admin_pb2.QueuedRequest] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListQueueResponse: _TypeAlias = ListQueueResponse  # noqa: Y015
+
+@_typing.final
+class ExplainRequestRequest(_message.Message):
+    """ExplainRequestRequest names the request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's id. Required."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequestRequest: _TypeAlias = ExplainRequestRequest  # noqa: Y015
+
+@_typing.final
+class ExplainRequestResponse(_message.Message):
+    """ExplainRequestResponse says why a request waits, or that it runs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXPLANATION_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_AHEAD_FIELD_NUMBER: _builtins.int
+    EXECUTORS_FIELD_NUMBER: _builtins.int
+    explanation: _builtins.str
+    """Why it waits, or that it runs, in a sentence or two."""
+    status: _admin_pb2.RequestStatus.ValueType
+    """Where it is."""
+    executor: _builtins.str
+    """Address of the executor that runs it or holds its blocks; empty: none does."""
+    num_requests_ahead: _builtins.int
+    """Requests that are served before it: of a waiting one those of the queue, of a swapped one those
+    that come back first. Absent: it waits for neither.
+    """
+    @_builtins.property
+    def executors(self) -> _containers.RepeatedCompositeFieldContainer[_admin_pb2.ExecutorFit]:
+        """Of a waiting request each executor that is attached, of a swapped one its own."""
+
+    def __init__(
+        self,
+        *,
+        explanation: _builtins.str = ...,
+        status: _admin_pb2.RequestStatus.ValueType = ...,
+        executor: _builtins.str = ...,
+        num_requests_ahead: _builtins.int | None = ...,
+        executors: _abc.Iterable[_admin_pb2.ExecutorFit] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_requests_ahead", b"_num_requests_ahead", "num_requests_ahead", b"num_requests_ahead"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_requests_ahead", b"_num_requests_ahead", "executor", b"executor", "executors", b"executors", "explanation", b"explanation", "num_requests_ahead", b"num_requests_ahead", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__num_requests_ahead: _TypeAlias = _typing.Literal["num_requests_ahead"]  # noqa: Y015
+    _WhichOneofArgType__num_requests_ahead: _TypeAlias = _typing.Literal["_num_requests_ahead", b"_num_requests_ahead"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_requests_ahead) -> _WhichOneofReturnType__num_requests_ahead | None: ...
+
+Global___ExplainRequestResponse: _TypeAlias = ExplainRequestResponse  # noqa: Y015
+
+@_typing.final
 class GetStepRequest(_message.Message):
     """GetStepRequest names a step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_ID_FIELD_NUMBER: _builtins.int
+    EXECUTOR_FIELD_NUMBER: _builtins.int
     step_id: _builtins.int
     """The step; 0: the last one sent."""
+    executor: _builtins.str
+    """Address of the executor; empty: the only one."""
     def __init__(
         self,
         *,
         step_id: _builtins.int = ...,
+        executor: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["step_id", b"step_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor", "step_id", b"step_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -241,6 +404,64 @@ class GetStepResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStepResponse: _TypeAlias = GetStepResponse  # noqa: Y015
+
+@_typing.final
+class ListStepsRequest(_message.Message):
+    """ListStepsRequest asks for the last steps of an executor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    executor: _builtins.str
+    """Address of the executor; empty: the only one."""
+    num_steps: _builtins.int
+    """How many; 0: 20. Range 0 to 256, as many as are kept."""
+    def __init__(
+        self,
+        *,
+        executor: _builtins.str = ...,
+        num_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor", "num_steps", b"num_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListStepsRequest: _TypeAlias = ListStepsRequest  # noqa: Y015
+
+@_typing.final
+class ListStepsResponse(_message.Message):
+    """ListStepsResponse is the last steps of an executor since it was attached last."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    executor: _builtins.str
+    """Its address."""
+    epoch: _builtins.int
+    """The epoch that they belong to; 0: there are none."""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[_admin_pb2.StepSummary]:
+        """The steps, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        executor: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        steps: _abc.Iterable[_admin_pb2.StepSummary] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "executor", b"executor", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListStepsResponse: _TypeAlias = ListStepsResponse  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

@@ -50,10 +50,25 @@ class AdminServiceStub(object):
                 request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetRequestRequest.SerializeToString,
                 response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetRequestResponse.FromString,
                 _registered_method=True)
+        self.ListQueue = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/ListQueue',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListQueueRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListQueueResponse.FromString,
+                _registered_method=True)
+        self.ExplainRequest = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/ExplainRequest',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ExplainRequestRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ExplainRequestResponse.FromString,
+                _registered_method=True)
         self.GetStep = channel.unary_unary(
                 '/octavo.admin.v1.AdminService/GetStep',
                 request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetStepRequest.SerializeToString,
                 response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetStepResponse.FromString,
+                _registered_method=True)
+        self.ListSteps = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/ListSteps',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListStepsRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListStepsResponse.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/octavo.admin.v1.AdminService/Drain',
@@ -74,7 +89,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """ListRequests gives the live requests, in order of arrival.
+        """ListRequests gives the live requests, in order of arrival, without their block tables: see GetRequest.
 
         INVALID_ARGUMENT: the page_token is not one that this service gave out.
         """
@@ -91,10 +106,40 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetStep(self, request, context):
-        """GetStep gives one of the last steps in readable fields.
+    def ListQueue(self, request, context):
+        """ListQueue gives the requests that wait in the queue, in the order of admission, and why they wait.
 
-        NOT_FOUND: the step is not kept any more, or has not been sent; the message has the range.
+        INVALID_ARGUMENT: the page_token is not one that this service gave out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainRequest(self, request, context):
+        """ExplainRequest says in a sentence or two why a request waits, or that it runs.
+
+        NOT_FOUND: no live request has this id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStep(self, request, context):
+        """GetStep gives one of the last steps of an executor in readable fields.
+
+        INVALID_ARGUMENT: there are several executors, and none is named; the message has their addresses.
+        NOT_FOUND: no executor has this address; the step is not kept any more, or has not been sent, and
+        the message has the range.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSteps(self, request, context):
+        """ListSteps gives the last steps of an executor, a line each, oldest first.
+
+        INVALID_ARGUMENT: num_steps is out of range; there are several executors, and none is named.
+        NOT_FOUND: no executor has this address.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,10 +170,25 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetRequestRequest.FromString,
                     response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetRequestResponse.SerializeToString,
             ),
+            'ListQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQueue,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListQueueRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListQueueResponse.SerializeToString,
+            ),
+            'ExplainRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRequest,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ExplainRequestRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ExplainRequestResponse.SerializeToString,
+            ),
             'GetStep': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStep,
                     request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetStepRequest.FromString,
                     response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetStepResponse.SerializeToString,
+            ),
+            'ListSteps': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSteps,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListStepsRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListStepsResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -229,6 +289,60 @@ class AdminService(object):
             _registered_method=True)
 
     @staticmethod
+    def ListQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/ListQueue',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListQueueRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/ExplainRequest',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.ExplainRequestRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.ExplainRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetStep(request,
             target,
             options=(),
@@ -245,6 +359,33 @@ class AdminService(object):
             '/octavo.admin.v1.AdminService/GetStep',
             octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetStepRequest.SerializeToString,
             octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetStepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/ListSteps',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListStepsRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListStepsResponse.FromString,
             options,
             channel_credentials,
             insecure,

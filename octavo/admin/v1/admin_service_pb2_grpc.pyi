@@ -36,7 +36,7 @@ class AdminServiceStub:
     GetSchedulerState: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetSchedulerStateRequest, _admin_service_pb2.GetSchedulerStateResponse]
     """GetSchedulerState gives queue lengths, blocks and counters."""
     ListRequests: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListRequestsRequest, _admin_service_pb2.ListRequestsResponse]
-    """ListRequests gives the live requests, in order of arrival.
+    """ListRequests gives the live requests, in order of arrival, without their block tables: see GetRequest.
 
     INVALID_ARGUMENT: the page_token is not one that this service gave out.
     """
@@ -45,10 +45,28 @@ class AdminServiceStub:
 
     NOT_FOUND: no live request has this id.
     """
-    GetStep: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetStepRequest, _admin_service_pb2.GetStepResponse]
-    """GetStep gives one of the last steps in readable fields.
+    ListQueue: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListQueueRequest, _admin_service_pb2.ListQueueResponse]
+    """ListQueue gives the requests that wait in the queue, in the order of admission, and why they wait.
 
-    NOT_FOUND: the step is not kept any more, or has not been sent; the message has the range.
+    INVALID_ARGUMENT: the page_token is not one that this service gave out.
+    """
+    ExplainRequest: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ExplainRequestRequest, _admin_service_pb2.ExplainRequestResponse]
+    """ExplainRequest says in a sentence or two why a request waits, or that it runs.
+
+    NOT_FOUND: no live request has this id.
+    """
+    GetStep: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetStepRequest, _admin_service_pb2.GetStepResponse]
+    """GetStep gives one of the last steps of an executor in readable fields.
+
+    INVALID_ARGUMENT: there are several executors, and none is named; the message has their addresses.
+    NOT_FOUND: no executor has this address; the step is not kept any more, or has not been sent, and
+    the message has the range.
+    """
+    ListSteps: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListStepsRequest, _admin_service_pb2.ListStepsResponse]
+    """ListSteps gives the last steps of an executor, a line each, oldest first.
+
+    INVALID_ARGUMENT: num_steps is out of range; there are several executors, and none is named.
+    NOT_FOUND: no executor has this address.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DrainRequest, _admin_service_pb2.DrainResponse]
     """Drain stops admission: new requests get UNAVAILABLE, live ones go on. It is idempotent."""
@@ -61,7 +79,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetSchedulerState: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetSchedulerStateRequest, _admin_service_pb2.GetSchedulerStateResponse]  # type: ignore[assignment]
     """GetSchedulerState gives queue lengths, blocks and counters."""
     ListRequests: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListRequestsRequest, _admin_service_pb2.ListRequestsResponse]  # type: ignore[assignment]
-    """ListRequests gives the live requests, in order of arrival.
+    """ListRequests gives the live requests, in order of arrival, without their block tables: see GetRequest.
 
     INVALID_ARGUMENT: the page_token is not one that this service gave out.
     """
@@ -70,10 +88,28 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     NOT_FOUND: no live request has this id.
     """
-    GetStep: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetStepRequest, _admin_service_pb2.GetStepResponse]  # type: ignore[assignment]
-    """GetStep gives one of the last steps in readable fields.
+    ListQueue: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListQueueRequest, _admin_service_pb2.ListQueueResponse]  # type: ignore[assignment]
+    """ListQueue gives the requests that wait in the queue, in the order of admission, and why they wait.
 
-    NOT_FOUND: the step is not kept any more, or has not been sent; the message has the range.
+    INVALID_ARGUMENT: the page_token is not one that this service gave out.
+    """
+    ExplainRequest: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ExplainRequestRequest, _admin_service_pb2.ExplainRequestResponse]  # type: ignore[assignment]
+    """ExplainRequest says in a sentence or two why a request waits, or that it runs.
+
+    NOT_FOUND: no live request has this id.
+    """
+    GetStep: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetStepRequest, _admin_service_pb2.GetStepResponse]  # type: ignore[assignment]
+    """GetStep gives one of the last steps of an executor in readable fields.
+
+    INVALID_ARGUMENT: there are several executors, and none is named; the message has their addresses.
+    NOT_FOUND: no executor has this address; the step is not kept any more, or has not been sent, and
+    the message has the range.
+    """
+    ListSteps: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListStepsRequest, _admin_service_pb2.ListStepsResponse]  # type: ignore[assignment]
+    """ListSteps gives the last steps of an executor, a line each, oldest first.
+
+    INVALID_ARGUMENT: num_steps is out of range; there are several executors, and none is named.
+    NOT_FOUND: no executor has this address.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainRequest, _admin_service_pb2.DrainResponse]  # type: ignore[assignment]
     """Drain stops admission: new requests get UNAVAILABLE, live ones go on. It is idempotent."""
@@ -95,7 +131,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListRequestsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListRequestsResponse, _abc.Awaitable[_admin_service_pb2.ListRequestsResponse]]:
-        """ListRequests gives the live requests, in order of arrival.
+        """ListRequests gives the live requests, in order of arrival, without their block tables: see GetRequest.
 
         INVALID_ARGUMENT: the page_token is not one that this service gave out.
         """
@@ -112,14 +148,50 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def ListQueue(
+        self,
+        request: _admin_service_pb2.ListQueueRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListQueueResponse, _abc.Awaitable[_admin_service_pb2.ListQueueResponse]]:
+        """ListQueue gives the requests that wait in the queue, in the order of admission, and why they wait.
+
+        INVALID_ARGUMENT: the page_token is not one that this service gave out.
+        """
+
+    @_abc_1.abstractmethod
+    def ExplainRequest(
+        self,
+        request: _admin_service_pb2.ExplainRequestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ExplainRequestResponse, _abc.Awaitable[_admin_service_pb2.ExplainRequestResponse]]:
+        """ExplainRequest says in a sentence or two why a request waits, or that it runs.
+
+        NOT_FOUND: no live request has this id.
+        """
+
+    @_abc_1.abstractmethod
     def GetStep(
         self,
         request: _admin_service_pb2.GetStepRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.GetStepResponse, _abc.Awaitable[_admin_service_pb2.GetStepResponse]]:
-        """GetStep gives one of the last steps in readable fields.
+        """GetStep gives one of the last steps of an executor in readable fields.
 
-        NOT_FOUND: the step is not kept any more, or has not been sent; the message has the range.
+        INVALID_ARGUMENT: there are several executors, and none is named; the message has their addresses.
+        NOT_FOUND: no executor has this address; the step is not kept any more, or has not been sent, and
+        the message has the range.
+        """
+
+    @_abc_1.abstractmethod
+    def ListSteps(
+        self,
+        request: _admin_service_pb2.ListStepsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListStepsResponse, _abc.Awaitable[_admin_service_pb2.ListStepsResponse]]:
+        """ListSteps gives the last steps of an executor, a line each, oldest first.
+
+        INVALID_ARGUMENT: num_steps is out of range; there are several executors, and none is named.
+        NOT_FOUND: no executor has this address.
         """
 
     @_abc_1.abstractmethod

@@ -58,6 +58,7 @@ class GetExecutorInfoResponse(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    SLIDING_WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
     min_wire_version: _builtins.int
     """Lowest wire version that this executor speaks."""
     max_wire_version: _builtins.int
@@ -90,6 +91,10 @@ class GetExecutorInfoResponse(_message.Message):
     """Most tokens that one step may compute (active slots and prefill chunks together)."""
     max_message_bytes: _builtins.int
     """Largest request message in bytes that the executor accepts."""
+    sliding_window_tokens: _builtins.int
+    """Every layer attends only to this many last tokens, the token itself included; the scheduler may
+    give blocks away whose tokens are all out of every later window. 0: some layer attends to all.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end a sequence unless a request ignores them; from the model's generation config."""
@@ -113,10 +118,11 @@ class GetExecutorInfoResponse(_message.Message):
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         max_num_batched_tokens: _builtins.int = ...,
         max_message_bytes: _builtins.int = ...,
+        sliding_window_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "tp_size", b"tp_size", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

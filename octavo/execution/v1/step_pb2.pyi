@@ -25,15 +25,22 @@ class ExecuteModelRequest(_message.Message):
 
     Both tiers hold the same table (shared/batch_table.py). It starts empty at Attach and is changed
     by these messages alone. The executor applies the fields in this order: released slots,
-    admissions, token appends, block replacements, block appends, deactivated slots, activated
-    slots. It then lays out the step: every active slot by one token, ascending, then the prefill
+    admissions, beam forks, token appends, block replacements, block appends, deactivated slots,
+    activated slots. It then lays out the step: every active slot by one token, ascending, then the prefill
     chunks in their order, then the forks. Then, in this fixed order: swap out, swap in, copy, the
     forward pass (per layer: write keys and values of the whole batch, then attend), logits of the
     selected rows, sample.
 
     Sample rows are (logits row, slot) pairs in the order of the layout: each active slot, each chunk
-    that reaches the end of its sequence, each forked slot (on its parent's logits row). A slot whose
-    chunk reached the end becomes active.
+    that reaches the end of its sequence, each slot of `forks` (on its parent's logits row). A slot
+    whose chunk reached the end becomes active.
+
+    Beam slots, whose sampling parameters set `num_candidates`, get no token from the sampler: their
+    row answers candidates, and the slot is inactive until `appended_tokens` and `activated_slots`
+    name it.
+
+    Sliding windows: when the executor reports one, leading entries of a block table may be stale, and
+    blocks of positions before the window are neither read nor checked.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -53,6 +60,7 @@ class ExecuteModelRequest(_message.Message):
     BLOCKS_TO_SWAP_IN_FIELD_NUMBER: _builtins.int
     BLOCKS_TO_COPY_FIELD_NUMBER: _builtins.int
     TABLE_DIGEST_FIELD_NUMBER: _builtins.int
+    BEAM_FORKS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch from Attach."""
     step_id: _builtins.int
@@ -71,11 +79,13 @@ class ExecuteModelRequest(_message.Message):
 
     @_builtins.property
     def forks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fork]:
-        """Sequences that branch off another one in this step."""
+        """Sequences that branch off another one in this step and get their own token from its logits row.
+        Neither parent nor child is a beam slot.
+        """
 
     @_builtins.property
     def deactivated_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Slots that stop decoding but stay (waiting beams)."""
+        """Slots that stop decoding but stay."""
 
     @_builtins.property
     def activated_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -115,6 +125,12 @@ class ExecuteModelRequest(_message.Message):
         there twice.
         """
 
+    @_builtins.property
+    def beam_forks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fork]:
+        """Sequences that branch off another one as it is after the admissions of this step: the child is a
+        copy of the parent, inactive, and gets no token from this step's sampler. The parent is live.
+        """
+
     def __init__(
         self,
         *,
@@ -133,10 +149,11 @@ class ExecuteModelRequest(_message.Message):
         blocks_to_swap_in: _abc.Iterable[_builtins.int] | None = ...,
         blocks_to_copy: _abc.Iterable[_builtins.int] | None = ...,
         table_digest: _builtins.int | None = ...,
+        beam_forks: _abc.Iterable[Global___Fork] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest", "table_digest", b"table_digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest", "activated_slots", b"activated_slots", "admissions", b"admissions", "appended_blocks", b"appended_blocks", "appended_tokens", b"appended_tokens", "blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "deactivated_slots", b"deactivated_slots", "epoch", b"epoch", "forks", b"forks", "prefill_chunks", b"prefill_chunks", "released_slots", b"released_slots", "replaced_blocks", b"replaced_blocks", "step_id", b"step_id", "table_digest", b"table_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest", "activated_slots", b"activated_slots", "admissions", b"admissions", "appended_blocks", b"appended_blocks", "appended_tokens", b"appended_tokens", "beam_forks", b"beam_forks", "blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "deactivated_slots", b"deactivated_slots", "epoch", b"epoch", "forks", b"forks", "prefill_chunks", b"prefill_chunks", "released_slots", b"released_slots", "replaced_blocks", b"replaced_blocks", "step_id", b"step_id", "table_digest", b"table_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__table_digest: _TypeAlias = _typing.Literal["table_digest"]  # noqa: Y015
     _WhichOneofArgType__table_digest: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest"]  # noqa: Y015
@@ -167,12 +184,14 @@ class Admission(_message.Message):
     num_prompt_tokens: _builtins.int
     """Tokens of the original prompt; at most the number of token_ids, at least 1."""
     num_computed_tokens: _builtins.int
-    """Tokens whose keys and values are in the given blocks already; less than the number of token_ids."""
+    """Tokens whose keys and values are in the given blocks by the time that the slot has its first
+    chunk; less than the number of token_ids.
+    """
     cache_salt: _builtins.int
     """Salt of the block contents (tenant, adapter); 0: none. Executors that check histories mix it in."""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Physical blocks, in order."""
+        """Physical blocks, in order; before a sliding window any block of the pool stands in."""
 
     @_builtins.property
     def sampling_params(self) -> Global___SamplingParams:
@@ -200,9 +219,7 @@ Global___Admission: _TypeAlias = Admission  # noqa: Y015
 
 @_typing.final
 class Fork(_message.Message):
-    """Fork makes a slot that shares all blocks and tokens of its parent, and gets its own token from
-    the parent's logits row of this step.
-    """
+    """Fork makes a slot that shares all blocks and tokens of its parent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -211,7 +228,7 @@ class Fork(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     SAMPLING_PARAMS_FIELD_NUMBER: _builtins.int
     parent_slot: _builtins.int
-    """The slot to branch from; it has a sample row in this step."""
+    """The slot to branch from; in `forks` it has a sample row in this step."""
     slot: _builtins.int
     """Free slot for the child."""
     generation: _builtins.int
@@ -249,6 +266,12 @@ class SamplingParams(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     OUTPUT_INDEX_FIELD_NUMBER: _builtins.int
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
+    NUM_CANDIDATES_FIELD_NUMBER: _builtins.int
+    TYPICAL_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Divides the logits. 0 or absent: greedy. Range 0 and up."""
     top_k: _builtins.int
@@ -268,6 +291,30 @@ class SamplingParams(_message.Message):
     Absent: no log-probabilities. 0: the sampled token's only. Above 0: not supported, the step is
     INVALID_ARGUMENT, as the response has no place for them.
     """
+    num_candidates: _builtins.int
+    """Above 0: a beam slot. Its rows answer this many of the likeliest tokens and sample nothing; at
+    most the vocabulary size.
+    """
+    typical_p: _builtins.float
+    """Keep the tokens whose information is nearest to the expected one until their probability reaches
+    this. Range above 0 to 1. Absent: 1. Not supported yet: INVALID_ARGUMENT unless neutral.
+    """
+    repetition_penalty: _builtins.float
+    """Divides positive logits of tokens in prompt or output, multiplies negative ones. Range above 0.
+    Absent: 1. Not supported yet: INVALID_ARGUMENT unless neutral.
+    """
+    presence_penalty: _builtins.float
+    """Subtracted from the logits of tokens in the output. 0: none. Not supported yet:
+    INVALID_ARGUMENT unless neutral.
+    """
+    frequency_penalty: _builtins.float
+    """Subtracted from a token's logit once for each time it is in the output. 0: none. Not supported
+    yet: INVALID_ARGUMENT unless neutral.
+    """
+    min_tokens: _builtins.int
+    """Output tokens before which no end-of-sequence token is sampled. 0: none. Not supported yet:
+    INVALID_ARGUMENT unless neutral.
+    """
     def __init__(
         self,
         *,
@@ -278,19 +325,33 @@ class SamplingParams(_message.Message):
         seed: _builtins.int = ...,
         output_index: _builtins.int = ...,
         num_logprobs: _builtins.int | None = ...,
+        num_candidates: _builtins.int = ...,
+        typical_p: _builtins.float | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        min_tokens: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_top_p", b"_top_p", "num_logprobs", b"num_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "num_logprobs", b"num_logprobs", "repetition_penalty", b"repetition_penalty", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_top_p", b"_top_p", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "output_index", b"output_index", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_candidates", b"num_candidates", "num_logprobs", b"num_logprobs", "output_index", b"output_index", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    _WhichOneofReturnType__typical_p: _TypeAlias = _typing.Literal["typical_p"]  # noqa: Y015
+    _WhichOneofArgType__typical_p: _TypeAlias = _typing.Literal["_typical_p", b"_typical_p"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_p) -> _WhichOneofReturnType__typical_p | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
@@ -306,20 +367,28 @@ class ExecuteModelResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     EXECUTE_DURATION_US_FIELD_NUMBER: _builtins.int
     TABLE_DIGEST_FIELD_NUMBER: _builtins.int
+    CANDIDATE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CANDIDATE_LOGPROBS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch of the request."""
     step_id: _builtins.int
     """The step that was run."""
     sampled_token_ids: _builtins.bytes
-    """Little-endian int32, one for each sample row."""
+    """Little-endian int32, one for each sample row; -1 for beam rows."""
     logprobs: _builtins.bytes
     """Little-endian float32, one for each sample row: log-softmax of the raw float32 logits at the
-    sampled token; NaN in rows that did not ask. Empty: no row asked.
+    sampled token; NaN in beam rows and in rows that did not ask. Empty: no row asked.
     """
     execute_duration_us: _builtins.int
     """Time from the start of the step to its sampled tokens, in microseconds."""
     table_digest: _builtins.int
     """Digest of the scheduler-written columns after this step; present if the request had one."""
+    candidate_token_ids: _builtins.bytes
+    """Little-endian int32: the candidates of all beam rows, one row after the other in the order of the
+    sample rows, `num_candidates` each, likeliest first, equally likely ones by token id.
+    """
+    candidate_logprobs: _builtins.bytes
+    """Little-endian float32, one for each candidate: log-softmax of the raw float32 logits."""
     def __init__(
         self,
         *,
@@ -329,10 +398,12 @@ class ExecuteModelResponse(_message.Message):
         logprobs: _builtins.bytes = ...,
         execute_duration_us: _builtins.int = ...,
         table_digest: _builtins.int | None = ...,
+        candidate_token_ids: _builtins.bytes = ...,
+        candidate_logprobs: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest", "table_digest", b"table_digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest", "epoch", b"epoch", "execute_duration_us", b"execute_duration_us", "logprobs", b"logprobs", "sampled_token_ids", b"sampled_token_ids", "step_id", b"step_id", "table_digest", b"table_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest", "candidate_logprobs", b"candidate_logprobs", "candidate_token_ids", b"candidate_token_ids", "epoch", b"epoch", "execute_duration_us", b"execute_duration_us", "logprobs", b"logprobs", "sampled_token_ids", b"sampled_token_ids", "step_id", b"step_id", "table_digest", b"table_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__table_digest: _TypeAlias = _typing.Literal["table_digest"]  # noqa: Y015
     _WhichOneofArgType__table_digest: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest"]  # noqa: Y015

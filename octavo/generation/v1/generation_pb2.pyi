@@ -19,6 +19,42 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _EarlyStopping:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlyStopping.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EARLY_STOPPING_UNSPECIFIED: _EarlyStopping.ValueType  # 0
+    """The default, EARLY_STOPPING_FALSE."""
+    EARLY_STOPPING_TRUE: _EarlyStopping.ValueType  # 1
+    """As soon as there are beam_width finished hypotheses."""
+    EARLY_STOPPING_FALSE: _EarlyStopping.ValueType  # 2
+    """When the best live beam, scored at its present length, is no better than the worst of beam_width
+    finished hypotheses.
+    """
+    EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 3
+    """When no live beam can become better than the worst of beam_width finished hypotheses, whatever
+    its length will be.
+    """
+
+class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
+    """EarlyStopping says when a beam search ends; the meanings are those of transformers."""
+
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping.ValueType  # 0
+"""The default, EARLY_STOPPING_FALSE."""
+EARLY_STOPPING_TRUE: EarlyStopping.ValueType  # 1
+"""As soon as there are beam_width finished hypotheses."""
+EARLY_STOPPING_FALSE: EarlyStopping.ValueType  # 2
+"""When the best live beam, scored at its present length, is no better than the worst of beam_width
+finished hypotheses.
+"""
+EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 3
+"""When no live beam can become better than the worst of beam_width finished hypotheses, whatever
+its length will be.
+"""
+Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -78,6 +114,8 @@ class SamplingParams(_message.Message):
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Divides the logits before sampling. 0: greedy, the most likely token. Range 0 to 100. Absent: 1."""
     top_k: _builtins.int
@@ -107,19 +145,33 @@ class SamplingParams(_message.Message):
     until supported). Absent: none.
     """
     n: _builtins.int
-    """Number of outputs. Refused unless absent or 1 until it is supported."""
+    """Number of outputs to return. Range 1 to the server's max_num_seqs; 1 if the temperature is 0,
+    which would make n equal outputs. With beam_width: range 1 to beam_width. Absent: 1.
+    """
     best_of: _builtins.int
-    """Outputs to make, of which the n best are returned. Refused unless absent or 1 until it is
-    supported.
+    """Outputs to make; if more than n, the n with the highest cumulative log-probability are returned,
+    best first, and nothing is streamed before all have ended. Range n to the server's max_num_seqs;
+    above 1 only with a temperature above 0. Refused with beam_width. Absent: n.
     """
     beam_width: _builtins.int
-    """Width of a beam search. Refused unless absent or 0 until it is supported."""
+    """Width of a beam search: keep so many of the most likely sequences, return the n best, best first.
+    Range 2 to the server's limits, max_beam_width and max_num_seqs. Nothing is streamed before the
+    search is over. Goes with neither sampling (temperature other than 0, top_k, top_p, min_p,
+    best_of) nor stop strings. 0 or absent: no beam search.
+    """
     repetition_penalty: _builtins.float
     """Penalty of tokens in prompt and output. Refused unless absent or 1 until it is supported."""
     presence_penalty: _builtins.float
     """Penalty of tokens in the output. Refused unless absent or 0 until it is supported."""
     frequency_penalty: _builtins.float
     """Penalty of tokens by their count in the output. Refused unless absent or 0 until it is supported."""
+    length_penalty: _builtins.float
+    """Beams only. A hypothesis' score is its cumulative log-probability divided by its number of output
+    tokens, the end-of-sequence token included, to this power: above 0 favours long ones, below 0
+    short ones. Range -10 to 10. Absent: 1.
+    """
+    early_stopping: Global___EarlyStopping.ValueType
+    """Beams only. When the search ends. Unspecified: EARLY_STOPPING_FALSE."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The output ends before the first of these strings, which is cut off; at most 16, none empty,
@@ -162,10 +214,12 @@ class SamplingParams(_message.Message):
         frequency_penalty: _builtins.float | None = ...,
         logit_bias: _abc.Iterable[Global___LogitBias] | None = ...,
         grammar: Global___Grammar | None = ...,
+        length_penalty: _builtins.float | None = ...,
+        early_stopping: Global___EarlyStopping.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_width", b"_beam_width", "_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "beam_width", b"beam_width", "best_of", b"best_of", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_width", b"_beam_width", "_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_length_penalty", b"_length_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "beam_width", b"beam_width", "best_of", b"best_of", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "length_penalty", b"length_penalty", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_width", b"_beam_width", "_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "beam_width", b"beam_width", "best_of", b"best_of", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_width", b"_beam_width", "_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_length_penalty", b"_length_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "beam_width", b"beam_width", "best_of", b"best_of", "early_stopping", b"early_stopping", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beam_width: _TypeAlias = _typing.Literal["beam_width"]  # noqa: Y015
     _WhichOneofArgType__beam_width: _TypeAlias = _typing.Literal["_beam_width", b"_beam_width"]  # noqa: Y015
@@ -173,6 +227,8 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__best_of: _TypeAlias = _typing.Literal["_best_of", b"_best_of"]  # noqa: Y015
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
+    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
@@ -203,6 +259,8 @@ class SamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__best_of) -> _WhichOneofReturnType__best_of | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
     @_typing.overload
@@ -297,8 +355,10 @@ class Output(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     STOP_STRING_FIELD_NUMBER: _builtins.int
+    CUMULATIVE_LOGPROB_FIELD_NUMBER: _builtins.int
+    BEAM_SCORE_FIELD_NUMBER: _builtins.int
     output_index: _builtins.int
-    """Which output; range 0 to n less 1."""
+    """Which output; range 0 to n less 1. With best_of above n, or a beam search: its rank, 0 is the best."""
     text: _builtins.str
     """The whole text."""
     finish_reason: Global___FinishReason.ValueType
@@ -307,6 +367,12 @@ class Output(_message.Message):
     """An end-of-sequence or stop token."""
     stop_string: _builtins.str
     """A stop string."""
+    cumulative_logprob: _builtins.float
+    """Sum of the log-probabilities of token_ids. Absent unless they were computed: log-probabilities
+    were asked for, best_of is above n, or it is a beam search.
+    """
+    beam_score: _builtins.float
+    """Beams only: what the hypotheses are ranked by, cumulative_logprob with the length penalty."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """All token ids, with the one that ended the output."""
@@ -325,13 +391,24 @@ class Output(_message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         stop_token_id: _builtins.int = ...,
         stop_string: _builtins.str = ...,
+        cumulative_logprob: _builtins.float | None = ...,
+        beam_score: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_score", b"_beam_score", "_cumulative_logprob", b"_cumulative_logprob", "beam_score", b"beam_score", "cumulative_logprob", b"cumulative_logprob", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_score", b"_beam_score", "_cumulative_logprob", b"_cumulative_logprob", "beam_score", b"beam_score", "cumulative_logprob", b"cumulative_logprob", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__beam_score: _TypeAlias = _typing.Literal["beam_score"]  # noqa: Y015
+    _WhichOneofArgType__beam_score: _TypeAlias = _typing.Literal["_beam_score", b"_beam_score"]  # noqa: Y015
+    _WhichOneofReturnType__cumulative_logprob: _TypeAlias = _typing.Literal["cumulative_logprob"]  # noqa: Y015
+    _WhichOneofArgType__cumulative_logprob: _TypeAlias = _typing.Literal["_cumulative_logprob", b"_cumulative_logprob"]  # noqa: Y015
     _WhichOneofReturnType_stopped_by: _TypeAlias = _typing.Literal["stop_token_id", "stop_string"]  # noqa: Y015
     _WhichOneofArgType_stopped_by: _TypeAlias = _typing.Literal["stopped_by", b"stopped_by"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__beam_score) -> _WhichOneofReturnType__beam_score | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cumulative_logprob) -> _WhichOneofReturnType__cumulative_logprob | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_stopped_by) -> _WhichOneofReturnType_stopped_by | None: ...
 
 Global___Output: _TypeAlias = Output  # noqa: Y015
@@ -348,9 +425,13 @@ class Usage(_message.Message):
     num_prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     num_output_tokens: _builtins.int
-    """Tokens made, over all outputs."""
+    """Tokens made, over all outputs: also those that best_of made and that are not returned. Of a beam
+    search: the tokens of the hypotheses that are returned.
+    """
     num_cached_tokens: _builtins.int
-    """Prompt tokens that came from the prefix cache."""
+    """Prompt tokens that came from the prefix cache when the request was first admitted; range 0 to
+    num_prompt_tokens less 1.
+    """
     def __init__(
         self,
         *,

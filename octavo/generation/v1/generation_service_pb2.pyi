@@ -41,12 +41,17 @@ class GenerateRequest(_message.Message):
     text: _builtins.str
     """Plain text, tokenized as it is, with the special tokens that the tokenizer adds."""
     priority: _builtins.int
-    """Reserved for scheduling by priority; lower runs first. Refused unless 0 until it is supported."""
+    """Urgency; a lower number is served first, and preempted last. Refused unless 0 by a server that
+    serves in order of arrival.
+    """
     tenant: _builtins.str
-    """Reserved for fair sharing among tenants. Refused unless empty until it is supported."""
+    """On whose account the request runs: tenants share the server fairly, by their weights, and never
+    each other's cached blocks. At most 256 characters. If the server is configured with tenants, one
+    of those; otherwise any name, empty included.
+    """
     cache_salt: _builtins.str
-    """Reserved for the prefix cache: prompts share cached blocks only with equal salts. Refused unless
-    empty until it is supported.
+    """Prompts share cached blocks only with equal tenant and equal cache_salt, so that nobody learns
+    from its speed whether another one sent a prompt before. At most 256 characters.
     """
     lora_adapter: _builtins.str
     """Reserved for LoRA adapters. Refused unless empty until it is supported."""
@@ -225,7 +230,11 @@ Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
 
 @_typing.final
 class OutputDelta(_message.Message):
-    """OutputDelta is what is new in one output. Several tokens may share one delta under load."""
+    """OutputDelta is what is new in one output. Several tokens may share one delta under load.
+
+    The deltas of several outputs come interleaved, and each output ends by itself. Outputs that are
+    ranked (best_of above n, beam search) are only known at the end: then each comes in one delta.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

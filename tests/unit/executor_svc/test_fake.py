@@ -1,12 +1,10 @@
 """What the fake worker finds wrong, and what its tokens depend on.
 
-Blocks have 4 slots. A `Run` numbers the steps and remembers the last result.
+Block moves are in `test_fake_moves.py`, beams in `test_fake_beams.py`. Blocks have 4 slots.
 """
 
 import codecs
 import json
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,71 +15,8 @@ from executor_svc.fake_tokenizer import EOS_TOKEN_ID, IM_START_TOKEN_ID, VOCAB_S
 from executor_svc.fake_worker import FakeWorker
 from shared.batch_table import BatchTable
 from shared.errors import InvalidStepError, StepFailedError
-from shared.step import Admission, Fork, SamplingRow, Step, StepResult, TableDelta, pairs
-
-Moves = dict[str, Any]
-
-
-class Run:
-    def __init__(self, worker: FakeWorker | None = None) -> None:
-        self.worker = worker or small_worker()
-        self.step_id = 0
-
-    def step(self, delta: TableDelta, moves: Moves | None = None) -> StepResult:
-        self.step_id += 1
-        step = Step(1, self.step_id, delta)
-        return self.worker.execute(replace(step, **moves) if moves else step)
-
-    def prefill(self, admission: Admission, *, num_tokens: int = 0, moves: Moves | None = None) -> list[int]:
-        missing = len(admission.token_ids) - admission.num_computed_tokens
-        chunk = pairs((admission.slot, num_tokens or missing))
-        result = self.step(TableDelta(admissions=(admission,), prefill_chunks=chunk), moves)
-        return list(result.sampled_token_ids)
-
-    def decode(self, *appended_blocks: tuple[int, int]) -> list[int]:
-        return list(self.step(TableDelta(appended_blocks=pairs(*appended_blocks))).sampled_token_ids)
-
-    def release(self, slot: int, moves: Moves | None = None) -> None:
-        self.step(TableDelta(released_slots=np.array([slot], np.int32)), moves)
-
-
-def small_worker(**options: float) -> FakeWorker:
-    numbers = {"block_size_tokens": 4, "num_device_blocks": 16, "max_model_len": 32, "max_num_seqs": 4}
-    return FakeWorker(**{**numbers, **options})  # type: ignore[arg-type]
-
-
-def admission(
-    tokens: str,
-    blocks: tuple[int, ...],
-    *,
-    slot: int = 0,
-    generation: int = 1,
-    computed: int = 0,
-    salt: int = 0,
-    sampling: SamplingRow | None = None,
-) -> Admission:
-    return Admission(
-        slot=slot,
-        generation=generation,
-        token_ids=np.frombuffer(tokens.encode(), np.uint8).astype(np.int32),
-        num_prompt_tokens=len(tokens),
-        num_computed_tokens=computed,
-        block_ids=np.array(blocks, np.int32),
-        sampling=sampling or SamplingRow(),
-        cache_salt=salt,
-    )
-
-
-def continuation(
-    prompt: str, num_tokens: int, *, sampling: SamplingRow | None = None, salt: int = 0, **options: float
-) -> list[int]:
-    run = Run(small_worker(max_model_len=len(prompt) + num_tokens, **options))
-    num_blocks = -(-(len(prompt) + num_tokens) // 4)
-    blocks = tuple(range(num_blocks))
-    tokens = run.prefill(admission(prompt, blocks, sampling=sampling, salt=salt))
-    for _ in range(num_tokens - 1):
-        tokens += run.decode()
-    return tokens
+from shared.step import Admission, Fork, SamplingRow, Step, TableDelta, pairs
+from tests.support.fake_runs import Run, admission, continuation, small_worker
 
 
 def test_hashes_follow_their_definition() -> None:
@@ -215,39 +150,6 @@ def test_tokens_of_the_scheduler_enter_the_history() -> None:
         appended_tokens=pairs((0, ord("x"))), appended_blocks=pairs((0, 1)), prefill_chunks=pairs((0, 2))
     )
     assert run.step(chosen).sampled_token_ids.tolist() == continuation(f"abc{sampled}x", 1)
-
-
-def test_a_swapped_sequence_keeps_its_history() -> None:
-    run = Run(small_worker(num_host_blocks=2))
-    run.prefill(admission("abcd", (0,)))
-    run.release(0, {"blocks_to_swap_out": pairs((0, 1))})
-    run.prefill(admission("wxyz", (0,), slot=1))
-    run.release(1)
-    again = admission("abcdef", (3, 4), generation=2, computed=4)
-    assert run.prefill(again, moves={"blocks_to_swap_in": pairs((1, 3))}) == continuation("abcdef", 1)
-
-
-def test_a_swap_of_the_wrong_block_is_found() -> None:
-    run = Run(small_worker(num_host_blocks=2))
-    run.prefill(admission("abcd", (0,)))
-    run.release(0, {"blocks_to_swap_out": pairs((0, 1))})
-    with pytest.raises(StepFailedError, match="slot 0 reads position 0 from block 3, which is unwritten"):
-        run.prefill(admission("abcdef", (3, 4), generation=2, computed=4), moves={"blocks_to_swap_in": pairs((0, 3))})
-
-
-@pytest.mark.parametrize(
-    ("moves", "message"),
-    [
-        ({"blocks_to_copy": pairs((0, 16))}, "moves device block 16; there are 16 device blocks"),
-        ({"blocks_to_swap_out": pairs((0, 0))}, "moves host block 0; there are 0 host blocks"),
-        ({"blocks_to_swap_in": pairs((-1, 0))}, "moves host block -1"),
-    ],
-)
-def test_moves_of_unknown_blocks_write_nothing(moves: Moves, message: str) -> None:
-    run = Run()
-    with pytest.raises(InvalidStepError, match=message):
-        run.prefill(admission("abc", (0,)), moves=moves)
-    assert not run.worker.table.live.any()
 
 
 def test_token_ids_outside_the_vocabulary_write_nothing() -> None:

@@ -196,6 +196,60 @@ def test_a_row_of_nan_gives_a_valid_id() -> None:
     assert 0 <= token_ids[0] < 7
 
 
+def candidates(logits: torch.Tensor, *num_candidates: int) -> list[tuple[list[int], list[float]]]:
+    """Return the candidates of each row of logits."""
+    rows = np.arange(len(num_candidates), dtype=np.int32)
+    token_ids, logprobs = Sampler().candidates(logits, rows, np.array(num_candidates, np.int32))
+    ends = np.cumsum(num_candidates)[:-1]
+    return [
+        (ids.tolist(), values.tolist())
+        for ids, values in zip(np.split(token_ids, ends), np.split(logprobs, ends), strict=True)
+    ]
+
+
+def test_candidates_are_the_top_of_the_log_softmax() -> None:
+    logits = random_logits(4)
+    widths = (5, 1, 500, 8)
+
+    result = candidates(logits, *widths)
+
+    for row, (width, (token_ids, logprobs)) in enumerate(zip(widths, result, strict=True)):
+        expected = torch.log_softmax(logits[row], -1).topk(width)
+        assert token_ids == expected.indices.tolist()
+        np.testing.assert_allclose(logprobs, expected.values.numpy(), atol=1e-6)
+
+
+def test_equally_likely_candidates_come_by_token_id_also_where_the_cut_is() -> None:
+    logits = torch.zeros(3, 200)
+    logits[0, 150], logits[0, 7] = 2.0, 2.0
+    logits[1] = torch.arange(200) // 2  # ties everywhere
+    logits[2, [190, 30, 60, 120]] = 1.0
+
+    result = candidates(logits, 5, 5, 3)
+
+    assert [token_ids for token_ids, _ in result] == [[7, 150, 0, 1, 2], [198, 199, 196, 197, 194], [30, 60, 120]]
+
+
+def test_fewer_candidates_are_a_prefix_of_more() -> None:
+    logits = (random_logits(1) * 2).round()  # many ties
+
+    everything, logprobs = candidates(logits, 500)[0]
+
+    for width in (1, 2, 7, 32, 100):
+        assert candidates(logits, width)[0] == (everything[:width], logprobs[:width])
+
+
+def test_candidates_take_the_logits_row_that_is_theirs_and_leave_it_alone() -> None:
+    logits = random_logits(3)
+    before = logits.clone()
+
+    token_ids, _ = Sampler().candidates(logits, np.array([2, 0], np.int32), np.array([2, 3], np.int32))
+
+    assert token_ids.tolist() == [*logits[2].topk(2).indices.tolist(), *logits[0].topk(3).indices.tolist()]
+    assert token_ids.dtype == np.int32
+    assert torch.equal(logits, before)
+
+
 def test_uniforms_are_a_pure_function_of_seed_output_and_position() -> None:
     seeds = np.array([0, 1, 2**64 - 1, 1, 1], np.uint64)
     output_indices = np.array([0, 0, 0, 1, 0], np.int32)

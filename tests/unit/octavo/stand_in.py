@@ -21,8 +21,9 @@ WORDS = ("The", " sky", " is", " blue")
 
 @dataclass
 class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
-    """Answers every prompt with WORDS, token ids 0 to 3; or as the prompt's text says.
+    """Answers every prompt with WORDS, token ids 0 to 3, n times; or as the prompt's text says.
 
+    Further outputs have their number before each word. With best_of or beam_width they are ranked.
     "refuse", "exists", "full", "drain", "lost", "aborted", "cut", "bug" end in that error; "endless" never ends.
     "break" ends in an error after the first word.
     """
@@ -47,14 +48,16 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
                 )
             )
             while request.text == "endless" or (self.is_endless_chat and request.HasField("messages")):
-                yield _delta(0, "again ")
+                yield _delta(0, 0, "again ")
                 await asyncio.sleep(0.01)  # the pace of a slow model
-            for token_id, word in enumerate(WORDS):
-                yield _delta(token_id, word)
+            params = request.sampling_params
+            for token_id in range(len(WORDS)):
+                for output_index in range(params.n or 1):
+                    yield _delta(output_index, token_id, _words(output_index)[token_id])
                 if request.text == "break":
                     await context.abort(grpc.StatusCode.INTERNAL, "a broken invariant")
             if request.text != "cut":
-                yield _finished()
+                yield _finished(params)
         finally:
             self.call_ended.set()
 
@@ -122,20 +125,34 @@ def _details_metadata(
     return (("grpc-status-details-bin", status.SerializeToString()),)
 
 
-def _delta(token_id: int, text: str) -> generation_service_pb2.GenerateResponse:
-    delta = generation_service_pb2.OutputDelta(text=text, token_ids=[token_id], logprobs=[-0.5])
+def _words(output_index: int) -> list[str]:
+    return [f"{output_index or ''}{word}" for word in WORDS]
+
+
+def _delta(output_index: int, token_id: int, text: str) -> generation_service_pb2.GenerateResponse:
+    delta = generation_service_pb2.OutputDelta(
+        output_index=output_index, text=text, token_ids=[token_id], logprobs=[-0.5]
+    )
     return generation_service_pb2.GenerateResponse(delta=delta)
 
 
-def _finished() -> generation_service_pb2.GenerateResponse:
-    output = generation_pb2.Output(
-        text="".join(WORDS),
-        token_ids=range(len(WORDS)),
-        logprobs=[-0.5] * len(WORDS),
-        finish_reason=generation_pb2.FINISH_REASON_STOP,
-        stop_token_id=3,
+def _finished(params: generation_pb2.SamplingParams) -> generation_service_pb2.GenerateResponse:
+    outputs = [
+        generation_pb2.Output(
+            output_index=index,
+            text="".join(_words(index)),
+            token_ids=range(len(WORDS)),
+            logprobs=[-0.5] * len(WORDS),
+            finish_reason=generation_pb2.FINISH_REASON_STOP,
+            stop_token_id=3,
+            cumulative_logprob=-2.0 - index if params.best_of or params.beam_width else None,
+            beam_score=-0.5 - index if params.beam_width else None,
+        )
+        for index in range(params.n or 1)
+    ]
+    usage = generation_pb2.Usage(
+        num_prompt_tokens=7, num_output_tokens=len(WORDS) * len(outputs), num_cached_tokens=params.n
     )
-    usage = generation_pb2.Usage(num_prompt_tokens=7, num_output_tokens=len(WORDS))
     return generation_service_pb2.GenerateResponse(
-        finished=generation_service_pb2.RequestFinished(outputs=[output], usage=usage)
+        finished=generation_service_pb2.RequestFinished(outputs=outputs, usage=usage)
     )

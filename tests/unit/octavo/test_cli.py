@@ -13,6 +13,7 @@ import pytest
 
 import octavo
 from octavo.cli import main
+from octavo.generation.v1 import generation_pb2
 from tests.unit.octavo.stand_in import StandIn
 
 
@@ -102,6 +103,48 @@ async def test_sampling_flags_arrive(stand_in: StandIn) -> None:
     assert (list(params.stop), list(params.stop_token_ids), params.ignore_eos) == (["a", "b"], [9], True)
 
 
+async def test_flags_of_groups_and_accounts_arrive(stand_in: StandIn) -> None:
+    flags = "--n 2 --best-of 3 --beam-width 4 --length-penalty -0.5 --early-stopping never"
+    account = "--priority -1 --tenant red --cache-salt secret"
+    await run("generate", "Why?", *flags.split(), *account.split(), "--address", stand_in.address)
+    [request] = stand_in.requests
+    params = request.sampling_params
+    assert (params.n, params.best_of, params.beam_width, params.length_penalty) == (2, 3, 4, -0.5)
+    assert params.early_stopping == generation_pb2.EARLY_STOPPING_NEVER
+    assert (request.priority, request.tenant, request.cache_salt) == (-1, "red", "secret")
+
+
+async def test_flags_that_are_not_given_are_not_sent(stand_in: StandIn) -> None:
+    await run("generate", "Why?", "--address", stand_in.address)
+    assert {field.name for field, _ in stand_in.requests[0].ListFields()} <= {"text", "sampling_params"}
+    assert stand_in.requests[0].sampling_params.ListFields() == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks"),
+    [
+        (["--n", "2"], ("", "")),
+        (["--n", "2", "--best-of", "3"], (", log-probability -2.000", ", log-probability -3.000")),
+        (["--n", "2", "--beam-width", "2"], (", score -0.500", ", score -1.500")),
+    ],
+)
+async def test_several_outputs_are_printed_one_after_another(
+    flags: list[str], ranks: tuple[str, str], stand_in: StandIn
+) -> None:
+    ended = await run("generate", "Why?", *flags, "--address", stand_in.address)
+    expected = (
+        f"--- output 1 of 2{ranks[0]} ---\nThe sky is blue\n--- output 2 of 2{ranks[1]} ---\n1The1 sky1 is1 blue\n"
+    )
+    assert ended == Ended(0, expected, "")
+
+
+async def test_json_has_all_outputs(stand_in: StandIn) -> None:
+    ended = await run("generate", "Why?", "--n", "2", "--beam-width", "2", "--json", "--address", stand_in.address)
+    outputs = json.loads(ended.stdout)["outputs"]
+    assert [output["output_index"] for output in outputs] == [0, 1]
+    assert [output["beam_score"] for output in outputs] == [-0.5, -1.5]
+
+
 async def test_nobody_at_the_address_is_one_line_with_the_remedy() -> None:
     ended = await run("generate", "Why?", "--address", "127.0.0.1:1")
     assert ended == Ended(1, "", 'octavo: no scheduler answers at 127.0.0.1:1; start one with "octavo up"\n')
@@ -169,6 +212,15 @@ async def test_chat_remembers_the_conversation_until_reset(stand_in: StandIn) ->
     assert (ended.status, ended.stderr) == (0, "")
 
 
+async def test_chat_sends_priority_and_tenant_with_each_turn(stand_in: StandIn) -> None:
+    stand_in.has_chat_template = True
+    flags = ["--priority", "3", "--tenant", "red", "--beam-width", "2"]
+    ended = await run("chat", *flags, "--address", stand_in.address, stdin="Hi\nAnd?\n")
+    sent = [(request.priority, request.tenant, request.sampling_params.beam_width) for request in stand_in.requests]
+    assert sent == [(3, "red", 2), (3, "red", 2)]
+    assert ended.stdout.count("The sky is blue\n") == 2
+
+
 async def test_chat_confirms_a_reset_and_refuses_commands_that_it_does_not_have(stand_in: StandIn) -> None:
     stand_in.has_chat_template = True
     ended = await run("chat", "--address", stand_in.address, stdin="/reset\n/help me\n/quit\n")
@@ -206,6 +258,8 @@ async def test_chat_needs_a_chat_template(stand_in: StandIn) -> None:
         (["generate"], "Missing argument 'PROMPT'"),
         (["generate", "Why?", "--max-tokens", "many"], "'many' is not a valid integer"),
         (["generate", "Why?", "--logprobs", "0"], "--logprobs needs --json"),
+        (["generate", "Why?", "--early-stopping", "always"], "'always' is not one of 'true', 'false', 'never'"),
+        (["chat", "--n", "2"], "No such option"),
         (["generate", "Why?", "--address", "localhost"], "'localhost' is not HOST:PORT"),
         (["generate", "Why?", "--address", "localhost:65536"], "'localhost:65536' is not HOST:PORT"),
         (["generate", "Why?", "--timeout", "0"], "--timeout"),

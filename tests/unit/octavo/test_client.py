@@ -1,5 +1,6 @@
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,58 @@ async def test_generate_returns_everything(stand_in: StandIn) -> None:
     [only] = output.outputs
     assert (only.text, only.token_ids, only.logprobs) == ("The sky is blue", (0, 1, 2, 3), (-0.5,) * 4)
     assert (only.finish_reason, only.stopped_by) == (FinishReason.STOP, 3)
+    assert (only.cumulative_logprob, only.beam_score) == (None, None)
+
+
+async def test_several_outputs_are_told_apart_by_their_index(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        events = [event async for event in client.stream("Why?", SamplingParams(n=2))]
+
+    deltas, finished = [event for event in events if isinstance(event, Delta)], events[-1]
+    assert [delta.output_index for delta in deltas] == [0, 1] * 4
+    assert isinstance(finished, Finished)
+    assert [output.output_index for output in finished.outputs] == [0, 1]
+    for output in finished.outputs:
+        mine = [delta for delta in deltas if delta.output_index == output.output_index]
+        assert "".join(delta.text for delta in mine) == output.text
+    assert finished.usage == Usage(num_prompt_tokens=7, num_output_tokens=8, num_cached_tokens=2)
+
+
+async def test_ranked_outputs_say_what_they_were_ranked_by(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        best = await client.generate("Why?", SamplingParams(n=2, best_of=3))
+        beams = await client.generate("Why?", SamplingParams(n=2, beam_width=4))
+
+    assert [(output.cumulative_logprob, output.beam_score) for output in best.outputs] == [(-2.0, None), (-3.0, None)]
+    assert [(output.cumulative_logprob, output.beam_score) for output in beams.outputs] == [(-2.0, -0.5), (-3.0, -1.5)]
+
+
+async def test_priority_tenant_and_salt_travel_with_the_request(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        await client.generate("Why?", priority=-2, tenant="red", cache_salt="secret")
+        await client.generate("Why?")
+    named, plain = stand_in.requests
+    assert (named.priority, named.tenant, named.cache_salt) == (-2, "red", "secret")
+    assert {field.name for field, _ in plain.ListFields()} == {"text"}
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ({"priority": 2**31}, "priority is 2147483648; it must be a whole number from -2^31 to 2^31-1"),
+        ({"tenant": 7}, "tenant is 7; it must be a string"),
+        ({"cache_salt": b"\xff"}, r"cache_salt is b'\xff'; it must be a string"),
+        ({"request_id": 7}, "request_id is 7; it must be a string"),
+    ],
+)
+async def test_an_argument_that_does_not_fit_is_named_before_it_is_sent(
+    argument: dict[str, Any], sentence: str, stand_in: StandIn
+) -> None:
+    async with Client(stand_in.address) as client:
+        with pytest.raises(InvalidRequestError) as caught:
+            await client.generate("Why?", **argument)
+    assert (str(caught.value), caught.value.field) == (sentence, next(iter(argument)))
+    assert stand_in.requests == []
 
 
 async def test_each_kind_of_prompt_travels_as_its_own_field(stand_in: StandIn) -> None:

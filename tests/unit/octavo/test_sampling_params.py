@@ -6,7 +6,7 @@ import pytest
 from octavo import SamplingParams
 from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_pb2
-from octavo.sampling_params import Grammar
+from octavo.sampling_params import EarlyStopping, Grammar
 
 
 def test_names_are_those_of_the_wire() -> None:
@@ -47,6 +47,8 @@ def test_every_field_arrives() -> None:
         frequency_penalty=-0.5,
         logit_bias={5: -1.0},
         grammar=Grammar(regex="a+"),
+        length_penalty=-0.5,
+        early_stopping="never",
     )
     proto = params.to_proto()
     assert len(proto.ListFields()) == len(fields(SamplingParams))
@@ -54,6 +56,23 @@ def test_every_field_arrives() -> None:
     assert (list(proto.stop), list(proto.stop_token_ids)) == (["\n", "END"], [1, 2])
     assert [(bias.token_id, bias.bias) for bias in proto.logit_bias] == [(5, -1.0)]
     assert proto.grammar.regex == "a+"
+    assert (proto.n, proto.best_of, proto.beam_width, proto.length_penalty) == (2, 3, 4, -0.5)
+    assert proto.early_stopping == generation_pb2.EARLY_STOPPING_NEVER
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [
+        (None, generation_pb2.EARLY_STOPPING_UNSPECIFIED),
+        (True, generation_pb2.EARLY_STOPPING_TRUE),
+        (False, generation_pb2.EARLY_STOPPING_FALSE),
+        ("never", generation_pb2.EARLY_STOPPING_NEVER),
+    ],
+)
+def test_early_stopping_has_the_values_of_transformers(
+    value: EarlyStopping | None, sent: generation_pb2.EarlyStopping.ValueType
+) -> None:
+    assert SamplingParams(early_stopping=value).to_proto().early_stopping == sent
 
 
 def test_one_stop_string_stands_for_a_list_of_it() -> None:
@@ -73,6 +92,8 @@ def test_nan_travels_for_the_scheduler_to_refuse() -> None:
         (SamplingParams(grammar=Grammar()), "sampling_params.grammar"),
         (SamplingParams(grammar=Grammar(json_schema="{}", regex="a")), "sampling_params.grammar"),
         (SamplingParams(temperature="hot"), "sampling_params.temperature"),  # type: ignore[arg-type]
+        (SamplingParams(length_penalty="long"), "sampling_params.length_penalty"),  # type: ignore[arg-type]
+        (SamplingParams(early_stopping="always"), "sampling_params.early_stopping"),  # type: ignore[arg-type]
     ],
 )
 def test_what_does_not_fit_its_field_is_named(params: SamplingParams, field: str) -> None:
@@ -92,6 +113,10 @@ def test_what_does_not_fit_its_field_is_named(params: SamplingParams, field: str
         (
             SamplingParams(stop_token_ids=[2**31]),
             "sampling_params.stop_token_ids is [2147483648]; it must hold whole numbers from 0 to 2^31-1",
+        ),
+        (
+            SamplingParams(early_stopping="always"),  # type: ignore[arg-type]
+            "sampling_params.early_stopping is 'always'; it must be True, False or 'never'",
         ),
     ],
 )

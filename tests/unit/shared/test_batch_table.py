@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shared.batch_table import BatchTable
-from shared.step import NO_BLOCK, UNKNOWN_TOKEN, Admission, Fork, SamplingRow, TableDelta, no_slots, pairs
+from shared.step import UNKNOWN_TOKEN, Admission, Fork, SamplingRow, TableDelta, no_slots, pairs
 from tests.support.tables import admission, decoding_table, small_table
 
 
@@ -124,12 +124,12 @@ def test_a_replaced_block_leaves_its_neighbours() -> None:
     assert table.blocks_of(1).tolist() == [1, 6]
 
 
-def test_a_shorter_successor_leaves_no_old_blocks_in_the_table() -> None:
+def test_a_shorter_successor_has_only_its_own_blocks() -> None:
     table = decoding_table()
 
     table.apply(TableDelta(released_slots=slots(1), admissions=(admission(slot=1, generation=2, blocks=(5,)),)))
 
-    assert table.block_tables[1].tolist() == [5, NO_BLOCK, NO_BLOCK, NO_BLOCK]
+    assert table.blocks_of(1).tolist() == [5]
 
 
 def test_a_released_slot_runs_no_more() -> None:
@@ -286,3 +286,159 @@ def test_digest_is_equal_in_tables_with_more_slots() -> None:
 
 def test_a_table_has_room_for_the_last_partial_block() -> None:
     assert BatchTable(1, max_model_len=9, block_size=4, num_device_blocks=3).block_tables.shape == (1, 3)
+
+
+# Beams. In a beam table slot 0 is a beam slot whose prompt of 3 tokens was computed: it rests.
+
+BEAM = SamplingRow(num_candidates=4)
+
+
+def beam_table() -> BatchTable:
+    table = small_table()
+    table.apply(TableDelta(admissions=(admission(sampling=BEAM),), prefill_chunks=pairs((0, 3))))
+    return table
+
+
+def chosen(*appended_tokens: tuple[int, int], beam_forks: tuple[Fork, ...] = ()) -> TableDelta:
+    """Append the tokens that the scheduler chose and let their slots decode."""
+    activated = slots(*(slot for slot, _ in appended_tokens))
+    return TableDelta(beam_forks=beam_forks, appended_tokens=pairs(*appended_tokens), activated_slots=activated)
+
+
+def test_a_beam_row_samples_no_token_and_its_slot_rests() -> None:
+    table = small_table()
+
+    layout = table.apply(TableDelta(admissions=(admission(sampling=BEAM),), prefill_chunks=pairs((0, 3))))
+
+    assert (layout.sample_slots.tolist(), layout.sample_positions.tolist()) == ([0], [3])
+    assert layout.num_candidates is not None
+    assert layout.num_candidates.tolist() == [4]
+    assert (table.num_tokens[0], table.num_scheduled_tokens[0], table.active[0]) == (3, 3, False)
+    assert table.apply(TableDelta()).slots.tolist() == []
+
+
+def test_the_result_of_a_beam_row_is_current_but_not_recorded() -> None:
+    table = beam_table()
+    layout = table.apply(chosen((0, 55)))
+
+    current = table.record(layout, slots(UNKNOWN_TOKEN))
+
+    assert current.tolist() == [True]
+    assert table.tokens_of(0).tolist() == [100, 101, 102, 55]
+    assert table.token_ids[0, 4] == 0
+
+
+def test_a_beam_decodes_the_token_that_was_chosen_and_rests_again() -> None:
+    table = beam_table()
+
+    layout = table.apply(chosen((0, 55)))
+
+    assert (layout.num_decodes, layout.starts.tolist(), layout.sample_positions.tolist()) == (1, [3], [4])
+    assert table.tokens_of(0).tolist() == [100, 101, 102, 55]
+    assert (table.num_scheduled_tokens[0], table.active[0]) == (4, False)
+
+
+def test_a_beam_fork_copies_its_parent_as_it_is_before_the_chosen_tokens() -> None:
+    table = beam_table()
+    children = (Fork(0, 2, 1, BEAM), Fork(0, 3, 1, SamplingRow(num_candidates=4, output_index=1)))
+
+    layout = table.apply(chosen((0, 55), (2, 66), beam_forks=children))
+
+    assert (layout.slots.tolist(), layout.sample_slots.tolist()) == ([0, 2], [0, 2])
+    assert table.tokens_of(0).tolist() == [100, 101, 102, 55]
+    assert table.tokens_of(2).tolist() == [100, 101, 102, 66]
+    assert table.tokens_of(3).tolist() == [100, 101, 102]
+    assert table.blocks_of(3).tolist() == table.blocks_of(0).tolist()
+    assert table.live[3]
+    assert not table.active[3]
+    assert table.sampling[3]["output_index"] == 1
+
+
+def test_a_beam_fork_takes_the_slot_that_a_pruned_beam_left_in_the_same_step() -> None:
+    table = beam_table()
+    table.apply(chosen((0, 55), (1, 56), beam_forks=(Fork(0, 1, 1, BEAM),)))
+    delta = TableDelta(
+        released_slots=slots(1),
+        beam_forks=(Fork(0, 1, 2, BEAM),),
+        replaced_blocks=pairs((1, 0, 5)),
+        appended_tokens=pairs((0, 57), (1, 58)),
+        appended_blocks=pairs((0, 6), (1, 7)),
+        activated_slots=slots(0, 1),
+    )
+
+    layout = table.apply(delta)
+
+    assert layout.slots.tolist() == [0, 1]
+    assert table.tokens_of(1).tolist() == [100, 101, 102, 55, 58]
+    assert (table.blocks_of(0).tolist(), table.blocks_of(1).tolist()) == ([0, 6], [5, 7])
+
+
+def test_a_child_may_be_forked_in_the_step_that_makes_it() -> None:
+    table = beam_table()
+
+    table.apply(chosen((3, 66), beam_forks=(Fork(0, 2, 1, BEAM), Fork(2, 3, 1, BEAM))))
+
+    assert table.tokens_of(3).tolist() == [100, 101, 102, 66]
+
+
+def test_beams_and_sampled_rows_mix() -> None:
+    table = beam_table()
+    sampled = admission(slot=1, blocks=(1,))
+    fork = Fork(1, 2, 1, SamplingRow(output_index=1))
+    delta = TableDelta(
+        admissions=(sampled,),
+        appended_tokens=pairs((0, 55)),
+        activated_slots=slots(0),
+        prefill_chunks=pairs((1, 3)),
+        forks=(fork,),
+    )
+
+    layout = table.apply(delta)
+    table.record(layout, slots(UNKNOWN_TOKEN, 50, 60))
+
+    assert layout.sample_slots.tolist() == [0, 1, 2]
+    assert layout.num_candidates is not None
+    assert layout.num_candidates.tolist() == [4, 0, 0]
+    assert table.active.tolist() == [False, True, True, False]
+    assert [table.tokens_of(slot)[-1] for slot in range(3)] == [55, 50, 60]
+
+
+def test_a_step_without_beam_rows_has_no_candidates() -> None:
+    table = beam_table()
+
+    layout = table.apply(TableDelta(admissions=(admission(slot=1, blocks=(1,)),), prefill_chunks=pairs((1, 3))))
+
+    assert layout.num_candidates is None
+
+
+def test_decodes_come_first_and_are_counted() -> None:
+    table = decoding_table()
+
+    assert table.apply(TableDelta(prefill_chunks=pairs((1, 2)))).num_decodes == 1
+    assert table.apply(TableDelta(prefill_chunks=pairs((1, 3)), appended_blocks=pairs((0, 5)))).num_decodes == 1
+    assert table.apply(TableDelta()).num_decodes == 2
+
+
+def test_a_layout_stays_what_it_was_while_later_steps_are_laid_out() -> None:
+    table = decoding_table()
+    layout = table.apply(TableDelta())
+    before = {name: np.copy(getattr(layout, name)) for name in ("slots", "starts", "lengths", "sample_positions")}
+
+    table.apply(TableDelta(prefill_chunks=pairs((1, 5)), appended_blocks=pairs((0, 5))))
+    table.apply(TableDelta(released_slots=slots(0)))
+
+    for name, values in before.items():
+        np.testing.assert_array_equal(getattr(layout, name), values, err_msg=name)
+
+
+def test_a_trusted_delta_is_applied_without_the_check() -> None:
+    checked, trusted = decoding_table(), decoding_table()
+    delta = TableDelta(appended_blocks=pairs((0, 5)), prefill_chunks=pairs((1, 5)))
+    unknown_block = TableDelta(appended_blocks=pairs((0, 99)))
+
+    checked.apply(delta)
+    trusted.apply(delta, trusted=True)
+
+    assert checked.digest() == trusted.digest()
+    trusted.apply(unknown_block, trusted=True)
+    assert trusted.blocks_of(0).tolist() == [0, 5, 99]

@@ -22,6 +22,10 @@ def forking(parent_slot: int = 0, slot: int = 3, generation: int = 1) -> TableDe
     return TableDelta(forks=(Fork(parent_slot, slot, generation, SamplingRow()),))
 
 
+def beam_forking(parent_slot: int = 0, slot: int = 3, generation: int = 1) -> TableDelta:
+    return TableDelta(beam_forks=(Fork(parent_slot, slot, generation, SamplingRow(num_candidates=2)),))
+
+
 def table_at_max_model_len() -> BatchTable:
     """Return a table whose slot 0 has 15 of 16 tokens and decodes its last-but-one position."""
     table = BatchTable(max_num_seqs=4, max_model_len=16, block_size=4, num_device_blocks=8)
@@ -141,6 +145,44 @@ REFUSED = {
     "fork into itself": (forking(slot=0, generation=2), "slot 0 is forked into but live"),
     "fork beyond the slots": (forking(slot=4), "slot 4 is forked into; slots are 0 to 3"),
     "fork with an old generation": (forking(generation=0), "slot 3 is forked into with generation 0 after 0"),
+    "fork that asks for candidates": (
+        TableDelta(forks=(Fork(0, 3, 1, SamplingRow(num_candidates=2)),)),
+        "slot 3 is forked into to sample, but it asks for candidates",
+    ),
+    "fork of a beam slot": (
+        TableDelta(
+            admissions=(admission(slot=2, blocks=(5,), sampling=SamplingRow(num_candidates=2)),),
+            prefill_chunks=pairs((2, 3)),
+            forks=(Fork(2, 3, 1, SamplingRow()),),
+        ),
+        "slot 2 is forked to sample, but it is a beam slot",
+    ),
+    "beam fork of a free slot": (beam_forking(parent_slot=2), "slot 2 is forked but not live"),
+    "beam fork of a negative slot": (beam_forking(parent_slot=-1), "slot -1 is forked; slots are 0 to 3"),
+    "beam fork of a slot released in the same step": (
+        TableDelta(released_slots=slots(1), beam_forks=(Fork(1, 3, 1, SamplingRow()),)),
+        "slot 1 is forked but not live",
+    ),
+    "beam fork into a live slot": (beam_forking(slot=1, generation=2), "slot 1 is forked into but live"),
+    "beam fork into itself": (beam_forking(slot=0, generation=2), "slot 0 is forked into but live"),
+    "beam fork beyond the slots": (beam_forking(slot=4), "slot 4 is forked into; slots are 0 to 3"),
+    "beam fork with an old generation": (
+        beam_forking(generation=0),
+        "slot 3 is forked into with generation 0 after 0",
+    ),
+    "two beam forks into one slot": (
+        TableDelta(beam_forks=(Fork(0, 3, 1, SamplingRow()), Fork(0, 3, 1, SamplingRow()))),
+        "slot 3 is forked into but live",
+    ),
+    "activation of a beam that has more to compute": (
+        TableDelta(
+            admissions=(admission(slot=2, num_tokens=4, blocks=(5,), num_computed_tokens=3),),
+            beam_forks=(Fork(2, 3, 1, SamplingRow(num_candidates=2)),),
+            appended_tokens=pairs((3, 9)),
+            activated_slots=slots(3),
+        ),
+        "slot 3 cannot decode: more than one token is not computed",
+    ),
     "two forks into one slot": (
         TableDelta(forks=(Fork(0, 3, 1, SamplingRow()), Fork(0, 3, 1, SamplingRow()))),
         "slot 3 is forked into but live",
@@ -175,6 +217,8 @@ def test_refused_delta_names_slot_and_rule_and_changes_nothing(case: str) -> Non
         SamplingRow(top_k=2**31),
         SamplingRow(output_index=2**31),
         SamplingRow(num_logprobs=-2),
+        SamplingRow(num_candidates=-1),
+        SamplingRow(num_candidates=2**31),
     ],
     ids=repr,
 )
@@ -199,6 +243,44 @@ def test_alternatives_are_refused_as_not_supported(num_logprobs: int) -> None:
         table.apply(admitting(sampling=sampling))
     with pytest.raises(InvalidStepError, match=f"^slot 3 asks for {num_logprobs} alternatives; .* not supported"):
         table.apply(TableDelta(forks=(Fork(0, 3, 1, sampling),)))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingRow(typical_p=0.5),
+        SamplingRow(repetition_penalty=1.25),
+        SamplingRow(repetition_penalty=float("nan")),
+        SamplingRow(presence_penalty=-0.5),
+        SamplingRow(frequency_penalty=0.5),
+        SamplingRow(min_tokens=3),
+    ],
+    ids=repr,
+)
+def test_fields_that_no_sampler_has_are_refused_and_named(sampling: SamplingRow) -> None:
+    table = decoding_table()
+    name, value = next(
+        (name, getattr(sampling, name))
+        for name in SamplingRow.__dataclass_fields__
+        if getattr(sampling, name) != getattr(SamplingRow(), name)
+    )
+
+    for delta in (
+        admitting(slot=3, sampling=sampling),
+        TableDelta(forks=(Fork(0, 3, 1, sampling),)),
+        TableDelta(beam_forks=(Fork(0, 3, 1, sampling),)),
+    ):
+        with pytest.raises(InvalidStepError, match=f"^slot 3 asks for {name} {value:g}; .* does not support it$"):
+            table.apply(delta)
+
+
+def test_a_beam_that_rests_cannot_be_activated_without_a_token() -> None:
+    table = decoding_table()
+    beam = admission(slot=2, blocks=(5,), sampling=SamplingRow(num_candidates=2))
+    table.apply(TableDelta(admissions=(beam,), prefill_chunks=pairs((2, 3))))
+
+    with pytest.raises(InvalidStepError, match="slot 2 cannot decode"):
+        table.apply(TableDelta(activated_slots=slots(2)))
 
 
 def test_what_comes_before_the_refused_part_is_not_applied_either() -> None:

@@ -16,6 +16,7 @@ EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.UnknownNameError("slot 3 is not live"), grpc.StatusCode.NOT_FOUND),
     (errors.FencedError("stale"), grpc.StatusCode.FAILED_PRECONDITION),
     (errors.QueueFullError(10, 1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.CacheTooSmallError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.UnavailableError("draining"), grpc.StatusCode.UNAVAILABLE),
     (errors.RequestAbortedError("aborted"), grpc.StatusCode.ABORTED),
     (errors.InvalidStepError("slot 9"), grpc.StatusCode.INVALID_ARGUMENT),

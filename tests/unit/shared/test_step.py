@@ -52,7 +52,21 @@ def test_no_pairs_is_still_a_table_of_pairs() -> None:
 
 
 def test_a_sampling_row_has_the_order_of_its_column() -> None:
-    row = SamplingRow(temperature=0.5, top_k=2, top_p=0.25, min_p=0.125, seed=2**64 - 1, output_index=3, num_logprobs=4)
+    row = SamplingRow(
+        temperature=0.5,
+        top_k=2,
+        top_p=0.25,
+        min_p=0.125,
+        seed=2**64 - 1,
+        output_index=3,
+        num_logprobs=4,
+        num_candidates=5,
+        typical_p=0.75,
+        repetition_penalty=1.25,
+        presence_penalty=-0.5,
+        frequency_penalty=1.5,
+        min_tokens=6,
+    )
 
     stored = np.array([row.as_tuple()], SAMPLING_ROW)[0]
 

@@ -30,7 +30,19 @@ from tests.support.toy_executor import over_the_wire, result_over_the_wire
 
 # Values that float32 holds exactly.
 SAMPLING = SamplingRow(
-    temperature=0.5, top_k=40, top_p=0.75, min_p=0.125, seed=2**64 - 1, output_index=2, num_logprobs=0
+    temperature=0.5,
+    top_k=40,
+    top_p=0.75,
+    min_p=0.125,
+    seed=2**64 - 1,
+    output_index=2,
+    num_logprobs=0,
+    num_candidates=8,
+    typical_p=0.5,
+    repetition_penalty=1.25,
+    presence_penalty=-0.5,
+    frequency_penalty=1.5,
+    min_tokens=7,
 )
 
 
@@ -60,6 +72,7 @@ def full_step() -> Step:
     delta = TableDelta(
         released_slots=np.array([0, 7], np.int32),
         admissions=(admission, dataclasses.replace(admission, slot=4, sampling=SamplingRow(), cache_salt=0)),
+        beam_forks=(Fork(2, 13, 3, SAMPLING), Fork(13, 14, 1, SamplingRow(num_candidates=3))),
         appended_tokens=pairs((1, 11), (2, 12)),
         replaced_blocks=pairs((1, 2, 3), (4, 5, 6)),
         appended_blocks=pairs((5, 50)),
@@ -117,6 +130,24 @@ def test_a_result_survives_the_wire(logprobs: np.ndarray[tuple[int], np.dtype[np
     assert (received.epoch, received.step_id, received.execute_duration_us) == (2**40, 2**50, 1234)
 
 
+def test_candidates_survive_the_wire() -> None:
+    token_ids, logprobs = np.array([3, 2**31 - 1, 0], np.int32), np.array([-0.5, -1.25, -np.inf], np.float32)
+    result = StepResult(1, 2, np.array([-1, 5], np.int32), candidate_token_ids=token_ids, candidate_logprobs=logprobs)
+
+    received = result_over_the_wire(result)
+
+    assert plain(received) == plain(result)
+
+
+def test_a_result_without_candidates_has_none_and_costs_nothing() -> None:
+    result = StepResult(1, 2, np.array([5], np.int32))
+
+    received = result_over_the_wire(result)
+
+    assert (received.candidate_token_ids, received.candidate_logprobs) == (None, None)
+    assert encode_result(result).ByteSize() == 4 + 2 + 4
+
+
 def test_arrays_of_any_width_are_sent_as_little_endian_32_bits() -> None:
     result = StepResult(1, 1, np.array([1, 258], np.int64), np.array([1.0, 2.0], np.float64))
 
@@ -139,6 +170,8 @@ def test_neutral_sampling_costs_nothing_and_stays_unset() -> None:
     assert message.ByteSize() == 0
     assert not message.HasField("top_p")
     assert not message.HasField("num_logprobs")
+    assert not message.HasField("typical_p")
+    assert not message.HasField("repetition_penalty")
 
 
 def test_zero_logprobs_are_not_none() -> None:
@@ -158,7 +191,9 @@ def test_single_admissions_and_forks_survive_the_wire() -> None:
 
 
 def test_executor_info_survives_the_wire_with_the_wire_versions() -> None:
-    info = ExecutorInfo("i", "m", "h", "float32", 16, 100, 3, 2048, 49152, 256, 4096, 2**22, (2, 0), tp_size=2)
+    info = ExecutorInfo(
+        "i", "m", "h", "float32", 16, 100, 3, 2048, 49152, 256, 4096, 2**22, (2, 0), 2, sliding_window_tokens=4096
+    )
 
     message = execution_service_pb2.GetExecutorInfoResponse.FromString(encode_info(info).SerializeToString())
 
@@ -210,7 +245,7 @@ def test_token_ids_of_an_odd_number_of_bytes_are_refused() -> None:
         decode_step(message)
 
 
-@pytest.mark.parametrize("field", ["sampled_token_ids", "logprobs"])
+@pytest.mark.parametrize("field", ["sampled_token_ids", "logprobs", "candidate_token_ids", "candidate_logprobs"])
 def test_result_arrays_of_an_odd_number_of_bytes_are_refused(field: str) -> None:
     message = step_pb2.ExecuteModelResponse()
     setattr(message, field, b"\0" * 5)
@@ -223,6 +258,16 @@ def test_fewer_logprobs_than_tokens_are_refused() -> None:
     message = step_pb2.ExecuteModelResponse(sampled_token_ids=b"\0" * 8, logprobs=b"\0" * 4)
 
     with pytest.raises(InvalidStepError, match="1 logprobs for 2 sampled tokens"):
+        decode_result(message)
+
+
+@pytest.mark.parametrize(("num_token_ids", "num_logprobs"), [(2, 1), (1, 2), (0, 1), (1, 0)])
+def test_candidates_without_their_logprobs_are_refused(num_token_ids: int, num_logprobs: int) -> None:
+    message = step_pb2.ExecuteModelResponse(
+        candidate_token_ids=b"\0" * 4 * num_token_ids, candidate_logprobs=b"\0" * 4 * num_logprobs
+    )
+
+    with pytest.raises(InvalidStepError, match=f"{num_logprobs} logprobs for {num_token_ids} candidates"):
         decode_result(message)
 
 

@@ -1,8 +1,11 @@
 """A result that no correct executor sends is refused, and nothing of it is taken."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from scheduler_svc.core.beam_search import BeamSearchParams
 from shared.errors import ExecutorFaultError
 from shared.step import StepResult
 from tests.support.driving import Bench, delivered, small_limits
@@ -47,3 +50,54 @@ def test_result_after_evacuation_is_refused() -> None:
 
     with pytest.raises(ExecutorFaultError, match="no step is in flight"):
         bench.scheduler.process(bench.results[0])
+
+
+# Beams -------------------------------------------------------------------------------------------
+
+TOKENS, LOGPROBS = np.array([3, 1, 2, 0], np.int32), np.array([-0.5, -1.0, -1.5, -2.0], np.float32)
+BEAM_FAULTS = {
+    "no candidates": (None, None, "0 beam candidates instead of 4"),
+    "candidates without log-probabilities": (TOKENS, None, "4 beam candidates instead of 4"),
+    "too few candidates": (TOKENS[:3], LOGPROBS[:3], "3 beam candidates instead of 4"),
+    "fewer log-probabilities than candidates": (TOKENS, LOGPROBS[:3], "4 beam candidates instead of 4"),
+    "a negative candidate": (TOKENS - 1, LOGPROBS, "candidates outside 0 to 12"),
+    "a candidate beyond the vocabulary": (TOKENS + 10, LOGPROBS, "candidates outside 0 to 12"),
+    "a log-probability that is not a number": (TOKENS, LOGPROBS * np.nan, "not a number"),
+}
+
+
+@pytest.mark.parametrize("fault", BEAM_FAULTS)
+def test_wrong_candidates_are_refused_and_the_right_ones_still_count(fault: str) -> None:
+    token_ids, logprobs, message = BEAM_FAULTS[fault]
+    bench = Bench(small_limits(vocab_size=13))
+    a = bench.add(0, [1, 2, 3], beam_search=BeamSearchParams(beam_width=2))
+    bench.schedule()
+    wrong = replace(bench.results[0], candidate_token_ids=token_ids, candidate_logprobs=logprobs)
+
+    with pytest.raises(ExecutorFaultError, match=message):
+        bench.scheduler.process(wrong)
+
+    bench.process()
+    assert a.beams is not None
+    assert len(a.beams.live) == 2
+
+
+def test_a_token_in_a_beam_row_is_nobody_s() -> None:
+    """The row holds no token; whatever stands there is not looked at."""
+    bench = Bench(small_limits(vocab_size=13))
+    bench.add(0, [1, 2, 3], beam_search=BeamSearchParams(beam_width=2))
+    bench.schedule()
+    bench.results[0] = replace(bench.results[0], sampled_token_ids=np.array([99], np.int32))
+
+    assert delivered(bench.process()) == {}
+
+
+def test_a_sampled_token_beside_beams_is_still_checked() -> None:
+    bench = Bench(small_limits(vocab_size=1000))
+    bench.add(0, [1, 2, 3], beam_search=BeamSearchParams(beam_width=2))
+    bench.add(1, 3)
+    bench.schedule()
+    wrong = replace(bench.results[0], sampled_token_ids=np.array([-1, 1000], np.int32))
+
+    with pytest.raises(ExecutorFaultError, match="token ids outside 0 to 999"):
+        bench.scheduler.process(wrong)

@@ -39,7 +39,7 @@ def test_a_running_and_a_waiting_sequence_end_for_the_same_reason(case: str) -> 
     conditions, output, expected = CASES[case]
     checker = StopChecker(max_num_seqs=2, max_model_len=MAX_MODEL_LEN, eos_token_ids=(EOS, 8))
     checker.set_slot(1, num_prompt_tokens=3, conditions=conditions)
-    sequence = group(0, 3, conditions).sequence
+    sequence = group(0, 3, conditions).sequences[0]
     sequence.token_ids = np.append(sequence.token_ids, np.array(output, np.int32))
     position = np.array([3 + len(output) - 1], np.int32)
 
@@ -81,9 +81,10 @@ def test_a_model_without_eos_tokens_ends_by_length_only() -> None:
 
 
 def test_at_length_limit_counts_tokens_that_are_on_their_way() -> None:
-    checker = StopChecker(max_num_seqs=1, max_model_len=MAX_MODEL_LEN, eos_token_ids=())
-    checker.set_slot(0, 3, StopConditions(max_tokens=2))
+    checker = StopChecker(max_num_seqs=3, max_model_len=MAX_MODEL_LEN, eos_token_ids=())
+    for slot in range(3):
+        checker.set_slot(slot, 3, StopConditions(max_tokens=2))
 
-    limited = checker.at_length_limit(np.zeros(3, np.int32), np.array([4, 5, 6], np.int32))
+    limited = checker.at_length_limit(np.array([4, 5, 6], np.int32))
 
     assert limited.tolist() == [False, True, True]

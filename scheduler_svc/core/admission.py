@@ -1,0 +1,229 @@
+"""Who enters the batch: groups that come back from the host pool, and groups of the waiting queue.
+
+What ran before comes first: while a group is swapped out, or waits for late tokens, only groups of a
+more urgent level are admitted. The head of the queue waits for slots and blocks, and everybody behind
+it waits too, or a large request would starve. Two kinds of groups are passed over instead, because
+what they wait for is sure to end: those whose prefix a step in flight computes, and long prefills while
+`max_long_prefills` of them run.
+"""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from scheduler_svc.core.batch import Batch
+from scheduler_svc.core.block_manager import AdmissionPlan, AllocStatus, BlockManager
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.preemption import Preemption
+from scheduler_svc.core.prefills import Prefills
+from scheduler_svc.core.searches import Searches
+from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.core.swapping import SwappedGroups
+
+
+class AdmissionQueue(Protocol):
+    """What a scheduler asks of the queue that it takes groups from; `WaitingQueue` is one."""
+
+    def in_order(self) -> Iterator[SequenceGroup]:
+        """Yield the waiting groups in the order of admission; the yielded one may be removed."""
+
+    def add(self, group: SequenceGroup) -> None:
+        """Queue a group that has to be computed again."""
+
+    def remove(self, group: SequenceGroup) -> None:
+        """Take out a group that is admitted."""
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """Count tokens that are computed for a tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFailure:
+    """A group that can never go on, and why, in one sentence."""
+
+    group: SequenceGroup
+    message: str
+
+
+class Wait(enum.Enum):
+    """How a group waits that is not admitted."""
+
+    IN_LINE = "in_line"
+    """With everybody behind it."""
+    ASIDE = "aside"
+    """Others may pass it."""
+    NEVER = "never"
+    """For ever: it does not fit here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a group is not admitted now: `reason` in words, for people."""
+
+    wait: Wait
+    reason: str
+
+
+class Admissions:
+    """Admits groups to one batch.
+
+    Args:
+        limits: Slots, budget, watermark.
+        queue: Where new groups come from.
+        batch: Slots and blocks.
+        prefills: Computes what is admitted.
+        searches: Starts searches.
+        swapped: The host pool.
+        preemption: Groups that wait for late tokens.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        queue: AdmissionQueue,
+        batch: Batch,
+        prefills: Prefills,
+        searches: Searches,
+        swapped: SwappedGroups,
+        preemption: Preemption,
+    ) -> None:
+        self._limits = limits
+        self._queue = queue
+        self._batch = batch
+        self._blocks: BlockManager = batch.blocks
+        self._prefills = prefills
+        self._searches = searches
+        self._swapped = swapped
+        self._preemption = preemption
+        self.failures: list[GroupFailure] = []
+
+    # From the host pool --------------------------------------------------------------------------
+
+    def swap_in(self, plan: StepPlan) -> None:
+        """Bring swapped groups back, in order, while slots, blocks and budget last."""
+        for group in list(self._swapped):
+            if group.has_late_tokens or not plan.token_budget:
+                return
+            num_needed = self._swapped.num_blocks_to_swap_in(group)
+            num_free = self._blocks.allocator.num_free_blocks
+            if not self._batch.running and num_needed > num_free:
+                self.recompute_swapped(group)
+                return
+            reserve = self._blocks.num_watermark_blocks if self._batch.running else 0
+            if num_needed + reserve > num_free or group.num_slots > self._batch.num_free_slots:
+                return
+            self._swap_in_group(plan, group)
+
+    def recompute_swapped(self, group: SequenceGroup) -> None:
+        """Give up the blocks of a swapped group, on both sides; it is computed again."""
+        self._swapped.drop(group)
+        for sequence in group.live_sequences:
+            sequence.status = SequenceStatus.WAITING
+        self._queue.add(group)
+
+    def _swap_in_group(self, plan: StepPlan, group: SequenceGroup) -> None:
+        moves, sequences = self._swapped.swap_in(group)
+        plan.blocks_to_swap_in.extend(moves)
+        self._batch.join(group)
+        for back in sequences:
+            self._prefills.start(
+                plan,
+                back.sequence,
+                back.block_ids,
+                back.num_computed_tokens,
+                num_gone_blocks=back.num_gone_blocks,
+            )
+
+    # From the queue ------------------------------------------------------------------------------
+
+    def admit(self, plan: StepPlan) -> None:
+        """Admit waiting groups, in order, while slots, budget and blocks last."""
+        for group in self._queue.in_order():
+            if not plan.token_budget:
+                return
+            verdict = self.judge(group)
+            if isinstance(verdict, AdmissionPlan):
+                self._queue.remove(group)
+                self._admit_group(plan, group, verdict)
+            elif verdict.wait is Wait.IN_LINE:
+                return
+            elif verdict.wait is Wait.NEVER:
+                self._queue.remove(group)
+                self.failures.append(GroupFailure(group, verdict.reason))
+
+    def can_ever_admit(self, group: SequenceGroup) -> bool:
+        """Return whether the group fits into an empty batch, with one token more for each sequence."""
+        if group.is_lone:  # `SchedulerLimits`: whoever has the pool for itself can grow to its end
+            return len(group.sequences[0].token_ids) < self._limits.max_model_len
+        longest = max(len(sequence.token_ids) for sequence in group.live_sequences)
+        if longest >= self._limits.max_model_len or group.num_slots > self._limits.max_num_seqs:
+            return False
+        return self._blocks.can_ever_allocate(group)
+
+    def judge(self, group: SequenceGroup) -> AdmissionPlan | Obstacle:
+        """Return the blocks with which the group could be admitted now, or why it cannot be."""
+        if not self.can_ever_admit(group):
+            return Obstacle(Wait.NEVER, self.why_never(group))
+        returning = [*self._swapped.groups, *self._preemption.late_groups]
+        if returning and min(other.order for other in returning)[0] <= self._batch.order_of(group)[0]:
+            return Obstacle(Wait.IN_LINE, f"preempted requests come back first: {len(returning)}")
+        if group.num_slots > (num_free_slots := self._batch.num_free_slots):
+            return Obstacle(Wait.IN_LINE, f"needs {group.num_slots} slots of the batch, {num_free_slots} free")
+        allocation = self._blocks.plan_admission(group)
+        if self._is_long(allocation) and not self._prefills.has_room_for_long:
+            return Obstacle(Wait.ASIDE, "its prompt is long, and as many long prefills run as may at once")
+        if self._blocks.waits_for_prefix(allocation):
+            return Obstacle(Wait.ASIDE, "a step in flight computes the next block of its prefix")
+        if allocation.status is AllocStatus.LATER:
+            return Obstacle(Wait.IN_LINE, f"needs {allocation.num_needed} blocks, {allocation.num_free} free")
+        return allocation
+
+    def num_tokens_to_compute(self, group: SequenceGroup) -> int:
+        """Return the tokens that the group would have to compute here, less what the prefix cache has."""
+        allocation = self._blocks.plan_admission(group)
+        return sum(
+            len(blocks.sequence.token_ids) - (len(blocks.found) + blocks.num_shared) * self._blocks.block_size
+            for blocks in allocation.sequences
+        )
+
+    def why_never(self, group: SequenceGroup) -> str:
+        """Say which rule of `can_ever_admit` the group breaks, with the numbers."""
+        limits, longest = self._limits, max(len(sequence.token_ids) for sequence in group.live_sequences)
+        if longest >= limits.max_model_len:
+            return f"{longest} tokens and one more do not fit into max_model_len, {limits.max_model_len}"
+        if group.num_slots > limits.max_num_seqs:
+            return f"it needs {group.num_slots} slots of the batch, which has {limits.max_num_seqs}"
+        num_blocks = self._blocks.num_blocks_ever_needed(group)
+        return (
+            f"it needs {num_blocks} blocks and does not fit into the KV cache of {limits.num_blocks} blocks "
+            f"of {limits.block_size} tokens"
+        )
+
+    def _is_long(self, allocation: AdmissionPlan) -> bool:
+        lead = allocation.sequences[0]
+        return self._prefills.is_long(len(lead.sequence.token_ids) - len(lead.found) * self._blocks.block_size)
+
+    def _admit_group(self, plan: StepPlan, group: SequenceGroup, allocation: AdmissionPlan) -> None:
+        unborn = group.live_sequences[len(allocation.sequences) :]
+        if not group.has_run:
+            group.has_run = True
+            group.first_scheduled_at_s = plan.now_s
+            group.num_cached_tokens = len(allocation.sequences[0].found) * self._blocks.block_size
+        if group.beam_search is not None and group.beams is None:
+            self._searches.start(group)
+        self._batch.join(group)
+        tables = self._blocks.allocate(allocation)
+        lead = None
+        for blocks, block_ids in zip(allocation.sequences, tables, strict=True):
+            num_computed_blocks = len(blocks.found) + blocks.num_shared
+            prefill = self._prefills.start(
+                plan,
+                blocks.sequence,
+                block_ids,
+                num_computed_blocks * self._blocks.block_size,
+                lead=lead if blocks.num_shared else None,
+                unborn=unborn,
+            )
+            lead = lead or prefill

@@ -1,0 +1,188 @@
+"""The batch: which groups run, and which slot of the batch table each of their sequences has.
+
+The batch table holds what the executor must know as well; the columns beside it here are the
+scheduler's own. Slots that are left are released in the table by the next step.
+"""
+
+import bisect
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import count
+from operator import attrgetter
+
+import numpy as np
+
+from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.stopping import StopChecker
+from shared.batch_table import BatchTable
+from shared.step import BoolArray, Int32Array, no_slots
+
+# Returns `SequenceGroup.order` of a group, which may not have joined yet.
+OrderOf = Callable[[SequenceGroup], tuple[int, int]]
+BY_ORDER = attrgetter("order")
+
+
+class Batch:
+    """The running groups, in order, with their slots and blocks. All columns are [max_num_seqs].
+
+    Attributes:
+        num_known_tokens: Tokens whose values are known.
+        num_computed_tokens: Tokens whose keys and values are computed, as acknowledged.
+        num_registered_blocks: Blocks that the prefix cache was told of.
+        first_blocks: Blocks that fell out of the sliding window; those before are not ours any more.
+        is_decoding: Slots that want a token in every step, until they reach their length limit.
+        sequence_in_slot: The sequence that has the slot, or had it last.
+        left_slots, is_left: Slots that were left, as a list and as a column, until the next step releases them.
+        shares_last_block: Slots whose last, partial block may be shared, since they were forked.
+    """
+
+    def __init__(self, limits: SchedulerLimits, blocks: BlockManager, order_of: OrderOf) -> None:
+        num_slots = limits.max_num_seqs
+        self.table = BatchTable(num_slots, limits.max_model_len, limits.block_size, limits.num_blocks)
+        self.blocks = blocks
+        self.stop_checker = StopChecker(num_slots, limits.max_model_len, limits.eos_token_ids)
+        self.running: list[SequenceGroup] = []
+        self.num_known_tokens: Int32Array = np.zeros(num_slots, np.int32)
+        self.num_computed_tokens: Int32Array = np.zeros(num_slots, np.int32)
+        self.num_registered_blocks: Int32Array = np.zeros(num_slots, np.int32)
+        self.first_blocks: Int32Array = np.zeros(num_slots, np.int32)
+        self.is_decoding: BoolArray = np.zeros(num_slots, np.bool_)
+        self.sequence_in_slot = np.full(num_slots, None, np.object_)
+        self.shares_last_block: set[int] = set()
+        self.free_slots: list[int] = list(range(num_slots - 1, -1, -1))
+        self.left_slots: list[int] = []
+        self.is_left: BoolArray = np.zeros(num_slots, np.bool_)
+        self.num_left = 0
+        self.order_of = order_of
+        self._window = limits.sliding_window
+        self._claims_slots: set[SequenceGroup] = set()
+        self._num_groups_of_tenant: Counter[str] = Counter()
+        self._tenant_numbers: dict[str, int] = {}
+        self._tenant_of_slot: Int32Array = np.zeros(num_slots, np.int32)
+
+    # Groups --------------------------------------------------------------------------------------
+
+    def join(self, group: SequenceGroup) -> None:
+        """Let a group run; its sequences enter slots of their own."""
+        group.order = self.order_of(group)
+        bisect.insort(self.running, group, key=BY_ORDER)
+        if group.num_slots > 1:
+            self._claims_slots.add(group)
+        self._num_groups_of_tenant[group.tenant] += 1
+        if group.tenant not in self._tenant_numbers:
+            in_use = set(self._tenant_numbers.values())
+            self._tenant_numbers[group.tenant] = next(number for number in count() if number not in in_use)
+
+    def part(self, group: SequenceGroup) -> None:
+        """A group does not run any more; its sequences have left their slots."""
+        del self.running[self._position(group)]
+        self._claims_slots.discard(group)
+        self._num_groups_of_tenant[group.tenant] -= 1
+        if not self._num_groups_of_tenant[group.tenant]:
+            del self._num_groups_of_tenant[group.tenant], self._tenant_numbers[group.tenant]
+
+    def __contains__(self, group: object) -> bool:
+        """Return whether a group runs."""
+        if not isinstance(group, SequenceGroup):
+            return False
+        position = self._position(group)
+        return position < len(self.running) and self.running[position] is group
+
+    def _position(self, group: SequenceGroup) -> int:
+        return bisect.bisect_left(self.running, group.order, key=BY_ORDER)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that nobody has and no running group still has a claim to."""
+        claimed = sum(group.num_slots - len(slots_of(group)) for group in self._claims_slots)
+        return len(self.free_slots) - claimed
+
+    def num_slots_by_tenant(self, slots: BoolArray) -> dict[str, int]:
+        """Return how many of `slots`, [max_num_seqs] bool, each tenant with running groups has."""
+        if len(self._tenant_numbers) == 1:
+            return {tenant: int(np.count_nonzero(slots)) for tenant in self._tenant_numbers}
+        counts = np.bincount(self._tenant_of_slot[slots], minlength=1 + max(self._tenant_numbers.values(), default=0))
+        return {tenant: int(counts[number]) for tenant, number in self._tenant_numbers.items()}
+
+    # Sequences -----------------------------------------------------------------------------------
+
+    def enter(self, sequence: Sequence, num_known_tokens: int, num_computed_tokens: int) -> int:
+        """Give a sequence a slot; return it."""
+        slot = self.free_slots.pop()
+        sequence.slot, sequence.generation = slot, int(self.table.generation[slot]) + 1
+        sequence.status = SequenceStatus.RUNNING
+        self.sequence_in_slot[slot] = sequence
+        group = sequence.group
+        self.stop_checker.set_slot(slot, group.num_prompt_tokens, group.stop_conditions)
+        self.num_known_tokens[slot] = num_known_tokens
+        self.num_computed_tokens[slot] = num_computed_tokens
+        self.num_registered_blocks[slot] = num_computed_tokens // self.blocks.block_size
+        self.first_blocks[slot] = 0
+        self._tenant_of_slot[slot] = self._tenant_numbers[group.tenant]
+        return slot
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take a sequence out of its slot; its blocks are the caller's business. The next step releases it."""
+        slot = sequence.slot
+        self.is_decoding[slot] = False
+        self.shares_last_block.discard(slot)
+        self.free_slots.append(slot)
+        self.left_slots.append(slot)
+        self.is_left[slot] = True
+        self.num_left += 1
+
+    def take_left_slots(self) -> Int32Array:
+        """Return the slots that were left since the last call, for a step to release."""
+        if not self.left_slots:
+            return no_slots()
+        slots, self.left_slots = self.left_slots, []
+        self.is_left[slots] = False
+        return np.array([slot for slot in slots if self.table.live[slot]], np.int32)
+
+    # What a slot holds ---------------------------------------------------------------------------
+
+    def known_tokens(self, slot: int) -> Int32Array:
+        """Return a copy of the tokens of a slot that are known."""
+        return self.table.token_ids[slot, : self.num_known_tokens[slot]].copy()
+
+    def num_late_tokens(self, slot: int) -> int:
+        """Return how many tokens of a slot sent steps are still to deliver."""
+        return int(self.table.num_tokens[slot] - self.num_known_tokens[slot])
+
+    def held_blocks(self, slot: int) -> Int32Array:
+        """Return a copy of the block table of a slot, without what fell out of the window."""
+        return self.table.block_tables[slot, self.first_blocks[slot] : self.table.num_blocks[slot]].copy()
+
+    def slide_window(self, slot: int, position: int) -> None:
+        """Free the blocks of a slot that the token at `position`, its next one, does not see any more."""
+        first = max(0, position - self._window + 1) // self.blocks.block_size
+        if self._window and first > self.first_blocks[slot]:
+            self.blocks.allocator.free(self.table.block_tables[slot, self.first_blocks[slot] : first])
+            self.first_blocks[slot] = first
+
+    def register_blocks(self, slot: int) -> None:
+        """Tell the prefix cache of the blocks of a slot that are full, computed and acknowledged."""
+        num_tokens = min(self.num_computed_tokens[slot], self.num_known_tokens[slot])
+        first = int(self.num_registered_blocks[slot])
+        if num_tokens // self.blocks.block_size > first:
+            self.num_registered_blocks[slot] = self.blocks.register(
+                self.sequence_in_slot[slot],
+                self.table.token_ids[slot, :num_tokens],
+                self.table.block_tables[slot],
+                first,
+            )
+
+
+def slots_of(group: SequenceGroup) -> list[int]:
+    """Return the slots that the sequences of a running group have."""
+    return [s.slot for s in group.sequences if s.status is SequenceStatus.RUNNING and s.slot >= 0]
+
+
+def running_sequences(groups: list[SequenceGroup]) -> Iterator[Sequence]:
+    """Yield the sequences of groups that have a slot."""
+    for group in groups:
+        for sequence in group.sequences:
+            if sequence.status is SequenceStatus.RUNNING and sequence.slot >= 0:
+                yield sequence

@@ -1,0 +1,141 @@
+"""The fleet: one waiting queue, and one core for each executor that is attached.
+
+Groups wait in one place and are placed at the moment a core can take them. Every core looks at the
+queue in the same order, and takes a group only if no other core that could take it now is the better
+place: the one where fewest tokens are computed before the group has its first one (prompt less cached
+prefix, prefills that run, one token for each sequence that decodes), then the one with most free blocks.
+
+When an executor is lost, the groups of its core go back to the queue with all their known tokens; they
+have run, so they come before newcomers. What a core knows of others it sees here and nowhere else.
+
+Pure. Read next: `waiting_queue.py`, `scheduler.py`.
+"""
+
+import math
+from collections.abc import Iterator
+
+from scheduler_svc.core.admission import Obstacle, Wait
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.policy import Policy
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting_queue import WaitingQueue
+
+
+class Fleet:
+    """Owns the queue and the cores.
+
+    Args:
+        queue: The one waiting queue.
+        policy: The queue's policy; cores order their groups by it as well.
+        prefix_key: Secret of the prefix caches.
+    """
+
+    def __init__(self, queue: WaitingQueue, policy: Policy, prefix_key: bytes = b"") -> None:
+        self.queue = queue
+        self.cores: list[Scheduler] = []
+        self._policy = policy
+        self._prefix_key = prefix_key
+
+    # Executors come and go -----------------------------------------------------------------------
+
+    def join(self, limits: SchedulerLimits, epoch: int) -> Scheduler:
+        """Return the core of an executor that was attached; it takes groups from now on."""
+        view = _QueueOfCore(self)
+        core = view.core = Scheduler(limits, view, self._policy, epoch, self._prefix_key)
+        self.cores.append(core)
+        return core
+
+    def leave(self, core: Scheduler) -> list[SequenceGroup]:
+        """Forget the core of an executor that is lost; return its groups, in order, with their known tokens.
+
+        Whoever calls queues them again, those that are to be computed again.
+        """
+        self.cores.remove(core)
+        return core.evacuate()
+
+    # Groups --------------------------------------------------------------------------------------
+
+    def core_of(self, group: SequenceGroup) -> Scheduler | None:
+        """Return the core that has a group; None: it waits in the queue, or has ended."""
+        return next((core for core in self.cores if core.has(group)), None)
+
+    def can_ever_take(self, group: SequenceGroup) -> bool:
+        """Return whether some core could take the group if it were empty."""
+        return any(core.can_ever_take(group) for core in self.cores)
+
+    def why_never(self, group: SequenceGroup) -> str:
+        """Say why no core can ever take the group: the reason of the first one."""
+        return next(core.why_never(group) for core in self.cores)
+
+    def abort(self, group: SequenceGroup) -> None:
+        """End a group, wherever it is."""
+        core = self.core_of(group)
+        if core is not None:
+            core.abort(group)
+        else:
+            if group in self.queue:
+                self.queue.remove(group)
+            group.end()
+
+    # Placement -----------------------------------------------------------------------------------
+
+    def place(self, group: SequenceGroup, now_s: float) -> Scheduler | Obstacle:
+        """Return the core that is to take the group now, or why none can.
+
+        The obstacle is the one that lets the group wait most patiently: aside before in line before never.
+        """
+        able: list[Scheduler] = []
+        obstacles: list[Obstacle] = []
+        for core in self.cores:
+            obstacle = core.obstacle(group, now_s)
+            if obstacle is None:
+                able.append(core)
+            else:
+                obstacles.append(obstacle)
+        if able:
+            return min(able, key=lambda core: (core.cost_of(group), -core.blocks.allocator.num_free_blocks))
+        return min(obstacles, key=lambda obstacle: _PATIENCE.index(obstacle.wait))
+
+    def obstacles(self, group: SequenceGroup, now_s: float) -> list[tuple[Scheduler, Obstacle | None]]:
+        """Return what keeps a group from each core, for people; None: nothing but those ahead and the token budget.
+
+        An overdue step matters only while there is another core: see `_QueueOfCore`.
+        """
+        judged_at_s = now_s if len(self.cores) > 1 else -math.inf
+        return [(core, core.obstacle(group, judged_at_s)) for core in self.cores]
+
+
+_PATIENCE = (Wait.ASIDE, Wait.IN_LINE, Wait.NEVER)
+
+
+class _QueueOfCore:
+    """The queue as one core sees it: the groups that are placed there, up to the first one that has to wait."""
+
+    core: Scheduler
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def in_order(self) -> Iterator[SequenceGroup]:
+        fleet = self._fleet
+        if not self.core.takes_groups:
+            return
+        if len(fleet.cores) == 1:
+            yield from fleet.queue.in_order()
+            return
+        for group in fleet.queue.in_order():
+            place = fleet.place(group, self.core.now_s)
+            if place is self.core or (isinstance(place, Obstacle) and place.wait is Wait.NEVER):
+                yield group  # what fits nowhere is for the first who looks to end
+            elif isinstance(place, Obstacle) and place.wait is Wait.IN_LINE:
+                return
+
+    def add(self, group: SequenceGroup) -> None:
+        self._fleet.queue.add(group)
+
+    def remove(self, group: SequenceGroup) -> None:
+        self._fleet.queue.remove(group)
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        self._fleet.queue.charge(tenant, num_tokens)

@@ -1,0 +1,166 @@
+"""Who goes first: levels, and fair shares among the tenants of a level.
+
+A `Policy` puts each group on a level. Lower levels are served first; victims of preemption are taken
+from the other end of the total order `(level, arrival)`.
+
+`FairShare` orders the tenants of a level by *virtual token counters* (Sheng et al. 2024, "Fairness in
+Serving Large Language Models"): the tokens that were computed for a tenant, divided by its weight.
+The least counter goes first. A tenant that starts to wait is lifted to the least counter of those who
+wait, so that nobody gathers credit by asking for nothing; a tenant that runs but waits for nothing
+asks for nothing too. If nobody waits, it is lifted to the counter of the last one that stopped to.
+
+Pure arithmetic. Read next: `waiting_queue.py`, which keeps the groups.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from scheduler_svc.core.sequence import SequenceGroup
+from shared.errors import InvalidFieldError
+
+DEFAULT_WEIGHT = 1.0
+# How many counters are kept of tenants that do not wait; the one that left longest ago goes first.
+MAX_IDLE_COUNTERS = 1024
+
+
+class Policy(Protocol):
+    """Puts groups on levels."""
+
+    def level(self, group: SequenceGroup) -> int:
+        """Return the level of a group: smaller is served first. It does not change while the group lives."""
+
+
+class FcfsPolicy:
+    """First come, first served."""
+
+    def level(self, group: SequenceGroup) -> int:
+        """Return 0: all groups are on one level, where arrival and fair shares decide."""
+        return 0
+
+
+class PriorityPolicy:
+    """Strict priorities: a group waits for all groups of smaller `priority`, for ever if they never end."""
+
+    def level(self, group: SequenceGroup) -> int:
+        """Return the priority of the request."""
+        return group.priority
+
+
+@dataclass(slots=True)
+class _Tenant:
+    weight: float
+    served: float = 0.0  # tokens per weight, since it is known
+    num_counters: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class VirtualTokenCounter:
+    """What a tenant was served on one level: `base`, and what came since the counter had that value.
+
+    A difference, so that `charge` touches one number however many levels the tenant uses, and so that
+    a counter that was just lifted equals the one it was lifted to, to the last bit.
+    """
+
+    tenant: _Tenant
+    base: float
+    served_at_base: float
+
+    @property
+    def value(self) -> float:
+        """Tokens per weight."""
+        return self.base + (self.tenant.served - self.served_at_base)
+
+    def value_after(self, num_tokens: int) -> float:
+        """Return the value if so many more tokens were charged."""
+        return self.value + num_tokens / self.tenant.weight
+
+    def lift(self, floor: float) -> None:
+        """Raise the value to `floor` if it is less."""
+        if self.value < floor:
+            self.base, self.served_at_base = floor, self.tenant.served
+
+
+@dataclass(slots=True)
+class _Level:
+    counters: dict[str, VirtualTokenCounter] = field(default_factory=dict)
+    waiting: dict[str, VirtualTokenCounter] = field(default_factory=dict)
+    last_left: VirtualTokenCounter | None = None
+
+    @property
+    def floor(self) -> float:
+        if self.waiting:
+            return min(counter.value for counter in self.waiting.values())
+        return self.last_left.value if self.last_left is not None else 0.0
+
+
+class FairShare:
+    """The virtual token counters, one per tenant and level.
+
+    Levels are lifted apart, because only tenants of one level compete: a tenant that starves on a low
+    level must not lend its small counter to newcomers on a high one. Tokens count on every level that
+    the tenant uses, whichever they were computed on.
+
+    What is kept of tenants that do not wait is bounded; a forgotten tenant comes back as a new one.
+
+    Args:
+        weights: Shares by tenant, finite and above 0; a tenant that is not named has weight 1.
+
+    Raises: InvalidFieldError: a weight is not a finite number above 0.
+    """
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self._weights = dict(weights or {})
+        for tenant, weight in self._weights.items():
+            if not (math.isfinite(weight) and weight > 0):
+                raise InvalidFieldError(f"tenant_weights[{tenant!r}]", weight, "a finite number above 0")
+        self._tenants: dict[str, _Tenant] = {}
+        self._levels: dict[int, _Level] = {}
+        self._idle: OrderedDict[tuple[int, str], None] = OrderedDict()
+
+    def enter(self, level: int, tenant: str) -> VirtualTokenCounter:
+        """Note that a tenant starts to wait on a level; return its counter, lifted."""
+        entered = self._levels.setdefault(level, _Level())
+        assert tenant not in entered.waiting, f"tenant {tenant!r} waits already"
+        floor = entered.floor
+        counter = entered.counters.get(tenant)
+        if counter is None:
+            counter = entered.counters[tenant] = self._new_counter(tenant)
+        else:
+            del self._idle[level, tenant]
+        counter.lift(floor)
+        entered.waiting[tenant] = counter
+        return counter
+
+    def leave(self, level: int, tenant: str) -> None:
+        """Note that a tenant has no group left that waits on a level. Its counter stays, and goes on counting."""
+        left = self._levels[level]
+        left.last_left = left.waiting.pop(tenant)
+        self._idle[level, tenant] = None
+        if len(self._idle) > MAX_IDLE_COUNTERS:
+            self._forget(*self._idle.popitem(last=False)[0])
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """Count tokens that are computed for a tenant. Those of a tenant that is not known are nobody's."""
+        assert num_tokens >= 0
+        charged = self._tenants.get(tenant)
+        if charged is not None:
+            charged.served += num_tokens / charged.weight
+
+    def _new_counter(self, tenant: str) -> VirtualTokenCounter:
+        owner = self._tenants.get(tenant)
+        if owner is None:
+            owner = self._tenants[tenant] = _Tenant(self._weights.get(tenant, DEFAULT_WEIGHT))
+        owner.num_counters += 1
+        return VirtualTokenCounter(owner, base=0.0, served_at_base=owner.served)
+
+    def _forget(self, level: int, tenant: str) -> None:
+        forgotten = self._levels[level]
+        owner = forgotten.counters.pop(tenant).tenant
+        owner.num_counters -= 1
+        if not owner.num_counters:
+            del self._tenants[tenant]
+        if not forgotten.counters:
+            del self._levels[level]

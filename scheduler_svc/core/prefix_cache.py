@@ -1,0 +1,141 @@
+"""The prefix cache: which block holds which content.
+
+Full blocks never change, so a block is named by what it holds: the hash of its tokens, chained to the
+hash of the block before it, so that equal tokens behind different prefixes differ,
+
+    h(i) = blake2b(h(i - 1), tokens of block i)        h(-1) = blake2b(key; salt)        each cut to 128 bits
+
+and a prefix of i blocks is found by h(i - 1) alone. The key is the scheduler's secret: whoever could
+make two prompts collide could read another one's answers. It is hashed at the root only, which makes
+every hash behind it as secret, at two thirds of the time. The salt keeps tenants and adapters apart.
+
+A block is registered when the step that wrote it is acknowledged, never before: a step that was sent
+may fail. Until then it counts as being written, and a request that needs it waits for that
+step instead of computing it again.
+
+Pure. Read next: `block_allocator.py`, which keeps registered blocks when nobody uses them.
+"""
+
+from collections.abc import KeysView
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import compress
+from struct import iter_unpack
+
+import numpy as np
+
+from shared.step import Int32Array, no_slots
+
+HASH_BYTES = 16
+MAX_ROOTS = 1024  # that are kept, one a salt
+# Stands in for a block that another slot is writing as well, and was first to.
+_WRITTEN_BY_ANOTHER = b""
+
+
+class BlockHasher:
+    """Makes the hash chain of a token sequence.
+
+    Args:
+        key: At most 64 bytes; part of the scheduler's identity.
+        block_size: Tokens in a block.
+    """
+
+    def __init__(self, key: bytes, block_size: int) -> None:
+        self._key = key
+        self._block_size = block_size
+        self._root = lru_cache(MAX_ROOTS)(self._make_root)
+
+    def extend(self, hashes: list[bytes], token_ids: Int32Array, cache_salt: int) -> None:
+        """Append the hashes of the full blocks of `token_ids` that `hashes` does not have yet."""
+        num_full_blocks = len(token_ids) // self._block_size
+        if len(hashes) >= num_full_blocks:
+            return
+        new = slice(len(hashes) * self._block_size, num_full_blocks * self._block_size)
+        content = token_ids[new].astype("<i4", copy=False).tobytes()
+        parent = hashes[-1] if hashes else self._root(cache_salt)
+        for (block,) in iter_unpack(f"{4 * self._block_size}s", content):
+            # The cut: naming the size to blake2b, or its key, takes longer than hashing a block.
+            parent = blake2b(parent + block).digest()[:HASH_BYTES]
+            hashes.append(parent)
+
+    def _make_root(self, cache_salt: int) -> bytes:
+        return blake2b(cache_salt.to_bytes(8, "little"), key=self._key).digest()[:HASH_BYTES]
+
+
+class PrefixCache:
+    """Registered blocks by hash, and hashes by block; of two blocks with equal content only one."""
+
+    def __init__(self) -> None:
+        self._block_of_hash: dict[bytes, int] = {}
+        self._hash_of_block: dict[int, bytes] = {}
+        # What each slot is writing, in the order of its blocks, and all of it together.
+        self._written_by_slot: dict[int, list[bytes]] = {}
+        self._being_written: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._hash_of_block)
+
+    @property
+    def block_ids(self) -> KeysView[int]:
+        """The blocks that are registered; a view."""
+        return self._hash_of_block.keys()
+
+    def holds(self, block_id: int) -> bool:
+        """Return whether the block is registered."""
+        return block_id in self._hash_of_block
+
+    def hash_of(self, block_id: int) -> bytes | None:
+        """Return what the block is registered under; None: it is not."""
+        return self._hash_of_block.get(block_id)
+
+    def match(self, hashes: list[bytes], max_blocks: int) -> Int32Array:
+        """Return the blocks of the longest registered prefix, [<= max_blocks] int32."""
+        block_of_hash, found = self._block_of_hash, []
+        for block_hash in hashes[:max_blocks]:
+            block_id = block_of_hash.get(block_hash)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return np.array(found, np.int32) if found else no_slots()
+
+    def register(self, hashes: list[bytes], block_ids: list[int]) -> None:
+        """Name blocks that were computed; both lists are parallel. Content that is there already stays."""
+        if not self._block_of_hash.keys().isdisjoint(hashes):
+            is_new = [block_hash not in self._block_of_hash for block_hash in hashes]
+            hashes, block_ids = list(compress(hashes, is_new)), list(compress(block_ids, is_new))
+        self._block_of_hash.update(zip(hashes, block_ids, strict=True))
+        self._hash_of_block.update(zip(block_ids, hashes, strict=True))
+
+    def forget(self, block_id: int) -> None:
+        """The block is given out again: its content is lost."""
+        del self._block_of_hash[self._hash_of_block.pop(block_id)]
+
+    # Blocks on their way -------------------------------------------------------------------------
+
+    def start_writing(self, slot: int, hashes: list[bytes]) -> None:
+        """A step is being sent in which a slot computes the blocks with these hashes."""
+        if not self._being_written.isdisjoint(hashes):
+            hashes = [_WRITTEN_BY_ANOTHER if self.is_being_written(written) else written for written in hashes]
+        self._written_by_slot[slot] = [*self._written_by_slot.get(slot, ()), *hashes]
+        self._being_written.update(hashes)
+
+    def stop_writing(self, slot: int, num_blocks: int | None = None) -> None:
+        """The first `num_blocks` of a slot are acknowledged; None: the slot is left, all are void."""
+        hashes = self._written_by_slot.pop(slot, [])
+        num_stopped = len(hashes) if num_blocks is None else num_blocks
+        self._being_written.difference_update(hashes[:num_stopped])
+        if num_stopped < len(hashes):
+            self._written_by_slot[slot] = hashes[num_stopped:]
+
+    def is_being_written(self, block_hash: bytes) -> bool:
+        """Return whether a step in flight computes such a block."""
+        return block_hash in self._being_written
+
+    def check_integrity(self) -> None:
+        """Assert that both directions agree, and that a block is being written if and only if some slot writes it."""
+        assert {block: name for name, block in self._block_of_hash.items()} == self._hash_of_block
+        assert len(self._block_of_hash) == len(self._hash_of_block), "a block has two hashes"
+        written = [block_hash for hashes in self._written_by_slot.values() for block_hash in hashes]
+        ours = [block_hash for block_hash in written if block_hash != _WRITTEN_BY_ANOTHER]
+        assert len(set(ours)) == len(ours), "a block has two first writers"
+        assert self._being_written - {_WRITTEN_BY_ANOTHER} == set(ours), "a writer got lost, or stays for ever"

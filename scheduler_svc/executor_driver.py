@@ -1,0 +1,210 @@
+"""Drives one executor: attach, send steps and take results until it is lost, attach again.
+
+Up to `steps_in_flight` steps are on their way at once: with two, the executor has the next step before
+it finishes the current one, and the time of scheduling and of the network is hidden.
+
+The core and everything that the engine keeps is only touched between two awaits, so there are no locks.
+Read next: `executor_client.py` for the session, `engine.py` for what becomes of the results.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from dataclasses import replace
+from typing import Protocol
+
+from scheduler_svc.core.scheduler import Scheduler, StepUpdates
+from scheduler_svc.errors import TokenizerFileError
+from scheduler_svc.executor_client import ExecutorClient, ExecutorLostError, ExecutorRefusedError, ExecutorSession
+from scheduler_svc.step_log import LoggedStep, StepLog
+from shared.errors import ExecutorFaultError, OctavoServiceError
+
+log = logging.getLogger(__name__)
+
+NUMBERS = re.compile(r"[\d.]+")
+
+# While groups wait, an idle core looks at the queue again so often: another one may have stalled.
+RECHECK_INTERVAL_S = 0.5
+
+
+class DriverOwner(Protocol):
+    """What a driver asks of the engine."""
+
+    async def adopt(self, session: ExecutorSession) -> Scheduler:
+        """Return a core for an executor that was just attached.
+
+        Raises: ExecutorRefusedError, ExecutorFaultError: it does not belong to this fleet.
+        """
+
+    async def on_attached(self, driver: "ExecutorDriver") -> None:
+        """The driver takes groups from now on."""
+
+    async def on_detached(self, driver: "ExecutorDriver") -> None:
+        """The driver takes groups no more."""
+
+    def deliver(self, core: Scheduler, updates: StepUpdates) -> None:
+        """Give what a step of the core brought to the requests."""
+
+    def take_failures(self, core: Scheduler) -> None:
+        """End the requests that the core gave up."""
+
+    def take_back(self, core: Scheduler) -> None:
+        """The executor is lost or retired: keep the requests of its core for another one."""
+
+    def fail_all(self, core: Scheduler | None) -> None:
+        """A bug of ours: end the requests of the core without asking it any more."""
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether groups wait in the queue."""
+
+    def wake_sleepers(self) -> None:
+        """A core has looked at the queue and left groups in it: set `work` of the drivers that are asleep."""
+
+
+class ExecutorDriver:
+    """One executor of the fleet, attached or being looked for.
+
+    Args:
+        client: The executor.
+        owner: The engine.
+        steps_in_flight: Most steps sent and not answered.
+        checks_batch_table: Whether steps carry a digest for the executor to compare.
+        retry_interval_s: Time between two attempts to attach.
+    """
+
+    def __init__(
+        self,
+        client: ExecutorClient,
+        owner: DriverOwner,
+        *,
+        steps_in_flight: int,
+        checks_batch_table: bool,
+        retry_interval_s: float,
+    ) -> None:
+        self.client = client
+        self.core: Scheduler | None = None
+        self.session: ExecutorSession | None = None
+        self.step_log = StepLog()
+        self.num_losses = 0
+        self.last_trouble = ""
+        self.is_retired = False
+        self.is_asleep = False
+        self.work = asyncio.Event()
+        self._owner = owner
+        self._steps_in_flight = steps_in_flight
+        self._checks_batch_table = checks_batch_table
+        self._retry_interval_s = retry_interval_s
+
+    @property
+    def address(self) -> str:
+        """Where the executor is dialled."""
+        return self.client.address
+
+    def retire(self, *, is_retired: bool) -> None:
+        """Take no new groups because the address is gone from the fleet, or take some again."""
+        self.is_retired = is_retired
+        if self.core is not None:
+            self.core.takes_groups = not is_retired
+        self.work.set()
+
+    async def run(self) -> None:
+        """Attach, drive, and attach again after a loss; until cancelled, or retired and out of work."""
+        while not self.is_retired:
+            try:
+                await self._run_attachment()
+            except Exception:
+                # Our own bug. What the core believed is in doubt, so nothing of it is asked any more:
+                # its requests end here, and the service goes on with an empty core.
+                log.exception("event=engine_failed executor=%s", self.address)
+                core, self.core, self.session = self.core, None, None
+                self._owner.fail_all(core)
+            await self._owner.on_detached(self)
+            if not self.is_retired:
+                await asyncio.sleep(self._retry_interval_s)
+
+    async def _run_attachment(self) -> None:
+        """Attach and drive the executor until it is lost, or retired and out of work; its requests are kept."""
+        try:
+            async with self.client.attach() as session:
+                self.core, self.session = await self._owner.adopt(session), session
+                self.step_log.clear()
+                self.last_trouble = ""
+                log.info("event=attached executor=%s epoch=%d", self.address, session.epoch)
+                await self._owner.on_attached(self)
+                await self._drive(self.core, session)
+            log.info("event=retired executor=%s", self.address)
+            self._give_back_core()
+        except (ExecutorLostError, ExecutorRefusedError, ExecutorFaultError, TokenizerFileError) as error:
+            if self.core is not None:
+                self.num_losses += 1
+                self._give_back_core()
+            self._report_trouble(error)
+
+    def _give_back_core(self) -> None:
+        core, self.core, self.session = self.core, None, None
+        if core is not None:
+            self._owner.take_back(core)
+
+    async def _drive(self, core: Scheduler, session: ExecutorSession) -> None:
+        """Send and receive steps until one direction fails, or the retired executor has nothing left to do."""
+        tasks = [
+            asyncio.create_task(self._send_steps(core, session), name="send-steps"),
+            asyncio.create_task(self._receive_results(core, session), name="receive-results"),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if task.cancelled():
+                    raise ExecutorLostError("the step stream was cancelled")
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send_steps(self, core: Scheduler, session: ExecutorSession) -> None:
+        """Send steps; return when the executor is retired and has no group left."""
+        while not (self.is_retired and not core.num_unfinished):
+            while len(core.in_flight) < self._steps_in_flight and (step := core.schedule(time.monotonic())):
+                layout = core.in_flight[-1].layout
+                if self._checks_batch_table:
+                    step = replace(step, table_digest=core.table.digest())
+                logged = LoggedStep(step, layout)
+                self.step_log.add(logged)
+                logged.request_bytes = await session.send(step)
+            self._owner.take_failures(core)
+            self.work.clear()
+            await self._wait_for_work()
+
+    async def _wait_for_work(self) -> None:
+        """Wait until the core may have something to do; asleep: nobody waits, and nothing looks at the queue."""
+        if not self._owner.has_waiting:
+            self.is_asleep = True
+            try:
+                await self.work.wait()
+            finally:
+                self.is_asleep = False
+            return
+        self._owner.wake_sleepers()  # what this core preempted may run on another one
+        try:
+            async with asyncio.timeout(RECHECK_INTERVAL_S):
+                await self.work.wait()
+        except TimeoutError:
+            pass
+
+    async def _receive_results(self, core: Scheduler, session: ExecutorSession) -> None:
+        while True:
+            result = await session.receive()
+            updates = core.process(result)
+            self.work.set()
+            self.step_log.set_result(result)
+            self._owner.deliver(core, updates)
+
+    def _report_trouble(self, error: OctavoServiceError) -> None:
+        """Log why there is no executor, once for each new reason; numbers (a countdown) make no new one."""
+        is_new = NUMBERS.sub("", str(error)) != NUMBERS.sub("", self.last_trouble)
+        self.last_trouble = str(error)
+        if is_new:
+            log.warning("event=no_executor address=%s cause=%r", self.address, self.last_trouble)

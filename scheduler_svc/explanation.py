@@ -1,0 +1,195 @@
+"""Why a request waits, in a sentence or two and in numbers: `ExplainRequest` and `ListQueue` of `AdminService`.
+
+The reasons are those of the next decision: every core is asked what it would do with the request now.
+Only looks: nothing here changes the engine.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from octavo.admin.v1 import admin_pb2
+from octavo.admin.v1 import admin_service_pb2 as pb
+from scheduler_svc.admin_state import Place, Places, milliseconds, num_output_tokens
+from scheduler_svc.core.admission import Obstacle, Wait
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.engine import Engine
+from scheduler_svc.request import Request
+from scheduler_svc.wording import counted
+
+MAX_EXECUTORS_IN_TEXT = 3
+
+FITS = "fits, and waits for the token budget of a step"
+FITS_BEHIND = "fits"
+
+
+def explain(engine: Engine, request: Request, now_s: float) -> pb.ExplainRequestResponse:
+    """Say why a live request waits, or that it runs; `now_s` is the monotonic time."""
+    place = Places(engine).of(request)
+    core, group = place.core, request.group
+    explained = pb.ExplainRequestResponse(status=place.status, executor=place.executor)
+    if place.status == admin_pb2.REQUEST_STATUS_PARKED:
+        explained.explanation = parked_text(request, engine.suspect)
+    elif core is None and group in engine.queue:
+        _explain_waiting(engine, group, now_s, explained)
+    elif core is None:
+        explained.explanation = "ends with an error in a moment: it can never go on"
+    elif place.status == admin_pb2.REQUEST_STATUS_SWAPPED:
+        _explain_swapped(core, group, explained)
+    elif place.status == admin_pb2.REQUEST_STATUS_PREEMPTED:
+        explained.explanation = f"preempted on {place.executor}: {late_tokens_text(group)}; then it waits in the queue"
+    else:
+        explained.explanation = running_text(request, place)
+    return explained
+
+
+def queued_requests(engine: Engine, now_s: float) -> Iterator[admin_pb2.QueuedRequest]:
+    """Yield the waiting queue in the order of admission, with reasons.
+
+    Groups are passed over while what they wait for is sure to end. The first one that is not has the
+    reason of all behind it, and these are not judged: that would cost as much as to admit them all.
+    """
+    first_in_line: SequenceGroup | None = None
+    for num_ahead, group in enumerate(engine.queue.in_order()):
+        if first_in_line is not None:
+            reason = f"in line behind {first_in_line.request_id!r}"
+        else:
+            obstacles = engine.fleet.obstacles(group, now_s)
+            reason = "; ".join(obstacle_texts(_fits(engine, group, obstacles), FITS)) or no_executor_text(engine)
+            if not _lets_others_pass([obstacle for _, obstacle in obstacles]):
+                first_in_line = group
+        yield admin_pb2.QueuedRequest(
+            num_requests_ahead=num_ahead,
+            request_id=group.request_id,
+            tenant=group.tenant,
+            priority=group.priority,
+            num_prompt_tokens=group.num_prompt_tokens,
+            has_run=group.has_run,
+            age_ms=milliseconds(now_s - engine.requests[group.request_id].arrived_at_s),
+            reason=reason,
+        )
+
+
+def _lets_others_pass(obstacles: Sequence[Obstacle | None]) -> bool:
+    """Return whether the groups behind one with these obstacles, one a core, are looked at all the same."""
+    waits = {obstacle.wait for obstacle in obstacles if obstacle is not None}
+    return None not in obstacles and (Wait.ASIDE in waits or waits == {Wait.NEVER})
+
+
+# In numbers --------------------------------------------------------------------------------------
+
+
+def _explain_waiting(engine: Engine, group: SequenceGroup, now_s: float, explained: pb.ExplainRequestResponse) -> None:
+    num_ahead = engine.queue.num_ahead_of(group)
+    fits = _fits(engine, group, engine.fleet.obstacles(group, now_s))
+    explained.num_requests_ahead = num_ahead
+    explained.executors.extend(fits)
+    reasons = obstacle_texts(fits, FITS_BEHIND if num_ahead else FITS) or [no_executor_text(engine)]
+    waits = "waits to run again" if group.has_run else "waits"
+    explained.explanation = f"{waits}: {'; '.join([ahead_text(num_ahead), *reasons])}"
+
+
+def _explain_swapped(core: Scheduler, group: SequenceGroup, explained: pb.ExplainRequestResponse) -> None:
+    num_ahead = core.swapped.groups.index(group)
+    fit = _swap_in_fit(core, group, explained.executor)
+    explained.num_requests_ahead = num_ahead
+    explained.executors.append(fit)
+    reasons = [fit.obstacle or (FITS_BEHIND if num_ahead else FITS)]
+    if num_ahead:
+        reasons.insert(0, ahead_text(num_ahead))
+    explained.explanation = f"swapped out of {explained.executor}: {'; '.join(reasons)}"
+
+
+def _fits(
+    engine: Engine, group: SequenceGroup, obstacles: Sequence[tuple[Scheduler, Obstacle | None]]
+) -> list[admin_pb2.ExecutorFit]:
+    """Return what a waiting group would take of each core, and what is there."""
+    addresses = {driver.core: driver.address for driver in engine.drivers.values()}
+    fits = []
+    for core, obstacle in obstacles:
+        plan = core.blocks.plan_admission(group)
+        fits.append(
+            admin_pb2.ExecutorFit(
+                executor=addresses.get(core, ""),
+                obstacle=obstacle.reason if obstacle is not None else "",
+                num_needed_blocks=plan.num_needed,
+                num_free_blocks=plan.num_free,
+                num_needed_slots=group.num_slots,
+                num_free_slots=core.batch.num_free_slots,
+            )
+        )
+    return fits
+
+
+def _swap_in_fit(core: Scheduler, group: SequenceGroup, executor: str) -> admin_pb2.ExecutorFit:
+    """Return what the way back of a swapped group takes; the rules are those of `Admissions.swap_in`."""
+    blocks, batch = core.blocks, core.batch
+    reserve = blocks.num_watermark_blocks if batch.running else 0
+    fit = admin_pb2.ExecutorFit(
+        executor=executor,
+        num_needed_blocks=core.swapped.num_blocks_to_swap_in(group),
+        num_free_blocks=max(0, blocks.allocator.num_free_blocks - reserve),
+        num_needed_slots=group.num_slots,
+        num_free_slots=batch.num_free_slots,
+    )
+    if group.has_late_tokens:
+        fit.obstacle = late_tokens_text(group)
+    elif fit.num_needed_blocks > fit.num_free_blocks:
+        fit.obstacle = f"needs {counted(fit.num_needed_blocks, 'block')}, {fit.num_free_blocks} free"
+    elif fit.num_needed_slots > fit.num_free_slots:
+        fit.obstacle = f"needs {counted(fit.num_needed_slots, 'slot')} of the batch, {fit.num_free_slots} free"
+    return fit
+
+
+# In words ----------------------------------------------------------------------------------------
+
+
+def ahead_text(num_ahead: int) -> str:
+    """Say how many requests are ahead."""
+    return f"{counted(num_ahead, 'request')} ahead" if num_ahead else "next in line"
+
+
+def obstacle_texts(fits: Sequence[admin_pb2.ExecutorFit], text_if_none: str) -> list[str]:
+    """Say what is in the way on each of the first executors, and how many more there are."""
+    texts = [f"on {fit.executor}, {fit.obstacle or text_if_none}" for fit in fits[:MAX_EXECUTORS_IN_TEXT]]
+    num_more = len(fits) - len(texts)
+    return [*texts, f"{counted(num_more, 'more executor')}"] if num_more else texts
+
+
+def no_executor_text(engine: Engine) -> str:
+    """Say that nobody can take a request, and why."""
+    cause = f" ({engine.last_trouble})" if engine.last_trouble else ""
+    return f"no executor is attached{cause}"
+
+
+def late_tokens_text(group: SequenceGroup) -> str:
+    """Say what a preempted group waits for."""
+    num_late_tokens = sum(sequence.num_late_tokens for sequence in group.live_sequences)
+    verb = "is" if num_late_tokens == 1 else "are"
+    return f"{counted(num_late_tokens, 'token')} {verb} still on the way"
+
+
+def parked_text(request: Request, suspect: Request | None) -> str:
+    """Say that a request is suspected, and whom it waits for."""
+    lost = counted(request.num_losses, "time")
+    other = f"{suspect.request_id!r}, suspected too, is" if suspect is not None else "others are"
+    return f"parked: it is suspected to have broken an executor {lost}; {other} computed first"
+
+
+def running_text(request: Request, place: Place) -> str:
+    """Say how far a running request has come."""
+    group, core = request.group, place.core
+    assert core is not None, "what runs has a core"
+    if core.prefills.is_running(group):
+        slots = [slot for _, slot in core.searches.source_slots(group)]
+        num_computed, num_known = (
+            int(column[slots].sum()) for column in (core.batch.num_computed_tokens, core.batch.num_known_tokens)
+        )
+        return f"runs on {place.executor}: {num_computed} of {num_known} tokens are computed"
+    made = counted(num_output_tokens(request), "output token")
+    if group.beam_search is not None:
+        kind = f"a beam search of width {group.beam_search.beam_width}, {made} in its live beams"
+    elif len(group.sequences) > 1:
+        kind = f"{made} in {len(group.sequences)} outputs, {len(group.live_sequences)} of them live"
+    else:
+        kind = f"{made} so far"
+    return f"runs on {place.executor}: {kind}"

@@ -1,0 +1,76 @@
+"""Which executors there ought to be: a list of addresses, and DNS names that stand for several.
+
+A target is `host:port`, taken as it is, or `dns:///name:port`, which is looked up again and again: every
+address that the name has is an executor (a headless Service of Kubernetes names its pods so). A name
+that cannot be looked up keeps the addresses it had: a name server that fails must not end executors
+that work.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+log = logging.getLogger(__name__)
+
+DNS_SCHEME = "dns:///"
+
+Resolve = Callable[[str, int], Awaitable[set[str]]]
+
+
+async def resolve(name: str, port: int) -> set[str]:
+    """Return the addresses, host:port, that a name has now.
+
+    Raises: OSError: it cannot be looked up.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    hosts = {str(address[0]) for _, _, _, _, address in found}
+    return {f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts}
+
+
+class Membership:
+    """The addresses of the executors.
+
+    Args:
+        targets: `host:port` or `dns:///name:port`.
+        interval_s: How often names are looked up.
+        resolve: Looks a name up.
+    """
+
+    def __init__(self, targets: Sequence[str], interval_s: float, resolve: Resolve = resolve) -> None:
+        self._static = tuple(target for target in targets if not target.startswith(DNS_SCHEME))
+        self._names = tuple(target.removeprefix(DNS_SCHEME) for target in targets if target.startswith(DNS_SCHEME))
+        self._interval_s = interval_s
+        self._resolve = resolve
+        self._resolved: dict[str, set[str]] = {name: set() for name in self._names}
+        self.troubles: dict[str, str] = {}
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses as last seen: the list first, in its order, then those of the names."""
+        named = sorted(set().union(*self._resolved.values()) - set(self._static))
+        return [*dict.fromkeys(self._static), *named]
+
+    async def watch(self, on_change: Callable[[list[str]], None]) -> None:
+        """Call `on_change` with the addresses now and whenever they change; until cancelled."""
+        last: list[str] | None = None
+        while True:
+            for name in self._names:
+                await self._look_up(name)
+            if self.addresses != last:
+                last = self.addresses
+                on_change(last)
+            if not self._names:
+                return
+            await asyncio.sleep(self._interval_s)
+
+    async def _look_up(self, name: str) -> None:
+        host, _, port = name.rpartition(":")
+        try:
+            self._resolved[name] = await self._resolve(host, int(port))
+            self.troubles.pop(name, None)
+        except OSError as error:
+            if name not in self.troubles:
+                log.warning("event=name_not_resolved name=%s cause=%r", name, str(error))
+            self.troubles[name] = f"{name} cannot be looked up: {error}"

@@ -1,0 +1,42 @@
+"""What bounds a request on this server, and the one way to say that it is out of bounds."""
+
+import math
+from dataclasses import dataclass
+
+from shared.errors import InvalidFieldError
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What bounds a request, from the model, the executors and the configuration.
+
+    Attributes:
+        max_model_len: Longest sequence that the model takes, in tokens.
+        max_cached_tokens: Size of the whole block pool, in tokens.
+        vocab_size: Number of token ids.
+        max_num_seqs: Slots of the batch table; a group may need all its slots at once.
+        max_beam_width: Widest beam search.
+        tenants: The only tenants that are served; None: any.
+        has_priorities: Whether `priority` changes the order; refused otherwise, never ignored.
+    """
+
+    max_model_len: int
+    max_cached_tokens: int
+    vocab_size: int
+    max_num_seqs: int
+    max_beam_width: int
+    tenants: frozenset[str] | None = None
+    has_priorities: bool = True
+
+
+def require(holds: bool, field: str, value: object, limit: str) -> None:
+    """Raise InvalidFieldError unless `holds`; `limit` ends the sentence "... must be"."""
+    if not holds:
+        raise InvalidFieldError(field, value, limit)
+
+
+def require_param(holds: bool, field: str, value: object, limit: str) -> None:
+    """Like `require`, for a field of `sampling_params`; a number must also be finite."""
+    if isinstance(value, float):
+        holds, value = holds and math.isfinite(value), f"{value:g}"
+    require(holds, f"sampling_params.{field}", value, limit)

@@ -1,0 +1,229 @@
+"""A fleet whose executors come, go and stall: every output is still the one computed alone.
+
+Each example plays one random workload three times, with 1, 2 and 3 steps in flight on every core. Its
+cores differ in all their limits but the longest sequence; the requests are those of
+`tests/support/workloads.py`.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_svc.core.admission import Obstacle
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.policy import FcfsPolicy, Policy, PriorityPolicy
+from tests.support.fleet import FoundHypothesis, Member, VirtualFleet
+from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone
+from tests.support.workloads import VOCAB_SIZE, Request, limits, requests_within
+
+LAST_CHANGE_ROUND = 25
+MAX_ROUNDS = 1500
+POLICIES: tuple[Policy, ...] = (FcfsPolicy(), PriorityPolicy())
+
+
+@dataclass(frozen=True)
+class Stall:
+    """The results of a member do not come for so many rounds."""
+
+    member: int
+    first_round: int
+    num_rounds: int
+
+    def holds(self, index: int, now: int) -> bool:
+        return self.member == index and self.first_round <= now < self.first_round + self.num_rounds
+
+
+@dataclass(frozen=True)
+class FleetWorkload:
+    """Everything that happens in one example; times in rounds."""
+
+    kinds: list[SchedulerLimits]
+    """The executors that there are; all attach in round 0."""
+    requests: list[Request]
+    losses: dict[int, int]
+    """Round: the position of the member that is lost then, modulo their number."""
+    joins: dict[int, int]
+    """Round: the kind of the executor that joins then."""
+    retirements: dict[int, int]
+    """Round: the position of the member that takes no new groups from then on."""
+    stalls: list[Stall]
+    drains: list[bool]
+    policy: Policy
+    tenant_weights: dict[str, float] = field(default_factory=dict)
+
+
+@st.composite
+def fleet_workloads(draw: st.DrawFn) -> FleetWorkload:
+    """Draw a workload; some executors may be unable to hold some of its requests."""
+    first = draw(limits())
+    kinds = [first, *(draw(limits_of_the_same_model(first)) for _ in range(draw(st.integers(0, 2))))]
+    kinds = [replace(kind, stall_after_s=draw(st.sampled_from([0.5, 3.0, 100.0]))) for kind in kinds]
+    common = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=first.max_model_len))
+    roomiest = replace(first, max_num_seqs=max(kind.max_num_seqs for kind in kinds), max_num_batched_tokens=99)
+    requests = [draw(requests_within(roomiest, common)) for _ in range(draw(st.integers(1, 8)))]
+    rounds, position = st.integers(0, LAST_CHANGE_ROUND - 1), st.integers(0, 2)
+    return FleetWorkload(
+        kinds=kinds,
+        requests=sorted(requests, key=lambda request: request.arrival_round),
+        losses=draw(st.dictionaries(rounds, position, max_size=3)),
+        joins=draw(st.dictionaries(rounds, st.integers(0, len(kinds) - 1), max_size=3)),
+        retirements=draw(st.dictionaries(rounds, position, max_size=1)),
+        stalls=draw(st.lists(st.builds(Stall, position, rounds, st.integers(1, 15)), max_size=2)),
+        drains=draw(st.lists(st.booleans(), min_size=1, max_size=6)),
+        policy=draw(st.sampled_from(POLICIES)),
+        tenant_weights=draw(st.sampled_from([{}, {"x": 3.0}])),
+    )
+
+
+@st.composite
+def limits_of_the_same_model(draw: st.DrawFn, first: SchedulerLimits) -> SchedulerLimits:
+    """Draw the limits of an executor that may serve beside the first one."""
+    other = draw(limits())
+    return replace(
+        other,
+        max_model_len=first.max_model_len,
+        eos_token_ids=first.eos_token_ids,
+        sliding_window=first.sliding_window,
+        num_blocks=max(other.num_blocks, -(-first.max_model_len // other.block_size)),
+    )
+
+
+class Run:
+    """Plays a workload, so many steps in flight on each core."""
+
+    def __init__(self, workload: FleetWorkload, num_steps_in_flight: int) -> None:
+        self.workload = workload
+        self.num_steps_in_flight = num_steps_in_flight
+        self.fleet = VirtualFleet(workload.policy, workload.tenant_weights)
+        self.refused: set[int] = set()
+        for kind in workload.kinds:
+            self.join(kind)
+
+    def join(self, kind: SchedulerLimits) -> None:
+        self.fleet.join(kind, ToyExecutor(kind, hashed_next_token(VOCAB_SIZE)))
+
+    def play(self) -> None:
+        """Play the workload to its end."""
+        for now in range(MAX_ROUNDS):
+            self.let_executors_come_and_go(now)
+            self.let_requests_arrive(now)
+            self.let_clients_leave(now)
+            progressed = [self.advance(index, member, now) for index, member in enumerate(self.fleet.members)]
+            if any(progressed) or any(member.results for member in self.fleet.members):
+                continue
+            self.check_nobody_waits_in_vain(now)
+            if now > LAST_CHANGE_ROUND:
+                assert not any(self.fleet.is_live(group) for group in self.fleet.groups.values())
+                self.fleet.check_all_is_free()
+                return
+        raise AssertionError("the workload does not end")
+
+    def let_executors_come_and_go(self, now: int) -> None:
+        members = self.fleet.members
+        if now in self.workload.losses and members:
+            self.fleet.lose(members[self.workload.losses[now] % len(members)])
+        if now in self.workload.retirements and members:
+            members[self.workload.retirements[now] % len(members)].core.takes_groups = False
+        for member in list(members):
+            if not (member.core.takes_groups or member.core.num_unfinished):
+                self.fleet.lose(member)  # as its driver lets it go
+        if now in self.workload.joins:
+            self.join(self.workload.kinds[self.workload.joins[now]])
+        if now == LAST_CHANGE_ROUND and not any(member.core.takes_groups for member in members):
+            self.join(self.workload.kinds[0])  # or what waits would wait for ever
+
+    def let_requests_arrive(self, now: int) -> None:
+        for arrival, request in enumerate(self.workload.requests):
+            if request.arrival_round == now:
+                group = request.to_group(arrival)
+                if self.fleet.fleet.can_ever_take(group):
+                    self.fleet.add(group)
+                    if request.stop_string_at is not None and request.beam_search is None:
+                        self.fleet.stop_lengths[arrival, request.num_sequences - 1] = request.stop_string_at
+                else:
+                    assert group.num_slots > 1 or not self.fleet.members, "a lone sequence always fits"
+                    self.refused.add(arrival)
+
+    def let_clients_leave(self, now: int) -> None:
+        for arrival, group in self.fleet.groups.items():
+            request = self.workload.requests[arrival]
+            if request.abort_round == now and self.fleet.is_live(group):
+                self.fleet.abort(group)
+
+    def advance(self, index: int, member: Member, now: int) -> bool:
+        """Let one member send what it may, and take what has come; return whether anything happened."""
+        progressed = False
+        while len(member.core.in_flight) < self.num_steps_in_flight:
+            step = self.fleet.schedule(member, float(now))
+            if step is None:
+                break
+            self.fleet.execute(member, step)
+            progressed = True
+        if any(stall.holds(index, now) for stall in self.workload.stalls):
+            return progressed
+        drains = self.workload.drains[now % len(self.workload.drains)]
+        while member.results and (drains or not progressed or len(member.results) >= self.num_steps_in_flight):
+            self.fleet.process(member)
+            progressed = True
+        return progressed
+
+    def check_nobody_waits_in_vain(self, now: int) -> None:
+        """Nothing is in flight and nobody has anything to do: then no core could take what waits."""
+        assert not any(member.core.num_unfinished for member in self.fleet.members)
+        head = next(self.fleet.queue.in_order(), None)
+        if head is not None and self.fleet.members:
+            assert isinstance(self.fleet.fleet.place(head, float(now)), Obstacle), "the head waits and would fit"
+        if any(member.core.takes_groups for member in self.fleet.members):
+            assert head is None, "all cores are idle, and somebody waits"
+
+
+def check(workload: FleetWorkload) -> None:
+    """Play at every depth; compare with what the plainest loop makes of each prompt."""
+    for num_steps_in_flight in (1, 2, 3):
+        run = Run(workload, num_steps_in_flight)
+        run.play()
+        for arrival, request in enumerate(workload.requests):
+            if arrival in run.refused:
+                continue
+            if request.beam_search is not None:
+                check_search(run, arrival, request)
+            else:
+                check_outputs(run, arrival, request)
+
+
+def check_outputs(run: Run, arrival: int, request: Request) -> None:
+    fleet, bounds = run.fleet, run.workload.kinds[0]
+    for index in range(request.num_sequences):
+        alone = generate_alone(request.prompt, request.conditions, bounds, hashed_next_token(VOCAB_SIZE), index)
+        output = fleet.outputs[arrival, index]
+        was_cut_short = (arrival, index) in fleet.cut_short or arrival in fleet.failures
+        if was_cut_short and output.reason is None:
+            assert output.token_ids == alone[0][: len(output.token_ids)]
+        else:
+            assert (output.token_ids, output.reason) == alone
+
+
+def check_search(run: Run, arrival: int, request: Request) -> None:
+    fleet, bounds = run.fleet, run.workload.kinds[0]
+    assert request.beam_search is not None
+    if arrival in fleet.failures or any(name[0] == arrival for name in fleet.cut_short):
+        assert arrival not in fleet.searches
+        return
+    alone = search_alone(request.prompt, request.beam_search, request.conditions, bounds)
+    assert fleet.searches[arrival] == [FoundHypothesis.of(hypothesis) for hypothesis in alone]
+
+
+@settings(max_examples=20)
+@given(fleet_workloads())
+def test_every_output_is_the_one_computed_alone_whatever_befalls_the_fleet(workload: FleetWorkload) -> None:
+    check(workload)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(settings.get_profile("thorough"))
+@given(fleet_workloads())
+def test_every_output_is_the_one_computed_alone_over_a_thousand_fleets(workload: FleetWorkload) -> None:
+    check(workload)

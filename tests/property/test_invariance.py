@@ -1,0 +1,195 @@
+"""What a client gets does not depend on how it was scheduled: bit for bit, on the fake executor.
+
+Each example draws requests and a schedule: batch and arrivals, budget, pools, kind of preemption, prefix
+cache, prefill mode, neighbours that leave, an executor that is lost. The fake worker checks every block
+that attention reads. The tokens, log-probabilities and hypotheses of each request are those that
+it gets alone, whole prompt in one step, in lock-step, with nothing cached.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from executor_svc.fake_worker import FakeWorker
+from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
+from scheduler_svc.core.limits import PreemptionMode, PrefillMode
+from scheduler_svc.core.sequence import StopConditions
+from scheduler_svc.served_model import CoreSettings
+from shared.step import SamplingRow
+from tests.support.fleet import FoundHypothesis, Output
+from tests.support.schedules import GREEDY, Play, Request, Schedule
+
+MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 40, 12
+MAX_LENGTH = MAX_PROMPT_TOKENS + MAX_OUTPUT_TOKENS
+MAX_SEQUENCES = 4
+LETTERS = range(65, 91)
+
+Outcome = tuple[list[Output], list[FoundHypothesis]]
+
+
+@dataclass(frozen=True)
+class Example:
+    """Requests, the executor that runs them, and how."""
+
+    requests: list[Request]
+    schedule: Schedule
+    block_size: int
+    max_num_seqs: int
+    budget: int
+    sliding_window: int = 0
+
+    def play(self) -> Play:
+        return Play(self.schedule, self.requests, self.make_worker).run()
+
+    def make_worker(self) -> FakeWorker:
+        return FakeWorker(
+            block_size_tokens=self.block_size,
+            num_device_blocks=self.schedule.num_blocks,
+            num_host_blocks=self.schedule.num_host_blocks,
+            max_model_len=MAX_LENGTH,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.budget,
+            eos_probability=0.05,
+            sliding_window_tokens=self.sliding_window,
+            sleep=lambda _: None,
+        )
+
+    def outcome_alone(self, request: Request) -> Outcome:
+        """What the request gets from an executor that has room for everything."""
+        num_blocks = MAX_SEQUENCES * -(-MAX_LENGTH // 16)
+        schedule = Schedule(num_blocks, settings=CoreSettings(prefix_caching=False))
+        return outcome_of(replace(self, requests=[request], schedule=schedule, budget=100, block_size=16).play(), 0)
+
+
+def outcome_of(play: Play, arrival: int) -> Outcome:
+    outputs = [output for (other, _), output in sorted(play.outputs.items()) if other == arrival]
+    return outputs, play.searches.get(arrival, [])
+
+
+def check_every_request_gets_what_it_gets_alone(example: Example) -> None:
+    play = example.play()
+    for arrival, request in enumerate(example.requests):
+        alone = example.outcome_alone(request)
+        if arrival not in example.schedule.abort_rounds:
+            assert outcome_of(play, arrival) == alone
+
+
+@st.composite
+def requests(draw: st.DrawFn, common: Sequence[int]) -> Request:
+    """Draw a request; half of the prompts begin like the others."""
+    start = draw(st.sampled_from([[], common]))
+    prompt = [*start, *draw(st.lists(st.sampled_from(LETTERS), min_size=1, max_size=MAX_PROMPT_TOKENS))]
+    num_logprobs = draw(st.sampled_from([-1, 0]))
+    sampled = SamplingRow(temperature=1.0, seed=draw(st.integers(0, 2**64 - 1)), num_logprobs=num_logprobs)
+    kind = draw(st.sampled_from(["greedy", "seeded", "seeded", "several", "beams"]))
+    width = draw(st.integers(2, MAX_SEQUENCES))
+    penalty, early_stopping = draw(st.sampled_from([0.0, 1.0])), draw(st.sampled_from(EarlyStopping))
+    return Request(
+        prompt=prompt[:MAX_PROMPT_TOKENS],
+        conditions=StopConditions(max_tokens=draw(st.integers(1, MAX_OUTPUT_TOKENS)), ignore_eos=draw(st.booleans())),
+        sampling=replace(GREEDY, num_logprobs=num_logprobs) if kind in ("greedy", "beams") else sampled,
+        num_sequences=width if kind == "several" else 1,
+        beam_search=BeamSearchParams(width, width, penalty, early_stopping) if kind == "beams" else None,
+        cache_salt=draw(st.sampled_from([0, 0, 1])),
+    )
+
+
+@st.composite
+def examples(draw: st.DrawFn) -> Example:
+    """Draw requests and a schedule under which every request just fits."""
+    common = draw(st.lists(st.sampled_from(LETTERS), max_size=MAX_PROMPT_TOKENS))
+    drawn = draw(st.lists(requests(common), min_size=1, max_size=8))
+    block_size = draw(st.sampled_from([1, 3, 4, 16]))
+    max_num_seqs = MAX_SEQUENCES + draw(st.integers(0, 8))
+    num_lookahead_tokens = draw(st.sampled_from([0, 0, 2]))
+    most_blocks = MAX_SEQUENCES * -(-(MAX_LENGTH + num_lookahead_tokens) // block_size) + 1
+    budget = max_num_seqs + draw(st.sampled_from([0, 1, 7, 30, 200]))
+    settings = CoreSettings(
+        watermark=draw(st.sampled_from([0.0, 0.01, 0.3])),
+        preemption_mode=draw(st.sampled_from([None, *PreemptionMode])),
+        prefill_mode=draw(st.sampled_from(PrefillMode)),
+        long_prefill_threshold=draw(st.sampled_from([0, 0, 5])),
+        num_lookahead_tokens=num_lookahead_tokens,
+        prefix_caching=draw(st.booleans()),
+    )
+    indices = st.integers(0, len(drawn) - 1)
+    schedule = Schedule(
+        num_blocks=most_blocks + draw(st.sampled_from([0, 0, 9, 300])),
+        num_host_blocks=draw(st.sampled_from([0, 5, 40, 300])),
+        settings=settings,
+        num_steps_in_flight=draw(st.integers(1, 3)),
+        arrival_rounds=[0, *draw(st.lists(st.integers(0, 20), max_size=len(drawn) - 1))],
+        abort_rounds=draw(st.dictionaries(indices, st.integers(1, 20), max_size=2)),
+        loss_round=draw(st.sampled_from([None, None, 1, 6])),
+    )
+    return Example(drawn, schedule, block_size, max_num_seqs, budget, draw(st.sampled_from([0, 0, 0, 8])))
+
+
+@pytest.mark.timeout(300)
+@settings(max_examples=20)
+@given(examples())
+def test_every_request_gets_what_it_gets_alone(example: Example) -> None:
+    check_every_request_gets_what_it_gets_alone(example)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(settings.get_profile("thorough"), max_examples=2000)
+@given(examples())
+def test_every_request_gets_what_it_gets_alone_over_thousands_of_schedules(example: Example) -> None:
+    check_every_request_gets_what_it_gets_alone(example)
+
+
+def crowd() -> list[Request]:
+    """Return requests of four kinds; the last two ask for what the first two asked."""
+    prompt, conditions = list(LETTERS), StopConditions(max_tokens=MAX_OUTPUT_TOKENS, ignore_eos=True)
+    seeded = SamplingRow(temperature=1.0, seed=3, num_logprobs=0)
+    kinds = [
+        Request(prompt, conditions),
+        Request(prompt[:20], conditions, seeded),
+        Request(prompt[:9], conditions, seeded, num_sequences=4),
+        Request(prompt[9:], conditions, beam_search=BeamSearchParams(3, 3)),
+    ]
+    return [*kinds, *kinds[:2]]
+
+
+def crowded(mode: PreemptionMode | None, *, prefix_caching: bool, num_steps_in_flight: int) -> Example:
+    """Let the crowd meet in a pool that holds two of them; the last two come when the others have gone."""
+    settings = CoreSettings(preemption_mode=mode, prefix_caching=prefix_caching, watermark=0.0)
+    schedule = Schedule(32, 64, settings, num_steps_in_flight, arrival_rounds=[0, 0, 0, 0, 40, 40])
+    return Example(crowd(), schedule, block_size=4, max_num_seqs=12, budget=20)
+
+
+@pytest.fixture(scope="module")
+def crowd_alone() -> list[Outcome]:
+    example = crowded(None, prefix_caching=False, num_steps_in_flight=1)
+    return [example.outcome_alone(request) for request in example.requests]
+
+
+@pytest.mark.parametrize("num_steps_in_flight", [1, 2, 3])
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("mode", PreemptionMode)
+def test_a_crowd_is_preempted_and_found_again_and_gets_what_each_gets_alone(
+    mode: PreemptionMode, prefix_caching: bool, num_steps_in_flight: int, crowd_alone: list[Outcome]
+) -> None:
+    play = crowded(mode, prefix_caching=prefix_caching, num_steps_in_flight=num_steps_in_flight).play()
+
+    assert [outcome_of(play, arrival) for arrival in range(len(crowd_alone))] == crowd_alone
+    assert any(preempted.mode is mode and preempted.num_output_tokens for preempted in play.preemptions)
+    assert (play.num_cached_tokens > 0) == prefix_caching
+
+
+def test_outputs_have_log_probabilities_differ_and_follow_their_seed(crowd_alone: list[Outcome]) -> None:
+    """Keep the comparisons above from comparing nothing."""
+    outputs = [output for outputs, _ in crowd_alone[:3] for output in outputs]
+    assert [len(output.logprobs) for output in outputs] == [MAX_OUTPUT_TOKENS] * 6
+    assert len({tuple(output.token_ids) for output in outputs}) == 6
+    assert len(crowd_alone[3][1]) == 3
+
+    request = crowd()[1]
+    example = crowded(None, prefix_caching=False, num_steps_in_flight=1)
+    other_seed = replace(request, sampling=replace(request.sampling, seed=4))
+    assert example.outcome_alone(other_seed) != crowd_alone[1]

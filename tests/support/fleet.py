@@ -1,0 +1,240 @@
+"""A fleet on a virtual transport: real cores, executors in this process, and all that clients would see.
+
+Steps and results pass through the wire encoding; nothing else lies between. The caller says what is
+scheduled, executed and processed when, and who is lost in between; what must hold at each of these
+moments is asserted here. Next: `tests/property/test_loss.py`, `tests/property/test_fleet.py`.
+"""
+
+import itertools
+import math
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from executor_svc.worker import Worker
+from scheduler_svc.core.beam_search import Hypothesis
+from scheduler_svc.core.fleet import Fleet
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.policy import FcfsPolicy, Policy
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import FinishReason, Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.waiting_queue import WaitingQueue
+from shared.batch_table import BatchTable
+from shared.step import Step, StepResult
+from tests.support.toy_executor import over_the_wire, result_over_the_wire
+
+
+class VirtualExecutor(Protocol):
+    """What executes steps: the wire encoding is inside."""
+
+    @property
+    def table(self) -> BatchTable:
+        """The executor's copy of the batch table."""
+
+    def execute(self, step: Step) -> StepResult:
+        """Run the step as the other side of the wire reads it."""
+
+
+class WiredWorker:
+    """A worker behind the wire encoding."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    @property
+    def table(self) -> BatchTable:
+        """The worker's batch table."""
+        return self._worker.table
+
+    def execute(self, step: Step) -> StepResult:
+        """Run the step, with both encodings."""
+        return result_over_the_wire(self._worker.execute(over_the_wire(step)))
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """An attached executor and its core; `results` are executed and not yet processed, oldest first."""
+
+    core: Scheduler
+    executor: VirtualExecutor
+    results: deque[StepResult] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class Output:
+    """What a client saw of one output. `logprobs` are those of the tokens that have one."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundHypothesis:
+    """A hypothesis that can be compared."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    score: float
+    reason: FinishReason
+
+    @classmethod
+    def of(cls, hypothesis: Hypothesis) -> "FoundHypothesis":
+        """Return the plain values."""
+        return cls(
+            tuple(hypothesis.token_ids.tolist()),
+            tuple(hypothesis.logprobs.tolist()),
+            hypothesis.score,
+            hypothesis.finish_reason,
+        )
+
+
+class VirtualFleet:
+    """The fleet, its members, and what came of every group, by (arrival, output index).
+
+    `stop_lengths` holds the number of tokens with which the text of an output holds a stop string.
+
+    Args:
+        policy: Of the queue and of the cores.
+        tenant_weights: Of the queue.
+        checks_integrity: Whether the invariants are checked after every call; may be set later.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        tenant_weights: Mapping[str, float] | None = None,
+        *,
+        checks_integrity: bool = True,
+    ) -> None:
+        policy = policy or FcfsPolicy()
+        self.queue = WaitingQueue(policy, tenant_weights)
+        self.fleet = Fleet(self.queue, policy, prefix_key=b"key")
+        self.members: list[Member] = []
+        self.checks_integrity = checks_integrity
+        self.groups: dict[int, SequenceGroup] = {}
+        self.outputs: dict[tuple[int, int], Output] = defaultdict(Output)
+        self.searches: dict[int, list[FoundHypothesis]] = {}
+        self.failures: dict[int, str] = {}
+        self.cut_short: set[tuple[int, int]] = set()
+        self.stop_lengths: dict[tuple[int, int], int] = {}
+        self.num_recomputed_groups = 0
+        self.num_preemptions = 0
+        self._epochs = itertools.count(1)
+
+    # Groups --------------------------------------------------------------------------------------
+
+    def add(self, group: SequenceGroup) -> None:
+        """Let a new group wait."""
+        self.groups[group.arrival] = group
+        self.queue.add(group)
+
+    def is_live(self, group: SequenceGroup) -> bool:
+        """Return whether the group is still to end."""
+        return group.arrival not in self.failures and bool(group.live_sequences)
+
+    def abort(self, group: SequenceGroup) -> None:
+        """The client leaves."""
+        self.cut_short |= {(group.arrival, sequence.index) for sequence in group.live_sequences}
+        self.fleet.abort(group)
+        self.check_integrity(*self.members)
+
+    # Executors -----------------------------------------------------------------------------------
+
+    def join(self, limits: SchedulerLimits, executor: VirtualExecutor) -> Member:
+        """Attach an empty executor."""
+        member = Member(self.fleet.join(limits, next(self._epochs)), executor)
+        self.members.append(member)
+        return member
+
+    def lose(self, member: Member) -> None:
+        """The executor is gone, and with it all results that were not processed."""
+        self.members.remove(member)
+        groups = self.fleet.leave(member.core)
+        self._count_preemptions(member)
+        lost = {group.arrival for group in groups}
+        elsewhere = {g.arrival for other in self.members for g in self.groups.values() if other.core.has(g)}
+        assert not lost & elsewhere
+        waiting = {group.arrival for group in self.queue}
+        live = {arrival for arrival, group in self.groups.items() if self.is_live(group)}
+        assert lost | elsewhere | waiting == live, "a group got lost with the executor"
+        for group in groups:
+            for sequence in group.live_sequences:
+                assert sequence.status is SequenceStatus.WAITING
+                if group.beam_search is None:
+                    known = group.prompt_token_ids.tolist() + self.outputs[_name_of(sequence)].token_ids
+                    assert sequence.token_ids.tolist() == known, "a group carries other tokens than its client has"
+            self.num_recomputed_groups += 1
+            self.queue.add(group)
+
+    # Steps ---------------------------------------------------------------------------------------
+
+    def schedule(self, member: Member, now_s: float) -> Step | None:
+        """Decide the next step of a member; it is not executed yet."""
+        step = member.core.schedule(now_s)
+        for failure in member.core.take_failures():
+            group = failure.group
+            assert len(group.sequences) > 1 or group.beam_search is not None, f"a lone sequence failed: {failure}"
+            self.failures[group.arrival] = failure.message
+        self.check_integrity(member)
+        return step
+
+    def execute(self, member: Member, step: Step) -> None:
+        """Execute the step that was scheduled last; its result waits to be processed."""
+        digest = member.core.table.digest()
+        member.results.append(member.executor.execute(step))
+        assert member.executor.table.digest() == digest, "the two batch tables differ"
+
+    def process(self, member: Member) -> None:
+        """Take the oldest result, and give its tokens to the clients."""
+        updates = member.core.process(member.results.popleft())
+        self.check_integrity(member)
+        logprobs = updates.logprobs or [math.nan] * len(updates.token_ids)
+        for row, sequence in enumerate(updates.sequences):
+            name = _name_of(sequence)
+            output = self.outputs[name]
+            assert name not in self.cut_short, "a token came after the client left"
+            assert output.reason is None, "a token came after the end"
+            output.token_ids.append(updates.token_ids[row])
+            if not math.isnan(logprobs[row]):
+                output.logprobs.append(logprobs[row])
+            if row in updates.finished:
+                assert sequence.status is SequenceStatus.FINISHED
+                output.reason = updates.finished[row]
+            elif len(output.token_ids) == self.stop_lengths.get(name):
+                self.cut_short.add(name)
+                member.core.finish(sequence)
+                self.check_integrity(member)
+        for group in updates.finished_searches:
+            assert group.arrival not in self.searches, "a search ended twice"
+            assert group.beams is not None
+            self.searches[group.arrival] = [FoundHypothesis.of(h) for h in group.beams.finished_hypotheses()]
+
+    # What must hold ------------------------------------------------------------------------------
+
+    def check_integrity(self, *touched: Member) -> None:
+        """Assert the invariants of these cores, and that each live group is in exactly one place."""
+        if not self.checks_integrity:
+            return
+        for member in touched:
+            member.core.check_integrity()
+        for group in self.groups.values():
+            places = [member for member in self.members if member.core.has(group)]
+            assert len(places) + (group in self.queue) == self.is_live(group), f"{group.request_id} is in {places}"
+
+    def check_all_is_free(self) -> None:
+        """Assert that nothing is left of the groups that have ended, on either side."""
+        assert not len(self.queue)
+        for member in self.members:
+            self._count_preemptions(member)
+            for allocator in (member.core.blocks.allocator, member.core.swapped.host):
+                assert allocator.num_free_blocks == allocator.num_blocks
+            assert not member.executor.table.live.any()
+
+    def _count_preemptions(self, member: Member) -> None:
+        self.num_preemptions += sum(member.core.preemption.num_preemptions.values())
+
+
+def _name_of(sequence: Sequence) -> tuple[int, int]:
+    return sequence.group.arrival, sequence.index

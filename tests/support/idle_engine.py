@@ -1,0 +1,69 @@
+"""An engine that drives nobody: cores and requests are put in by hand, for tests that look at it."""
+
+from collections.abc import Sequence
+
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.policy import FcfsPolicy
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.executor_client import ExecutorClient, ExecutorSession, SessionTimings
+from scheduler_svc.executor_driver import ExecutorDriver
+from scheduler_svc.membership import Membership
+from scheduler_svc.output import AnswerOptions
+from scheduler_svc.output_text import TextOptions
+from scheduler_svc.request import Request
+from scheduler_svc.served_model import CoreSettings
+from scheduler_svc.tokenizer import Tokenizer
+from tests.support.tokenizers import byte_level_backend, make_tokenizer
+
+TIMINGS = SessionTimings(lease_s=10.0, heartbeat_interval_s=2.0, step_timeout_s=600.0)
+
+
+async def _load_no_tokenizer(session: ExecutorSession) -> Tokenizer:
+    raise AssertionError("nobody attaches")
+
+
+async def _ignore(is_attached: bool) -> None:
+    """Nobody is told."""
+
+
+class IdleEngine:
+    """An engine with executors that are only looked at, and its requests.
+
+    Args:
+        addresses: Executors that there ought to be.
+        limits: Of the core of each one; None: they are not attached.
+    """
+
+    def __init__(self, addresses: Sequence[str], limits: SchedulerLimits | None) -> None:
+        settings = EngineSettings(
+            core=CoreSettings(),
+            policy=FcfsPolicy(),
+            max_waiting_requests=1000,
+            max_waiting_requests_per_tenant=1000,
+            steps_in_flight=2,
+            max_beam_width=4,
+        )
+        self.engine = Engine(Membership(addresses, 1.0), _client, settings, _load_no_tokenizer, _ignore)
+        self.cores: list[Scheduler] = []
+        self._tokenizer = make_tokenizer(byte_level_backend())
+        for address in addresses:
+            driver = ExecutorDriver(
+                _client(address), self.engine, steps_in_flight=2, checks_batch_table=False, retry_interval_s=1.0
+            )
+            self.engine.drivers[address] = driver
+            if limits is not None:
+                driver.core = self.engine.fleet.join(limits, epoch=1)
+                self.cores.append(driver.core)
+
+    def add(self, group: SequenceGroup) -> Request:
+        """Let a request wait, which arrived at second 0."""
+        options = AnswerOptions(group.num_sequences, group.num_sequences, False, TextOptions())
+        request = self.engine.requests[group.request_id] = Request(group, options, self._tokenizer, 0.0)
+        self.engine.queue.add(group)
+        return request
+
+
+def _client(address: str) -> ExecutorClient:
+    return ExecutorClient(address, "test", TIMINGS, max_message_bytes=2**20)

@@ -1,0 +1,210 @@
+"""Random valid steps from a plain-Python model of the batch table, which knows what is valid.
+
+They hold whatever the wire can say: sampled sequences and beams, forks of both kinds, copy-on-write,
+swaps. The blocks are random too: nobody computes with them.
+"""
+
+import dataclasses
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shared.step import Admission, Fork, SamplingRow, Step, TableDelta, pairs
+
+NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 4, 14, 3, 20
+MAX_BLOCKS = -(-MAX_MODEL_LEN // BLOCK_SIZE)
+
+
+@dataclass
+class Slot:
+    """The model of one live slot."""
+
+    num_tokens: int
+    num_scheduled: int
+    blocks: list[int]
+    is_beam: bool
+    active: bool = False
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def can_decode(self) -> bool:
+        return self.num_scheduled == self.num_tokens - 1
+
+    @property
+    def can_run_a_decode(self) -> bool:
+        has_block = self.num_scheduled < self.num_blocks * BLOCK_SIZE
+        return self.can_decode and has_block and self.num_tokens < MAX_MODEL_LEN
+
+
+@dataclass
+class StepMaker:
+    """Makes valid steps, keeping the model of the table they lead to."""
+
+    rng: random.Random
+    num_steps: int = 0
+    slots: dict[int, Slot] = field(default_factory=dict)
+    generations: list[int] = field(default_factory=lambda: [0] * NUM_SLOTS)
+
+    def chance(self, probability: float) -> bool:
+        return self.rng.random() < probability
+
+    def make(self, may_fork: Callable[[int], bool]) -> Step:
+        """Return the next step; only the slots that `may_fork` are forked."""
+        released = [slot for slot in list(self.slots) if self.chance(0.1)]
+        swapped_out = [block for slot in released if self.chance(0.3) for block in self.slots.pop(slot).blocks]
+        for slot in released:
+            self.slots.pop(slot, None)
+        free = [slot for slot in range(NUM_SLOTS) if slot not in self.slots]
+        admissions = tuple(self._admit(slot) for slot in free if self.chance(0.5))
+        beam_forks = self._beam_forks(may_fork)
+        appended_tokens = self._append_tokens()
+        replaced, copies = self._copy_on_write()
+        appended_blocks = self._append_blocks()
+        deactivated, activated = self._switch()
+        chunks = self._chunks()
+        sampled = self._run(chunks)
+        forks = self._forks([slot for slot in sampled if may_fork(slot)])
+        for slot in [*sampled, *(fork.slot for fork in forks)]:
+            state = self.slots[slot]
+            state.num_tokens += not state.is_beam
+            state.active = not state.is_beam
+        delta = TableDelta(
+            released_slots=np.array(released, np.int32),
+            admissions=admissions,
+            beam_forks=beam_forks,
+            appended_tokens=pairs(*appended_tokens),
+            replaced_blocks=np.array(replaced, np.int32).reshape(-1, 3),
+            appended_blocks=pairs(*appended_blocks),
+            deactivated_slots=np.array(deactivated, np.int32),
+            activated_slots=np.array(activated, np.int32),
+            prefill_chunks=pairs(*chunks),
+            forks=forks,
+        )
+        swaps_in = admissions[0].block_ids.tolist() if admissions and not swapped_out and self.chance(0.3) else []
+        self.num_steps += 1
+        return Step(
+            epoch=1,
+            step_id=self.num_steps,
+            delta=delta,
+            blocks_to_swap_out=pairs(*((block, host) for host, block in enumerate(swapped_out))),
+            blocks_to_swap_in=pairs(*((host, block) for host, block in enumerate(dict.fromkeys(swaps_in)))),
+            blocks_to_copy=pairs(*copies),
+        )
+
+    def _sampling(self, is_beam: bool) -> SamplingRow:
+        num_candidates = self.rng.randint(1, 8) if is_beam else 0
+        return SamplingRow(
+            self.rng.random(), self.rng.randrange(50), seed=self.rng.getrandbits(64), num_candidates=num_candidates
+        )
+
+    def _blocks(self, num_blocks: int) -> list[int]:
+        return [self.rng.randrange(NUM_BLOCKS) for _ in range(num_blocks)]
+
+    def _admit(self, slot: int) -> Admission:
+        num_tokens = self.rng.randint(1, MAX_MODEL_LEN)
+        blocks = self._blocks(self.rng.randint(0, MAX_BLOCKS))
+        num_computed = self.rng.randint(0, min(num_tokens - 1, len(blocks) * BLOCK_SIZE))
+        is_beam = self.chance(0.5)
+        self.slots[slot] = Slot(num_tokens, num_computed, list(blocks), is_beam)
+        self.generations[slot] += 1
+        return Admission(
+            slot=slot,
+            generation=self.generations[slot],
+            token_ids=np.array([self.rng.randrange(1000) for _ in range(num_tokens)], np.int32),
+            num_prompt_tokens=self.rng.randint(1, num_tokens),
+            num_computed_tokens=num_computed,
+            block_ids=np.array(blocks, np.int32),
+            sampling=self._sampling(is_beam),
+            cache_salt=self.rng.getrandbits(64),
+        )
+
+    def _beam_forks(self, may_fork: Callable[[int], bool]) -> tuple[Fork, ...]:
+        """Fork beams, also children that were just made, into slots that are free or were just released."""
+        forks = []
+        for slot in range(NUM_SLOTS):
+            parents = [parent for parent, state in self.slots.items() if state.is_beam and may_fork(parent)]
+            if slot not in self.slots and parents and self.chance(0.5):
+                forks.append(self._fork(self.rng.choice(parents), slot))
+        return tuple(forks)
+
+    def _fork(self, parent: int, slot: int) -> Fork:
+        state = self.slots[parent]
+        self.slots[slot] = dataclasses.replace(state, blocks=list(state.blocks), active=False)
+        self.generations[slot] += 1
+        return Fork(parent, slot, self.generations[slot], self._sampling(state.is_beam))
+
+    def _append_tokens(self) -> list[tuple[int, int]]:
+        appended = []
+        for slot, state in self.slots.items():
+            rests = state.num_scheduled == state.num_tokens  # a beam whose candidates were answered
+            while not state.active and state.num_tokens < MAX_MODEL_LEN and self.chance(0.7 if rests else 0.15):
+                appended.append((slot, self.rng.randrange(1000)))
+                state.num_tokens += 1
+                rests = False
+        return appended
+
+    def _copy_on_write(self) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
+        """Replace blocks by copies of them, as far as one step may: (slot, index, block) and (source, target)."""
+        replaced, copies = [], dict[int, int]()
+        for slot, state in self.slots.items():
+            target = self.rng.randrange(NUM_BLOCKS)
+            if not state.blocks or target in copies or target in copies.values() or self.chance(0.7):
+                continue
+            index = self.rng.randrange(state.num_blocks)
+            source, state.blocks[index] = state.blocks[index], target
+            replaced.append((slot, index, target))
+            if source != target and source not in copies:
+                copies[target] = source
+        return replaced, [(source, target) for target, source in copies.items()]
+
+    def _append_blocks(self) -> list[tuple[int, int]]:
+        appended = []
+        for slot, state in self.slots.items():
+            while state.num_blocks < MAX_BLOCKS and self.chance(0.4):
+                state.blocks += self._blocks(1)
+                appended.append((slot, state.blocks[-1]))
+        return appended
+
+    def _switch(self) -> tuple[list[int], list[int]]:
+        """Deactivate what cannot run, and some others; activate some of the rest."""
+        deactivated = [
+            slot
+            for slot, state in self.slots.items()
+            if state.active and (not state.can_run_a_decode or self.chance(0.1))
+        ]
+        for slot in deactivated:
+            self.slots[slot].active = False
+        activated = [
+            slot
+            for slot, state in self.slots.items()
+            if slot not in deactivated and state.can_run_a_decode and self.chance(0.3)
+        ]
+        for slot in activated:
+            self.slots[slot].active = True
+        return deactivated, activated
+
+    def _chunks(self) -> list[tuple[int, int]]:
+        chunks = []
+        for slot, state in self.rng.sample(sorted(self.slots.items()), len(self.slots)):
+            last = state.num_tokens - (state.num_tokens == MAX_MODEL_LEN)
+            longest = min(last, state.num_blocks * BLOCK_SIZE) - state.num_scheduled
+            if not state.active and longest > 0 and self.chance(0.7):
+                chunks.append((slot, longest if self.chance(0.5) else self.rng.randint(1, longest)))
+        return chunks
+
+    def _run(self, chunks: list[tuple[int, int]]) -> list[int]:
+        """Advance the model; return the slots with a sample row."""
+        lengths = {slot: 1 for slot, state in self.slots.items() if state.active} | dict(chunks)
+        for slot, length in lengths.items():
+            self.slots[slot].num_scheduled += length
+        return [slot for slot in lengths if self.slots[slot].num_scheduled == self.slots[slot].num_tokens]
+
+    def _forks(self, parents: list[int]) -> tuple[Fork, ...]:
+        parents = [parent for parent in parents if not self.slots[parent].is_beam]
+        free = [slot for slot in range(NUM_SLOTS) if slot not in self.slots]
+        return tuple(self._fork(self.rng.choice(parents), slot) for slot in free if parents and self.chance(0.5))

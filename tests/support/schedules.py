@@ -1,0 +1,175 @@
+"""Requests, and one way of many to run them: the real core and any worker, joined by the wire encoding.
+
+What a client gets must not depend on the way. Tests play the same requests by different schedules and
+compare what came out: `tests/property/test_invariance.py` on the fake executor, bit for bit,
+`tests/e2e/test_invariance.py` and `tests/e2e/test_beam_oracle.py` on real models.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from executor_svc.worker import Worker
+from scheduler_svc.core.beam_search import BeamSearchParams
+from scheduler_svc.core.limits import PreemptionMode, SchedulerLimits
+from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus, StopConditions
+from scheduler_svc.served_model import CoreSettings, serving_limits
+from shared.executor_info import ExecutorInfo
+from shared.step import SamplingRow, Step
+from tests.support.fleet import FoundHypothesis, Member, Output, VirtualFleet, WiredWorker
+
+MAX_ROUNDS = 5000
+GREEDY = SamplingRow(num_logprobs=0)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asks for."""
+
+    prompt: Sequence[int]
+    conditions: StopConditions
+    sampling: SamplingRow = GREEDY
+    num_sequences: int = 1
+    beam_search: BeamSearchParams | None = None
+    cache_salt: int = 0
+
+    def to_group(self, arrival: int) -> SequenceGroup:
+        """Return the request as the scheduler takes it."""
+        return SequenceGroup(
+            f"r{arrival}",
+            np.array(self.prompt, np.int32),
+            self.sampling,
+            self.conditions,
+            arrival,
+            self.num_sequences,
+            self.beam_search,
+            cache_salt=self.cache_salt,
+        )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Everything that may differ between two runs of the same requests; times in rounds of the play.
+
+    Request i arrives in round `arrival_rounds[i]`, or at once where there is none; the client of
+    request i leaves in round `abort_rounds[i]`. In `loss_round` the executor is lost and another one joins.
+    The scheduler is told of so many blocks; the worker may have more.
+    """
+
+    num_blocks: int
+    num_host_blocks: int = 0
+    settings: CoreSettings = field(default_factory=CoreSettings)
+    num_steps_in_flight: int = 1
+    arrival_rounds: Sequence[int] = ()
+    abort_rounds: Mapping[int, int] = field(default_factory=dict)
+    loss_round: int | None = None
+
+    def limits(self, info: ExecutorInfo) -> SchedulerLimits:
+        """Return what the scheduler keeps to on such an executor."""
+        pools = replace(info, num_device_blocks=self.num_blocks, num_host_blocks=self.num_host_blocks)
+        return serving_limits(pools, self.settings)
+
+    def arrives(self, arrival: int, now: int) -> bool:
+        """Return whether the request comes in this round."""
+        return now == (self.arrival_rounds[arrival] if arrival < len(self.arrival_rounds) else 0)
+
+
+@dataclass(frozen=True)
+class Preempted:
+    """A group lost its place after so many tokens of its longest output, prompt excluded."""
+
+    arrival: int
+    mode: PreemptionMode
+    num_output_tokens: int
+
+
+class Play:
+    """One run of requests by a schedule, from the first arrival until nothing is left.
+
+    Args:
+        schedule: The way to run them.
+        requests: Their arrival numbers are their places here.
+        make_worker: Makes, or empties, the worker of each executor that joins.
+    """
+
+    def __init__(self, schedule: Schedule, requests: Sequence[Request], make_worker: Callable[[], Worker]) -> None:
+        self.schedule = schedule
+        self.fleet = VirtualFleet()
+        self.preemptions: list[Preempted] = []
+        self.num_rounds = 0
+        self._make_worker = make_worker
+        self._groups = [request.to_group(arrival) for arrival, request in enumerate(requests)]
+        self._member = self._join()
+
+    @property
+    def outputs(self) -> dict[tuple[int, int], Output]:
+        """What clients got, by arrival and output index."""
+        return self.fleet.outputs
+
+    @property
+    def searches(self) -> dict[int, list[FoundHypothesis]]:
+        """What the searches found, by arrival."""
+        return self.fleet.searches
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were found in the prefix cache, all groups together."""
+        return sum(group.num_cached_tokens for group in self._groups)
+
+    def run(self) -> "Play":
+        """Play to the end, and check that nothing is left behind."""
+        while not self._is_over():
+            assert self.num_rounds < MAX_ROUNDS, "the requests do not end"
+            self._begin_round(self.num_rounds)
+            self._send()
+            if self._member.results:
+                self.fleet.process(self._member)
+            self.num_rounds += 1
+        self._send()  # the slots of the last ones are released by one step more
+        assert not self.fleet.failures
+        self.fleet.check_all_is_free()
+        return self
+
+    def _is_over(self) -> bool:
+        last_arrival = max(self.schedule.arrival_rounds, default=0)
+        return (
+            self.num_rounds > last_arrival
+            and not self._member.results
+            and not any(self.fleet.is_live(group) for group in self._groups)
+        )
+
+    def _begin_round(self, now: int) -> None:
+        for arrival, group in enumerate(self._groups):
+            if self.schedule.arrives(arrival, now):
+                assert self._member.core.can_ever_take(group), self._member.core.why_never(group)
+                self.fleet.add(group)
+            leaves = self.schedule.abort_rounds.get(arrival) == now
+            if leaves and arrival in self.fleet.groups and self.fleet.is_live(group):
+                self.fleet.abort(group)
+        if now == self.schedule.loss_round:
+            self.fleet.lose(self._member)
+            self._member = self._join()
+
+    def _join(self) -> Member:
+        worker = self._make_worker()
+        return self.fleet.join(self.schedule.limits(worker.info), WiredWorker(worker))
+
+    def _send(self) -> None:
+        member = self._member
+        while len(member.core.in_flight) < self.schedule.num_steps_in_flight:
+            counts = [group.num_preemptions for group in self._groups]
+            step: Step | None = self.fleet.schedule(member, float(self.num_rounds))
+            self._note_preemptions(counts)
+            if step is None:
+                return
+            self.fleet.execute(member, step)
+
+    def _note_preemptions(self, counts_before: list[int]) -> None:
+        for group, count in zip(self._groups, counts_before, strict=True):
+            if group.num_preemptions > count:
+                live = group.live_sequences
+                is_swapped = live[0].status is SequenceStatus.SWAPPED
+                mode = PreemptionMode.SWAP if is_swapped else PreemptionMode.RECOMPUTE
+                longest = max(len(sequence.token_ids) for sequence in live)
+                self.preemptions.append(Preempted(group.arrival, mode, longest - group.num_prompt_tokens))

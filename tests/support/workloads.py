@@ -1,0 +1,313 @@
+"""Random workloads for the scheduler, and a driver that plays them while it checks everything.
+
+A workload is limits, requests of every kind, and what befalls them: clients that leave, stop strings,
+a lost executor, results that are late. The driver plays it with so many steps in flight on the toy
+executor and compares every output with the one that the plainest loop makes of the prompt alone.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import strategies as st
+
+from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
+from scheduler_svc.core.limits import PreemptionMode, PrefillMode, SchedulerLimits
+from scheduler_svc.core.policy import FcfsPolicy, Policy, PriorityPolicy
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import FinishReason, Sequence, SequenceGroup, SequenceStatus, StopConditions
+from scheduler_svc.core.waiting_queue import WaitingQueue
+from shared.step import SamplingRow, StepResult
+from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone
+
+VOCAB_SIZE = 13
+MAX_ROUNDS = 5000
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a workload; times in rounds of the driver."""
+
+    prompt: list[int]
+    conditions: StopConditions
+    arrival_round: int = 0
+    abort_round: int | None = None
+    stop_string_at: int | None = None
+    """Number of output tokens with which the text of the last output holds a stop string."""
+    num_sequences: int = 1
+    beam_search: BeamSearchParams | None = None
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: int = 0
+
+    def to_group(self, arrival: int) -> SequenceGroup:
+        """Return the request as the scheduler takes it."""
+        return SequenceGroup(
+            request_id=f"r{arrival}",
+            prompt_token_ids=np.array(self.prompt, np.int32),
+            sampling=SamplingRow(),
+            stop_conditions=self.conditions,
+            arrival=arrival,
+            num_sequences=self.num_sequences,
+            beam_search=self.beam_search,
+            priority=self.priority,
+            tenant=self.tenant,
+            cache_salt=self.cache_salt,
+        )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Everything that happens in one example."""
+
+    limits: SchedulerLimits
+    requests: list[Request]
+    evacuate_round: int | None = None
+    drains: list[bool] = field(default_factory=lambda: [False])
+    """Whether round i, modulo its length, takes all results before it decides again."""
+    policy: Policy = field(default_factory=FcfsPolicy)
+
+
+@st.composite
+def limits(draw: st.DrawFn) -> SchedulerLimits:
+    """Draw limits so small that everything lacks now and then."""
+    block_size = draw(st.integers(1, 5))
+    max_model_len = draw(st.integers(2, 24))
+    max_num_seqs = draw(st.integers(1, 6))
+    return SchedulerLimits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 12)),
+        max_model_len=max_model_len,
+        vocab_size=VOCAB_SIZE,
+        block_size=block_size,
+        num_blocks=-(-max_model_len // block_size) + draw(st.integers(0, 12)),
+        eos_token_ids=draw(st.sampled_from([(), (7,), (3, 9)])),
+        watermark=draw(st.sampled_from([0.0, 0.01, 0.3])),
+        num_host_blocks=draw(st.sampled_from([0, 3, 8, 40])),
+        preemption_mode=draw(st.sampled_from([None, None, *PreemptionMode])),
+        prefill_mode=draw(st.sampled_from([PrefillMode.CHUNKED, *PrefillMode])),
+        sliding_window=draw(st.sampled_from([0, 0, 0, 3, 8])),
+        num_lookahead_tokens=draw(st.sampled_from([0, 0, 1, 4])),
+        long_prefill_threshold=draw(st.sampled_from([0, 0, 3])),
+        prefix_caching=draw(st.booleans()),
+    )
+
+
+@st.composite
+def requests_within(draw: st.DrawFn, bounds: SchedulerLimits, common: list[int]) -> Request:
+    """Draw a request that fits; half of them begin like the others."""
+    token_id = st.integers(0, VOCAB_SIZE - 1)
+    prompt = draw(st.sampled_from([[], common])) + draw(st.lists(token_id, max_size=bounds.max_model_len))
+    kind = draw(st.sampled_from(["one", "one", "several", "beams"]))
+    num_sequences, beam_search = 1, None
+    if kind == "several" and bounds.max_num_seqs > 1:
+        num_sequences = draw(st.integers(2, min(3, bounds.max_num_seqs)))
+    if kind == "beams" and bounds.max_num_seqs > 1:
+        beam_search = BeamSearchParams(
+            beam_width=draw(st.integers(2, min(3, bounds.max_num_seqs))),
+            length_penalty=draw(st.sampled_from([0.0, 1.0, -1.0])),
+            early_stopping=draw(st.sampled_from(EarlyStopping)),
+        )
+    return Request(
+        prompt=prompt[: bounds.max_model_len - 1] or [draw(token_id)],
+        conditions=StopConditions(
+            max_tokens=draw(st.none() | st.integers(1, 12)),
+            stop_token_ids=draw(st.frozensets(token_id, max_size=1)),
+            ignore_eos=draw(st.booleans()),
+        ),
+        arrival_round=draw(st.integers(0, 12)),
+        abort_round=draw(st.none() | st.none() | st.integers(0, 25)),
+        stop_string_at=draw(st.none() | st.none() | st.integers(1, 8)),
+        num_sequences=num_sequences,
+        beam_search=beam_search,
+        priority=draw(st.integers(0, 1)),
+        tenant=draw(st.sampled_from(["", "", "x"])),
+        cache_salt=draw(st.sampled_from([0, 0, 1])),
+    )
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    """Draw a workload."""
+    bounds = draw(limits())
+    common = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=bounds.max_model_len))
+    requests = [draw(requests_within(bounds, common)) for _ in range(draw(st.integers(1, 8)))]
+    return Workload(
+        bounds,
+        sorted(requests, key=lambda request: request.arrival_round),
+        evacuate_round=draw(st.none() | st.integers(0, 25)),
+        drains=draw(st.lists(st.booleans(), min_size=1, max_size=6)),
+        policy=PriorityPolicy() if draw(st.booleans()) else FcfsPolicy(),
+    )
+
+
+@dataclass
+class Driver:
+    """Plays a workload, checking after every call; `outputs` and `reasons` are what clients saw."""
+
+    workload: Workload
+    num_steps_in_flight: int
+    outputs: dict[tuple[int, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+    reasons: dict[tuple[int, int], FinishReason] = field(default_factory=dict)
+    cut_short: set[tuple[int, int]] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    searches_over: set[int] = field(default_factory=set)
+    num_preemptions: dict[PreemptionMode, int] = field(default_factory=lambda: dict.fromkeys(PreemptionMode, 0))
+    num_cached_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.limits = self.workload.limits
+        self.queue = WaitingQueue(self.workload.policy)
+        self.groups: dict[int, SequenceGroup] = {}
+        self.start_executor(epoch=1)
+
+    def start_executor(self, epoch: int) -> None:
+        """Attach to an empty executor."""
+        self.scheduler = Scheduler(self.limits, self.queue, self.workload.policy, epoch, prefix_key=b"key")
+        self.executor = ToyExecutor(self.limits, hashed_next_token(VOCAB_SIZE))
+        self.results: list[StepResult] = []
+
+    def run(self) -> None:
+        """Play the workload to its end."""
+        last_arrival = self.workload.requests[-1].arrival_round
+        for now in range(MAX_ROUNDS):
+            self.let_requests_arrive(now)
+            self.let_clients_leave(now)
+            if now == self.workload.evacuate_round:
+                self.lose_the_executor()
+            progressed = self.schedule(now)
+            drains = self.workload.drains[now % len(self.workload.drains)]
+            while self.results and (drains or not progressed or len(self.results) >= self.num_steps_in_flight):
+                self.process()
+                progressed = True
+            if not progressed and now >= last_arrival and not self.results:
+                assert not self.scheduler.num_unfinished, "the scheduler has nothing to do, and work is left"
+                assert not len(self.queue), "somebody waits for ever"
+                self.count()
+                return
+        raise AssertionError("the workload does not end")
+
+    def let_requests_arrive(self, now: int) -> None:
+        for arrival, request in enumerate(self.workload.requests):
+            if request.arrival_round == now:
+                group = self.groups[arrival] = request.to_group(arrival)
+                if self.scheduler.can_ever_take(group):
+                    self.queue.add(group)
+                else:
+                    assert group.num_slots > 1, "a lone sequence always fits"
+                    self.failed.add(arrival)
+
+    def is_live(self, group: SequenceGroup) -> bool:
+        return group.arrival not in self.failed and bool(group.live_sequences)
+
+    def let_clients_leave(self, now: int) -> None:
+        for arrival, group in self.groups.items():
+            request = self.workload.requests[arrival]
+            if request.abort_round == now and self.is_live(group):
+                self.cut_short |= {(arrival, sequence.index) for sequence in group.live_sequences}
+                self.scheduler.abort(group)
+                self.scheduler.check_integrity()
+
+    def lose_the_executor(self) -> None:
+        groups = self.scheduler.evacuate()
+        self.count()
+        live = [group for group in self.groups.values() if self.is_live(group)]
+        assert {g.arrival for g in [*groups, *self.queue]} == {g.arrival for g in live}
+        self.start_executor(self.scheduler.epoch + 1)
+        for group in groups:
+            for sequence in group.live_sequences:
+                assert sequence.status is SequenceStatus.WAITING
+                if group.beam_search is None:
+                    known = self.workload.requests[group.arrival].prompt + self.outputs[group.arrival, sequence.index]
+                    assert sequence.token_ids.tolist() == known
+            self.queue.add(group)
+
+    def count(self) -> None:
+        for mode, count in self.scheduler.preemption.num_preemptions.items():
+            self.num_preemptions[mode] += count
+
+    def schedule(self, now: int) -> bool:
+        step = self.scheduler.schedule(float(now))
+        for failure in self.scheduler.take_failures():
+            assert len(failure.group.sequences) > 1, f"a lone sequence failed: {failure.message}"
+            self.failed.add(failure.group.arrival)
+        self.scheduler.check_integrity()
+        if step is None:
+            return False
+        if self.limits.prefill_mode is PrefillMode.FIRST and len(step.delta.prefill_chunks):
+            swapped_in = len(step.blocks_to_swap_in) > 0
+            assert swapped_in or not self.scheduler.in_flight[-1].layout.num_decodes, "prefill and decode are mixed"
+        digest = self.scheduler.table.digest()
+        self.results.append(self.executor.execute(step))
+        assert self.executor.table.digest() == digest
+        return True
+
+    def process(self) -> None:
+        updates = self.scheduler.process(self.results.pop(0))
+        self.scheduler.check_integrity()
+        for row, (sequence, token_id) in enumerate(zip(updates.sequences, updates.token_ids, strict=True)):
+            name = self.name_of(sequence)
+            assert name not in self.cut_short, "a token came after the client left"
+            assert name not in self.reasons, "a token came after the end"
+            self.outputs[name].append(token_id)
+            if row in updates.finished:
+                assert sequence.status is SequenceStatus.FINISHED
+                self.reasons[name] = updates.finished[row]
+            elif len(self.outputs[name]) == self.stop_length_of(sequence):
+                self.cut_short.add(name)
+                self.scheduler.finish(sequence)
+                self.scheduler.check_integrity()
+        for group in updates.finished_searches:
+            assert group.arrival not in self.searches_over
+            assert not group.live_sequences
+            self.searches_over.add(group.arrival)
+
+    def stop_length_of(self, sequence: Sequence) -> int | None:
+        request = self.workload.requests[sequence.group.arrival]
+        return request.stop_string_at if sequence.index == request.num_sequences - 1 else None
+
+    def name_of(self, sequence: Sequence) -> tuple[int, int]:
+        return sequence.group.arrival, sequence.index
+
+
+def play(workload: Workload, num_steps_in_flight: int) -> Driver:
+    """Run the workload to its end and check everything that must hold there."""
+    driver = Driver(workload, num_steps_in_flight)
+    driver.run()
+    for arrival, request in enumerate(workload.requests):
+        group = driver.groups[arrival]
+        driver.num_cached_tokens += group.num_cached_tokens
+        if request.beam_search is not None:
+            check_search(driver, arrival)
+            continue
+        for index in range(request.num_sequences):
+            alone, reason = generate_alone(
+                request.prompt, request.conditions, workload.limits, hashed_next_token(VOCAB_SIZE), index
+            )
+            output = driver.outputs[arrival, index]
+            if (arrival, index) in driver.cut_short or (
+                arrival in driver.failed and (arrival, index) not in driver.reasons
+            ):
+                assert output == alone[: len(output)]
+                assert (arrival, index) not in driver.reasons
+            else:
+                assert output == alone
+                assert driver.reasons[arrival, index] is reason
+    for allocator in (driver.scheduler.blocks.allocator, driver.scheduler.swapped.host):
+        assert allocator.num_free_blocks == allocator.num_blocks
+    assert not driver.executor.table.live.any()
+    return driver
+
+
+def check_search(driver: Driver, arrival: int) -> None:
+    """A search that was left alone found what the plainest loop finds."""
+    request, group = driver.workload.requests[arrival], driver.groups[arrival]
+    assert request.beam_search is not None
+    if arrival in driver.failed or any(name[0] == arrival for name in driver.cut_short):
+        assert arrival not in driver.searches_over
+        return
+    assert arrival in driver.searches_over
+    assert group.beams is not None
+    found = [(h.token_ids.tolist(), h.score, h.finish_reason) for h in group.beams.finished_hypotheses()]
+    alone = search_alone(request.prompt, request.beam_search, request.conditions, driver.limits)
+    assert found == [(h.token_ids.tolist(), h.score, h.finish_reason) for h in alone]

@@ -1,0 +1,73 @@
+"""What the offline API asks for, against a stand-in scheduler; its life is in tests/e2e/test_llm_lifecycle.py."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.errors import LocalServiceError
+from octavo.local import LocalServices
+from octavo.outputs import ChatMessage, RequestOutput
+from tests.unit.octavo.stand_in import StandIn
+
+
+class RunningServices(LocalServices):
+    """Services that somebody else started at an address."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__([], [])
+        self._address = address
+
+    async def start(self) -> None:
+        pass
+
+    async def wait_for_failure(self) -> LocalServiceError:
+        await asyncio.Event().wait()
+        raise AssertionError("they do not fail")
+
+
+async def ask(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, question: Callable[[LLM], list[RequestOutput]]
+) -> list[RequestOutput]:
+    """Ask an LLM whose scheduler is the stand-in; in a thread, as the stand-in needs this one."""
+
+    def from_options(*_: object, **__: Any) -> RunningServices:
+        return RunningServices(stand_in.address)
+
+    def run() -> list[RequestOutput]:
+        with LLM("some/model", progress=False) as llm:
+            return question(llm)
+
+    monkeypatch.setattr(LocalServices, "from_options", from_options)
+    return await asyncio.to_thread(run)
+
+
+async def test_each_prompt_has_all_its_outputs(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = [SamplingParams(n=2), SamplingParams(n=2, beam_width=4, early_stopping=True), SamplingParams()]
+    outputs = await ask(stand_in, monkeypatch, lambda llm: llm.generate(["a", "b", "c"], params, progress=False))
+
+    assert [[output.output_index for output in each.outputs] for each in outputs] == [[0, 1], [0, 1], [0]]
+    assert [output.beam_score for output in outputs[1].outputs] == [-0.5, -1.5]
+    assert {request.text: request.sampling_params.beam_width for request in stand_in.requests} == {
+        "a": 0,
+        "b": 4,
+        "c": 0,
+    }
+
+
+async def test_priority_tenant_and_salt_hold_for_all_prompts(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hello = [ChatMessage(role="user", content="Hello")]
+    await ask(
+        stand_in,
+        monkeypatch,
+        lambda llm: [
+            *llm.generate(["a", "b"], priority=2, tenant="red", cache_salt="secret", progress=False),
+            *llm.chat(hello, priority=2, tenant="red", cache_salt="secret", progress=False),
+        ],
+    )
+    sent = [(request.priority, request.tenant, request.cache_salt) for request in stand_in.requests]
+    assert sent == [(2, "red", "secret")] * 3

@@ -1,0 +1,306 @@
+"""Beam searches in the batch: slots, forks, blocks and preemption. The search itself: `test_beam_search.py`."""
+
+import pytest
+
+from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
+from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.sequence import SequenceGroup, StopConditions
+from tests.support.driving import Bench, chunks, delivered, max_tokens, small_limits, with_logprobs
+from tests.support.toy_executor import hashed_next_token, search_alone
+
+VOCAB_SIZE = 13
+WIDTH_3 = BeamSearchParams(beam_width=3, num_outputs=2)
+
+
+def bench_of(max_num_seqs: int = 4, blocks: int = 24, block_size: int = 4, max_model_len: int = 24) -> Bench:
+    """Return a bench with a vocabulary of 13 tokens."""
+    limits = small_limits(
+        vocab_size=VOCAB_SIZE,
+        max_num_seqs=max_num_seqs,
+        blocks=blocks,
+        block_size=block_size,
+        max_model_len=max_model_len,
+    )
+    return Bench(limits, hashed_next_token(VOCAB_SIZE))
+
+
+def hypotheses(group: SequenceGroup) -> list[tuple[list[int], float]]:
+    """Return the tokens and scores of what a search found."""
+    assert group.beams is not None
+    return [(found.token_ids.tolist(), found.score) for found in group.beams.finished_hypotheses()]
+
+
+def expected(bench: Bench, group: SequenceGroup) -> list[tuple[list[int], float]]:
+    """Return what the plainest loop finds."""
+    assert group.beam_search is not None
+    alone = search_alone(group.prompt_token_ids.tolist(), group.beam_search, group.stop_conditions, bench.limits)
+    return [(found.token_ids.tolist(), found.score) for found in alone]
+
+
+# One step after the other ------------------------------------------------------------------------
+
+
+def test_the_prompt_is_computed_once_by_a_row_that_asks_for_candidates() -> None:
+    bench = bench_of()
+    bench.add(0, [1, 2, 3], max_tokens(4), beam_search=WIDTH_3)
+
+    step = bench.schedule()
+
+    assert chunks(step) == {0: 3}
+    assert step.delta.admissions[0].sampling.num_candidates == 6
+    assert step.delta.forks == ()
+    assert bench.results[0].candidate_token_ids is not None
+    assert len(bench.results[0].candidate_token_ids) == 6
+
+
+def test_the_first_candidates_fork_the_prompt_into_as_many_beams() -> None:
+    bench = bench_of()
+    a = bench.add(0, [1, 2, 3], max_tokens(4), beam_search=WIDTH_3)
+    bench.step()
+
+    step = bench.schedule()
+
+    assert [(fork.parent_slot, fork.slot) for fork in step.delta.beam_forks] == [(0, 1), (0, 2)]
+    assert a.beams is not None
+    assert sorted(step.delta.appended_tokens.tolist()) == [
+        [slot, int(beam.token_ids[0])] for slot, beam in enumerate(a.beams.live)
+    ]
+    assert step.delta.activated_slots.tolist() == [0, 1, 2]
+
+
+def test_beams_share_the_prompt_and_copy_its_last_block_but_once() -> None:
+    bench = bench_of()
+    a = bench.add(0, [1, 2, 3, 4, 5, 6], max_tokens(4), beam_search=WIDTH_3)
+    bench.step()
+
+    step = bench.schedule()
+
+    assert len(step.blocks_to_copy) == 2
+    tables = [bench.blocks_of(sequence) for sequence in a.sequences]
+    assert (len({table[0] for table in tables}), len({table[1] for table in tables})) == (1, 3)
+
+
+def test_beams_copy_nothing_at_a_block_boundary() -> None:
+    bench = bench_of()
+    bench.add(0, [1, 2, 3, 4], max_tokens(4), beam_search=WIDTH_3)
+    bench.step()
+
+    step = bench.schedule()
+
+    assert len(step.blocks_to_copy) == 0
+    assert sorted(step.delta.appended_blocks[:, 0].tolist()) == [0, 1, 2]
+
+
+def test_a_beam_that_dies_leaves_its_slot_and_its_own_blocks() -> None:
+    bench = bench_of(max_num_seqs=3)
+    a = bench.add(0, [1, 2, 3], max_tokens(12), beam_search=WIDTH_3)
+    released: list[int] = []
+    while a.live_sequences:
+        step = bench.schedule()
+        bench.process()
+        released += step.delta.released_slots.tolist()
+        assert len(a.live_sequences) <= 3
+
+    assert released
+    assert bench.num_free_blocks == 24
+
+
+def test_nothing_of_a_search_is_delivered_before_its_end() -> None:
+    bench = bench_of()
+    a = bench.add(0, [1, 2, 3], max_tokens(3), beam_search=WIDTH_3)
+
+    updates = [bench.step() for _ in range(3)]
+
+    assert [delivered(update) for update in updates] == [{}, {}, {}]
+    assert [update.finished_searches for update in updates] == [[], [], [a]]
+    assert a.live_sequences == []
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("early_stopping", EarlyStopping)
+def test_a_search_finds_what_it_would_find_alone(early_stopping: EarlyStopping, depth: int) -> None:
+    bench = bench_of(max_num_seqs=8)
+    params = BeamSearchParams(beam_width=4, num_outputs=3, early_stopping=early_stopping)
+    stop = StopConditions(max_tokens=10, stop_token_ids=frozenset({5}))
+    groups = [bench.add(arrival, [arrival, 2, 3, 4 + arrival], stop, beam_search=params) for arrival in range(3)]
+
+    bench.run(depth)
+
+    for group in groups:
+        assert hypotheses(group) == expected(bench, group)
+
+
+def test_eos_ends_hypotheses_unless_it_is_ignored() -> None:
+    limits = small_limits(vocab_size=VOCAB_SIZE, blocks=24, eos_token_ids=tuple(range(6)))
+    bench = Bench(limits, hashed_next_token(VOCAB_SIZE))
+    ends = bench.add(0, [1, 2, 3], max_tokens(9), beam_search=WIDTH_3)
+    bench.run()
+    goes_on = bench.add(1, [1, 2, 3], StopConditions(9, ignore_eos=True), beam_search=WIDTH_3)
+    bench.run()
+
+    assert hypotheses(ends) == expected(bench, ends)
+    assert all(token_ids[-1] < 6 for token_ids, _ in hypotheses(ends))
+    assert [len(token_ids) for token_ids, _ in hypotheses(goes_on)] == [9, 9]
+
+
+# Beside others -----------------------------------------------------------------------------------
+
+
+def test_a_search_waits_for_its_candidates_while_others_go_on() -> None:
+    bench = bench_of()
+    bench.add(0, [1, 2, 3], beam_search=BeamSearchParams(beam_width=2))
+    bench.add(1, [4, 5, 6])
+    bench.schedule()
+
+    ahead = bench.schedule()
+
+    assert ahead.delta.beam_forks == ()
+    assert bench.scheduler.in_flight[-1].layout.slots.tolist() == [1]
+    bench.process()
+    assert len(bench.schedule().delta.beam_forks) == 1
+
+
+def test_searches_and_sampled_requests_mix_in_one_step() -> None:
+    bench = bench_of(max_num_seqs=8)
+    a = bench.add(0, [1, 2, 3], max_tokens(6), beam_search=WIDTH_3)
+    bench.add(1, [4, 5, 6], max_tokens(6))
+    bench.step()
+
+    bench.schedule()
+    layout = bench.scheduler.in_flight[-1].layout
+    bench.process()
+
+    assert layout.num_candidates is not None
+    assert sorted(layout.num_candidates.tolist()) == [0, 6, 6, 6]
+    bench.run()
+    assert len(bench.outputs["b"]) == 6
+    assert hypotheses(a) == expected(bench, a)
+
+
+def test_the_logprobs_of_a_mixed_step_are_those_of_the_sampled_rows() -> None:
+    bench = bench_of()
+    bench.add(0, [1, 2, 3], beam_search=BeamSearchParams(beam_width=2))
+    bench.add(1, [4, 5, 6])
+    bench.schedule()
+    bench.results[0] = with_logprobs(bench.results[0], [float("nan"), -2.5])
+
+    updates = bench.process()
+
+    assert [sequence.group.request_id for sequence in updates.sequences] == ["b"]
+    assert updates.logprobs == [-2.5]
+
+
+def test_tokens_of_beams_are_charged() -> None:
+    bench = bench_of()
+    charged: list[int] = []
+    bench.queue.charge = lambda tenant, num_tokens: charged.append(num_tokens)  # type: ignore[method-assign]
+    bench.add(0, [1, 2, 3], beam_search=WIDTH_3)
+
+    bench.step()
+    bench.step()
+
+    assert sum(charged) == 3 + 3
+
+
+# Preempted, aborted, lost ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("mode", PreemptionMode)
+def test_a_preempted_search_finds_the_same(mode: PreemptionMode, depth: int) -> None:
+    limits = small_limits(
+        vocab_size=VOCAB_SIZE, max_num_seqs=8, block_size=2, blocks=14, host_blocks=40, preemption_mode=mode
+    )
+    bench = Bench(limits, hashed_next_token(VOCAB_SIZE))
+    groups = [
+        bench.add(arrival, [arrival, 2, 3], max_tokens(9), beam_search=BeamSearchParams(beam_width=2, num_outputs=2))
+        for arrival in range(4)
+    ]
+
+    bench.run(depth)
+
+    assert bench.scheduler.preemption.num_preemptions[mode] > 0
+    for group in groups:
+        assert hypotheses(group) == expected(bench, group)
+
+
+def test_a_search_that_waits_for_candidates_is_not_preempted() -> None:
+    """Its candidates would be lost. The first who lack blocks get what there is, the others are held back."""
+    bench = bench_of(blocks=5, max_model_len=20)
+    bench.add(0, [1, 2, 3, 4], max_tokens(6))
+    bench.add(1, [1, 2, 3, 4], max_tokens(6))
+    c = bench.add(2, [1, 2, 3, 4, 5], max_tokens(6), beam_search=BeamSearchParams(beam_width=2))
+    bench.schedule()
+
+    held = bench.schedule()  # a and b want a block each, one is free, and c is in flight
+
+    assert held.delta.appended_blocks[:, 0].tolist() == [0]
+    assert bench.scheduler.in_flight[-1].layout.slots.tolist() == [0]
+    assert c.num_preemptions == 0
+    bench.run(2)
+    assert hypotheses(c) == expected(bench, c)
+
+
+def test_a_search_that_lacks_blocks_waits_for_one_in_flight_that_cannot_be_preempted() -> None:
+    bench = bench_of(blocks=9, block_size=1, max_model_len=9, max_num_seqs=6)
+    a = bench.add(0, [0, 7], max_tokens(3), beam_search=WIDTH_3)  # all its first three beams live on
+    bench.step()
+    bench.schedule()
+    b = bench.add(1, [1, 3], max_tokens(2), beam_search=BeamSearchParams(beam_width=2))
+    bench.schedule()
+    bench.process()  # a is ready and wants 3 blocks, 2 are free; b is in flight
+
+    assert bench.try_schedule() is None
+    assert (bench.running, b.num_preemptions) == ("ab", 0)
+    bench.run(2)
+    assert hypotheses(a) == expected(bench, a)
+    assert hypotheses(b) == expected(bench, b)
+
+
+def test_abort_of_a_search_in_flight_drops_its_candidates() -> None:
+    bench = bench_of()
+    a = bench.add(0, [1, 2, 3], beam_search=WIDTH_3)
+    bench.step()
+    bench.schedule()
+
+    bench.scheduler.abort(a)
+
+    assert bench.process().finished_searches == []
+    assert bench.num_free_blocks == 24
+
+
+def test_abort_of_a_search_that_is_ready_frees_the_blocks_of_its_forks() -> None:
+    bench = bench_of()
+    a = bench.add(0, [1, 2, 3, 4, 5], beam_search=WIDTH_3)
+    bench.step()
+
+    bench.scheduler.abort(a)
+
+    assert bench.num_free_blocks == 24
+    bench.run()
+
+
+def test_an_evacuated_search_goes_on_elsewhere_where_it_was() -> None:
+    bench, elsewhere = bench_of(), bench_of(block_size=2)
+    a = bench.add(0, [1, 2, 3, 4, 5], max_tokens(8), beam_search=WIDTH_3)
+    for _ in range(4):
+        bench.step()
+    bench.schedule()
+
+    for moved in bench.scheduler.evacuate():
+        elsewhere.queue.add(moved)
+    elsewhere.run()
+
+    assert hypotheses(a) == expected(bench, a)
+
+
+def test_a_lone_search_that_cannot_grow_fails() -> None:
+    bench = bench_of(blocks=4, max_model_len=16)
+    a = bench.add(0, [1, 2, 3, 4, 5, 6, 7, 8], beam_search=BeamSearchParams(beam_width=2))
+
+    while bench.try_schedule() is not None:
+        bench.process()
+
+    (failure,) = bench.scheduler.take_failures()
+    assert failure.group is a
+    assert bench.num_free_blocks == 4

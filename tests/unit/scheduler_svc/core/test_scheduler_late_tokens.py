@@ -1,0 +1,205 @@
+"""Tokens that sent steps deliver for sequences that were preempted meanwhile."""
+
+from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.sequence import FinishReason, SequenceStatus, StopConditions
+from tests.support.driving import (
+    Bench,
+    admitted,
+    delivered,
+    max_tokens,
+    only_admission,
+    small_limits,
+    with_logprobs,
+)
+
+
+def two_that_outgrow_the_pool(conditions_of_b: StopConditions | None = None) -> Bench:
+    """`a` and `b` fill the pool of 6 blocks; the next step of both needs one more each."""
+    bench = Bench(small_limits(blocks=6, budget=24))
+    bench.add(0, 12)
+    bench.add(1, 12, conditions_of_b)
+    return bench
+
+
+def test_late_token_of_a_preempted_sequence_is_delivered_once() -> None:
+    bench = two_that_outgrow_the_pool()
+    _, b = bench.queue
+    bench.schedule()
+    bench.schedule()  # preempts b, whose first token is on its way
+
+    assert b.sequences[0].num_late_tokens == 1
+    assert delivered(bench.process()) == {"a": 112, "b": 212}
+    assert b.sequences[0].num_late_tokens == 0
+    assert b.sequences[0].token_ids.tolist() == list(range(200, 213))
+    assert delivered(bench.process()) == {"a": 113}
+
+
+def test_two_late_tokens_are_both_waited_for() -> None:
+    bench = Bench(small_limits(blocks=6, budget=24))
+    _, b = bench.add(0, 11), bench.add(1, 11)
+    for _ in range(3):
+        bench.schedule()
+
+    assert b.sequences[0].num_late_tokens == 2
+    assert delivered(bench.process()) == {"a": 111, "b": 211}
+    assert bench.waiting == ""
+    assert delivered(bench.process()) == {"a": 112, "b": 212}
+    assert bench.waiting == "b"
+
+
+def test_a_sequence_with_late_tokens_is_not_admitted_before_the_last_of_them() -> None:
+    bench = two_that_outgrow_the_pool()
+    bench.schedule()
+    bench.schedule()
+    (a,) = bench.scheduler.batch.running
+    bench.scheduler.finish(a.sequences[0])  # now the pool is empty
+
+    released_only = bench.schedule()
+    bench.process()
+    admitting = bench.schedule()
+
+    assert admitted(released_only) == []
+    assert admitted(admitting) == [200]
+
+
+def test_late_token_that_stops_its_sequence_ends_it() -> None:
+    bench = two_that_outgrow_the_pool(StopConditions(stop_token_ids=frozenset({212})))
+    _, b = bench.queue
+    bench.schedule()
+    bench.schedule()
+
+    updates = bench.process()
+
+    assert updates.finished == {1: FinishReason.STOP}
+    assert updates.sequences[1] is b.sequences[0]
+    assert b.sequences[0].status is SequenceStatus.FINISHED
+    assert bench.waiting == ""
+
+
+def test_late_token_has_its_logprob() -> None:
+    bench = two_that_outgrow_the_pool()
+    bench.schedule()
+    bench.schedule()
+    bench.results[0] = with_logprobs(bench.results[0], [-1.0, -2.0])
+
+    assert bench.process().logprobs == [-1.0, -2.0]
+
+
+def test_late_token_of_a_sequence_that_was_finished_is_dropped() -> None:
+    bench = two_that_outgrow_the_pool()
+    _, b = bench.queue
+    bench.schedule()
+    bench.schedule()
+
+    bench.scheduler.finish(b.sequences[0])
+
+    assert delivered(bench.process()) == {"a": 112}
+    assert bench.scheduler.num_unfinished == 1
+
+
+def test_finishing_a_moved_sequence_loses_no_late_token_of_another() -> None:
+    old = Bench(small_limits())
+    old.add(2, 1)
+    moved = old.add(3, 1)  # had slot 1, generation 1 there, as `b` has here
+    old.step()
+    old.scheduler.evacuate()
+    bench = two_that_outgrow_the_pool()
+    bench.schedule()
+    bench.queue.add(moved)
+    bench.schedule()  # preempts b, whose first token is on its way
+
+    bench.scheduler.finish(moved.sequences[0])
+
+    assert delivered(bench.process()) == {"a": 112, "b": 212}
+
+
+def test_evacuate_forgets_late_tokens_which_are_made_again_elsewhere() -> None:
+    bench, elsewhere = two_that_outgrow_the_pool(), Bench(small_limits())
+    bench.schedule()
+    bench.schedule()
+
+    groups = bench.scheduler.evacuate()
+    for moved in groups:
+        elsewhere.queue.add(moved)
+    elsewhere.step()
+    elsewhere.step()
+
+    assert elsewhere.outputs["b"][0] == 212
+    assert groups[1].sequences[0].num_late_tokens == 0
+
+
+# With the blocks in the host pool ----------------------------------------------------------------
+
+
+def two_of_which_one_is_swapped_out(conditions_of_b: StopConditions | None = None) -> Bench:
+    """`b` was swapped out while its first token is on its way."""
+    bench = Bench(small_limits(blocks=6, budget=24, host_blocks=8, preemption_mode=PreemptionMode.SWAP))
+    bench.add(0, 12, max_tokens(4))
+    bench.add(1, 12, conditions_of_b)
+    bench.schedule()
+    bench.schedule()
+    return bench
+
+
+def test_late_token_of_a_swapped_sequence_is_delivered_and_computed_when_it_is_back() -> None:
+    bench = two_of_which_one_is_swapped_out(max_tokens(3))
+    (b,) = bench.scheduler.swapped
+
+    assert (b.sequences[0].status, b.sequences[0].num_late_tokens) == (SequenceStatus.SWAPPED, 1)
+    steps = bench.run(2)
+
+    (back,) = [step for step in steps if len(step.blocks_to_swap_in)]
+    assert only_admission(back).token_ids.tolist() == [*range(200, 212), 212]
+    assert only_admission(back).num_computed_tokens == 12
+    assert bench.outputs == {"a": [112, 113, 114, 115], "b": [212, 213, 214]}
+
+
+def test_a_swapped_sequence_is_not_swapped_in_before_its_late_token() -> None:
+    bench = two_of_which_one_is_swapped_out()
+    (a,) = bench.scheduler.batch.running
+    bench.scheduler.finish(a.sequences[0])
+
+    released_only = bench.schedule()
+    bench.process()
+    back = bench.schedule()
+
+    assert len(released_only.blocks_to_swap_in) == 0
+    assert len(back.blocks_to_swap_in) == 3
+
+
+def test_late_token_that_stops_a_swapped_sequence_frees_its_host_blocks() -> None:
+    bench = two_of_which_one_is_swapped_out(StopConditions(stop_token_ids=frozenset({212})))
+
+    updates = bench.process()
+
+    assert updates.finished == {1: FinishReason.STOP}
+    assert bench.scheduler.swapped.host.num_free_blocks == 8
+    assert len(bench.scheduler.swapped) == 0
+
+
+def test_late_token_that_stops_one_of_a_swapped_group_frees_its_host_blocks_only() -> None:
+    bench = Bench(small_limits(blocks=7, budget=24, host_blocks=8))
+    bench.add(0, 8, max_tokens(6))
+    # b0 counts by 1, b1 by 2: the stop token is the sixth of b0 and the third of b1. Five are late.
+    b = bench.add(1, 8, StopConditions(stop_token_ids=frozenset({213})), num_sequences=2)
+    while not len(bench.scheduler.swapped):
+        bench.schedule()
+    num_used = bench.scheduler.swapped.host.num_used_blocks
+
+    for _ in range(3):
+        bench.process()
+
+    assert [sequence.status for sequence in b.sequences] == [SequenceStatus.SWAPPED, SequenceStatus.FINISHED]
+    assert (num_used, bench.scheduler.swapped.host.num_used_blocks) == (4, 3)
+    bench.run(2)
+    assert (bench.outputs["b0"], bench.outputs["b1"]) == ([208, 209, 210, 211, 212, 213], [209, 211, 213])
+
+
+def test_abort_forgets_the_late_tokens_of_a_swapped_group() -> None:
+    bench = two_of_which_one_is_swapped_out()
+    (b,) = bench.scheduler.swapped
+
+    bench.scheduler.abort(b)
+
+    assert delivered(bench.process()) == {"a": 112}
+    assert bench.scheduler.swapped.host.num_free_blocks == 8

@@ -1,0 +1,182 @@
+"""Who goes first: priorities, fair shares among tenants, and the watermark."""
+
+import pytest
+
+from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.policy import FcfsPolicy, PriorityPolicy
+from scheduler_svc.core.sequence import SequenceStatus
+from tests.support.driving import Bench, admitted, chunks, max_tokens, small_limits
+
+# Priorities --------------------------------------------------------------------------------------
+
+
+def test_the_urgent_level_is_admitted_first() -> None:
+    bench = Bench(small_limits(max_num_seqs=1), policy=PriorityPolicy())
+    bench.add(0, 2, priority=1)
+    bench.add(1, 2, priority=0)
+
+    bench.schedule()
+
+    assert (bench.running, bench.waiting) == ("b", "a")
+
+
+def test_the_victim_is_of_the_least_urgent_level_though_it_came_first() -> None:
+    bench = Bench(small_limits(blocks=6, budget=24), policy=PriorityPolicy())
+    a = bench.add(0, 12, priority=1)
+    bench.add(1, 12, priority=0)
+    bench.step()
+
+    bench.schedule()
+
+    assert bench.running == "b"
+    assert a.num_preemptions == 1
+
+
+def test_without_priorities_the_victim_came_last() -> None:
+    bench = Bench(small_limits(blocks=6, budget=24), policy=FcfsPolicy())
+    bench.add(0, 12, priority=1)
+    bench.add(1, 12, priority=0)
+    bench.step()
+
+    bench.schedule()
+
+    assert bench.running == "a"
+
+
+def test_an_urgent_group_passes_swapped_ones() -> None:
+    bench = Bench(
+        small_limits(blocks=6, budget=24, host_blocks=8, preemption_mode=PreemptionMode.SWAP),
+        policy=PriorityPolicy(),
+    )
+    a = bench.add(0, 12, max_tokens(6), priority=1)
+    b = bench.add(1, 12, max_tokens(6), priority=1)
+    bench.step()
+    bench.step()
+    assert b.sequences[0].status is SequenceStatus.SWAPPED
+
+    bench.add(2, 2, max_tokens(1), priority=1)
+    bench.add(3, 2, max_tokens(1), priority=0)
+    urgent = bench.schedule()
+
+    assert admitted(urgent) == [400]
+    assert (bench.running, bench.waiting) == ("da", "c")
+    bench.run()
+    assert a.live_sequences == []
+    assert bench.outputs["c"] == [302]
+
+
+def test_prefills_of_the_urgent_level_get_the_budget_first() -> None:
+    limits = small_limits(budget=6, long_prefill_threshold=4, max_long_prefills=2)
+    bench = Bench(limits, policy=PriorityPolicy())
+    bench.add(0, 16, priority=1)
+    bench.step()
+    bench.add(1, 12, priority=0)
+
+    assert chunks(bench.schedule()) == {0: 4, 1: 2}
+    assert chunks(bench.schedule()) == {1: 4, 0: 2}
+
+
+# Fair shares -------------------------------------------------------------------------------------
+
+
+def order_of_admission(bench: Bench) -> str:
+    """Run everything; return the names in the order of their admission."""
+    return "".join(chr(ord("a") + first // 100 - 1) for step in bench.run() for first in admitted(step))
+
+
+def test_the_bursts_of_two_tenants_alternate() -> None:
+    bench = Bench(small_limits(max_num_seqs=1))
+    for arrival in range(3):
+        bench.add(arrival, 4, max_tokens(2), tenant="x")
+    for arrival in range(3, 6):
+        bench.add(arrival, 4, max_tokens(2), tenant="y")
+
+    assert order_of_admission(bench) == "adbecf"
+
+
+def test_the_requests_of_one_tenant_go_by_arrival() -> None:
+    bench = Bench(small_limits(max_num_seqs=1))
+    for arrival in range(4):
+        bench.add(arrival, 4, max_tokens(1), tenant="x")
+
+    assert order_of_admission(bench) == "abcd"
+
+
+def test_tokens_of_prompts_and_of_outputs_count_alike() -> None:
+    """A request of x computes 2 tokens of its prompt and feeds 2, one of y computes 8: two of x for one of y."""
+    bench = Bench(small_limits(max_num_seqs=1))
+    for arrival in range(3):
+        bench.add(arrival, 2, max_tokens(3), tenant="x")
+    for arrival in range(3, 6):
+        bench.add(arrival, 8, max_tokens(1), tenant="y")
+
+    assert order_of_admission(bench) == "adbcef"
+
+
+def test_a_tenant_of_twice_the_weight_has_twice_the_tokens() -> None:
+    bench = Bench(small_limits(max_num_seqs=1), tenant_weights={"x": 2.0, "y": 1.0})
+    for arrival in range(4):
+        bench.add(arrival, 4, max_tokens(1), tenant="x")
+    for arrival in range(4, 6):
+        bench.add(arrival, 4, max_tokens(1), tenant="y")
+
+    assert order_of_admission(bench) == "aebcfd"
+
+
+def test_tokens_are_charged_when_they_are_scheduled() -> None:
+    bench = Bench(small_limits(max_num_seqs=3))
+    charged: list[tuple[str, int]] = []
+    bench.queue.charge = lambda tenant, num_tokens: charged.append((tenant, num_tokens))  # type: ignore[method-assign]
+    bench.add(0, 4, tenant="x", num_sequences=2)
+    bench.add(1, 3, tenant="y")
+
+    bench.schedule()
+    prefills, charged[:] = list(charged), []
+    bench.schedule()
+
+    assert prefills == [("x", 4), ("y", 3)]
+    assert charged == [("x", 2), ("y", 1)]
+
+
+def test_the_numbers_of_tenants_that_left_are_used_again() -> None:
+    bench = Bench(small_limits())
+    for arrival, tenant in enumerate("xyz"):
+        bench.add(arrival, 2, max_tokens(2 + arrival), tenant=tenant)
+    bench.run()
+    bench.add(3, 2, max_tokens(2), tenant="w")
+    bench.add(4, 2, max_tokens(2), tenant="x")
+    bench.run()
+
+    assert bench.outputs["e"] == [502, 503]
+
+
+# The watermark -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("watermark", "expected"), [(0.0, "ab"), (0.125, "ab"), (0.126, "a")])
+def test_admissions_leave_the_watermark_free(watermark: float, expected: str) -> None:
+    """Of 8 blocks a has 3 and b wants 4: one is left."""
+    bench = Bench(small_limits(blocks=8, budget=32, watermark=watermark))
+    bench.add(0, 12)
+    bench.add(1, 16)
+
+    bench.schedule()
+
+    assert bench.running == expected
+
+
+def test_a_group_that_has_the_pool_for_itself_may_use_all_of_it() -> None:
+    bench = Bench(small_limits(blocks=6, budget=24, watermark=0.5))
+    bench.add(0, 23, max_tokens(1))
+
+    assert admitted(bench.schedule()) == [100]
+
+
+def test_running_groups_may_use_the_watermark() -> None:
+    bench = Bench(small_limits(blocks=4, budget=16, watermark=0.5, max_model_len=16))
+    bench.add(0, 4, max_tokens(12))
+
+    bench.run()
+
+    assert bench.scheduler.preemption.num_preemptions[PreemptionMode.RECOMPUTE] == 0
+    assert len(bench.outputs["a"]) == 12

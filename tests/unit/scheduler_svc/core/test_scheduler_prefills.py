@@ -1,0 +1,155 @@
+"""Long prefills, and the two ways in which prompts and decodes share steps."""
+
+import pytest
+
+from scheduler_svc.core.limits import PrefillMode
+from tests.support.driving import Bench, admitted, chunks, max_tokens, small_limits
+
+# Long prefills -----------------------------------------------------------------------------------
+
+
+def long_prompts_bench(max_long_prefills: int = 1) -> Bench:
+    """A scaled-down server of prompts of 32k tokens: more than 8 tokens are long."""
+    return Bench(
+        small_limits(
+            max_model_len=128,
+            blocks=96,
+            max_num_seqs=6,
+            long_prefill_threshold=8,
+            max_long_prefills=max_long_prefills,
+        )
+    )
+
+
+def test_a_long_prefill_gets_only_its_threshold_in_a_step() -> None:
+    bench = long_prompts_bench()
+    bench.add(0, 20)
+
+    assert [chunks(bench.schedule()) for _ in range(3)] == [{0: 8}, {0: 8}, {0: 4}]
+
+
+def test_a_prompt_of_just_the_threshold_is_not_long() -> None:
+    bench = long_prompts_bench()
+    bench.add(0, 8)
+    bench.add(1, 8)
+
+    assert chunks(bench.schedule()) == {0: 8, 1: 8}
+
+
+def test_a_short_prompt_passes_a_second_long_one() -> None:
+    bench = long_prompts_bench()
+    bench.add(0, 100)
+    bench.add(1, 100)
+    bench.add(2, 6)
+
+    step = bench.schedule()
+
+    assert chunks(step) == {0: 8, 1: 6}
+    assert (bench.running, bench.waiting) == ("ac", "b")
+
+
+def test_a_second_long_prefill_starts_in_the_step_of_the_last_chunk_of_the_first_one() -> None:
+    bench = long_prompts_bench()
+    bench.add(0, 20)
+    bench.add(1, 20)
+
+    assert [admitted(bench.schedule()) for _ in range(3)] == [[100], [], [200]]
+
+
+def test_as_many_long_prefills_run_at_once_as_may() -> None:
+    bench = long_prompts_bench(max_long_prefills=2)
+    for arrival in range(3):
+        bench.add(arrival, 20)
+
+    assert chunks(bench.schedule()) == {0: 8, 1: 8}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_long_prompt_never_makes_decodes_wait(depth: int) -> None:
+    bench = long_prompts_bench()
+    for arrival in range(3):
+        bench.add(arrival, 2, max_tokens(14))
+    bench.step()
+    bench.add(3, 100, max_tokens(1))
+
+    steps = bench.run(depth)
+
+    assert all(chunks(step) == {3: 8} for step in steps[:12])
+    assert [step.delta.deactivated_slots.tolist() for step in steps[:12]] == [[]] * 12
+    assert [len(bench.outputs[name]) for name in "abcd"] == [14, 14, 14, 1]
+
+
+def test_only_tokens_that_are_not_cached_make_a_prompt_long() -> None:
+    common = list(range(500, 516))
+    bench = Bench(small_limits(blocks=24, long_prefill_threshold=8, prefix_caching=True, budget=24))
+    bench.add(0, common, max_tokens(1))
+    bench.run()
+    bench.add(1, 12)
+    bench.add(2, [*common, 1, 2, 3])
+
+    assert list(chunks(bench.schedule()).values()) == [8, 3]
+
+
+# Prefill first -----------------------------------------------------------------------------------
+
+
+def prefill_first_bench(budget: int = 8) -> Bench:
+    """`a` decodes; `b` has just come."""
+    bench = Bench(small_limits(budget=budget, prefill_mode=PrefillMode.FIRST))
+    bench.add(0, 3)
+    bench.step()
+    bench.add(1, 12)
+    return bench
+
+
+def test_prefill_first_computes_prompts_in_steps_without_decodes() -> None:
+    bench = prefill_first_bench()
+
+    first, second, third = (bench.schedule() for _ in range(3))
+
+    assert [chunks(step) for step in (first, second, third)] == [{1: 8}, {1: 4}, {}]
+    assert [sent.layout.num_decodes for sent in bench.scheduler.in_flight] == [0, 0, 2]
+
+
+def test_chunked_computes_prompts_beside_decodes() -> None:
+    bench = Bench(small_limits(budget=8, prefill_mode=PrefillMode.CHUNKED))
+    bench.add(0, 3)
+    bench.step()
+    bench.add(1, 12)
+
+    assert chunks(bench.schedule()) == {1: 7}
+    assert bench.scheduler.in_flight[-1].layout.num_decodes == 1
+
+
+def test_prefill_first_admits_before_it_decodes() -> None:
+    bench = prefill_first_bench(budget=16)
+    bench.add(2, 4)
+
+    step = bench.schedule()
+
+    assert admitted(step) == [200, 300]
+    assert bench.scheduler.in_flight[-1].layout.num_decodes == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("mode", PrefillMode)
+def test_the_outputs_do_not_depend_on_the_mode(mode: PrefillMode, depth: int) -> None:
+    bench = Bench(small_limits(budget=6, prefill_mode=mode, blocks=9))
+    for arrival in range(4):
+        bench.add(arrival, 3 + 2 * arrival, max_tokens(5))
+
+    bench.run(depth)
+
+    assert bench.outputs["a"] == [103, 104, 105, 106, 107]
+    assert bench.outputs["d"] == [409, 410, 411, 412, 413]
+
+
+def test_prefill_first_swaps_in_when_no_prompt_is_computed() -> None:
+    bench = Bench(small_limits(blocks=8, budget=24, host_blocks=8, prefill_mode=PrefillMode.FIRST))
+    bench.add(0, 12, max_tokens(4))
+    bench.add(1, 12, max_tokens(4), num_sequences=2)
+
+    steps = bench.run()
+
+    assert [len(step.blocks_to_swap_in) for step in steps if len(step.blocks_to_swap_in)] == [3]
+    assert bench.outputs["b1"] == [213, 215, 217, 219]

@@ -1,0 +1,213 @@
+"""Sliding windows: blocks that fell out are freed and given away; what a sequence needs is the window."""
+
+import pytest
+
+from scheduler_svc.core.limits import PreemptionMode, SchedulerLimits
+from tests.support.driving import Bench, chunks, group, max_tokens, only_admission, small_limits
+
+
+def window_limits(
+    *,
+    window: int = 6,
+    blocks: int = 6,
+    budget: int = 4,
+    max_num_seqs: int = 4,
+    host_blocks: int = 0,
+    mode: PreemptionMode | None = None,
+    num_lookahead_tokens: int = 0,
+) -> SchedulerLimits:
+    """Return limits under which a sequence may have all the blocks, and needs 3 of them."""
+    return small_limits(
+        sliding_window=window,
+        blocks=blocks,
+        budget=budget,
+        max_model_len=24,
+        max_num_seqs=max_num_seqs,
+        host_blocks=host_blocks,
+        preemption_mode=mode,
+        prefix_caching=True,
+        num_lookahead_tokens=num_lookahead_tokens,
+    )
+
+
+def test_blocks_that_fell_out_of_the_window_are_freed() -> None:
+    bench = Bench(window_limits())
+    a = bench.add(0, 1, max_tokens(20))
+    used = []
+
+    while a.live_sequences:
+        bench.step()
+        used.append(6 - bench.num_free_blocks)
+
+    assert max(used) == 3
+    assert bench.outputs["a"] == list(range(101, 121))
+
+
+@pytest.mark.parametrize(("position", "num_freed"), [(9, 0), (10, 0), (11, 1), (14, 1), (15, 2)])
+def test_a_block_is_freed_when_the_next_token_sees_none_of_it(position: int, num_freed: int) -> None:
+    """With a window of 8 the token at position 11 sees 4 to 11: block 0, positions 0 to 3, is out."""
+    bench = Bench(window_limits(window=8, budget=16))
+    bench.add(0, 1)
+    while int(bench.scheduler.table.num_scheduled_tokens[0]) <= position:
+        bench.step()
+
+    assert int(bench.scheduler.batch.first_blocks[0]) == num_freed
+
+
+def test_a_prompt_frees_its_blocks_while_it_is_computed() -> None:
+    bench = Bench(window_limits())
+    bench.add(0, 20, max_tokens(2))
+    used = []
+
+    for _ in range(5):
+        bench.step()
+        used.append(6 - bench.num_free_blocks)
+
+    assert max(used) == 3
+    bench.run()
+    assert bench.outputs["a"] == [120, 121]
+
+
+def test_an_admission_takes_blocks_for_window_and_chunk_only() -> None:
+    bench = Bench(window_limits())
+    bench.add(0, 20)
+
+    assert len(only_admission(bench.schedule()).block_ids) == 3  # 6 + 4 tokens of 4
+
+
+def test_a_sequence_longer_than_its_share_of_the_pool_goes_on() -> None:
+    bench = Bench(window_limits(max_num_seqs=2))
+    bench.add(0, 1, max_tokens(23))
+    bench.add(1, 1, max_tokens(23))
+
+    bench.run()
+
+    assert sum(bench.scheduler.preemption.num_preemptions.values()) == 0
+    assert len(bench.outputs["a"]) == len(bench.outputs["b"]) == 23
+
+
+def test_two_prompts_longer_than_the_pool_run_at_once() -> None:
+    bench = Bench(window_limits(max_num_seqs=2))
+    bench.add(0, 20, max_tokens(3))
+    bench.add(1, 20, max_tokens(3))
+
+    bench.run()
+
+    assert sum(bench.scheduler.preemption.num_preemptions.values()) == 0
+    assert bench.outputs == {"a": [120, 121, 122], "b": [220, 221, 222]}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_the_window_slides_while_a_preempted_sequence_is_recomputed(depth: int) -> None:
+    bench = Bench(window_limits(max_num_seqs=3))
+    for arrival in range(3):
+        bench.add(arrival, 4 + arrival, max_tokens(12))
+
+    bench.run(depth)
+
+    assert bench.scheduler.preemption.num_preemptions[PreemptionMode.RECOMPUTE] > 0
+    assert bench.outputs["a"] == list(range(104, 116))
+    assert bench.outputs["b"] == list(range(205, 217))
+    assert bench.outputs["c"] == list(range(306, 318))
+    assert bench.num_free_blocks == 6
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_swapping_moves_only_what_is_in_the_window(depth: int) -> None:
+    bench = Bench(window_limits(budget=15, max_num_seqs=3, host_blocks=8, mode=PreemptionMode.SWAP))
+    for arrival in range(3):
+        bench.add(arrival, 4 + arrival, max_tokens(12))
+
+    steps = bench.run(depth)
+
+    moved = [len(step.blocks_to_swap_out) for step in steps if len(step.blocks_to_swap_out)]
+    assert moved
+    assert max(moved) <= 3
+    assert bench.outputs["a"] == list(range(104, 116))
+    assert bench.outputs["c"] == list(range(306, 318))
+
+
+def test_forks_share_the_blocks_of_the_window() -> None:
+    bench = Bench(window_limits(budget=8))
+    bench.add(0, 14, max_tokens(8), num_sequences=2)
+
+    bench.run()
+
+    assert bench.outputs["a0"] == list(range(114, 122))
+    assert bench.outputs["a1"] == list(range(115, 131, 2))
+    assert bench.num_free_blocks == 6
+
+
+def test_prefixes_are_not_cached_under_a_window() -> None:
+    assert Bench(window_limits()).scheduler.blocks.prefix_cache is None
+
+
+def test_a_group_whose_windows_fit_nowhere_is_never_taken() -> None:
+    scheduler = Bench(window_limits(max_num_seqs=4)).scheduler
+
+    assert scheduler.can_ever_take(group(0, 9, num_sequences=4))  # 3 blocks, and 3 copies
+    assert not scheduler.can_ever_take(group(0, 12, num_sequences=4))  # 3 blocks, and 4 new ones
+
+
+def test_a_prefill_without_room_preempts_the_last_group() -> None:
+    """Chunks take blocks as they go; a, in the middle of its prompt, takes them from b."""
+    bench = Bench(window_limits(budget=4, max_num_seqs=4))
+    bench.add(1, 4, max_tokens(16))
+    bench.add(2, 4, max_tokens(16))
+    bench.step()
+    bench.step()
+    bench.queue.add(group(0, 20, max_tokens(1)))
+
+    steps = bench.run()
+
+    assert any(len(step.delta.appended_blocks) and chunks(step) for step in steps)
+    assert bench.outputs["a"] == [120]
+    assert bench.outputs["c"] == list(range(304, 320))
+
+
+# Lookahead ---------------------------------------------------------------------------------------
+
+
+def test_a_decode_has_places_for_drafted_tokens_behind_its_next_one() -> None:
+    bench = Bench(small_limits(num_lookahead_tokens=5))
+    bench.add(0, 4)
+    bench.step()
+
+    step = bench.schedule()
+
+    assert step.delta.appended_blocks[:, 0].tolist() == [0, 0]  # positions 4 to 9
+    assert int(bench.scheduler.table.num_blocks[0]) == 3
+
+
+def test_lookahead_takes_no_places_beyond_the_longest_sequence() -> None:
+    bench = Bench(small_limits(num_lookahead_tokens=5, max_model_len=10))
+    bench.add(0, 4)
+
+    bench.run()
+
+    assert len(bench.outputs["a"]) == 6
+    assert len(bench.blocks_of(bench.scheduler.batch.sequence_in_slot[0])) == 3
+
+
+def test_the_next_block_is_taken_when_the_lookahead_reaches_it() -> None:
+    bench = Bench(small_limits(num_lookahead_tokens=1))
+    bench.add(0, 1)
+    grown = []
+    for _ in range(5):
+        step = bench.schedule()
+        bench.process()
+        grown.append(len(step.delta.appended_blocks))
+
+    assert grown == [0, 0, 0, 1, 0]  # the step that computes position 3 has a place for 4
+
+
+def test_drafted_places_count_when_blocks_lack() -> None:
+    bench = Bench(small_limits(num_lookahead_tokens=4, blocks=6, budget=16))
+    bench.add(0, 7, max_tokens(6))
+    bench.add(1, 7, max_tokens(6))
+    bench.add(2, 7, max_tokens(6))
+
+    bench.run()
+
+    assert sum(bench.scheduler.preemption.num_preemptions.values()) > 0
+    assert bench.outputs["c"] == list(range(307, 313))

@@ -1,0 +1,271 @@
+"""Preemption by SWAP: when it is chosen, what moves, and the way back."""
+
+import pytest
+
+from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.sequence import SequenceStatus
+from shared.step import Step
+from tests.support.driving import Bench, admitted, chunks, max_tokens, only_admission, small_limits
+
+SWAP, RECOMPUTE = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE
+
+
+def bench_with_victim(
+    mode: PreemptionMode | None = None, host_blocks: int = 8, num_sequences: int = 1, num_tokens: int = 4
+) -> Bench:
+    """Two prompts of 12 tokens, for whose next tokens there are not enough blocks: b will be preempted."""
+    blocks = 6 if num_sequences == 1 else 8
+    bench = Bench(small_limits(blocks=blocks, budget=24, host_blocks=host_blocks, preemption_mode=mode))
+    bench.add(0, 12, max_tokens(num_tokens))
+    bench.add(1, 12, max_tokens(num_tokens), num_sequences=num_sequences)
+    bench.step()
+    return bench
+
+
+def swapping(steps: list[Step]) -> tuple[list[int], list[int]]:
+    """Return the numbers of the steps that swap out, and of those that swap in."""
+    out = [step.step_id for step in steps if len(step.blocks_to_swap_out)]
+    back = [step.step_id for step in steps if len(step.blocks_to_swap_in)]
+    return out, back
+
+
+# Which mode --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_sequences", "expected"),
+    [
+        (None, 1, RECOMPUTE),
+        (None, 2, SWAP),
+        (SWAP, 1, SWAP),
+        (SWAP, 2, SWAP),
+        (RECOMPUTE, 1, RECOMPUTE),
+        (RECOMPUTE, 2, RECOMPUTE),
+    ],
+)
+def test_one_sequence_is_recomputed_and_several_are_swapped_unless_a_mode_is_forced(
+    mode: PreemptionMode | None, num_sequences: int, expected: PreemptionMode
+) -> None:
+    bench = bench_with_victim(mode, num_sequences=num_sequences)
+
+    step = bench.schedule()
+
+    counts = bench.scheduler.preemption.num_preemptions
+    assert (counts[expected], sum(counts.values())) == (1, 1)
+    assert (len(step.blocks_to_swap_out) > 0) is (expected is SWAP)
+
+
+def test_only_live_sequences_count_for_the_mode() -> None:
+    bench = bench_with_victim(num_sequences=2, num_tokens=6)
+    _, b = bench.scheduler.batch.running
+    bench.scheduler.finish(b.sequences[1])
+
+    bench.run()
+
+    assert bench.scheduler.preemption.num_preemptions == {RECOMPUTE: 1, SWAP: 0}
+
+
+@pytest.mark.parametrize(("host_blocks", "expected"), [(0, RECOMPUTE), (2, RECOMPUTE), (3, SWAP)])
+def test_a_host_pool_that_is_too_full_falls_back_to_recompute(host_blocks: int, expected: PreemptionMode) -> None:
+    bench = bench_with_victim(SWAP, host_blocks)
+
+    bench.schedule()
+
+    assert bench.scheduler.preemption.num_preemptions[expected] == 1
+    bench.run()
+    assert bench.outputs["b"] == [212, 213, 214, 215]
+
+
+def test_a_group_that_has_not_caught_up_is_recomputed_even_if_swap_is_forced() -> None:
+    bench = Bench(small_limits(blocks=6, budget=4, host_blocks=8, preemption_mode=SWAP))
+    bench.add(0, 4)
+    bench.step()
+    bench.add(1, 16)
+    bench.step()
+    while bench.running == "ab":
+        step = bench.schedule()
+        bench.process()
+
+    assert len(step.blocks_to_swap_out) == 0
+
+
+# What moves --------------------------------------------------------------------------------------
+
+
+def test_the_blocks_go_to_the_host_and_the_slot_is_left() -> None:
+    bench = bench_with_victim(SWAP)
+    (_, b) = bench.scheduler.batch.running
+    blocks = bench.blocks_of(b.sequences[0])
+
+    step = bench.schedule()
+
+    assert step.blocks_to_swap_out.tolist() == [[block, host] for host, block in enumerate(sorted(blocks))]
+    assert step.delta.released_slots.tolist() == [1]
+    assert b.sequences[0].status is SequenceStatus.SWAPPED
+    assert bench.waiting == ""
+
+
+def test_the_freed_device_blocks_are_used_in_the_same_step() -> None:
+    bench = bench_with_victim(SWAP)
+
+    step = bench.schedule()
+
+    ((slot, block),) = step.delta.appended_blocks.tolist()
+    assert slot == 0
+    assert block in step.blocks_to_swap_out[:, 0]
+
+
+def test_shared_blocks_of_a_group_move_once_and_come_back_once() -> None:
+    bench = bench_with_victim(num_sequences=2)
+
+    steps = [bench.schedule()]
+    host = bench.scheduler.swapped.host
+    assert (len(steps[0].blocks_to_swap_out), host.num_used_blocks) == (3, 3)
+    assert host.ref_counts[:3].tolist() == [2, 2, 2]
+    bench.process()
+    steps += bench.run()
+
+    (back,) = [step for step in steps if len(step.blocks_to_swap_in)]
+    assert len(back.blocks_to_swap_in) == 3
+    assert bench.outputs["b0"] == [212, 213, 214, 215]
+    assert bench.outputs["b1"] == [213, 215, 217, 219]
+
+
+def test_a_shared_partial_block_is_copied_on_the_way_back() -> None:
+    bench = Bench(small_limits(blocks=7, budget=24, host_blocks=8))
+    bench.add(0, 12, max_tokens(4))
+    bench.add(1, 10, max_tokens(3), num_sequences=2)
+    bench.step()
+    steps = bench.run()
+
+    (out,) = [step for step in steps if len(step.blocks_to_swap_out)]
+    (back,) = [step for step in steps if len(step.blocks_to_swap_in)]
+    assert len(out.blocks_to_swap_out) == 3
+    sources, targets = back.blocks_to_swap_in.T.tolist()
+    assert (len(set(sources)), len(set(targets))) == (3, 4)
+    assert len(back.blocks_to_copy) == 0
+    assert (bench.outputs["b0"], bench.outputs["b1"]) == ([210, 211, 212], [211, 213, 215])
+
+
+# The way back ------------------------------------------------------------------------------------
+
+
+def test_a_swapped_group_goes_on_without_computing_anything_again() -> None:
+    bench = bench_with_victim(SWAP)
+
+    steps = bench.run()
+
+    (back,) = [step for step in steps if len(step.blocks_to_swap_in)]
+    assert only_admission(back).num_computed_tokens == 12
+    assert list(chunks(back).values()) == [1]
+    assert bench.outputs["b"] == [212, 213, 214, 215]
+
+
+def test_nothing_comes_back_in_a_step_that_preempts() -> None:
+    bench = Bench(small_limits(blocks=9, budget=36, host_blocks=9, preemption_mode=SWAP))
+    for arrival in range(3):
+        bench.add(arrival, 12, max_tokens(6))
+
+    steps = bench.run(2)
+
+    out, back = swapping(steps)
+    assert out
+    assert back
+    assert not set(out) & set(back)
+
+
+def test_swapped_groups_come_back_before_newcomers_are_admitted() -> None:
+    bench = bench_with_victim(SWAP)
+    bench.schedule()
+    bench.process()
+    bench.add(2, 1, max_tokens(1))
+
+    order = [name for step in bench.run() for name in admitted(step)]
+
+    assert order == [200, 300]
+
+
+def test_swapped_groups_come_back_in_order() -> None:
+    bench = Bench(small_limits(blocks=9, budget=36, host_blocks=9, preemption_mode=SWAP))
+    for arrival in range(3):
+        bench.add(arrival, 12, max_tokens(6 if arrival else 8))
+    while len(bench.scheduler.swapped) < 2:
+        bench.step()
+
+    order = [name for step in bench.run() for name in admitted(step)]
+
+    assert order == [200, 300]
+
+
+def test_swap_in_leaves_the_watermark_to_what_runs() -> None:
+    bench = Bench(small_limits(blocks=8, watermark=0.25, host_blocks=8, preemption_mode=SWAP, budget=24))
+    a = bench.add(0, 3)
+    bench.add(1, 2, max_tokens(9))
+    c = bench.add(2, 12, max_tokens(8))
+    while not len(bench.scheduler.swapped):
+        bench.step()
+
+    bench.scheduler.abort(a)
+    waiting = bench.schedule()
+    assert (bench.scheduler.swapped.num_blocks_to_swap_in(c), bench.num_free_blocks) == (5, 6)
+    bench.process()
+
+    assert len(waiting.blocks_to_swap_in) == 0
+    while bench.running != "c":
+        back = bench.schedule()
+        bench.process()
+    assert len(back.blocks_to_swap_in) == 4
+    assert len(bench.outputs["b"]) == 9
+
+
+def test_a_swapped_group_that_the_empty_pool_cannot_hold_fails_with_numbers() -> None:
+    bench = Bench(small_limits(blocks=8, budget=24, host_blocks=12, max_num_seqs=6))
+    bench.add(0, 1, max_tokens(10))
+    b = bench.add(1, 8, max_tokens(12), num_sequences=4)
+    while bench.try_schedule() is not None:
+        bench.process()
+
+    (failure,) = bench.scheduler.take_failures()
+    assert failure.group is b
+    assert "it needs 10 blocks and does not fit into the KV cache of 8 blocks of 4 tokens" in failure.message
+    assert bench.scheduler.preemption.num_preemptions[SWAP] == 1
+    assert len(bench.outputs["a"]) == 10
+    assert (bench.num_free_blocks, bench.scheduler.swapped.host.num_free_blocks) == (8, 12)
+
+
+# Ends while swapped ------------------------------------------------------------------------------
+
+
+def test_abort_of_a_swapped_group_frees_both_pools() -> None:
+    bench = bench_with_victim(SWAP)
+    bench.step()
+    (b,) = bench.scheduler.swapped
+
+    bench.scheduler.abort(b)
+
+    assert bench.scheduler.swapped.host.num_free_blocks == 8
+    bench.run()
+    assert bench.num_free_blocks == 6
+    assert bench.outputs["b"] == [212]
+
+
+def test_finish_of_the_only_sequence_of_a_swapped_group_ends_it() -> None:
+    bench = bench_with_victim(SWAP)
+    bench.step()
+    (b,) = bench.scheduler.swapped
+
+    bench.scheduler.finish(b.sequences[0])
+
+    assert bench.scheduler.num_unfinished == 1
+    assert bench.scheduler.swapped.host.num_free_blocks == 8
+
+
+def test_evacuate_takes_swapped_groups_along() -> None:
+    bench = bench_with_victim(SWAP)
+    bench.step()
+
+    a, b = bench.scheduler.evacuate()
+
+    assert b.sequences[0].status is SequenceStatus.WAITING
+    assert b.sequences[0].token_ids.tolist() == [*range(200, 212), 212]
+    assert (a.request_id, b.request_id) == ("a", "b")

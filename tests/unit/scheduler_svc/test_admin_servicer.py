@@ -1,0 +1,44 @@
+"""What AdminService refuses, as far as it takes no executor; the rest is in the contract tests."""
+
+from typing import Any
+
+import pytest
+
+from octavo.admin.v1 import admin_service_pb2 as pb
+from scheduler_svc.admin_servicer import MAX_PAGE_SIZE, AdminServicer, number_in, page_size_of
+from shared.errors import InvalidFieldError, UnknownNameError
+from tests.support.idle_engine import IdleEngine
+
+NO_CONTEXT: Any = None
+
+
+async def test_there_is_no_step_without_an_executor() -> None:
+    idle = IdleEngine([], None)
+    idle.engine.membership.troubles["executors:50061"] = "executors:50061 cannot be looked up: no answer"
+    with pytest.raises(UnknownNameError, match=r"no executor is attached \(executors:50061 cannot be looked up"):
+        await AdminServicer(idle.engine).GetStep(pb.GetStepRequest(), NO_CONTEXT)
+
+
+async def test_a_fleet_without_executors_is_all_zeros() -> None:
+    state = await AdminServicer(IdleEngine([], None).engine).GetSchedulerState(
+        pb.GetSchedulerStateRequest(), NO_CONTEXT
+    )
+    assert state == pb.GetSchedulerStateResponse()
+
+
+@pytest.mark.parametrize("token", ["x", "-1", "1.0", "\u0663", "9" * 19])
+def test_a_page_token_is_a_number_that_was_given_out(token: str) -> None:
+    with pytest.raises(InvalidFieldError, match="next_page_token"):
+        number_in(token)
+
+
+def test_an_empty_page_token_is_the_start() -> None:
+    assert number_in("") == 0
+    assert number_in("17") == 17
+
+
+def test_a_page_has_a_limit_and_a_default() -> None:
+    assert page_size_of(0) == 100
+    assert page_size_of(MAX_PAGE_SIZE) == MAX_PAGE_SIZE
+    with pytest.raises(InvalidFieldError, match="from 0 to 1000"):
+        page_size_of(MAX_PAGE_SIZE + 1)

@@ -1,0 +1,181 @@
+"""From a GenerateRequest to the events of its stream, with an engine that the test plays itself."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc.aio
+import numpy as np
+import pytest
+
+from octavo.generation.v1 import generation_pb2
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.core.beam_search import Hypothesis
+from scheduler_svc.core.sequence import FinishReason
+from scheduler_svc.engine import Engine
+from scheduler_svc.generation_servicer import GenerationServicer
+from scheduler_svc.request import Request
+from scheduler_svc.request_validation import ValidRequest
+from shared.errors import InvalidFieldError, RequestAbortedError
+from tests.support.tokenizers import byte_level_backend, make_tokenizer
+
+TOKENIZER = make_tokenizer(byte_level_backend())
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+Context = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
+
+
+class PlayedEngine:
+    """Queues requests for the test to play; none of their tokens comes by itself."""
+
+    def __init__(self) -> None:
+        info = SimpleNamespace(max_model_len=64, max_cached_tokens=64, vocab_size=256)
+        self.model = SimpleNamespace(info=info, tokenizer=TOKENIZER, max_model_len=64, max_num_seqs=8)
+        self.settings = SimpleNamespace(max_beam_width=4, tenants=frozenset({"", "red"}), has_priorities=False)
+        self.submitted: asyncio.Queue[Request] = asyncio.Queue()
+        self.aborted: list[str] = []
+
+    def admitting_model(self, request_id: str) -> SimpleNamespace:
+        return self.model
+
+    def submit(self, valid: ValidRequest, checked_for: SimpleNamespace) -> Request:
+        assert checked_for is self.model
+        request = Request(valid.to_group(arrival=1), valid.answer_options, TOKENIZER, 0.0)
+        self.submitted.put_nowait(request)
+        return request
+
+    def abort(self, request_id: str) -> bool:
+        self.aborted.append(request_id)
+        return True
+
+
+@pytest.fixture
+def engine() -> PlayedEngine:
+    return PlayedEngine()
+
+
+def generate(engine: PlayedEngine, **params: Any) -> AsyncIterator[pb.GenerateResponse]:
+    servicer = GenerationServicer(cast("Engine", engine))
+    request = pb.GenerateRequest(request_id="a", text="Why?", sampling_params=generation_pb2.SamplingParams(**params))
+    return servicer.Generate(request, cast("Context", None))
+
+
+async def accepted(engine: PlayedEngine, events: AsyncIterator[pb.GenerateResponse]) -> Request:
+    """Take the first event; return the live request behind it."""
+    assert (await anext(events)).accepted == pb.Accepted(request_id="a", num_prompt_tokens=4)
+    return engine.submitted.get_nowait()
+
+
+def push_text(request: Request, output_index: int, text: str, logprob: float | None = None) -> None:
+    for token_id in text.encode():
+        request.push(output_index, token_id, logprob)
+
+
+async def test_several_outputs_share_a_stream(engine: PlayedEngine) -> None:
+    events = generate(engine, n=2, stop=["!"])
+    request = await accepted(engine, events)
+    push_text(request, 1, "b")
+    push_text(request, 0, "a!")
+    assert (await anext(events)).delta == pb.OutputDelta(output_index=1, text="b", token_ids=b"b")
+    assert (await anext(events)).delta == pb.OutputDelta(output_index=0, text="a", token_ids=b"a!")
+    request.finish_output(1, STOP)
+    request.group.num_cached_tokens = 3
+    first = generation_pb2.Output(
+        output_index=0,
+        text="a",
+        token_ids=b"a!",
+        finish_reason=generation_pb2.FINISH_REASON_STOP,
+        stop_string="!",
+    )
+    second = generation_pb2.Output(
+        output_index=1,
+        text="b",
+        token_ids=b"b",
+        finish_reason=generation_pb2.FINISH_REASON_STOP,
+        stop_token_id=ord("b"),
+    )
+    usage = generation_pb2.Usage(num_prompt_tokens=4, num_output_tokens=3, num_cached_tokens=3)
+    assert (await anext(events)).finished == pb.RequestFinished(outputs=[first, second], usage=usage)
+    assert [event async for event in events] == []
+    assert engine.aborted == []
+
+
+async def test_the_best_outputs_come_ranked_with_what_ranked_them(engine: PlayedEngine) -> None:
+    events = generate(engine, n=1, best_of=2)
+    request = await accepted(engine, events)
+    push_text(request, 0, "aa", -1.0)
+    push_text(request, 1, "b", -0.5)
+    for index in range(2):
+        request.finish_output(index, LENGTH)
+
+    delta, last = [event async for event in events]
+    assert delta.delta == pb.OutputDelta(output_index=0, text="b", token_ids=b"b")
+    [output] = last.finished.outputs
+    assert (output.text, output.cumulative_logprob, list(output.logprobs)) == ("b", -0.5, [])
+    assert not output.HasField("beam_score")
+    assert last.finished.usage.num_output_tokens == 3
+
+
+async def test_beams_come_ranked_by_their_score(engine: PlayedEngine) -> None:
+    events = generate(engine, n=2, beam_width=4, logprobs=0)
+    request = await accepted(engine, events)
+    hypotheses = [
+        Hypothesis(np.frombuffer(text, np.uint8).astype(np.int32), np.full(len(text), -0.5, np.float32), score, LENGTH)
+        for text, score in ((b"ab", -0.5), (b"c", -0.75))
+    ]
+    request.finish_search(hypotheses)
+
+    first, second, last = [event async for event in events]
+    assert first.delta == pb.OutputDelta(output_index=0, text="ab", token_ids=b"ab", logprobs=[-0.5, -0.5])
+    assert second.delta == pb.OutputDelta(output_index=1, text="c", token_ids=b"c", logprobs=[-0.5])
+    outputs = last.finished.outputs
+    assert [(output.beam_score, output.cumulative_logprob) for output in outputs] == [(-0.5, -1.0), (-0.75, -0.5)]
+    assert [list(output.logprobs) for output in outputs] == [[-0.5, -0.5], [-0.5]]
+    assert last.finished.usage.num_output_tokens == 3
+
+
+async def test_a_failure_of_a_request_ends_the_call_with_it(engine: PlayedEngine) -> None:
+    events = generate(engine, n=2)
+    request = await accepted(engine, events)
+    request.fail(RequestAbortedError("aborted"))
+    with pytest.raises(RequestAbortedError):
+        await anext(events)
+    assert engine.aborted == []
+
+
+async def test_a_client_that_leaves_before_the_last_output_aborts_the_request(engine: PlayedEngine) -> None:
+    events = generate(engine, n=2)
+    request = await accepted(engine, events)
+    push_text(request, 0, "a")
+    request.finish_output(0, LENGTH)
+    await anext(events)
+    await cast("Any", events).aclose()
+    assert engine.aborted == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("sampling_params.n", "from 1 to 8 .max_num_seqs"),
+        ("sampling_params.beam_width", "from 2 to 4 .max_beam_width"),
+        ("tenant", "one of the 2 tenants"),
+        ("priority", "order of arrival"),
+    ],
+)
+async def test_the_servers_limits_bound_the_request(field: str, message: str, engine: PlayedEngine) -> None:
+    request = pb.GenerateRequest(text="Why?")
+    match field.rpartition(".")[2]:
+        case "n":
+            request.sampling_params.n = 9
+        case "beam_width":
+            request.sampling_params.beam_width = 5
+        case "tenant":
+            request.tenant = "green"
+        case "priority":
+            request.priority = 1
+    events = GenerationServicer(cast("Engine", engine)).Generate(request, cast("Context", None))
+    with pytest.raises(InvalidFieldError, match=message) as caught:
+        await anext(events)
+    assert caught.value.field == field
+    assert engine.submitted.empty()

@@ -1,0 +1,67 @@
+"""What is kept of the last steps, and how long they took."""
+
+import itertools
+
+from scheduler_svc.step_log import LoggedStep, StepLog
+from shared.batch_table import BatchTable
+from shared.step import Step, StepResult, TableDelta, no_slots
+
+
+def logged_step(step_id: int) -> LoggedStep:
+    layout = BatchTable(1, 4, 4, 1).apply(TableDelta())
+    return LoggedStep(Step(1, step_id, TableDelta()), layout)
+
+
+def log_of(num_steps: int, capacity: int = 3) -> StepLog:
+    log = StepLog(capacity)
+    for step_id in range(1, num_steps + 1):
+        log.add(logged_step(step_id))
+    return log
+
+
+def ids(steps: list[LoggedStep]) -> list[int]:
+    return [logged.step.step_id for logged in steps]
+
+
+def test_only_the_last_steps_are_kept() -> None:
+    log = log_of(5)
+    assert log.kept_ids == (3, 5)
+    assert log.get(2) is None
+    assert log.get(3) is not None
+
+
+def test_the_last_steps_come_oldest_first_and_as_many_as_there_are() -> None:
+    log = log_of(5)
+    assert ids(log.last(2)) == [4, 5]
+    assert ids(log.last(100)) == [3, 4, 5]
+
+
+def test_step_0_is_the_last_one() -> None:
+    last = log_of(2).get(0)
+    assert last is not None
+    assert last.step.step_id == 2
+    assert log_of(0).get(0) is None
+
+
+def test_a_new_epoch_begins_empty() -> None:
+    log = log_of(2)
+    log.clear()
+    assert log.kept_ids == (0, 0)
+    assert log.last(10) == []
+
+
+def test_the_round_trip_is_the_time_from_the_decision_to_the_result() -> None:
+    log = StepLog(clock=itertools.count(10.0, 0.25).__next__)
+    first, second = logged_step(1), logged_step(2)
+    log.add(first)
+    log.add(second)
+    log.set_result(StepResult(1, 1, no_slots()))
+    assert first.result is not None
+    assert first.round_trip_us == 500_000
+    assert second.result is None
+
+
+def test_a_result_of_a_step_that_is_not_kept_is_dropped() -> None:
+    log = log_of(5)
+    log.set_result(StepResult(1, 1, no_slots()))
+    assert all(logged.result is None for logged in log.last(3))
