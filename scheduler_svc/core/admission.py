@@ -152,6 +152,7 @@ class Admissions:
             elif verdict.wait is Wait.NEVER:
                 self._queue.remove(group)
                 self.failures.append(GroupFailure(group, verdict.reason))
+                group.end()
 
     def can_ever_admit(self, group: SequenceGroup) -> bool:
         """Return whether the group fits into an empty batch, with one token more for each sequence."""

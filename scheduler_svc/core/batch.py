@@ -17,7 +17,7 @@ from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.stopping import StopChecker
 from shared.batch_table import BatchTable
-from shared.step import BoolArray, Int32Array, no_slots
+from shared.step import NO_LOGPROBS, BoolArray, Int32Array, no_slots
 
 # Returns `SequenceGroup.order` of a group, which may not have joined yet.
 OrderOf = Callable[[SequenceGroup], tuple[int, int]]
@@ -36,6 +36,7 @@ class Batch:
         sequence_in_slot: The sequence that has the slot, or had it last.
         left_slots, is_left: Slots that were left, as a list and as a column, until the next step releases them.
         shares_last_block: Slots whose last, partial block may be shared, since they were forked.
+        slots_with_logprobs: Slots whose tokens must come with their log-probability.
     """
 
     def __init__(self, limits: SchedulerLimits, blocks: BlockManager, order_of: OrderOf) -> None:
@@ -51,6 +52,7 @@ class Batch:
         self.is_decoding: BoolArray = np.zeros(num_slots, np.bool_)
         self.sequence_in_slot = np.full(num_slots, None, np.object_)
         self.shares_last_block: set[int] = set()
+        self.slots_with_logprobs: set[int] = set()
         self.free_slots: list[int] = list(range(num_slots - 1, -1, -1))
         self.left_slots: list[int] = []
         self.is_left: BoolArray = np.zeros(num_slots, np.bool_)
@@ -121,6 +123,8 @@ class Batch:
         self.num_registered_blocks[slot] = num_computed_tokens // self.blocks.block_size
         self.first_blocks[slot] = 0
         self._tenant_of_slot[slot] = self._tenant_numbers[group.tenant]
+        if group.sampling.num_logprobs != NO_LOGPROBS and group.beams is None:
+            self.slots_with_logprobs.add(slot)
         return slot
 
     def leave(self, sequence: Sequence) -> None:
@@ -128,6 +132,7 @@ class Batch:
         slot = sequence.slot
         self.is_decoding[slot] = False
         self.shares_last_block.discard(slot)
+        self.slots_with_logprobs.discard(slot)
         self.free_slots.append(slot)
         self.left_slots.append(slot)
         self.is_left[slot] = True

@@ -62,11 +62,16 @@ class Fleet:
 
     def can_ever_take(self, group: SequenceGroup) -> bool:
         """Return whether some core could take the group if it were empty."""
-        return any(core.can_ever_take(group) for core in self.cores)
+        return any(core.can_ever_take(group) for core in self._takers)
 
     def why_never(self, group: SequenceGroup) -> str:
         """Say why no core can ever take the group: the reason of the first one."""
-        return next(core.why_never(group) for core in self.cores)
+        return next(core.why_never(group) for core in self._takers)
+
+    @property
+    def _takers(self) -> list[Scheduler]:
+        """The cores that new groups may be placed on; all of them if every one is leaving."""
+        return [core for core in self.cores if core.takes_groups] or self.cores
 
     def abort(self, group: SequenceGroup) -> None:
         """End a group, wherever it is."""
@@ -87,7 +92,7 @@ class Fleet:
         """
         able: list[Scheduler] = []
         obstacles: list[Obstacle] = []
-        for core in self.cores:
+        for core in self._takers:
             obstacle = core.obstacle(group, now_s)
             if obstacle is None:
                 able.append(core)

@@ -149,10 +149,14 @@ class Prefills:
         return prefill
 
     def continue_all(self, plan: StepPlan) -> None:
-        """Send the next chunk of each, as far as the budget goes."""
+        """Send the next chunk of each, as far as the budget goes.
+
+        Those that end in this step go first, so that they decode in the next one. No prompt starves by
+        that: whoever passes it ends, and nobody is admitted while it takes all that is left.
+        """
         if not self.running:
             return
-        for prefill in self.running:
+        for prefill in sorted(self.running, key=lambda prefill: prefill.num_left > plan.token_budget):
             if not plan.token_budget:
                 break
             if self._limits.sliding_window:

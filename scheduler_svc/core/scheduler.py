@@ -306,6 +306,14 @@ class Scheduler:
             token_ids = token_ids[layout.num_candidates == 0]
         if not _are_token_ids(token_ids, vocab_size):
             raise ExecutorFaultError(f"step {result.step_id} has token ids outside 0 to {vocab_size - 1}")
+        if self.batch.slots_with_logprobs:
+            self._check_logprobs(result, layout)
+
+    def _check_logprobs(self, result: StepResult, layout: StepLayout) -> None:
+        asked = np.isin(layout.sample_slots, list(self.batch.slots_with_logprobs))
+        asked &= self.table.is_current(layout.sample_slots, layout.sample_generations)
+        if asked.any() and (result.logprobs is None or np.isnan(result.logprobs[asked]).any()):
+            raise ExecutorFaultError(f"step {result.step_id} lacks log-probabilities that were asked for")
 
     def _check_candidates(self, result: StepResult, num_candidates: Int32Array) -> None:
         token_ids, logprobs = result.candidate_token_ids, result.candidate_logprobs

@@ -226,6 +226,10 @@ def fewer_logprobs_than_tokens(result: StepResult) -> StepResult:
     return result if result.logprobs is None else replace(result, logprobs=result.logprobs[:-1])
 
 
+def no_logprobs(result: StepResult) -> StepResult:
+    return result if result.logprobs is None else replace(result, logprobs=None)
+
+
 class Liar(FakeWorker):
     """A fake executor that falsifies its results from a step on until one is really false."""
 
@@ -251,6 +255,7 @@ class Liar(FakeWorker):
         (token_out_of_vocabulary, r"has token ids outside 0 to 258"),
         (a_candidate_too_few, r"has \d+ beam candidates instead of \d+"),
         (fewer_logprobs_than_tokens, r"\d+ logprobs for \d+ sampled tokens"),
+        (no_logprobs, "lacks log-probabilities that were asked for"),
     ],
 )
 async def test_an_executor_that_answers_nonsense_is_lost_and_the_log_says_what_was_wrong(
@@ -266,8 +271,8 @@ async def test_an_executor_that_answers_nonsense_is_lost_and_the_log_says_what_w
         assert num_losses == [int(liar.has_lied) for liar in liars]
         assert sum(num_losses) >= 1
     causes = [record.getMessage() for record in caplog.records if "event=no_executor" in record.getMessage()]
-    assert len(causes) == sum(num_losses)
-    assert all(re.search(words, cause) for cause in causes)
+    # On a busy machine an attempt to attach again may time out and be logged as well.
+    assert sum(re.search(words, cause) is not None for cause in causes) == sum(num_losses)
 
 
 # Who belongs to the fleet -----------------------------------------------------------------------------

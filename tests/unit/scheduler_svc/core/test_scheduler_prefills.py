@@ -8,11 +8,12 @@ from tests.support.driving import Bench, admitted, chunks, max_tokens, small_lim
 # Long prefills -----------------------------------------------------------------------------------
 
 
-def long_prompts_bench(max_long_prefills: int = 1) -> Bench:
+def long_prompts_bench(max_long_prefills: int = 1, budget: int = 16) -> Bench:
     """A scaled-down server of prompts of 32k tokens: more than 8 tokens are long."""
     return Bench(
         small_limits(
             max_model_len=128,
+            budget=budget,
             blocks=96,
             max_num_seqs=6,
             long_prefill_threshold=8,
@@ -26,6 +27,14 @@ def test_a_long_prefill_gets_only_its_threshold_in_a_step() -> None:
     bench.add(0, 20)
 
     assert [chunks(bench.schedule()) for _ in range(3)] == [{0: 8}, {0: 8}, {0: 4}]
+
+
+def test_prefills_that_end_in_the_step_come_first() -> None:
+    bench = long_prompts_bench(max_long_prefills=2, budget=10)
+    bench.add(0, 24)
+    bench.add(1, 12)
+
+    assert [chunks(bench.schedule()) for _ in range(2)] == [{0: 8, 1: 2}, {1: 8, 0: 2}]
 
 
 def test_a_prompt_of_just_the_threshold_is_not_long() -> None:
