@@ -171,7 +171,8 @@ class Engine:
         """Start to drain, wait for the live requests, end those that take longer."""
         await self.start_draining()
         try:
-            await asyncio.wait_for(self._all_ended.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._all_ended.wait()
         except TimeoutError:
             for request_id in list(self.requests):
                 self.abort(request_id, UnavailableError("the scheduler shut down; send the request again"))

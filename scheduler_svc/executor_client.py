@@ -283,7 +283,9 @@ class ExecutorSession:
         )
         await write_message(stream, pb.StreamStepsRequest(start=start))
         try:
-            first = await asyncio.wait_for(read_message(stream), self._timings.connect_timeout_s)
+            # Not wait_for: before Python 3.12 it loses a cancellation that meets the end of what it waits for.
+            async with asyncio.timeout(self._timings.connect_timeout_s):
+                first = await read_message(stream)
         except TimeoutError as error:
             raise ExecutorLostError("the executor did not start the stream") from error
         if first.WhichOneof("message") != "started":
