@@ -78,7 +78,7 @@ class SchedulerConfig(ServiceConfig):
     prefill_mode: Literal["chunked", "first"] = Field(
         "chunked",
         description="chunked: prompts are computed in what decodes leave of the budget; first: prompts go before "
-        "decodes, in steps of their own (best time to first token, streams stand still meanwhile).",
+        "decodes, in steps of their own, and streams stand still meanwhile.",
     )
     long_prefill_threshold: int = Field(
         0,
@@ -95,7 +95,8 @@ class SchedulerConfig(ServiceConfig):
         "they are preempted more often, with more, fewer run.",
     )
     prefix_caching: bool = Field(
-        True, description="Find computed blocks again by their content; off only to compare, it costs next to nothing."
+        True,
+        description="Take the computed blocks of an earlier prompt that begins alike, instead of computing them again.",
     )
     steps_in_flight: int = Field(
         2,

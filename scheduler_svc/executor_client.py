@@ -4,7 +4,7 @@
 that breaks is opened again and resumed by step id: the executor sends the responses that got lost,
 the session sends the later steps again byte for byte. Whatever cannot be resumed raises
 `ExecutorLostError`; the caller attaches anew and computes its sequences again. Read next:
-`step_stream.py` for a single stream, `engine.py` for the caller.
+`step_stream.py` for a single stream, `executor_driver.py` for the caller.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 Up to `steps_in_flight` steps are on their way at once: with two, the executor has the next step before
 it finishes the current one, and the time of scheduling and of the network is hidden.
 
-The core and everything that the engine keeps is only touched between two awaits, so there are no locks.
+The core and everything that the engine keeps is only touched between two awaits, so it needs no lock.
 Read next: `executor_client.py` for the session, `engine.py` for what becomes of the results.
 """
 
@@ -11,10 +11,11 @@ import asyncio
 import logging
 import re
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from scheduler_svc.core.scheduler import Scheduler, StepUpdates
+from scheduler_svc.core.results import StepUpdates
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.errors import TokenizerFileError
 from scheduler_svc.executor_client import ExecutorClient, ExecutorLostError, ExecutorRefusedError, ExecutorSession
 from scheduler_svc.step_log import LoggedStep, StepLog
@@ -34,14 +35,14 @@ class DriverOwner(Protocol):
     async def adopt(self, session: ExecutorSession) -> Scheduler:
         """Return a core for an executor that was just attached.
 
-        Raises: ExecutorRefusedError, ExecutorFaultError: it does not belong to this fleet.
+        Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.
         """
 
     async def on_attached(self, driver: "ExecutorDriver") -> None:
-        """The driver takes groups from now on."""
+        """The driver has a core from now on."""
 
     async def on_detached(self, driver: "ExecutorDriver") -> None:
-        """The driver takes groups no more."""
+        """The driver has no core any more, or got none."""
 
     def deliver(self, core: Scheduler, updates: StepUpdates) -> None:
         """Give what a step of the core brought to the requests."""
@@ -53,7 +54,7 @@ class DriverOwner(Protocol):
         """The executor is lost or retired: keep the requests of its core for another one."""
 
     def fail_all(self, core: Scheduler | None) -> None:
-        """A bug of ours: end the requests of the core without asking it any more."""
+        """A bug of ours: end the requests of the core, if there was one, without asking it any more."""
 
     @property
     def has_waiting(self) -> bool:
@@ -63,26 +64,41 @@ class DriverOwner(Protocol):
         """A core has looked at the queue and left groups in it: set `work` of the drivers that are asleep."""
 
 
+@dataclass(frozen=True, slots=True)
+class DriverSettings:
+    """What a driver takes from the configuration.
+
+    Attributes:
+        steps_in_flight: Most steps sent and not answered.
+        checks_batch_table: Whether steps carry a digest for the executor to compare.
+        retry_interval_s: Time between two attempts to attach, in seconds.
+    """
+
+    steps_in_flight: int = 2
+    checks_batch_table: bool = False
+    retry_interval_s: float = 0.5
+
+
 class ExecutorDriver:
     """One executor of the fleet, attached or being looked for.
 
     Args:
         client: The executor.
         owner: The engine.
-        steps_in_flight: Most steps sent and not answered.
-        checks_batch_table: Whether steps carry a digest for the executor to compare.
-        retry_interval_s: Time between two attempts to attach.
+        settings: Of this driver.
+
+    Attributes:
+        core: Decides the steps; None while no executor is attached.
+        session: The attachment; None while there is none.
+        step_log: The last steps of the last attachment.
+        num_losses: How often an attachment was lost.
+        last_trouble: Why the executor is not attached; empty: it is, or no trouble is known.
+        is_retired: Whether the address is gone from the fleet.
+        is_asleep: Whether nothing but `work` makes the driver look at the queue.
+        work: Set by whoever changes something that the core may act on.
     """
 
-    def __init__(
-        self,
-        client: ExecutorClient,
-        owner: DriverOwner,
-        *,
-        steps_in_flight: int,
-        checks_batch_table: bool,
-        retry_interval_s: float,
-    ) -> None:
+    def __init__(self, client: ExecutorClient, owner: DriverOwner, settings: DriverSettings) -> None:
         self.client = client
         self.core: Scheduler | None = None
         self.session: ExecutorSession | None = None
@@ -93,9 +109,7 @@ class ExecutorDriver:
         self.is_asleep = False
         self.work = asyncio.Event()
         self._owner = owner
-        self._steps_in_flight = steps_in_flight
-        self._checks_batch_table = checks_batch_table
-        self._retry_interval_s = retry_interval_s
+        self._settings = settings
 
     @property
     def address(self) -> str:
@@ -122,30 +136,32 @@ class ExecutorDriver:
                 self._owner.fail_all(core)
             await self._owner.on_detached(self)
             if not self.is_retired:
-                await asyncio.sleep(self._retry_interval_s)
+                await asyncio.sleep(self._settings.retry_interval_s)
 
     async def _run_attachment(self) -> None:
         """Attach and drive the executor until it is lost, or retired and out of work; its requests are kept."""
         try:
             async with self.client.attach() as session:
                 self.core, self.session = await self._owner.adopt(session), session
+                self.core.takes_groups = not self.is_retired
                 self.step_log.clear()
                 self.last_trouble = ""
                 log.info("event=attached executor=%s epoch=%d", self.address, session.epoch)
                 await self._owner.on_attached(self)
                 await self._drive(self.core, session)
-            log.info("event=retired executor=%s", self.address)
-            self._give_back_core()
+            self._give_back_core("retired")
         except (ExecutorLostError, ExecutorRefusedError, ExecutorFaultError, TokenizerFileError) as error:
             if self.core is not None:
                 self.num_losses += 1
-                self._give_back_core()
+                self._give_back_core("retired" if self.is_retired else "executor_lost")
             self._report_trouble(error)
 
-    def _give_back_core(self) -> None:
+    def _give_back_core(self, event: str) -> None:
+        """Part with the core; its requests, which the log counts, are computed elsewhere."""
         core, self.core, self.session = self.core, None, None
-        if core is not None:
-            self._owner.take_back(core)
+        assert core is not None
+        log.info("event=%s executor=%s requests=%d", event, self.address, core.num_unfinished)
+        self._owner.take_back(core)
 
     async def _drive(self, core: Scheduler, session: ExecutorSession) -> None:
         """Send and receive steps until one direction fails, or the retired executor has nothing left to do."""
@@ -167,9 +183,9 @@ class ExecutorDriver:
     async def _send_steps(self, core: Scheduler, session: ExecutorSession) -> None:
         """Send steps; return when the executor is retired and has no group left."""
         while not (self.is_retired and not core.num_unfinished):
-            while len(core.in_flight) < self._steps_in_flight and (step := core.schedule(time.monotonic())):
+            while len(core.in_flight) < self._settings.steps_in_flight and (step := core.schedule(time.monotonic())):
                 layout = core.in_flight[-1].layout
-                if self._checks_batch_table:
+                if self._settings.checks_batch_table:
                     step = replace(step, table_digest=core.table.digest())
                 logged = LoggedStep(step, layout)
                 self.step_log.add(logged)

@@ -121,23 +121,23 @@ def _fits(
 
 
 def _swap_in_fit(core: Scheduler, group: SequenceGroup, executor: str) -> admin_pb2.ExecutorFit:
-    """Return what the way back of a swapped group takes; the rules are those of `Admissions.swap_in`."""
-    blocks, batch = core.blocks, core.batch
-    reserve = blocks.num_watermark_blocks if batch.running else 0
-    fit = admin_pb2.ExecutorFit(
-        executor=executor,
-        num_needed_blocks=core.swapped.num_blocks_to_swap_in(group),
-        num_free_blocks=max(0, blocks.allocator.num_free_blocks - reserve),
-        num_needed_slots=group.num_slots,
-        num_free_slots=batch.num_free_slots,
-    )
+    """Return what the way back of a swapped group takes, and what is in its way."""
+    needs = core.admissions.needs_to_swap_in(group)
+    obstacle = ""
     if group.has_late_tokens:
-        fit.obstacle = late_tokens_text(group)
-    elif fit.num_needed_blocks > fit.num_free_blocks:
-        fit.obstacle = f"needs {counted(fit.num_needed_blocks, 'block')}, {fit.num_free_blocks} free"
-    elif fit.num_needed_slots > fit.num_free_slots:
-        fit.obstacle = f"needs {counted(fit.num_needed_slots, 'slot')} of the batch, {fit.num_free_slots} free"
-    return fit
+        obstacle = late_tokens_text(group)
+    elif not needs.has_blocks:
+        obstacle = f"needs {counted(needs.num_needed_blocks, 'block')}, {needs.num_free_blocks} free"
+    elif not needs.has_slots:
+        obstacle = f"needs {counted(needs.num_needed_slots, 'slot')} of the batch, {needs.num_free_slots} free"
+    return admin_pb2.ExecutorFit(
+        executor=executor,
+        obstacle=obstacle,
+        num_needed_blocks=needs.num_needed_blocks,
+        num_free_blocks=needs.num_free_blocks,
+        num_needed_slots=needs.num_needed_slots,
+        num_free_slots=needs.num_free_slots,
+    )
 
 
 # In words ----------------------------------------------------------------------------------------

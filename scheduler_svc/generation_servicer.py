@@ -36,7 +36,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Run one prompt; the call's end, however it comes, ends the request."""
         check_request_fields(request)
-        model = self._engine.admitting_model(request.request_id)
+        model = self._engine.admitting_model(request.request_id, request.tenant)
         prompt_token_ids = await asyncio.to_thread(tokenize_prompt, request, model)
         valid = validate_request(request, prompt_token_ids, request_limits(model, self._engine.settings))
         live = self._engine.submit(valid, checked_for=model)

@@ -36,6 +36,9 @@ class Membership:
         targets: `host:port` or `dns:///name:port`.
         interval_s: How often names are looked up.
         resolve: Looks a name up.
+
+    Attributes:
+        troubles: A sentence for each name that cannot be looked up, by name.
     """
 
     def __init__(self, targets: Sequence[str], interval_s: float, resolve: Resolve = resolve) -> None:
@@ -48,12 +51,15 @@ class Membership:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses as last seen: the list first, in its order, then those of the names."""
+        """The addresses as last seen, none twice: the list first, in its order, then those of the names."""
         named = sorted(set().union(*self._resolved.values()) - set(self._static))
         return [*dict.fromkeys(self._static), *named]
 
     async def watch(self, on_change: Callable[[list[str]], None]) -> None:
-        """Call `on_change` with the addresses now and whenever they change; until cancelled."""
+        """Call `on_change` with the addresses now and whenever they change.
+
+        Returns at once if there is no name to look up, since nothing can change; else until cancelled.
+        """
         last: list[str] | None = None
         while True:
             for name in self._names:

@@ -1,4 +1,4 @@
-"""The scheduler service put together: servicers, engine, executor client, tokenizer, gRPC server."""
+"""The scheduler service put together from its configuration: gRPC server, servicers, engine, tokenizer."""
 
 import asyncio
 import functools
@@ -13,6 +13,7 @@ from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.core.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.engine import Engine, EngineSettings
 from scheduler_svc.executor_client import ExecutorClient, ExecutorSession, SessionTimings
+from scheduler_svc.executor_driver import DriverSettings
 from scheduler_svc.generation_servicer import GenerationServicer
 from scheduler_svc.membership import Membership
 from scheduler_svc.served_model import CoreSettings
@@ -27,7 +28,7 @@ DRAIN_SHARE = 0.9
 
 
 class SchedulerService:
-    """One scheduler. It is ready while any executor is attached.
+    """One scheduler. It is ready while any executor is attached and it does not drain.
 
     Raises: OctavoServiceError: --tokenizer names a broken directory.
     """
@@ -46,7 +47,7 @@ class SchedulerService:
             functools.partial(executor_client, config),
             engine_settings(config),
             TokenizerLoader(config.tokenizer),
-            self._set_ready,
+            self._server.set_ready,
         )
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(
             GenerationServicer(self.engine), self._server.server
@@ -54,16 +55,16 @@ class SchedulerService:
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), self._server.server)
 
     async def start(self) -> str:
-        """Serve and look for the executor; return the bound address.
+        """Serve and look for the executors; return the bound address.
 
         Raises: UnavailableError: the address cannot be bound.
         """
         address = await self._server.start()
-        self._running = asyncio.create_task(self.engine.run(), name="engine")
+        self._running = asyncio.create_task(self.engine.drivers.run(), name="drivers")
         return address
 
     async def wait_for_failure(self) -> None:
-        """Return never; raise what ended the engine, should a bug end it."""
+        """Return never; raise what ended the drivers, should a bug end them."""
         await asyncio.shield(self._running)
 
     async def stop(self, reason: str) -> None:
@@ -72,10 +73,6 @@ class SchedulerService:
         await shut_down(self._server, reason, drain=lambda: self.engine.drain(drain_s), grace_s=self._grace_s)
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
-
-    async def _set_ready(self, is_attached: bool) -> None:
-        """Take work while an executor is attached, and never again once the service drains."""
-        await self._server.set_ready(is_attached and not self.engine.is_draining)
 
 
 def executor_client(config: SchedulerConfig, address: str) -> ExecutorClient:
@@ -103,14 +100,13 @@ def engine_settings(config: SchedulerConfig) -> EngineSettings:
     )
     return EngineSettings(
         core=core,
+        driver=DriverSettings(steps_in_flight=config.steps_in_flight, checks_batch_table=config.check_batch_table),
         policy=PriorityPolicy() if config.policy == "priority" else FcfsPolicy(),
         has_priorities=config.policy == "priority",
         max_waiting_requests=config.max_waiting_requests,
         max_waiting_requests_per_tenant=config.max_waiting_requests_per_tenant or config.max_waiting_requests,
-        steps_in_flight=config.steps_in_flight,
         max_beam_width=config.max_beam_width,
         tenant_weights=config.weights_of_tenants,
-        checks_batch_table=config.check_batch_table,
     )
 
 

@@ -66,6 +66,26 @@ class Obstacle:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class SwapInNeeds:
+    """What the way back of a swapped group takes, and what is there for it."""
+
+    num_needed_blocks: int
+    num_free_blocks: int
+    num_needed_slots: int
+    num_free_slots: int
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether the blocks suffice."""
+        return self.num_needed_blocks <= self.num_free_blocks
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether the slots suffice."""
+        return self.num_needed_slots <= self.num_free_slots
+
+
 class Admissions:
     """Admits groups to one batch.
 
@@ -106,15 +126,23 @@ class Admissions:
         for group in list(self._swapped):
             if group.has_late_tokens or not plan.token_budget:
                 return
-            num_needed = self._swapped.num_blocks_to_swap_in(group)
-            num_free = self._blocks.allocator.num_free_blocks
-            if not self._batch.running and num_needed > num_free:
+            needs = self.needs_to_swap_in(group)
+            if not self._batch.running and not needs.has_blocks:
                 self.recompute_swapped(group)
                 return
-            reserve = self._blocks.num_watermark_blocks if self._batch.running else 0
-            if num_needed + reserve > num_free or group.num_slots > self._batch.num_free_slots:
+            if not (needs.has_blocks and needs.has_slots):
                 return
             self._swap_in_group(plan, group)
+
+    def needs_to_swap_in(self, group: SequenceGroup) -> SwapInNeeds:
+        """Return what the way back of a swapped group takes. While anything runs, the watermark is not free for it."""
+        reserve = self._blocks.num_watermark_blocks if self._batch.running else 0
+        return SwapInNeeds(
+            num_needed_blocks=self._swapped.num_blocks_to_swap_in(group),
+            num_free_blocks=max(0, self._blocks.allocator.num_free_blocks - reserve),
+            num_needed_slots=group.num_slots,
+            num_free_slots=self._batch.num_free_slots,
+        )
 
     def recompute_swapped(self, group: SequenceGroup) -> None:
         """Give up the blocks of a swapped group, on both sides; it is computed again."""
@@ -128,6 +156,7 @@ class Admissions:
         plan.blocks_to_swap_in.extend(moves)
         self._batch.join(group)
         for back in sequences:
+            self._blocks.hash_blocks(back.sequence)
             self._prefills.start(
                 plan,
                 back.sequence,
@@ -207,7 +236,7 @@ class Admissions:
         return self._prefills.is_long(len(lead.sequence.token_ids) - len(lead.found) * self._blocks.block_size)
 
     def _admit_group(self, plan: StepPlan, group: SequenceGroup, allocation: AdmissionPlan) -> None:
-        unborn = group.live_sequences[len(allocation.sequences) :]
+        unborn = () if group.is_lone else group.live_sequences[len(allocation.sequences) :]
         if not group.has_run:
             group.has_run = True
             group.first_scheduled_at_s = plan.now_s

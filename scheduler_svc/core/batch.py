@@ -47,7 +47,7 @@ class Batch:
         self.running: list[SequenceGroup] = []
         self.num_known_tokens: Int32Array = np.zeros(num_slots, np.int32)
         self.num_computed_tokens: Int32Array = np.zeros(num_slots, np.int32)
-        self.num_registered_blocks: Int32Array = np.zeros(num_slots, np.int32)
+        self.num_registered_blocks = [0] * num_slots
         self.first_blocks: Int32Array = np.zeros(num_slots, np.int32)
         self.is_decoding: BoolArray = np.zeros(num_slots, np.bool_)
         self.sequence_in_slot = np.full(num_slots, None, np.object_)
@@ -70,7 +70,7 @@ class Batch:
         """Let a group run; its sequences enter slots of their own."""
         group.order = self.order_of(group)
         bisect.insort(self.running, group, key=BY_ORDER)
-        if group.num_slots > 1:
+        if not group.is_lone:
             self._claims_slots.add(group)
         self._num_groups_of_tenant[group.tenant] += 1
         if group.tenant not in self._tenant_numbers:
@@ -98,6 +98,8 @@ class Batch:
     @property
     def num_free_slots(self) -> int:
         """Slots that nobody has and no running group still has a claim to."""
+        if not self._claims_slots:
+            return len(self.free_slots)
         claimed = sum(group.num_slots - len(slots_of(group)) for group in self._claims_slots)
         return len(self.free_slots) - claimed
 
@@ -110,8 +112,10 @@ class Batch:
 
     # Sequences -----------------------------------------------------------------------------------
 
-    def enter(self, sequence: Sequence, num_known_tokens: int, num_computed_tokens: int) -> int:
-        """Give a sequence a slot; return it."""
+    def enter(
+        self, sequence: Sequence, num_known_tokens: int, num_computed_tokens: int, num_gone_blocks: int = 0
+    ) -> int:
+        """Give a sequence a slot; return it. The first `num_gone_blocks` are out of the window already."""
         slot = self.free_slots.pop()
         sequence.slot, sequence.generation = slot, int(self.table.generation[slot]) + 1
         sequence.status = SequenceStatus.RUNNING
@@ -121,7 +125,7 @@ class Batch:
         self.num_known_tokens[slot] = num_known_tokens
         self.num_computed_tokens[slot] = num_computed_tokens
         self.num_registered_blocks[slot] = num_computed_tokens // self.blocks.block_size
-        self.first_blocks[slot] = 0
+        self.first_blocks[slot] = num_gone_blocks
         self._tenant_of_slot[slot] = self._tenant_numbers[group.tenant]
         if group.sampling.num_logprobs != NO_LOGPROBS and group.beams is None:
             self.slots_with_logprobs.add(slot)
@@ -157,20 +161,33 @@ class Batch:
         return int(self.table.num_tokens[slot] - self.num_known_tokens[slot])
 
     def held_blocks(self, slot: int) -> Int32Array:
-        """Return a copy of the block table of a slot, without what fell out of the window."""
-        return self.table.block_tables[slot, self.first_blocks[slot] : self.table.num_blocks[slot]].copy()
+        """Return a view of the block table of a slot, without what fell out of the window."""
+        return self.table.block_tables[slot, self.first_blocks[slot] : self.table.num_blocks[slot]]
 
     def slide_window(self, slot: int, position: int) -> None:
         """Free the blocks of a slot that the token at `position`, its next one, does not see any more."""
-        first = max(0, position - self._window + 1) // self.blocks.block_size
-        if self._window and first > self.first_blocks[slot]:
-            self.blocks.allocator.free(self.table.block_tables[slot, self.first_blocks[slot] : first])
+        if self._window:
+            self._move_window(slot, max(0, position - self._window + 1) // self.blocks.block_size)
+
+    def slide_windows(self, slots: BoolArray) -> None:
+        """Free the blocks that the next tokens of decoding `slots`, [max_num_seqs] bool, do not see any more."""
+        if not self._window:
+            return
+        firsts = np.maximum(self.table.num_scheduled_tokens - self._window + 1, 0) // self.blocks.block_size
+        for slot in (slots & (firsts > self.first_blocks)).nonzero()[0].tolist():
+            self._move_window(slot, int(firsts[slot]))
+
+    def _move_window(self, slot: int, first: int) -> None:
+        """Free the blocks of a slot before `first`, if there are some."""
+        former = int(self.first_blocks[slot])
+        if first > former:
+            self.blocks.allocator.free(self.table.block_tables[slot, former:first])
             self.first_blocks[slot] = first
 
     def register_blocks(self, slot: int) -> None:
         """Tell the prefix cache of the blocks of a slot that are full, computed and acknowledged."""
-        num_tokens = min(self.num_computed_tokens[slot], self.num_known_tokens[slot])
-        first = int(self.num_registered_blocks[slot])
+        num_tokens = int(min(self.num_computed_tokens[slot], self.num_known_tokens[slot]))
+        first = self.num_registered_blocks[slot]
         if num_tokens // self.blocks.block_size > first:
             self.num_registered_blocks[slot] = self.blocks.register(
                 self.sequence_in_slot[slot],
@@ -182,12 +199,12 @@ class Batch:
 
 def slots_of(group: SequenceGroup) -> list[int]:
     """Return the slots that the sequences of a running group have."""
-    return [s.slot for s in group.sequences if s.status is SequenceStatus.RUNNING and s.slot >= 0]
+    return [sequence.slot for sequence in group.sequences if sequence.has_slot]
 
 
 def running_sequences(groups: list[SequenceGroup]) -> Iterator[Sequence]:
     """Yield the sequences of groups that have a slot."""
     for group in groups:
         for sequence in group.sequences:
-            if sequence.status is SequenceStatus.RUNNING and sequence.slot >= 0:
+            if sequence.has_slot:
                 yield sequence

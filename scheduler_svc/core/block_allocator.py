@@ -13,13 +13,12 @@ Invariants, checked by `check_integrity`:
 - a cached block is registered, and the prefix cache names it.
 """
 
-from collections import OrderedDict
-from collections.abc import Set
-
 import numpy as np
 
+from scheduler_svc.core.eviction_order import EvictionOrder
 from scheduler_svc.core.prefix_cache import PrefixCache
-from shared.step import Int32Array, no_slots
+from shared.batch_table import IndexArray
+from shared.step import Int32Array
 
 
 class OutOfBlocksError(Exception):
@@ -41,10 +40,9 @@ class BlockAllocator:
         self.num_blocks = num_blocks
         self.ref_counts: Int32Array = np.zeros(num_blocks, np.int32)
         self.prefix_cache = prefix_cache
-        self._free_blocks: Int32Array = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
+        self._free_blocks: IndexArray = np.arange(num_blocks - 1, -1, -1)
         self._num_uncached_free_blocks = num_blocks
-        # Unused blocks with content, the one that has been unused for longest first.
-        self._cached_blocks: OrderedDict[int, None] = OrderedDict()
+        self._cached_blocks = EvictionOrder(num_blocks)
 
     @property
     def num_free_blocks(self) -> int:
@@ -72,16 +70,16 @@ class BlockAllocator:
             self._evict(num_blocks - self._num_uncached_free_blocks)
         self._num_uncached_free_blocks -= num_blocks
         top = self._num_uncached_free_blocks
-        block_ids = self._free_blocks[top : top + num_blocks][::-1].copy()
-        self.ref_counts[block_ids.astype(np.intp)] = 1
-        return block_ids
+        index = self._free_blocks[top : top + num_blocks][::-1]
+        self.ref_counts[index] = 1
+        return index.astype(np.int32)
 
-    def acquire(self, block_ids: Int32Array, num_references: int = 1) -> None:
+    def acquire(self, block_ids: Int32Array | IndexArray, num_references: int = 1) -> None:
         """Count more block tables that name each of the distinct `block_ids`, used or cached."""
-        index = block_ids.astype(np.intp)
+        index = block_ids.astype(np.intp, copy=False)
         counts = self.ref_counts[index]
-        for block_id in block_ids[counts == 0].tolist():
-            del self._cached_blocks[block_id]
+        if np.count_nonzero(counts) < len(counts):
+            self._cached_blocks.remove(index[counts == 0])
         self.ref_counts[index] = counts + num_references
 
     def free(self, block_ids: Int32Array) -> None:
@@ -89,37 +87,25 @@ class BlockAllocator:
 
         Those at count 0 are free; of a cached prefix, the last block will be evicted first.
         """
-        index = block_ids.astype(np.intp)
+        unused = index = block_ids.astype(np.intp)[::-1]
         counts = self.ref_counts[index] - 1
-        unused = block_ids
         if np.count_nonzero(counts):  # others name some of them
             assert not np.count_nonzero(counts < 0), "a free block cannot be freed again"
-            unused = block_ids[counts == 0]
+            unused = index[counts == 0]
         self.ref_counts[index] = counts
-        unused = unused[::-1]
         if self.prefix_cache is not None:
-            unused = self._keep_registered(unused, self.prefix_cache.block_ids)
-        if len(unused):
-            self._push(unused)
-
-    def _keep_registered(self, unused: Int32Array, registered: Set[int]) -> Int32Array:
-        """Cache those of `unused` blocks that are registered; return the others."""
-        uncached: list[int] = []
-        for block_id in unused.tolist():
-            if block_id in registered:
-                self._cached_blocks[block_id] = None
-            else:
-                uncached.append(block_id)
-        return np.array(uncached, np.int32) if uncached else no_slots()
+            is_registered = self.prefix_cache.is_registered[unused]
+            self._cached_blocks.append(unused[is_registered])
+            unused = unused[~is_registered]
+        self._push(unused)
 
     def _evict(self, num_blocks: int) -> None:
         assert self.prefix_cache is not None
-        evicted = [self._cached_blocks.popitem(last=False)[0] for _ in range(num_blocks)]
-        for block_id in evicted:
-            self.prefix_cache.forget(block_id)
-        self._push(np.array(evicted, np.int32))
+        evicted = self._cached_blocks.take_first(num_blocks)
+        self.prefix_cache.forget(evicted)
+        self._push(evicted)
 
-    def _push(self, block_ids: Int32Array) -> None:
+    def _push(self, block_ids: IndexArray) -> None:
         top = self._num_uncached_free_blocks
         self._free_blocks[top : top + len(block_ids)] = block_ids
         self._num_uncached_free_blocks += len(block_ids)
@@ -127,12 +113,13 @@ class BlockAllocator:
     def check_integrity(self) -> None:
         """Assert the invariants of this module."""
         free = self._free_blocks[: self._num_uncached_free_blocks]
-        cached = np.fromiter(self._cached_blocks, np.int32, len(self._cached_blocks))
+        cached = self._cached_blocks.block_ids
+        assert len(cached) == len(self._cached_blocks), "cached blocks are miscounted"
         unused = np.concatenate((free, cached))
         assert len(np.unique(unused)) == len(unused), "a block is free twice"
         assert (self.ref_counts[unused] == 0).all(), "a block is free and used"
         assert np.count_nonzero(self.ref_counts) == self.num_used_blocks, "a block is neither free, cached nor used"
         assert (self.ref_counts >= 0).all(), "a reference count is negative"
-        holds = self.prefix_cache.holds if self.prefix_cache is not None else lambda _: False
-        assert all(holds(block_id) for block_id in self._cached_blocks), "a cached block holds no prefix"
-        assert not any(holds(block_id) for block_id in free.tolist()), "a free block is registered"
+        is_registered = self.prefix_cache.is_registered if self.prefix_cache else np.zeros(self.num_blocks, np.bool_)
+        assert is_registered[cached].all(), "a cached block holds no prefix"
+        assert not is_registered[free].any(), "a free block is registered"

@@ -24,9 +24,10 @@ import numpy as np
 
 from scheduler_svc.core.block_allocator import BlockAllocator
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.prefix_cache import BlockHasher, PrefixCache
+from scheduler_svc.core.prefix_cache import NO_BLOCKS, BlockHasher, PrefixCache
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
-from shared.step import Int32Array, no_slots
+from shared.batch_table import IndexArray
+from shared.step import Int32Array
 
 
 class AllocStatus(enum.Enum):
@@ -48,7 +49,7 @@ class SequenceBlocks:
     """
 
     sequence: Sequence
-    found: Int32Array
+    found: IndexArray
     num_shared: int
     num_new: int
 
@@ -77,7 +78,7 @@ class BlockManager:
 
     def __init__(self, limits: SchedulerLimits, prefix_key: bytes = b"") -> None:
         self.block_size = limits.block_size
-        self.prefix_cache = PrefixCache() if limits.caches_prefixes else None
+        self.prefix_cache = PrefixCache(limits.num_blocks) if limits.caches_prefixes else None
         self.allocator = BlockAllocator(limits.num_blocks, self.prefix_cache)
         self.num_watermark_blocks = math.ceil(limits.num_blocks * limits.watermark)
         self._hasher = BlockHasher(prefix_key, limits.block_size)
@@ -113,7 +114,7 @@ class BlockManager:
         num_revived = self._num_unused([blocks.found for blocks in planned])
         num_needed = num_revived + sum(blocks.num_new for blocks in planned) + self._num_fork_blocks(group)
         num_free = self.allocator.num_free_blocks
-        if self.allocator.num_used_blocks:
+        if num_free < self.allocator.num_blocks:  # somebody uses some
             num_free -= self.num_watermark_blocks
         status = AllocStatus.OK if num_needed <= num_free else AllocStatus.LATER
         return AdmissionPlan(status, tuple(planned), num_needed, max(0, num_free))
@@ -125,12 +126,12 @@ class BlockManager:
                 self.allocator.acquire(blocks.found)
         tables: list[Int32Array] = []
         for blocks in plan.sequences:
-            present = blocks.found
+            present: Int32Array | IndexArray = blocks.found
             if blocks.num_shared:
                 present = tables[0][: blocks.num_shared]
                 self.allocator.acquire(present)
             new = self.allocator.allocate(blocks.num_new)
-            tables.append(np.concatenate((present, new)) if len(present) else new)
+            tables.append(np.concatenate((present, new), dtype=np.int32) if len(present) else new)
         return tables
 
     def waits_for_prefix(self, plan: AdmissionPlan) -> bool:
@@ -143,7 +144,9 @@ class BlockManager:
         return self.prefix_cache.is_being_written(lead.block_hashes[num_found])
 
     def hash_blocks(self, sequence: Sequence) -> list[bytes]:
-        """Return the hashes of all full blocks of a sequence that has no slot."""
+        """Return the hashes of all full blocks of a sequence that has no slot; none without a prefix cache."""
+        if self.prefix_cache is None:
+            return []
         if sequence.hashed_block_size != self.block_size:  # another executor of the fleet has other blocks
             sequence.block_hashes, sequence.hashed_block_size = [], self.block_size
         self._hasher.extend(sequence.block_hashes, sequence.token_ids, sequence.group.cache_salt)
@@ -156,19 +159,19 @@ class BlockManager:
         return hashes
 
     def _plan_sequence(self, sequence: Sequence, num_shared: int) -> SequenceBlocks:
-        found = no_slots()
+        found = NO_BLOCKS
         if self.prefix_cache is not None:
             found = self.prefix_cache.match(self.hash_blocks(sequence), self._max_hit(sequence))
         if len(found) >= num_shared:
             num_shared = 0
         else:
-            found = no_slots()
+            found = NO_BLOCKS
         return SequenceBlocks(sequence, found, num_shared, self._num_blocks_of(sequence) - len(found) - num_shared)
 
-    def _num_unused(self, found: list[Int32Array]) -> int:
+    def _num_unused(self, found: list[IndexArray]) -> int:
         """Return how many of the blocks that sequences of a group found are cached and not used."""
         distinct = np.unique(np.concatenate(found)) if len(found) > 1 else found[0]
-        return int(np.count_nonzero(self.allocator.ref_counts[distinct] == 0)) if len(distinct) else 0
+        return len(distinct) - int(np.count_nonzero(self.allocator.ref_counts[distinct])) if len(distinct) else 0
 
     def _max_hit(self, sequence: Sequence) -> int:
         """Return the most blocks that may be found: one token at least is computed, for its logits."""

@@ -74,11 +74,11 @@ class Preemption:
         """
         batch, cache = self._batch, self._batch.blocks.prefix_cache
         for sequence in group.live_sequences:
-            if sequence.status is SequenceStatus.RUNNING and sequence.slot >= 0:
+            if sequence.has_slot:
                 slot = sequence.slot
                 if cache is not None:
                     cache.stop_writing(slot)
-                if group.beams is None:
+                if group.beams is None and status is not SequenceStatus.FINISHED:
                     sequence.token_ids = batch.known_tokens(slot)
                     self._expect_late_tokens(sequence, batch.num_late_tokens(slot) if keeps_late_tokens else 0)
                 batch.leave(sequence)

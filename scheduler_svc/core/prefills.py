@@ -21,7 +21,7 @@ from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.searches import Searches
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
-from shared.step import Admission, Fork, Int32Array
+from shared.step import Admission, Fork, Int32Array, no_slots
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +108,7 @@ class Prefills:
 
         Args:
             plan: The step.
-            sequence: Has no slot yet.
+            sequence: Has no slot yet, and the hashes of its full blocks if there is a prefix cache.
             block_ids: Its block table.
             num_computed_tokens: Tokens whose keys and values are in the blocks, or will be by `lead`.
             lead: Who computes the shared ones, if somebody still does.
@@ -116,21 +116,18 @@ class Prefills:
             num_gone_blocks: Leading blocks that are out of the window already.
         """
         group, token_ids = sequence.group, sequence.token_ids
-        if self._batch.blocks.prefix_cache is not None:
-            self._batch.blocks.hash_blocks(sequence)
-        slot = self._batch.enter(sequence, len(token_ids), num_computed_tokens)
-        self._batch.first_blocks[slot] = num_gone_blocks
-        sequence.token_ids = token_ids[:0]
+        slot = self._batch.enter(sequence, len(token_ids), num_computed_tokens, num_gone_blocks)
+        sequence.token_ids = no_slots()
         plan.admissions.append(
             Admission(
-                slot=slot,
-                generation=sequence.generation,
-                token_ids=token_ids,
-                num_prompt_tokens=group.num_prompt_tokens,
-                num_computed_tokens=num_computed_tokens,
-                block_ids=block_ids,
-                sampling=self._searches.sampling_of(group) if group.beams else group.sampling_of(sequence),
-                cache_salt=group.cache_salt,
+                slot,
+                sequence.generation,
+                token_ids,
+                group.num_prompt_tokens,
+                num_computed_tokens,
+                block_ids,
+                self._searches.sampling_of(group) if group.beams else group.sampling_of(sequence),
+                group.cache_salt,
             )
         )
         prefill = Prefill(
@@ -229,10 +226,9 @@ class Prefills:
         first_block = int(batch.first_blocks[parent_slot])
         batch.blocks.allocator.acquire(prefill.block_ids[first_block:], len(prefill.unborn))
         for sequence in prefill.unborn:
-            slot = batch.enter(sequence, prefill.num_tokens, prefill.num_tokens)
-            batch.first_blocks[slot] = first_block
+            slot = batch.enter(sequence, prefill.num_tokens, prefill.num_tokens, first_block)
             batch.is_decoding[slot] = True
-            sequence.token_ids = sequence.token_ids[:0]
+            sequence.token_ids = no_slots()
             plan.forks.append(Fork(parent_slot, slot, sequence.generation, sequence.group.sampling_of(sequence)))
             batch.shares_last_block.add(slot)
         batch.shares_last_block.add(parent_slot)

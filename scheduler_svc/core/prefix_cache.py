@@ -16,17 +16,18 @@ step instead of computing it again.
 Pure. Read next: `block_allocator.py`, which keeps registered blocks when nobody uses them.
 """
 
-from collections.abc import KeysView
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import compress
-from struct import iter_unpack
+from struct import Struct
 
 import numpy as np
 
-from shared.step import Int32Array, no_slots
+from shared.batch_table import IndexArray
+from shared.step import BoolArray, Int32Array
 
 HASH_BYTES = 16
+TOKEN = np.dtype("<i4")
+NO_BLOCKS: IndexArray = np.empty(0, np.intp)
 MAX_ROOTS = 1024  # that are kept, one a salt
 # Stands in for a block that another slot is writing as well, and was first to.
 _WRITTEN_BY_ANOTHER = b""
@@ -43,6 +44,7 @@ class BlockHasher:
     def __init__(self, key: bytes, block_size: int) -> None:
         self._key = key
         self._block_size = block_size
+        self._block = Struct(f"{TOKEN.itemsize * block_size}s")
         self._root = lru_cache(MAX_ROOTS)(self._make_root)
 
     def extend(self, hashes: list[bytes], token_ids: Int32Array, cache_salt: int) -> None:
@@ -51,64 +53,66 @@ class BlockHasher:
         if len(hashes) >= num_full_blocks:
             return
         new = slice(len(hashes) * self._block_size, num_full_blocks * self._block_size)
-        content = token_ids[new].astype("<i4", copy=False).tobytes()
+        content = token_ids[new].astype(TOKEN, copy=False).tobytes()
         parent = hashes[-1] if hashes else self._root(cache_salt)
-        for (block,) in iter_unpack(f"{4 * self._block_size}s", content):
-            # The cut: naming the size to blake2b, or its key, takes longer than hashing a block.
-            parent = blake2b(parent + block).digest()[:HASH_BYTES]
-            hashes.append(parent)
+        # The cut: naming the size to blake2b, or its key, takes longer than hashing a block.
+        hashes += [
+            parent := blake2b(parent + block).digest()[:HASH_BYTES] for (block,) in self._block.iter_unpack(content)
+        ]
 
     def _make_root(self, cache_salt: int) -> bytes:
         return blake2b(cache_salt.to_bytes(8, "little"), key=self._key).digest()[:HASH_BYTES]
 
 
 class PrefixCache:
-    """Registered blocks by hash, and hashes by block; of two blocks with equal content only one."""
+    """Registered blocks by hash, and hashes by block; of two blocks with equal content only one.
 
-    def __init__(self) -> None:
+    Args:
+        num_blocks: Size of the pool.
+
+    Attributes:
+        is_registered: Blocks that hold a prefix, [num_blocks].
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._flags = bytearray(num_blocks)
+        self.is_registered: BoolArray = np.frombuffer(self._flags, np.bool_)  # a view: one byte is set faster there
         self._block_of_hash: dict[bytes, int] = {}
-        self._hash_of_block: dict[int, bytes] = {}
+        self._hash_of_block = [b""] * num_blocks  # of a block that is not registered: garbage
         # What each slot is writing, in the order of its blocks, and all of it together.
         self._written_by_slot: dict[int, list[bytes]] = {}
         self._being_written: set[bytes] = set()
 
     def __len__(self) -> int:
-        return len(self._hash_of_block)
-
-    @property
-    def block_ids(self) -> KeysView[int]:
-        """The blocks that are registered; a view."""
-        return self._hash_of_block.keys()
-
-    def holds(self, block_id: int) -> bool:
-        """Return whether the block is registered."""
-        return block_id in self._hash_of_block
+        return len(self._block_of_hash)
 
     def hash_of(self, block_id: int) -> bytes | None:
         """Return what the block is registered under; None: it is not."""
-        return self._hash_of_block.get(block_id)
+        return self._hash_of_block[block_id] if self.is_registered[block_id] else None
 
-    def match(self, hashes: list[bytes], max_blocks: int) -> Int32Array:
-        """Return the blocks of the longest registered prefix, [<= max_blocks] int32."""
+    def match(self, hashes: list[bytes], max_blocks: int) -> IndexArray:
+        """Return the blocks of the longest registered prefix, [<= max_blocks]."""
         block_of_hash, found = self._block_of_hash, []
         for block_hash in hashes[:max_blocks]:
             block_id = block_of_hash.get(block_hash)
             if block_id is None:
                 break
             found.append(block_id)
-        return np.array(found, np.int32) if found else no_slots()
+        return np.array(found, np.intp) if found else NO_BLOCKS
 
     def register(self, hashes: list[bytes], block_ids: list[int]) -> None:
         """Name blocks that were computed; both lists are parallel. Content that is there already stays."""
-        if not self._block_of_hash.keys().isdisjoint(hashes):
-            is_new = [block_hash not in self._block_of_hash for block_hash in hashes]
-            hashes, block_ids = list(compress(hashes, is_new)), list(compress(block_ids, is_new))
-        self._block_of_hash.update(zip(hashes, block_ids, strict=True))
-        self._hash_of_block.update(zip(block_ids, hashes, strict=True))
+        block_of_hash, hash_of_block, flags = self._block_of_hash, self._hash_of_block, self._flags
+        for block_hash, block_id in zip(hashes, block_ids, strict=True):
+            if block_of_hash.setdefault(block_hash, block_id) == block_id:
+                hash_of_block[block_id], flags[block_id] = block_hash, True
 
-    def forget(self, block_id: int) -> None:
-        """The block is given out again: its content is lost."""
-        del self._block_of_hash[self._hash_of_block.pop(block_id)]
+    def forget(self, block_ids: IndexArray) -> None:
+        """Registered blocks are given out again: their content is lost."""
+        block_of_hash, hash_of_block = self._block_of_hash, self._hash_of_block
+        for block_id in block_ids.tolist():
+            del block_of_hash[hash_of_block[block_id]]
+        self.is_registered[block_ids] = False
 
     # Blocks on their way -------------------------------------------------------------------------
 
@@ -116,16 +120,17 @@ class PrefixCache:
         """A step is being sent in which a slot computes the blocks with these hashes."""
         if not self._being_written.isdisjoint(hashes):
             hashes = [_WRITTEN_BY_ANOTHER if self.is_being_written(written) else written for written in hashes]
-        self._written_by_slot[slot] = [*self._written_by_slot.get(slot, ()), *hashes]
+        self._written_by_slot.setdefault(slot, []).extend(hashes)
         self._being_written.update(hashes)
 
     def stop_writing(self, slot: int, num_blocks: int | None = None) -> None:
         """The first `num_blocks` of a slot are acknowledged; None: the slot is left, all are void."""
-        hashes = self._written_by_slot.pop(slot, [])
-        num_stopped = len(hashes) if num_blocks is None else num_blocks
-        self._being_written.difference_update(hashes[:num_stopped])
-        if num_stopped < len(hashes):
-            self._written_by_slot[slot] = hashes[num_stopped:]
+        hashes = self._written_by_slot.pop(slot, None)
+        if hashes is None:
+            return
+        self._being_written.difference_update(hashes[:num_blocks])
+        if num_blocks is not None and num_blocks < len(hashes):
+            self._written_by_slot[slot] = hashes[num_blocks:]
 
     def is_being_written(self, block_hash: bytes) -> bool:
         """Return whether a step in flight computes such a block."""
@@ -133,8 +138,10 @@ class PrefixCache:
 
     def check_integrity(self) -> None:
         """Assert that both directions agree, and that a block is being written if and only if some slot writes it."""
-        assert {block: name for name, block in self._block_of_hash.items()} == self._hash_of_block
-        assert len(self._block_of_hash) == len(self._hash_of_block), "a block has two hashes"
+        registered = self.is_registered.nonzero()[0].tolist()
+        named = {block_id: block_hash for block_hash, block_id in self._block_of_hash.items()}
+        assert named == {block_id: self._hash_of_block[block_id] for block_id in registered}
+        assert len(self._block_of_hash) == len(registered), "a block has two hashes"
         written = [block_hash for hashes in self._written_by_slot.values() for block_hash in hashes]
         ours = [block_hash for block_hash in written if block_hash != _WRITTEN_BY_ANOTHER]
         assert len(set(ours)) == len(ours), "a block has two first writers"

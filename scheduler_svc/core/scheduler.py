@@ -36,62 +36,32 @@ Invariants, asserted by `integrity.py` and tested after every step:
     not read before they are full.
  8. A registered block holds what its hash says, in all tokens; only full blocks are registered.
 
-Pure: no clock, no randomness, no transport. Read next: `growth.py`, `prefills.py`, `block_manager.py`,
-then `shared/batch_table.py`.
+Pure: no clock, no randomness, no transport. Read next: `growth.py`, `prefills.py`, `results.py`,
+`block_manager.py`, then `shared/batch_table.py`.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from scheduler_svc.core.admission import AdmissionQueue, Admissions, GroupFailure, Obstacle, Wait
-from scheduler_svc.core.batch import BY_ORDER, Batch, running_sequences
-from scheduler_svc.core.beam_search import Candidates
+from scheduler_svc.core.batch import BY_ORDER, Batch
 from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.endings import Endings
 from scheduler_svc.core.growth import BlockNeeds, Decodes, Growth
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import PrefillMode, SchedulerLimits
 from scheduler_svc.core.policy import FcfsPolicy, Policy
 from scheduler_svc.core.preemption import Preemption
 from scheduler_svc.core.prefills import Prefills
+from scheduler_svc.core.result_check import check_result
+from scheduler_svc.core.results import Results, StepUpdates
 from scheduler_svc.core.searches import Searches
-from scheduler_svc.core.sequence import FinishReason, Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.step_plan import StepInFlight, StepPlan
 from scheduler_svc.core.swapping import SwappedGroups
-from shared.batch_table import StepLayout
 from shared.errors import ExecutorFaultError
-from shared.step import BoolArray, Int32Array, Step, StepResult
-
-
-@dataclass(slots=True)
-class StepUpdates:
-    """What one processed step brought, as parallel lists.
-
-    `finished` maps an index of those lists to the reason why that sequence ended with this token.
-    `advanced_searches` are groups whose beams got their next tokens, `finished_searches` those whose
-    search is over; `SequenceGroup.beams` has the hypotheses.
-    """
-
-    sequences: list[Sequence]
-    token_ids: list[int]
-    logprobs: list[float] | None
-    finished: dict[int, FinishReason]
-    advanced_searches: list[SequenceGroup] = field(default_factory=list)
-    finished_searches: list[SequenceGroup] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class StepInFlight:
-    """A step that was scheduled, at `scheduled_at_s`, and is not acknowledged.
-
-    `num_left` counts the slots that were left before it: if none was since, all its rows are current.
-    """
-
-    step: Step
-    layout: StepLayout
-    scheduled_at_s: float
-    num_left: int
+from shared.step import Step, StepResult
 
 
 class Scheduler:
@@ -129,6 +99,8 @@ class Scheduler:
             limits, queue, self.batch, self.prefills, self.searches, self.swapped, self.preemption
         )
         self._growth = Growth(limits, self.batch, self.searches)
+        self._endings = Endings(self.batch, self.swapped, self.preemption, queue)
+        self._results = Results(self.batch, self.searches, self.preemption, self._endings)
         self.in_flight: deque[StepInFlight] = deque()
         self.now_s = 0.0
         self.takes_groups = True
@@ -165,9 +137,7 @@ class Scheduler:
         batch = self.batch
         slots = batch.is_decoding & ~batch.stop_checker.at_length_limit(self.table.num_tokens)
         decodes = Decodes(slots, sorted(self.searches.ready, key=BY_ORDER))
-        if self.limits.sliding_window:
-            for slot in np.flatnonzero(slots).tolist():
-                batch.slide_window(slot, int(self.table.num_scheduled_tokens[slot]))
+        batch.slide_windows(slots)
         needs = self._growth.needs_of(decodes)
         while not (plan.has_held_back or self._has_blocks_for(needs)):
             if self._make_room(plan):
@@ -212,7 +182,7 @@ class Scheduler:
             f"{self.limits.block_size} tokens of the KV cache; {num_used} are in use, all by this request"
         )
         self.admissions.failures.append(GroupFailure(group, message))
-        self._end(group)
+        self._endings.end_group(group)
 
     def _send(self, plan: StepPlan, decodes: Decodes) -> Step | None:
         """Turn the plan into a step and apply it to the batch table."""
@@ -234,8 +204,7 @@ class Scheduler:
         layout = self.table.apply(step.delta, trusted=True)
         self.in_flight.append(StepInFlight(step, layout, plan.now_s, self.batch.num_left))
         self.last_scheduled_step_id = step.step_id
-        for group in self.preemption.take_back():
-            self.queue.add(group)
+        self._queue_again()
         return step
 
     # The result ----------------------------------------------------------------------------------
@@ -245,150 +214,18 @@ class Scheduler:
 
         Raises: ExecutorFaultError: it is not a result of that step; the executor must be given up.
         """
-        self._check_result(result)
-        sent = self.in_flight.popleft()
-        layout, batch = sent.layout, self.batch
-        self.last_processed_step_id = result.step_id
-        is_current = self._current_rows(sent)
-        self._acknowledge(layout, is_current)
-        if is_current is None:
-            current = None
-            batch.table.record(layout, result.sampled_token_ids, all_current=True)
-        else:
-            current = batch.table.record(layout, result.sampled_token_ids)
-            current &= ~batch.is_left[layout.sample_slots]
-        updates = self._collect_updates(layout, result, current)
-        if layout.num_candidates is not None:
-            self._take_candidates(layout, result, current, updates)
-        for group in self.preemption.take_back():
-            self.queue.add(group)
-        return updates
-
-    def _current_rows(self, sent: StepInFlight) -> BoolArray | None:
-        """Return which rows of a step still belong to the sequence they were sent for; None: all of them."""
-        if sent.num_left == self.batch.num_left:
-            return None
-        layout = sent.layout
-        current = self.table.is_current(layout.slots, layout.generations)
-        return current & ~self.batch.is_left[layout.slots]
-
-    def _acknowledge(self, layout: StepLayout, current: BoolArray | None) -> None:
-        """Count what was computed; register the blocks that prefill chunks filled."""
-        batch, ends = self.batch, layout.starts + layout.lengths
-        slots = layout.slots.astype(np.intp)
-        if current is None:
-            batch.num_computed_tokens[slots] = ends
-        else:
-            batch.num_computed_tokens[slots[current]] = ends[current]
-        cache, size = self.blocks.prefix_cache, self.limits.block_size
-        if cache is None:
-            return
-        for row in range(layout.num_decodes, len(layout.slots)):
-            if current is None or current[row]:
-                slot, start, end = int(layout.slots[row]), int(layout.starts[row]), int(ends[row])
-                batch.register_blocks(slot)
-                cache.stop_writing(slot, end // size - start // size)
-
-    def _check_result(self, result: StepResult) -> None:
         if not self.in_flight:
             raise ExecutorFaultError(f"a result of step {result.step_id} came, and no step is in flight")
-        expected = self.in_flight[0]
-        if (result.epoch, result.step_id) != (self.epoch, expected.step.step_id):
-            raise ExecutorFaultError(
-                f"epoch {result.epoch} step {result.step_id} came instead of {self.epoch} {expected.step.step_id}"
-            )
-        layout, token_ids = expected.layout, result.sampled_token_ids
-        num_rows, vocab_size = len(layout.sample_slots), self.limits.vocab_size
-        if len(token_ids) != num_rows:
-            raise ExecutorFaultError(f"step {result.step_id} has {len(token_ids)} sampled tokens for {num_rows} rows")
-        if layout.num_candidates is not None:
-            self._check_candidates(result, layout.num_candidates)
-            token_ids = token_ids[layout.num_candidates == 0]
-        if not _are_token_ids(token_ids, vocab_size):
-            raise ExecutorFaultError(f"step {result.step_id} has token ids outside 0 to {vocab_size - 1}")
-        if self.batch.slots_with_logprobs:
-            self._check_logprobs(result, layout)
-
-    def _check_logprobs(self, result: StepResult, layout: StepLayout) -> None:
-        asked = np.isin(layout.sample_slots, list(self.batch.slots_with_logprobs))
-        asked &= self.table.is_current(layout.sample_slots, layout.sample_generations)
-        if asked.any() and (result.logprobs is None or np.isnan(result.logprobs[asked]).any()):
-            raise ExecutorFaultError(f"step {result.step_id} lacks log-probabilities that were asked for")
-
-    def _check_candidates(self, result: StepResult, num_candidates: Int32Array) -> None:
-        token_ids, logprobs = result.candidate_token_ids, result.candidate_logprobs
-        total = int(num_candidates.sum())
-        if token_ids is None or logprobs is None or not len(token_ids) == len(logprobs) == total:
-            num_sent = 0 if token_ids is None else len(token_ids)
-            raise ExecutorFaultError(f"step {result.step_id} has {num_sent} beam candidates instead of {total}")
-        if not _are_token_ids(token_ids, self.limits.vocab_size):
-            raise ExecutorFaultError(f"step {result.step_id} has candidates outside 0 to {self.limits.vocab_size - 1}")
-        if np.isnan(logprobs).any():
-            raise ExecutorFaultError(f"step {result.step_id} has candidates whose log-probability is not a number")
-
-    def _collect_updates(self, layout: StepLayout, result: StepResult, current: BoolArray | None) -> StepUpdates:
-        """Say who got which token; end the sequences that are complete."""
-        batch = self.batch
-        slots = layout.sample_slots.astype(np.intp)
-        positions, token_ids, logprobs = layout.sample_positions, result.sampled_token_ids, result.logprobs
-        taken = current
-        if layout.num_candidates is not None:
-            is_sampled = layout.num_candidates == 0
-            taken = is_sampled if current is None else current & is_sampled
-        if taken is not None:
-            slots, positions, token_ids = slots[taken], positions[taken], token_ids[taken]
-            logprobs = None if logprobs is None else logprobs[taken]
-        batch.num_known_tokens[slots] = positions + 1
-        updates = StepUpdates(
-            sequences=batch.sequence_in_slot[slots].tolist(),
-            token_ids=token_ids.tolist(),
-            logprobs=None if logprobs is None else logprobs.tolist(),
-            finished=batch.stop_checker.finished(slots, positions, token_ids),
-        )
-        for row in updates.finished:
-            self._end_sequence(updates.sequences[row])
-        if current is not None:
-            for row in np.flatnonzero(~current).tolist():
-                slot, generation = int(layout.sample_slots[row]), int(layout.sample_generations[row])
-                late = self.preemption.late_sequence(slot, generation)
-                if late is not None:
-                    self._take_late_token(late, row, result, updates)
+        check_result(result, self.in_flight[0], self.batch, self.limits.vocab_size)
+        self.last_processed_step_id = result.step_id
+        updates = self._results.take(self.in_flight.popleft(), result)
+        self._queue_again()
         return updates
 
-    def _take_late_token(self, sequence: Sequence, row: int, result: StepResult, updates: StepUpdates) -> None:
-        """Accept a token of a sequence that was preempted after the step was sent."""
-        token_id = int(result.sampled_token_ids[row])
-        sequence.append_late_token(token_id)
-        reason = self.batch.stop_checker.finished_late(sequence)
-        if reason is not None:
-            updates.finished[len(updates.sequences)] = reason
-            self._end_sequence(sequence)
-        elif not sequence.num_late_tokens:
-            self.preemption.forget_late(sequence)
-        updates.sequences.append(sequence)
-        updates.token_ids.append(token_id)
-        if updates.logprobs is not None and result.logprobs is not None:
-            updates.logprobs.append(float(result.logprobs[row]))
-
-    def _take_candidates(
-        self, layout: StepLayout, result: StepResult, current: BoolArray | None, updates: StepUpdates
-    ) -> None:
-        """Give the candidates of beam rows to their searches; end those that are over."""
-        assert layout.num_candidates is not None
-        assert result.candidate_token_ids is not None
-        assert result.candidate_logprobs is not None
-        ends = np.cumsum(layout.num_candidates)
-        for row in np.flatnonzero(layout.num_candidates).tolist():
-            if current is not None and not current[row]:
-                continue
-            span = slice(int(ends[row] - layout.num_candidates[row]), int(ends[row]))
-            sequence = self.batch.sequence_in_slot[layout.sample_slots[row]]
-            candidates = Candidates(result.candidate_token_ids[span], result.candidate_logprobs[span])
-            if self.searches.take(sequence, candidates):
-                updates.finished_searches.append(sequence.group)
-                self._end(sequence.group)
-            elif sequence.group in self.searches.ready:
-                updates.advanced_searches.append(sequence.group)
+    def _queue_again(self) -> None:
+        """Give preempted groups back to the queue that have all their tokens."""
+        for group in self.preemption.take_back():
+            self.queue.add(group)
 
     # Ends ----------------------------------------------------------------------------------------
 
@@ -398,63 +235,24 @@ class Scheduler:
         Nothing happens if it has ended already.
         """
         if sequence.status is not SequenceStatus.FINISHED:
-            self._end_sequence(sequence)
+            self._endings.end_sequence(sequence)
 
     def abort(self, group: SequenceGroup) -> None:
         """End a group that this scheduler has or that waits in its queue: its client left."""
-        self._end(group)
+        self._endings.end_group(group)
 
     def evacuate(self) -> list[SequenceGroup]:
         """Return the groups that were admitted, in order, to be computed again; the executor is lost.
 
         Their sequences carry all tokens that are known. Nothing may be asked of this scheduler afterwards.
         """
-        groups = [*self.batch.running, *self.swapped, *self.preemption.late_groups]
-        for group in list(self.batch.running):
-            self.preemption.leave(group, SequenceStatus.WAITING, keeps_late_tokens=False)
-        for group in groups:
-            for sequence in group.live_sequences:
-                sequence.status = SequenceStatus.WAITING
-                sequence.num_late_tokens = 0
-                sequence.slot, sequence.generation = -1, 0  # elsewhere they would name somebody else's tokens
         self.in_flight.clear()
-        return sorted(groups, key=BY_ORDER)
+        return self._endings.evacuate()
 
     def take_failures(self) -> list[GroupFailure]:
         """Return the groups that turned out to be unable ever to go on, since the last call; they have ended."""
         failures, self.admissions.failures = self.admissions.failures, []
         return failures
-
-    def _end_sequence(self, sequence: Sequence) -> None:
-        """End one sequence of a group, and the group with its last one."""
-        group = sequence.group
-        if len(group.live_sequences) == 1:
-            self._end(group)
-            return
-        if sequence.status is SequenceStatus.RUNNING:
-            self.batch.register_blocks(sequence.slot)
-            self.blocks.allocator.free(self.batch.held_blocks(sequence.slot))
-            self.batch.leave(sequence)
-        else:
-            self.swapped.drop_sequence(sequence)
-        self.preemption.forget_late(sequence)
-        sequence.status = SequenceStatus.FINISHED
-
-    def _end(self, group: SequenceGroup) -> None:
-        """End a group, wherever it is."""
-        if group in self.batch:
-            self.preemption.free(group)
-            self.preemption.leave(group, SequenceStatus.FINISHED, keeps_late_tokens=False)
-        elif group in self.swapped.groups:
-            self.swapped.drop(group)
-        elif group in self.preemption.late_groups:
-            self.preemption.late_groups.remove(group)
-        else:
-            self.queue.remove(group)
-        for sequence in group.sequences:
-            if sequence.num_late_tokens:
-                self.preemption.forget_late(sequence)
-        group.end()
 
     # Order and shares ----------------------------------------------------------------------------
 
@@ -499,7 +297,7 @@ class Scheduler:
 
     def cost_of(self, group: SequenceGroup) -> int:
         """Return the tokens that are computed here before the group has its first one, and a step of the others."""
-        num_running = sum(1 for _ in running_sequences(self.batch.running))
+        num_running = self.limits.max_num_seqs - len(self.batch.free_slots)
         return self.admissions.num_tokens_to_compute(group) + self.prefills.num_left + num_running
 
     @property
@@ -510,8 +308,3 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert the numbered invariants of this module."""
         check_integrity(self)
-
-
-def _are_token_ids(numbers: Int32Array, vocab_size: int) -> bool:
-    """Return whether all are 0 to `vocab_size` - 1. As unsigned numbers, negative ones are too large as well."""
-    return not np.count_nonzero(numbers.view(np.uint32) >= vocab_size)

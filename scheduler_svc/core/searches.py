@@ -82,7 +82,7 @@ class Searches:
         """
         if group in self.ready:
             return [(continuation.sequence, continuation.parent_slot) for continuation in self.ready[group]]
-        return [(s, s.slot) for s in group.sequences if s.status is SequenceStatus.RUNNING and s.slot >= 0]
+        return [(sequence, sequence.slot) for sequence in group.sequences if sequence.has_slot]
 
     def forget(self, group: SequenceGroup) -> None:
         """A group leaves the batch: drop what is known of its present step."""
@@ -107,8 +107,7 @@ class Searches:
             sequence, parent_slot = continuation.sequence, continuation.parent_slot
             if sequence.slot < 0:
                 num_tokens = int(batch.table.num_tokens[parent_slot])
-                slot = batch.enter(sequence, num_tokens, num_tokens)
-                batch.first_blocks[slot] = batch.first_blocks[parent_slot]
+                slot = batch.enter(sequence, num_tokens, num_tokens, int(batch.first_blocks[parent_slot]))
                 batch.num_registered_blocks[slot] = batch.num_registered_blocks[parent_slot]
                 plan.beam_forks.append(Fork(parent_slot, slot, sequence.generation, self.sampling_of(group)))
             plan.appended_tokens.append((sequence.slot, continuation.token_id))

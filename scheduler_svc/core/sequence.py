@@ -162,7 +162,8 @@ class SequenceGroup:
 class Sequence:
     """One output of a group, or one live beam.
 
-    `token_ids` holds prompt and output while the sequence has no slot, and is empty while it runs.
+    `token_ids` holds prompt and output while the sequence waits or is swapped out. While it runs they are
+    in its slot, and what has ended needs none.
     `slot` and `generation` are its place in the batch table, or the last one it had; -1: none yet.
     `block_hashes` are the hashes of its first full blocks of `hashed_block_size` tokens, as far as they
     were needed.
@@ -177,6 +178,11 @@ class Sequence:
     num_late_tokens: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
     hashed_block_size: int = 0
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether it runs in a slot of its own: a new beam of a search gets one with the next step."""
+        return self.status is SequenceStatus.RUNNING and self.slot >= 0
 
     def append_late_token(self, token_id: int) -> None:
         """Append a token that arrived after the preemption."""

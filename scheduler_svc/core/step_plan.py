@@ -1,10 +1,11 @@
-"""A step while it is being decided: lists that grow, turned into a `Step` at the end."""
+"""A step while it is being decided, lists that grow; and after it was sent."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from scheduler_svc.core.sequence import SequenceGroup
+from shared.batch_table import StepLayout
 from shared.step import Admission, Fork, Int32Array, Step, TableDelta, no_pairs, no_slots, no_triples, pairs
 
 
@@ -66,6 +67,19 @@ class StepPlan:
             blocks_to_swap_in=_pairs(self.blocks_to_swap_in),
             blocks_to_copy=_pairs(self.blocks_to_copy),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step that was scheduled, at `scheduled_at_s`, and is not acknowledged.
+
+    `num_left` counts the slots that were left before it: if none was since, all its rows are current.
+    """
+
+    step: Step
+    layout: StepLayout
+    scheduled_at_s: float
+    num_left: int
 
 
 def _pairs(rows: list[tuple[int, int]]) -> Int32Array:

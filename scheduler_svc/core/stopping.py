@@ -30,8 +30,9 @@ class StopChecker:
         self._max_num_tokens[slot] = conditions.length_limit(num_prompt_tokens, self._max_model_len)
         self._ignores_eos[slot] = conditions.ignore_eos
         self._stop_token_ids[slot] = conditions.stop_token_ids
-        self._num_with_stop_token_ids += bool(conditions.stop_token_ids) - int(self._has_stop_token_ids[slot])
-        self._has_stop_token_ids[slot] = bool(conditions.stop_token_ids)
+        if conditions.stop_token_ids or self._num_with_stop_token_ids:
+            self._num_with_stop_token_ids += bool(conditions.stop_token_ids) - int(self._has_stop_token_ids[slot])
+            self._has_stop_token_ids[slot] = bool(conditions.stop_token_ids)
 
     def at_length_limit(self, num_tokens: Int32Array) -> BoolArray:
         """Return which slots, with so many tokens each, must not get another one; both [max_num_seqs]."""

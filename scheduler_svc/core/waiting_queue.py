@@ -30,7 +30,7 @@ from scheduler_svc.core.sequence import SequenceGroup
 _BY_ARRIVAL = attrgetter("arrival")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Line:
     """The newcomers of a tenant on one level, by arrival."""
 
@@ -38,7 +38,7 @@ class _Line:
     groups: list[SequenceGroup] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Level:
     """The groups of one level: those that have run before, by arrival, and the lines of the newcomers, none empty."""
 
@@ -49,7 +49,7 @@ class _Level:
         return len(self.returned) + sum(len(line.groups) for line in self.lines.values())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Place:
     """Where a group was put. Kept, because `has_run` may change before the group is removed."""
 
@@ -191,16 +191,14 @@ class WaitingQueue:
         last_of: dict[str, SequenceGroup] = {}
         num_passed_tokens_of: dict[str, int] = {}
         while (level := self._levels.get(number)) is not None:
-            first, least = None, 0.0
-            for tenant, line in level.lines.items():
-                head = _first_after(line.groups, last_of.get(tenant))
-                if head is None:
-                    continue
-                value = line.counter.value_after(num_passed_tokens_of.get(tenant, 0))
-                if first is None or (value, head.arrival) < (least, first.arrival):
-                    first, least = head, value
-            if first is None:
+            turns = [
+                (line.counter.value_after(num_passed_tokens_of.get(tenant, 0)), head.arrival, head)
+                for tenant, line in level.lines.items()
+                if (head := _first_after(line.groups, last_of.get(tenant))) is not None
+            ]
+            if not turns:
                 return
+            *_, first = min(turns)
             yield first
             last_of[first.tenant] = first
             if first in self:
@@ -225,7 +223,7 @@ def _position(groups: list[SequenceGroup], group: SequenceGroup) -> int:
 
 def _first_after(groups: list[SequenceGroup], last: SequenceGroup | None) -> SequenceGroup | None:
     """Return the first group that arrived after `last`, which need not be among them any more."""
-    if last is None:
+    if not groups or last is None or groups[0].arrival > last.arrival:
         return groups[0] if groups else None
     index = bisect.bisect_right(groups, last.arrival, key=_BY_ARRIVAL)
     return groups[index] if index < len(groups) else None

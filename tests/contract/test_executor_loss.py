@@ -130,7 +130,7 @@ async def test_a_bug_in_the_core_ends_live_requests_and_the_service_goes_on(monk
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await answer
         assert caught.value.code() is grpc.StatusCode.INTERNAL
-        await stack.engine.attached.wait()
+        await stack.attached()
         assert len((await collect(stack, token_request(20, 5))).token_ids) == 5
         assert not stack.engine.requests
 

@@ -155,7 +155,7 @@ async def test_what_one_executor_preempts_runs_on_another_that_has_nothing_to_do
     async with running_stack(gated, other, membership=directory.membership(), ready=False) as stack:
         first, second = stack.executors
         directory.addresses = {first.address}
-        await stack.engine.attached.wait()
+        await stack.attached()
         answers = asyncio.gather(*(collect(stack, token_request(4, 28, first_id=first_id)) for first_id in (1, 2)))
         await until(lambda: stack.num_groups_on(first) == 2)
         directory.addresses = {first.address, second.address}
@@ -293,7 +293,7 @@ async def test_an_executor_that_cannot_serve_the_same_is_refused_with_the_reason
     async with running_stack(FakeWorker(), stranger(), membership=directory.membership(), ready=False) as stack:
         first, second = stack.executors
         directory.addresses = {first.address}
-        await stack.engine.attached.wait()
+        await stack.attached()
         directory.addresses = {first.address, second.address}
         await until(lambda: words in stack.engine.last_trouble)
         answers = await asyncio.gather(*(collect(stack, request) for request in REQUESTS[:2]))
@@ -364,7 +364,7 @@ async def test_an_address_that_comes_back_while_its_executor_still_works_takes_r
     directory = Directory()
     async with running_stack(slow_worker(), membership=directory.membership(), ready=False) as stack:
         directory.addresses = {stack.executor.address}
-        await stack.engine.attached.wait()
+        await stack.attached()
         driver = stack.driver
         running = stack.generation.Generate(endless(1))
         await until(lambda: stack.num_groups_on(stack.executor) == 1)
@@ -384,7 +384,7 @@ async def test_a_name_that_cannot_be_looked_up_keeps_its_executors() -> None:
     directory = Directory()
     async with running_stack(membership=directory.membership(), ready=False) as stack:
         directory.addresses = {stack.executor.address}
-        await stack.engine.attached.wait()
+        await stack.attached()
         directory.is_down = True
         await until(lambda: "the name server does not answer" in stack.engine.last_trouble)
         assert len((await collect(stack, token_request(5, 5))).token_ids) == 5

@@ -29,7 +29,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize(num_blocks=st.integers(1, 10), has_cache=st.booleans())
     def start(self, num_blocks: int, has_cache: bool) -> None:
-        self.cache = PrefixCache() if has_cache else None
+        self.cache = PrefixCache(num_blocks) if has_cache else None
         self.pool = BlockAllocator(num_blocks, self.cache)
 
     @property

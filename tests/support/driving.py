@@ -9,7 +9,8 @@ import numpy as np
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode, SchedulerLimits
 from scheduler_svc.core.policy import FcfsPolicy, Policy
-from scheduler_svc.core.scheduler import Scheduler, StepUpdates
+from scheduler_svc.core.results import StepUpdates
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.step import Admission, SamplingRow, Step, StepResult

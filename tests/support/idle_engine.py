@@ -8,7 +8,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine import Engine, EngineSettings
 from scheduler_svc.executor_client import ExecutorClient, ExecutorSession, SessionTimings
-from scheduler_svc.executor_driver import ExecutorDriver
+from scheduler_svc.executor_driver import DriverSettings
 from scheduler_svc.membership import Membership
 from scheduler_svc.output import AnswerOptions
 from scheduler_svc.output_text import TextOptions
@@ -39,29 +39,27 @@ class IdleEngine:
     def __init__(self, addresses: Sequence[str], limits: SchedulerLimits | None) -> None:
         settings = EngineSettings(
             core=CoreSettings(),
+            driver=DriverSettings(),
             policy=FcfsPolicy(),
             max_waiting_requests=1000,
             max_waiting_requests_per_tenant=1000,
-            steps_in_flight=2,
             max_beam_width=4,
         )
         self.engine = Engine(Membership(addresses, 1.0), _client, settings, _load_no_tokenizer, _ignore)
         self.cores: list[Scheduler] = []
         self._tokenizer = make_tokenizer(byte_level_backend())
         for address in addresses:
-            driver = ExecutorDriver(
-                _client(address), self.engine, steps_in_flight=2, checks_batch_table=False, retry_interval_s=1.0
-            )
-            self.engine.drivers[address] = driver
+            driver = self.engine.drivers.add(address)
             if limits is not None:
                 driver.core = self.engine.fleet.join(limits, epoch=1)
                 self.cores.append(driver.core)
 
-    def add(self, group: SequenceGroup) -> Request:
-        """Let a request wait, which arrived at second 0."""
+    def add(self, group: SequenceGroup, *, num_losses: int = 0) -> Request:
+        """Let a request wait, which arrived at second 0 and lost so many executors since."""
         options = AnswerOptions(group.num_sequences, group.num_sequences, False, TextOptions())
-        request = self.engine.requests[group.request_id] = Request(group, options, self._tokenizer, 0.0)
-        self.engine.queue.add(group)
+        request = Request(group, options, self._tokenizer, 0.0)
+        request.num_losses = num_losses
+        self.engine.requests.add(request)
         return request
 
 

@@ -85,6 +85,11 @@ class Stack:
         """What drives an executor, to look at."""
         return self.engine.drivers[executor.address]
 
+    async def attached(self) -> None:
+        """Return once some executor is attached."""
+        while not self.engine.fleet.cores:
+            await asyncio.sleep(0)
+
     def num_groups_on(self, executor: ExecutorProcess) -> int:
         """Return how many groups an executor has now."""
         core = self.driver_of(executor).core
@@ -114,7 +119,7 @@ async def running_stack(
         )
         service = SchedulerService(config)
         if membership is not None:
-            service.engine.membership = membership
+            service.engine.drivers.membership = membership
         address = await service.start()
         stack.push_async_callback(service.stop, "the test ends")
         channel = await stack.enter_async_context(
@@ -128,7 +133,7 @@ async def running_stack(
             address=address,
         )
         if ready:
-            await running.engine.attached.wait()
+            await running.attached()
         while ready and membership is None and len(running.engine.fleet.cores) < len(executors):
             await asyncio.sleep(0)
         yield running

@@ -30,7 +30,8 @@ import pytest
 
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.scheduler import Scheduler, StepUpdates
+from scheduler_svc.core.results import StepUpdates
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus, StopConditions
 from shared.step import Step
 from tests.support.driving import Bench, group, small_limits

@@ -14,7 +14,7 @@ NO_CONTEXT: Any = None
 
 async def test_there_is_no_step_without_an_executor() -> None:
     idle = IdleEngine([], None)
-    idle.engine.membership.troubles["executors:50061"] = "executors:50061 cannot be looked up: no answer"
+    idle.engine.drivers.membership.troubles["executors:50061"] = "executors:50061 cannot be looked up: no answer"
     with pytest.raises(UnknownNameError, match=r"no executor is attached \(executors:50061 cannot be looked up"):
         await AdminServicer(idle.engine).GetStep(pb.GetStepRequest(), NO_CONTEXT)
 

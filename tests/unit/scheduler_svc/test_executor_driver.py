@@ -1,7 +1,8 @@
 """The driver on a virtual session: no gRPC, real cores, the fake worker; the test answers step by step."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -12,7 +13,8 @@ from executor_svc.fake_worker import FakeWorker
 from scheduler_svc import executor_driver
 from scheduler_svc.core.fleet import Fleet
 from scheduler_svc.core.policy import FcfsPolicy
-from scheduler_svc.core.scheduler import Scheduler, StepUpdates
+from scheduler_svc.core.results import StepUpdates
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup, StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.executor_client import (
@@ -22,7 +24,7 @@ from scheduler_svc.executor_client import (
     ExecutorSession,
     SessionTimings,
 )
-from scheduler_svc.executor_driver import ExecutorDriver
+from scheduler_svc.executor_driver import DriverSettings, ExecutorDriver
 from scheduler_svc.served_model import CoreSettings, serving_limits
 from shared.errors import OctavoServiceError
 from shared.step import SamplingRow, Step, StepResult
@@ -84,11 +86,15 @@ class Owner:
         self.fleet = Fleet(WaitingQueue(FcfsPolicy()), FcfsPolicy())
         self.token_ids: list[int] = []
         self.events: list[str] = []
+        self.when_adopted: Callable[[], None] = lambda: None
 
     async def adopt(self, session: ExecutorSession) -> Scheduler:
+        self.when_adopted()
         return self.fleet.join(serving_limits(session.info, CoreSettings()), session.epoch)
 
     async def on_attached(self, driver: ExecutorDriver) -> None:
+        assert driver.core is not None
+        assert driver.core.takes_groups is not driver.is_retired
         self.events.append("attached")
 
     async def on_detached(self, driver: ExecutorDriver) -> None:
@@ -131,9 +137,7 @@ class Stage:
         self.driver = ExecutorDriver(
             self.client,
             self.owner,
-            steps_in_flight=steps_in_flight,
-            checks_batch_table=checks_batch_table,
-            retry_interval_s=0.0,
+            DriverSettings(steps_in_flight, checks_batch_table, retry_interval_s=0.0),
         )
 
     @asynccontextmanager
@@ -299,6 +303,44 @@ async def test_a_retired_executor_without_work_is_let_go_and_not_counted_as_lost
     assert not stage.owner.fleet.cores
     assert stage.driver.num_losses == 0
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize(
+    ("is_retired", "is_killed", "event"),
+    [
+        (True, False, "event=retired executor=virtual:1 requests=0"),
+        (True, True, "event=retired executor=virtual:1 requests=1"),
+        (False, True, "event=executor_lost executor=virtual:1 requests=1"),
+    ],
+)
+async def test_the_log_says_lost_only_of_an_executor_that_was_not_retired(
+    is_retired: bool, is_killed: bool, event: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    stage = Stage()
+    async with stage.running():
+        await stage.submit(max_tokens=2)
+        if is_retired:
+            stage.driver.retire(is_retired=True)
+        if is_killed:
+            stage.session.lose()
+            await settle()
+        else:
+            await stage.answer(2)
+        assert stage.driver.num_losses == is_killed
+    gone = ("event=retired", "event=executor_lost")
+    assert [message for message in caplog.messages if message.startswith(gone)] == [event]
+
+
+async def test_an_executor_that_is_retired_while_it_is_attached_takes_no_groups() -> None:
+    stage = Stage()
+    waiting = stage.add()
+    stage.owner.when_adopted = lambda: stage.driver.retire(is_retired=True)
+    async with stage.running() as running:
+        assert running.done()
+    assert stage.owner.events == ["attached", "took 0 back", "detached"]
+    assert waiting in stage.owner.fleet.queue
+    assert not stage.session.sent
 
 
 async def test_a_retired_executor_ends_its_work_and_takes_no_more() -> None:

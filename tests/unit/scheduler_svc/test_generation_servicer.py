@@ -17,7 +17,7 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.generation_servicer import GenerationServicer
 from scheduler_svc.request import Request
 from scheduler_svc.request_validation import ValidRequest
-from shared.errors import InvalidFieldError, RequestAbortedError
+from shared.errors import InvalidFieldError, QueueFullError, RequestAbortedError
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
 
 TOKENIZER = make_tokenizer(byte_level_backend())
@@ -35,8 +35,11 @@ class PlayedEngine:
         self.settings = SimpleNamespace(max_beam_width=4, tenants=frozenset({"", "red"}), has_priorities=False)
         self.submitted: asyncio.Queue[Request] = asyncio.Queue()
         self.aborted: list[str] = []
+        self.crowded_tenant: str | None = None
 
-    def admitting_model(self, request_id: str) -> SimpleNamespace:
+    def admitting_model(self, request_id: str, tenant: str) -> SimpleNamespace:
+        if tenant == self.crowded_tenant:
+            raise QueueFullError(1, 1.0, tenant)
         return self.model
 
     def submit(self, valid: ValidRequest, checked_for: SimpleNamespace) -> Request:
@@ -70,6 +73,14 @@ async def accepted(engine: PlayedEngine, events: AsyncIterator[pb.GenerateRespon
 def push_text(request: Request, output_index: int, text: str, logprob: float | None = None) -> None:
     for token_id in text.encode():
         request.push(output_index, token_id, logprob)
+
+
+async def test_a_tenant_whose_share_of_the_queue_is_full_is_refused_and_no_other(engine: PlayedEngine) -> None:
+    engine.crowded_tenant = "red"
+    servicer = GenerationServicer(cast("Engine", engine))
+    with pytest.raises(QueueFullError, match="of tenant 'red'"):
+        await anext(servicer.Generate(pb.GenerateRequest(text="Why?", tenant="red"), cast("Context", None)))
+    await accepted(engine, generate(engine))
 
 
 async def test_several_outputs_share_a_stream(engine: PlayedEngine) -> None:

@@ -79,7 +79,7 @@ def test_handed_out_blocks_do_not_alias_the_free_list() -> None:
 
 def with_cached_prefix(num_blocks: int = 4) -> BlockAllocator:
     """Return a pool in which blocks 0 and 1 are cached: a prefix of two blocks that nobody uses."""
-    cache = PrefixCache()
+    cache = PrefixCache(num_blocks)
     allocator = BlockAllocator(num_blocks, cache)
     blocks = allocator.allocate(2)
     cache.register([b"first", b"second"], blocks.tolist())
@@ -132,6 +132,17 @@ def test_a_cached_block_that_is_acquired_is_used_again() -> None:
 
     assert (allocator.num_free_blocks, allocator.num_cached_blocks, allocator.num_used_blocks) == (2, 0, 2)
     assert allocator.allocate(2).tolist() == [2, 3]
+    allocator.check_integrity()
+
+
+def test_acquiring_used_and_cached_blocks_together_revives_the_cached_ones_only() -> None:
+    allocator = with_cached_prefix()
+    allocator.acquire(np.array([0], np.int32))
+
+    allocator.acquire(np.array([0, 1], np.int32))
+
+    assert allocator.ref_counts[:2].tolist() == [2, 1]
+    assert allocator.num_cached_blocks == 0
     allocator.check_integrity()
 
 

@@ -59,7 +59,7 @@ A, B, C = b"a", b"b", b"c"
 
 
 def test_the_longest_registered_prefix_is_found() -> None:
-    cache = PrefixCache()
+    cache = PrefixCache(num_blocks=8)
     cache.register([A, B], [5, 3])
 
     assert cache.match([A, B, C], max_blocks=3).tolist() == [5, 3]
@@ -68,30 +68,31 @@ def test_the_longest_registered_prefix_is_found() -> None:
 
 
 def test_the_chain_ends_at_the_first_block_that_is_missing() -> None:
-    cache = PrefixCache()
+    cache = PrefixCache(num_blocks=8)
     cache.register([A, C], [5, 3])
 
     assert cache.match([A, B, C], max_blocks=3).tolist() == [5]
 
 
 def test_of_two_blocks_with_equal_content_the_first_one_is_kept() -> None:
-    cache = PrefixCache()
+    cache = PrefixCache(num_blocks=8)
     cache.register([A], [5])
 
     cache.register([A], [6])
 
     assert cache.match([A], max_blocks=1).tolist() == [5]
-    assert (cache.holds(5), cache.holds(6), len(cache)) == (True, False, 1)
+    assert (cache.is_registered[5:7].tolist(), len(cache)) == ([True, False], 1)
 
 
 def test_a_block_that_was_forgotten_is_not_found() -> None:
-    cache = PrefixCache()
+    cache = PrefixCache(num_blocks=8)
     cache.register([A], [5])
 
-    cache.forget(5)
+    cache.forget(np.array([5], np.int32))
 
     assert cache.match([A], max_blocks=1).tolist() == []
     assert cache.hash_of(5) is None
+    assert not cache.is_registered.any()
     cache.check_integrity()
 
 
@@ -99,7 +100,7 @@ def test_a_block_that_was_forgotten_is_not_found() -> None:
 
 
 def test_a_block_is_being_written_until_its_step_is_acknowledged() -> None:
-    cache = PrefixCache()
+    cache = PrefixCache(num_blocks=8)
     cache.start_writing(0, [A, B])
 
     cache.stop_writing(0, 1)
@@ -108,7 +109,7 @@ def test_a_block_is_being_written_until_its_step_is_acknowledged() -> None:
 
 
 def test_leaving_the_slot_voids_all_that_it_was_writing() -> None:
-    cache = PrefixCache()
+    cache = PrefixCache(num_blocks=8)
     cache.start_writing(0, [A, B])
 
     cache.stop_writing(0)
@@ -118,7 +119,7 @@ def test_leaving_the_slot_voids_all_that_it_was_writing() -> None:
 
 
 def test_a_slot_that_writes_nothing_stops_writing_nothing() -> None:
-    cache = PrefixCache()
+    cache = PrefixCache(num_blocks=8)
     cache.start_writing(1, [A])
 
     cache.stop_writing(0)
@@ -127,7 +128,7 @@ def test_a_slot_that_writes_nothing_stops_writing_nothing() -> None:
 
 
 def test_of_two_writers_of_a_block_the_first_one_is_waited_for() -> None:
-    cache = PrefixCache()
+    cache = PrefixCache(num_blocks=8)
     cache.start_writing(0, [A])
     cache.start_writing(1, [A])
 

@@ -1,7 +1,10 @@
 """Sliding windows: blocks that fell out are freed and given away; what a sequence needs is the window."""
 
+import numpy as np
 import pytest
 
+from scheduler_svc.core.batch import Batch
+from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.limits import PreemptionMode, SchedulerLimits
 from tests.support.driving import Bench, chunks, group, max_tokens, only_admission, small_limits
 
@@ -52,6 +55,23 @@ def test_a_block_is_freed_when_the_next_token_sees_none_of_it(position: int, num
         bench.step()
 
     assert int(bench.scheduler.batch.first_blocks[0]) == num_freed
+
+
+@pytest.mark.parametrize(("window", "first_blocks"), [(8, [0, 2, 0, 0]), (0, [0, 0, 0, 0])])
+def test_the_windows_of_the_named_slots_slide(window: int, first_blocks: list[int]) -> None:
+    """With a window of 8 the token at position 15 sees 8 to 15: blocks 0 and 1 are out, at position 10 none is."""
+    limits = window_limits(window=window, blocks=16)
+    batch = Batch(limits, BlockManager(limits), lambda group: (0, group.arrival))
+    for slot, position in enumerate([15, 15, 10]):
+        batch.table.block_tables[slot, :4] = batch.blocks.allocator.allocate(4)
+        batch.table.num_blocks[slot], batch.table.num_scheduled_tokens[slot] = 4, position
+
+    batch.slide_windows(np.array([False, True, True, False]))
+
+    assert batch.first_blocks.tolist() == first_blocks
+    assert batch.blocks.allocator.ref_counts[:12].tolist() == [1] * 4 + [0] * sum(first_blocks) + [1] * (
+        8 - sum(first_blocks)
+    )
 
 
 def test_a_prompt_frees_its_blocks_while_it_is_computed() -> None:

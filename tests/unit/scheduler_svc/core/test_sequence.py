@@ -41,6 +41,15 @@ def test_a_late_token_is_appended_and_leaves_the_prompt_alone() -> None:
     assert created.has_late_tokens
 
 
+@pytest.mark.parametrize("status", SequenceStatus)
+@pytest.mark.parametrize("slot", [-1, 0])
+def test_only_who_runs_has_a_slot_and_a_new_beam_has_none_yet(status: SequenceStatus, slot: int) -> None:
+    (sequence,) = group(0, 2).sequences
+    sequence.status, sequence.slot = status, slot
+
+    assert sequence.has_slot is (status is SequenceStatus.RUNNING and slot == 0)
+
+
 def test_equal_requests_are_still_two_sequences() -> None:
     assert group(0, 2).sequences[0] != group(0, 2).sequences[0]
 

@@ -1,0 +1,77 @@
+"""The cached blocks of a pool, in the order in which they will be evicted.
+
+A queue in an array: blocks are appended at its end and evicted from its beginning. A block that is used
+again leaves a stale entry behind, which is skipped, so that every operation works on whole arrays.
+
+Pure. Read next: `block_allocator.py`.
+"""
+
+import numpy as np
+
+from shared.batch_table import IndexArray
+
+NOT_QUEUED = -1
+
+
+class EvictionOrder:
+    """Blocks that nobody uses and that hold a prefix, the one that has been unused for longest first.
+
+    Args:
+        num_blocks: Size of the pool.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        # Twice as long as needed: the stale entries are dropped once in `num_blocks` appended ones.
+        self._queue: IndexArray = np.empty(2 * num_blocks, np.intp)
+        self._positions: IndexArray = np.arange(2 * num_blocks)
+        self._position_of: IndexArray = np.full(num_blocks, NOT_QUEUED, np.intp)  # an entry elsewhere is stale
+        self._begin = 0
+        self._end = 0
+        self._num_blocks = 0
+
+    def __len__(self) -> int:
+        return self._num_blocks
+
+    @property
+    def block_ids(self) -> IndexArray:
+        """The blocks in their order, [n]."""
+        queued = self._queue[self._begin : self._end]
+        block_ids: IndexArray = queued[self._position_of[queued] == self._positions[self._begin : self._end]]
+        return block_ids
+
+    def append(self, block_ids: IndexArray) -> None:
+        """Put distinct blocks at the end, of which none is there yet."""
+        if self._end + len(block_ids) > len(self._queue):
+            self._drop_stale_entries()
+        end = self._end + len(block_ids)
+        self._queue[self._end : end] = block_ids
+        self._position_of[block_ids] = self._positions[self._end : end]
+        self._end = end
+        self._num_blocks += len(block_ids)
+
+    def remove(self, block_ids: IndexArray) -> None:
+        """Take distinct blocks out, wherever they are; all of them must be there."""
+        self._position_of[block_ids] = NOT_QUEUED
+        self._num_blocks -= len(block_ids)
+
+    def take_first(self, num_blocks: int) -> IndexArray:
+        """Take out the first `num_blocks`, at least 1, of which there must be as many; return them, [num_blocks]."""
+        num_entries = num_blocks
+        while True:
+            entries = self._queue[self._begin : min(self._begin + num_entries, self._end)]
+            positions = self._positions[self._begin : self._begin + len(entries)]
+            indices = (self._position_of[entries] == positions).nonzero()[0][:num_blocks]
+            if len(indices) == num_blocks:
+                break
+            assert self._begin + num_entries < self._end, "fewer blocks are cached"
+            num_entries *= 2
+        first: IndexArray = entries[indices]
+        self._position_of[first] = NOT_QUEUED
+        self._begin += int(indices[-1]) + 1
+        self._num_blocks -= num_blocks
+        return first
+
+    def _drop_stale_entries(self) -> None:
+        block_ids = self.block_ids
+        self._begin, self._end, self._num_blocks = 0, 0, 0
+        self.append(block_ids)

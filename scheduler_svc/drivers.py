@@ -1,0 +1,105 @@
+"""The drivers of the fleet: one for each executor that there ought to be.
+
+    Membership ── addresses ──> Drivers ── start, retire, wake ──> ExecutorDriver, one an address
+
+A driver whose address is gone is retired: it takes no new groups, ends those that it has, and is then
+forgotten. All of it runs on one event loop. Read next: `membership.py`, `executor_driver.py`.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+
+from scheduler_svc.executor_client import ExecutorClient
+from scheduler_svc.executor_driver import DriverOwner, DriverSettings, ExecutorDriver
+from scheduler_svc.membership import Membership
+
+
+class Drivers(Mapping[str, ExecutorDriver]):
+    """The drivers by address.
+
+    Args:
+        membership: The addresses of the executors.
+        connect: Makes the client of an address.
+        owner: The engine.
+        settings: What each driver takes from the configuration.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        connect: Callable[[str], ExecutorClient],
+        owner: DriverOwner,
+        settings: DriverSettings,
+    ) -> None:
+        self.membership = membership
+        self._connect = connect
+        self._owner = owner
+        self._settings = settings
+        self._drivers: dict[str, ExecutorDriver] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __getitem__(self, address: str) -> ExecutorDriver:
+        return self._drivers[address]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._drivers)
+
+    def __len__(self) -> int:
+        return len(self._drivers)
+
+    @property
+    def last_trouble(self) -> str:
+        """Why executors are not attached, in one line; empty: no trouble is known."""
+        troubles = [driver.last_trouble for driver in self.values() if driver.core is None]
+        return "; ".join(filter(None, [*troubles, *self.membership.troubles.values()]))
+
+    # Executors come and go -----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep a running driver for each address of the membership; until cancelled."""
+        try:
+            await self.membership.watch(self._follow)
+            await asyncio.Event().wait()  # the addresses never change
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def add(self, address: str) -> ExecutorDriver:
+        """Make the driver of an address, which is not running yet, and return it."""
+        driver = self._drivers[address] = ExecutorDriver(self._connect(address), self._owner, self._settings)
+        return driver
+
+    def _follow(self, addresses: list[str]) -> None:
+        """Retire the drivers whose address is gone, start one for each new address."""
+        for address, driver in self.items():
+            driver.retire(is_retired=address not in addresses)
+        for address in addresses:
+            if address not in self:
+                self._start(address)
+
+    def _start(self, address: str) -> None:
+        driver = self.add(address)
+        task = asyncio.create_task(driver.run(), name=f"executor {address}")
+        self._tasks.add(task)
+        task.add_done_callback(lambda ended: self._forget(address, ended))
+
+    def _forget(self, address: str, ended: asyncio.Task[None]) -> None:
+        """A retired driver has nothing left to do; should its address be back meanwhile, begin anew."""
+        self._tasks.remove(ended)
+        del self._drivers[address]
+        if not ended.cancelled() and address in self.membership.addresses:
+            self._start(address)
+
+    # Work ----------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something changed that a core may act on."""
+        for driver in self.values():
+            driver.work.set()
+
+    def wake_sleepers(self) -> None:
+        """A core left groups in the queue: those that have nothing to do and do not look may take them."""
+        for driver in self.values():
+            if driver.is_asleep:
+                driver.work.set()

@@ -1,0 +1,63 @@
+"""The engine's own rules, on cores that nobody drives."""
+
+from dataclasses import replace
+
+import pytest
+
+from executor_svc.fake_worker import FakeWorker
+from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.served_model import ServedModel
+from shared.errors import OctavoServiceError, QueueFullError
+from tests.support.driving import group, small_limits
+from tests.support.idle_engine import IdleEngine
+from tests.support.tokenizers import byte_level_backend, make_tokenizer
+
+
+def crowded() -> IdleEngine:
+    """An engine where a tenant may let one request wait, and the nameless one does."""
+    idle = IdleEngine(["a"], small_limits())
+    engine = idle.engine
+    engine.settings = replace(engine.settings, max_waiting_requests_per_tenant=1)
+    engine.model = ServedModel(FakeWorker().info, make_tokenizer(byte_level_backend()), 24, 4)
+    idle.add(group(0, 4))
+    return idle
+
+
+def test_a_tenant_whose_share_of_the_queue_is_full_is_refused() -> None:
+    with pytest.raises(QueueFullError, match="of tenant ''"):
+        crowded().engine.admitting_model("new", "")
+
+
+def test_a_full_share_of_the_queue_keeps_nobody_else_out() -> None:
+    engine = crowded().engine
+    assert engine.admitting_model("new", "another") is engine.model
+
+
+def test_a_bug_ends_the_requests_of_its_core_and_those_that_wait_and_no_others() -> None:
+    idle = IdleEngine(["a", "b"], small_limits(max_num_seqs=1))
+    broken, sound = idle.cores
+    failed, kept = idle.add(group(0, 4)), idle.add(group(1, 4))
+    broken.schedule(0.0)
+    sound.schedule(0.0)
+    waiting, suspect, parked = (
+        idle.add(group(2, 4)),
+        idle.add(group(3, 4), num_losses=2),
+        idle.add(group(4, 4), num_losses=2),
+    )
+    assert (idle.engine.suspect, idle.engine.parked) == (suspect, [parked])
+    idle.engine.fail_all(broken)
+    assert list(idle.engine.requests.values()) == [kept]
+    assert not idle.engine.queue
+    assert (idle.engine.suspect, idle.engine.parked) == (None, [])
+    assert idle.engine.fleet.cores == [sound]
+    assert [type(request.error) for request in (failed, waiting, suspect, parked)] == [OctavoServiceError] * 4
+    assert kept.error is None
+
+
+@pytest.mark.parametrize("end", ["take_back", "fail_all"])
+def test_preemptions_of_a_core_that_is_gone_still_count(end: str) -> None:
+    idle = IdleEngine(["a", "b"], small_limits())
+    for count, core in enumerate(idle.cores, start=1):
+        core.preemption.num_preemptions[PreemptionMode.SWAP] = count
+    getattr(idle.engine, end)(idle.cores[0])
+    assert idle.engine.num_preemptions == {PreemptionMode.RECOMPUTE: 0, PreemptionMode.SWAP: 3}
