@@ -1,18 +1,21 @@
 """Output tokens a second of the whole stack beside transformers' `generate`, in one run.
 
-    python -m benchmarks.throughput [--rounds 3] [--model DIRECTORY]
+    python -m benchmarks.throughput [--rounds 3] [--model DIRECTORY] [--cpu-kernels auto] [--streams 1 32]
 
 Two workloads of random token ids, greedy, end-of-sequence ignored: one stream and 32 streams, each
 128 tokens in and 128 out. Octavo runs as users run it: client, scheduler and executor in three
-processes over gRPC. transformers runs the same ids as one batch in this process, same dtype, same
-number of threads. The two take turns, so that a slow spell of the machine hits both; the table has
-the median of each and the ratio of the medians.
+processes over gRPC, once with float32 weights and once with `--quantization int8`. transformers runs
+the same ids as one batch in this process, float32, same number of threads. All take turns, so that a
+slow spell of the machine hits all; the table has the median of each, and the median over the rounds of
+its ratio to transformers.
 """
 
 import argparse
 import asyncio
 import statistics
 import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +35,7 @@ from octavo.sampling_params import SamplingParams
 PROMPT_TOKENS = 128
 OUTPUT_TOKENS = 128
 STREAMS = (1, 32)
+SYSTEMS = ("octavo", "octavo int8", "transformers")
 FIRST_ORDINARY_ID = 100  # below are special tokens in the demo model
 
 
@@ -78,40 +82,51 @@ def run_transformers(model: torch.nn.Module, prompts: list[list[int]]) -> float:
     return len(prompts) * OUTPUT_TOKENS / elapsed_s
 
 
-async def measure(model_directory: Path, num_rounds: int) -> list[Measurement]:
-    """Run both systems in turns."""
+async def measure(
+    model_directory: Path, num_rounds: int, cpu_kernels: str, streams: Sequence[int]
+) -> list[Measurement]:
+    """Run all systems in turns."""
     model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
     vocab_size = model.config.vocab_size
     measurements: list[Measurement] = []
     options = LocalOptions(model=str(model_directory), dtype="float32")
-    async with LocalServices.from_options(options) as services, Client(services.address) as client:
-        await run_octavo(client, random_prompts(2, vocab_size, seed=0))
+    async with AsyncExitStack() as stack:
+        clients: dict[str, Client] = {}
+        for system, quantization in (("octavo", "none"), ("octavo int8", "int8")):
+            command = [*options.executor_command(), "--quantization", quantization, "--cpu-kernels", cpu_kernels]
+            services = await stack.enter_async_context(LocalServices(command, options.scheduler_command()))
+            clients[system] = await stack.enter_async_context(Client(services.address))
+            await run_octavo(clients[system], random_prompts(2, vocab_size, seed=0))
         run_transformers(model, random_prompts(2, vocab_size, seed=0))
         with Progress() as progress:
-            task = progress.add_task("measuring", total=num_rounds * len(STREAMS) * 2)
+            task = progress.add_task("measuring", total=num_rounds * len(streams) * len(SYSTEMS))
             for round_index in range(num_rounds):
-                for num_streams in STREAMS:
+                for num_streams in streams:
                     prompts = random_prompts(num_streams, vocab_size, seed=1 + round_index)
-                    measurements.append(Measurement("octavo", num_streams, await run_octavo(client, prompts)))
-                    progress.advance(task)
-                    measurements.append(Measurement("transformers", num_streams, run_transformers(model, prompts)))
-                    progress.advance(task)
+                    for system in SYSTEMS:
+                        if system in clients:
+                            rate = await run_octavo(clients[system], prompts)
+                        else:
+                            rate = run_transformers(model, prompts)
+                        measurements.append(Measurement(system, num_streams, rate))
+                        progress.advance(task)
     return measurements
 
 
-def result_table(measurements: list[Measurement]) -> Table:
+def result_table(measurements: list[Measurement], streams: Sequence[int]) -> Table:
     """Return medians, ranges and ratios."""
-    table = Table(title=f"Output tokens a second, {PROMPT_TOKENS} in, {OUTPUT_TOKENS} out, float32 on CPU")
-    for heading in ("streams", "octavo", "transformers", "ratio"):
-        table.add_column(heading, justify="right")
-    for num_streams in STREAMS:
+    table = Table(title=f"Output tokens a second, {PROMPT_TOKENS} in, {OUTPUT_TOKENS} out, on CPU")
+    for heading in ("streams", "system", "tokens/s", "range", "ratio to transformers"):
+        table.add_column(heading, justify="left" if heading == "system" else "right")
+    for num_streams in streams:
         rates = {
             system: [m.output_tokens_per_s for m in measurements if (m.system, m.num_streams) == (system, num_streams)]
-            for system in ("octavo", "transformers")
+            for system in SYSTEMS
         }
-        medians = {system: statistics.median(values) for system, values in rates.items()}
-        cells = [f"{medians[s]:.1f} ({min(rates[s]):.1f} to {max(rates[s]):.1f})" for s in ("octavo", "transformers")]
-        table.add_row(str(num_streams), *cells, f"{medians['octavo'] / medians['transformers']:.2f}")
+        for system, values in rates.items():
+            ratio = statistics.median(a / b for a, b in zip(values, rates["transformers"], strict=True))
+            median = f"{statistics.median(values):.1f}"
+            table.add_row(str(num_streams), system, median, f"{min(values):.1f} to {max(values):.1f}", f"{ratio:.2f}")
     return table
 
 
@@ -120,11 +135,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Output tokens a second beside transformers, in one run.")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each workload and system (default: 3)")
     parser.add_argument("--model", type=Path, help="Hugging Face directory (default: the demo model)")
+    parser.add_argument("--cpu-kernels", default="auto", help="of the executor: auto, native or torch")
+    parser.add_argument("--streams", type=int, nargs="+", default=STREAMS, help="workloads (default: 1 32)")
     arguments = parser.parse_args()
     console = Console()
     model_directory = arguments.model or prepare_model("smollm2")
-    measurements = asyncio.run(measure(model_directory, arguments.rounds))
-    console.print(result_table(measurements))
+    measurements = asyncio.run(measure(model_directory, arguments.rounds, arguments.cpu_kernels, arguments.streams))
+    console.print(result_table(measurements, arguments.streams))
     console.print(describe_machine())
 
 

@@ -27,6 +27,8 @@ def _load_worker(config: ExecutorConfig) -> Worker:
         config.model,
         device=config.device,
         dtype=config.dtype,
+        quantization=config.quantization,
+        cpu_kernels=config.cpu_kernels,
         block_size_tokens=config.block_size_tokens,
         num_device_blocks=config.num_device_blocks,
         num_threads=config.num_threads,

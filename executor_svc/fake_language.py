@@ -19,14 +19,14 @@ import numpy.typing as npt
 
 from executor_svc.fake_tokenizer import EOS_TOKEN_ID, VOCAB_SIZE
 from executor_svc.randomness import uniforms
-from shared.step import NO_LOGPROBS, BoolArray, Int32Array
+from shared.step import BoolArray, Int32Array
 
 UInt64Array = npt.NDArray[np.uint64]
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 
 # What a number is drawn for; keeps the draws of one history apart.
-_FOR_TOKEN, _FOR_EOS, _FOR_LOGPROB, _FOR_RANK, _FOR_EXPONENT = range(5)
+_FOR_TOKEN, _FOR_EOS, _FOR_RANK, _FOR_EXPONENT = 0, 1, 3, 4
 
 # First bytes of UTF-8 characters and how many bytes follow. All of 0x90 to 0xBF may follow each.
 _LEAD_BYTES = {0xC3: 1, 0xE4: 2, 0xF0: 3}
@@ -59,24 +59,15 @@ class FakeLanguage:
             missing = np.maximum(missing, np.where(positions >= distance, lead - (distance - 1), 0))
         return missing
 
-    def sample(
-        self, histories: UInt64Array, num_missing: Int32Array, sampling: npt.NDArray[np.void]
-    ) -> tuple[Int32Array, Float32Array | None]:
-        """Return token ids and log-probabilities; the latter are NaN in rows that did not ask, None if none did.
-
-        Rows that are not greedy mix in their seed and output index, so that seeds and outputs differ.
-        """
+    def sample(self, histories: UInt64Array, num_missing: Int32Array, sampling: npt.NDArray[np.void]) -> Int32Array:
+        """Return token ids; rows that are not greedy mix in their seed and output index, so that these differ."""
         greedy = sampling["temperature"] == 0
         states = np.where(greedy, histories, histories ^ sampling["seed"])
         output_indices = np.where(greedy, 0, sampling["output_index"]).astype(np.int32)
         token_ids = _next_bytes(_draw(states, output_indices, _FOR_TOKEN), num_missing)
         ends = (num_missing == 0) & (_draw(states, output_indices, _FOR_EOS) < self._eos_probability)
         token_ids[ends] = EOS_TOKEN_ID
-        asked = sampling["num_logprobs"] != NO_LOGPROBS
-        if not asked.any():
-            return token_ids, None
-        logprobs = -10.0 * _draw(states, output_indices, _FOR_LOGPROB)
-        return token_ids, np.where(asked, logprobs, np.nan).astype(np.float32)
+        return token_ids
 
     def rank(self, histories: UInt64Array, num_missing: Int32Array) -> tuple[Int32Array, Float32Array]:
         """Return the vocabulary by falling probability, and the log-probabilities, [num_rows, VOCAB_SIZE] both."""
@@ -94,13 +85,12 @@ class FakeLanguage:
         scores = -exponents[:, None] * np.log(ranks + 1)
         return token_ids, (scores - np.log(np.exp(scores).sum(1, keepdims=True))).astype(np.float32)
 
-    def candidates(
-        self, histories: UInt64Array, num_missing: Int32Array, num_candidates: Int32Array
-    ) -> tuple[Int32Array, Float32Array]:
-        """Return the first `num_candidates` of each ranking, one row after the other."""
-        token_ids, logprobs = self.rank(histories, num_missing)
-        wanted = np.arange(VOCAB_SIZE) < num_candidates[:, None]
-        return token_ids[wanted], logprobs[wanted]
+    def logprobs(self, histories: UInt64Array, num_missing: Int32Array) -> Float32Array:
+        """Return the log-probability of every token, by token id, [num_rows, VOCAB_SIZE]."""
+        token_ids, ranked = self.rank(histories, num_missing)
+        result = np.empty_like(ranked)
+        np.put_along_axis(result, token_ids, ranked, axis=1)
+        return result
 
     def _eos_rank(self, draws: Float64Array, num_missing: Int32Array) -> npt.NDArray[np.int64]:
         """Return the rank of the end of the sequence: 0 where `sample` of a greedy row would end."""

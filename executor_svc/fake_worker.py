@@ -16,11 +16,13 @@ import numpy as np
 
 from executor_svc.fake_cache import Histories, HistoryCache
 from executor_svc.fake_language import FakeLanguage
+from executor_svc.fake_sampling import add_samples, likeliest, processed_scores
 from executor_svc.fake_tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
+from executor_svc.sample_rows import SampleRows
 from executor_svc.worker import check_layout, check_step
 from shared.batch_table import BatchTable, StepLayout
 from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.step import UNKNOWN_TOKEN, Step, StepResult
+from shared.step import UNKNOWN_TOKEN, Int32Array, Step, StepResult
 
 
 class FakeWorker:
@@ -126,24 +128,31 @@ class FakeWorker:
 
     def _answer(self, step: Step, layout: StepLayout) -> StepResult:
         """Return what follows each sample row's history."""
+        rows = SampleRows.of_step(self._table, layout)
         slots, positions = layout.sample_slots, layout.sample_positions
         histories = self._histories.by_position[slots, positions - 1]
         num_missing = self._language.missing_bytes(self._table.token_ids, slots, positions)
-        token_ids, logprobs = self._language.sample(histories, num_missing, self._table.sampling[slots])
-        if layout.num_candidates is None:
-            return StepResult(step.epoch, step.step_id, token_ids, logprobs)
-        beams = layout.num_candidates > 0
-        token_ids[beams] = UNKNOWN_TOKEN
-        if logprobs is not None:
-            logprobs[beams] = np.nan
-        candidate_token_ids, candidate_logprobs = self._language.candidates(
-            histories[beams], num_missing[beams], layout.num_candidates[beams]
-        )
-        return StepResult(
-            step.epoch,
-            step.step_id,
-            token_ids,
-            logprobs,
-            candidate_token_ids=candidate_token_ids,
-            candidate_logprobs=candidate_logprobs,
-        )
+        result = StepResult(step.epoch, step.step_id, np.full(len(rows), UNKNOWN_TOKEN, np.int32))
+        is_beam = np.zeros(len(rows), np.bool_) if layout.num_candidates is None else layout.num_candidates > 0
+        sampled = np.flatnonzero(~is_beam)
+        add_samples(result, sampled, self._language, histories[sampled], num_missing[sampled], rows[sampled])
+        if layout.num_candidates is not None:
+            scores = self._language.logprobs(histories[is_beam], num_missing[is_beam])
+            processed_scores(scores, rows[is_beam])
+            candidates = likeliest(scores, layout.num_candidates[is_beam])
+            result.candidate_token_ids, result.candidate_logprobs = candidates
+        if layout.num_prompt_logprobs is not None:
+            self._answer_prompt(result, layout, layout.num_prompt_logprobs)
+        return result
+
+    def _answer_prompt(self, result: StepResult, layout: StepLayout, counts: Int32Array) -> None:
+        """Add the log-probabilities of prompt tokens, `counts` in each row of the layout."""
+        assert layout.num_prompt_alternatives is not None
+        slots = np.repeat(layout.slots, counts)
+        positions = np.repeat(layout.starts + 1 - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        positions = positions.astype(np.int32)
+        num_missing = self._language.missing_bytes(self._table.token_ids, slots, positions)
+        logprobs = self._language.logprobs(self._histories.by_position[slots, positions - 1], num_missing)
+        result.prompt_logprobs = logprobs[np.arange(len(slots)), self._table.token_ids[slots, positions]]
+        alternatives = likeliest(logprobs, np.repeat(layout.num_prompt_alternatives, counts))
+        result.prompt_alternative_token_ids, result.prompt_alternative_logprobs = alternatives

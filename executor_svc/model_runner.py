@@ -31,6 +31,8 @@ class SampleLogits:
 
     logits: torch.Tensor  # [num_logit_rows, vocab_size] float32
     logit_rows: Int32Array  # [num_samples] index into `logits`
+    # [sum of StepLayout.num_prompt_logprobs, hidden_size] of the tokens before those; None: none is wanted.
+    prompt_hidden: torch.Tensor | None = None
 
 
 class ModelRunner:
@@ -45,12 +47,16 @@ class ModelRunner:
         """Compute the tokens of a step, 1 or more, and return the logits of its sample rows."""
         inputs = prepare_input(table, layout, self.model.device)
         plan = self._backend.plan(inputs.attention, self._caches[0])
-        hidden = self.model.forward(inputs.token_ids, inputs.positions, self._caches, plan)
         rows, logit_rows = np.unique(layout.sample_rows, return_inverse=True)
-        last_tokens = np.cumsum(layout.lengths)[rows] - 1
-        if len(rows) != len(hidden):
-            hidden = hidden[_to_device(last_tokens, self.model.device)]
-        return SampleLogits(self.model.logits(hidden), logit_rows.astype(np.int32))
+        wanted = np.cumsum(layout.lengths)[rows] - 1
+        counts = layout.num_prompt_logprobs
+        if counts is not None:
+            wanted = np.concatenate((wanted, _first_tokens(layout.lengths, counts)))
+        hidden = self.model.forward(
+            inputs.token_ids, inputs.positions, self._caches, plan, _to_device(wanted, self.model.device)
+        )
+        logits = self.model.logits(hidden[: len(rows)])
+        return SampleLogits(logits, logit_rows.astype(np.int32), None if counts is None else hidden[len(rows) :])
 
 
 def prepare_input(table: BatchTable, layout: StepLayout, device: torch.device) -> ModelInput:
@@ -72,6 +78,13 @@ def prepare_input(table: BatchTable, layout: StepLayout, device: torch.device) -
             slot_mapping=_to_device(block_ids * block_size + positions % block_size, device),
         ),
     )
+
+
+def _first_tokens(lengths: Int32Array, counts: Int32Array) -> npt.NDArray[np.int64]:
+    """Return which of the flat tokens are the first `counts` of their rows; both are [num_rows]."""
+    begins = np.cumsum(lengths) - lengths
+    indices: npt.NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(begins - (np.cumsum(counts) - counts), counts)
+    return indices
 
 
 def _to_device(values: npt.NDArray[np.integer], device: torch.device) -> torch.Tensor:

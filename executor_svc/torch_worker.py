@@ -13,14 +13,16 @@ from typing import Literal
 import numpy as np
 import torch
 
-from executor_svc.attention import TorchAttentionBackend
 from executor_svc.cache_engine import CacheEngine, CacheShape, available_memory_bytes
 from executor_svc.errors import ModelLoadError
+from executor_svc.kernels import CpuKernels, Quantization, make_model
 from executor_svc.model_directory import find_model_directory
 from executor_svc.model_runner import ModelRunner, SampleLogits
-from executor_svc.models import ModelConfig, model_class
+from executor_svc.models import ModelConfig
 from executor_svc.models.config import parse_config
+from executor_svc.sample_rows import SampleRows
 from executor_svc.sampler import Sampler
+from executor_svc.sampler.logprobs import prompt_logprobs
 from executor_svc.weights import Checkpoint
 from executor_svc.worker import check_layout, check_step
 from shared.batch_table import BatchTable, StepLayout
@@ -102,34 +104,48 @@ class TorchWorker:
         duration_us = round((time.perf_counter() - begin_s) * 1e6)
         return replace(result, execute_duration_us=duration_us, table_digest=digest)
 
-    def _answer(self, step: Step, layout: StepLayout, sampled: SampleLogits) -> StepResult:
-        """Return the sampled tokens, and the candidates of the beam rows."""
-        table, slots = self._table, layout.sample_slots
-        params, num_output_tokens = table.sampling[slots], layout.sample_positions - table.num_prompt_tokens[slots]
-        if layout.num_candidates is None:
-            token_ids, logprobs = self._sampler.sample(sampled.logits, sampled.logit_rows, params, num_output_tokens)
-            return StepResult(step.epoch, step.step_id, token_ids, logprobs)
-        beams = layout.num_candidates > 0
-        token_ids, logprobs = np.full(len(slots), UNKNOWN_TOKEN, np.int32), None
-        if not beams.all():
-            others = ~beams
-            token_ids[others], some_logprobs = self._sampler.sample(
-                sampled.logits, sampled.logit_rows[others], params[others], num_output_tokens[others]
+    def _answer(self, step: Step, layout: StepLayout, computed: SampleLogits) -> StepResult:
+        """Return the sampled tokens, the candidates of the beam rows, and the log-probabilities asked for."""
+        rows = SampleRows.of_step(self._table, layout)
+        result = StepResult(step.epoch, step.step_id, np.full(len(rows), UNKNOWN_TOKEN, np.int32))
+        is_sampled = np.ones(len(rows), np.bool_) if layout.num_candidates is None else layout.num_candidates == 0
+        if is_sampled.all():
+            sampled = self._sampler.sample(computed.logits, computed.logit_rows, rows)
+            result.sampled_token_ids, result.logprobs = sampled.token_ids, sampled.logprobs
+        elif is_sampled.any():
+            sampled = self._sampler.sample(computed.logits, computed.logit_rows[is_sampled], rows[is_sampled])
+            result.sampled_token_ids[is_sampled] = sampled.token_ids
+            if sampled.logprobs is not None:
+                result.logprobs = np.full(len(rows), np.nan, np.float32)
+                result.logprobs[is_sampled] = sampled.logprobs
+        else:
+            sampled = None
+        if sampled is not None and sampled.alternatives is not None:
+            result.alternative_token_ids = sampled.alternatives.token_ids
+            result.alternative_logprobs = sampled.alternatives.logprobs
+        if layout.num_candidates is not None:
+            beams = ~is_sampled
+            candidates = self._sampler.candidates(
+                computed.logits, computed.logit_rows[beams], rows[beams], layout.num_candidates[beams]
             )
-            if some_logprobs is not None:
-                logprobs = np.full(len(slots), np.nan, np.float32)
-                logprobs[others] = some_logprobs
-        candidate_token_ids, candidate_logprobs = self._sampler.candidates(
-            sampled.logits, sampled.logit_rows[beams], layout.num_candidates[beams]
+            result.candidate_token_ids, result.candidate_logprobs = candidates.token_ids, candidates.logprobs
+        if computed.prompt_hidden is not None:
+            self._answer_prompt(result, layout, computed.prompt_hidden)
+        return result
+
+    def _answer_prompt(self, result: StepResult, layout: StepLayout, hidden: torch.Tensor) -> None:
+        """Add the log-probabilities of prompt tokens; `hidden` is that of the tokens before them."""
+        counts, num_alternatives = layout.num_prompt_logprobs, layout.num_prompt_alternatives
+        assert counts is not None
+        assert num_alternatives is not None
+        spans = zip(layout.slots.tolist(), layout.starts.tolist(), counts.tolist(), strict=True)
+        token_ids = [self._table.token_ids[slot, start + 1 : start + 1 + count] for slot, start, count in spans]
+        result.prompt_logprobs, alternatives = prompt_logprobs(
+            hidden, self._model_runner.model.logits, np.concatenate(token_ids), np.repeat(num_alternatives, counts)
         )
-        return StepResult(
-            step.epoch,
-            step.step_id,
-            token_ids,
-            logprobs,
-            candidate_token_ids=candidate_token_ids,
-            candidate_logprobs=candidate_logprobs,
-        )
+        if alternatives is not None:
+            result.prompt_alternative_token_ids = alternatives.token_ids
+            result.prompt_alternative_logprobs = alternatives.logprobs
 
 
 def load_worker(
@@ -137,6 +153,8 @@ def load_worker(
     *,
     device: DeviceName = "cpu",
     dtype: DtypeName = "float32",
+    quantization: Quantization = "none",
+    cpu_kernels: CpuKernels = "auto",
     num_threads: int | None = None,
     block_size_tokens: int = 16,
     num_device_blocks: int | None = None,
@@ -155,6 +173,8 @@ def load_worker(
         model: A Hugging Face directory, or a hub id if there is no such directory.
         device: Where the model runs.
         dtype: Number format of weights and cache.
+        quantization: "int8": weights become int8 as they are loaded.
+        cpu_kernels: What computes on a CPU; see `executor_svc.kernels.make_model`.
         num_threads: Threads that compute on a CPU; None: torch's own choice, one a core.
         block_size_tokens: Tokens in a block, 1 to 1,024.
         num_device_blocks: Blocks of the cache; None: as many as `kv_cache_gib` holds.
@@ -185,14 +205,14 @@ def load_worker(
     if num_host_blocks is None:
         num_host_blocks = cache_shape.num_blocks_in(host_cache_gib)
     _check_cache_size(cache_shape, num_blocks, num_host_blocks, device)
-    network = model_class(config)(config, torch_dtype, torch_device)
+    network, backend = make_model(config, torch_dtype, torch_device, cpu_kernels=cpu_kernels, quantization=quantization)
     checkpoint = Checkpoint(directory.path)
     checkpoint.load_into(network.named_weights(), network.is_redundant)
     cache_engine = CacheEngine(cache_shape, num_blocks, num_host_blocks, torch_device)
     info = ExecutorInfo(
         instance_id=uuid.uuid4().hex,
         model_id=model_id or _model_id(model),
-        model_hash=checkpoint.model_hash(),
+        model_hash=checkpoint.model_hash(quantization),
         dtype=dtype,
         block_size_tokens=block_size_tokens,
         num_device_blocks=num_blocks,
@@ -204,7 +224,7 @@ def load_worker(
         max_message_bytes=max_message_bytes,
         eos_token_ids=directory.eos_token_ids(),
     )
-    runner = ModelRunner(network, cache_engine.layers, TorchAttentionBackend())
+    runner = ModelRunner(network, cache_engine.layers, backend)
     return TorchWorker(info, runner, cache_engine, Sampler(), directory.tokenizer_files())
 
 

@@ -1,7 +1,7 @@
 """The safetensors files of a model, streamed into memory that the model has allocated.
 
-A tensor is mapped from its file, copied (and converted) to its place, and let go: there are never
-two copies of the model.
+A tensor is mapped from its file, copied to its place (converted, packed or quantized as the place wants it), and
+let go: there are never two copies of the model.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from executor_svc.errors import ModelLoadError
 from executor_svc.model_directory import read_json_object
+from executor_svc.models.dense import WeightTarget
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -35,11 +36,11 @@ class Checkpoint:
         self._directory = directory
         self._file_of = self._find_tensors()
 
-    def load_into(self, targets: Mapping[str, torch.Tensor], is_redundant: Callable[[str], bool]) -> None:
+    def load_into(self, targets: Mapping[str, WeightTarget], is_redundant: Callable[[str], bool]) -> None:
         """Fill `targets`; a progress bar shows on standard error if that is a terminal.
 
         Args:
-            targets: Where each tensor belongs, by name. Written in place, converted to its dtype.
+            targets: Where each tensor belongs, by name. Written in place, converted as it wants.
             is_redundant: Says of a name that is not in `targets` that the model does without it.
 
         Raises:
@@ -59,8 +60,8 @@ class Checkpoint:
         duration_s = time.perf_counter() - begin_s
         logger.info("weights loaded directory=%s bytes=%d duration_s=%.2f", self._directory, num_bytes, duration_s)
 
-    def model_hash(self) -> str:
-        """Return the SHA-256 of config.json, byte for byte, then of every tensor by name.
+    def model_hash(self, quantization: str = "none") -> str:
+        """Return the SHA-256 of config.json, byte for byte, then of every tensor by name, then of `quantization`.
 
         Executors of one fleet must agree on it, however the files are cut. Of a tensor, name, dtype,
         shape and the first row enter: all of it would double the time to load. So models that were
@@ -73,6 +74,8 @@ class Checkpoint:
                 digests += [(name, _tensor_digest(file, name)) for name in names]
         for _, digest in sorted(digests):
             hasher.update(digest)
+        if quantization != "none":  # other weights
+            hasher.update(quantization.encode())
         return hasher.hexdigest()
 
     def _find_tensors(self) -> dict[str, Path]:
@@ -96,7 +99,7 @@ class Checkpoint:
                 )
         return file_of
 
-    def _check_names(self, targets: Mapping[str, torch.Tensor], is_redundant: Callable[[str], bool]) -> None:
+    def _check_names(self, targets: Mapping[str, WeightTarget], is_redundant: Callable[[str], bool]) -> None:
         for name in targets:
             if name not in self._file_of:
                 raise ModelLoadError(f"the tensor {name} is missing in {self._table_of_contents}")
@@ -109,7 +112,7 @@ class Checkpoint:
             yield path, [name for name, file in self._file_of.items() if file == path]
 
 
-def _copy_tensor(file: safe_open, path: Path, name: str, target: torch.Tensor) -> None:
+def _copy_tensor(file: safe_open, path: Path, name: str, target: WeightTarget) -> None:
     tensor: torch.Tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]
     if tensor.shape != target.shape:
         raise ModelLoadError(

@@ -11,6 +11,7 @@ from shared.batch_table import BatchTable, StepLayout
 from shared.errors import InvalidStepError, StepFailedError
 from shared.executor_info import ExecutorInfo, TokenizerFile
 from shared.step import Admission, Fork, Int32Array, Step, StepResult
+from shared.token_rules import TokenRules, num_mask_bytes
 
 
 class Worker(Protocol):
@@ -40,7 +41,7 @@ class Worker(Protocol):
 
 
 def check_step(step: Step, info: ExecutorInfo) -> None:
-    """Check what the table cannot: the moved blocks exist, the model knows the token ids.
+    """Check what the table cannot: the moved blocks exist, the model knows the tokens of histories and rules.
 
     Raises: InvalidStepError: they do not.
     """
@@ -66,13 +67,31 @@ def _check_token_ids(step: Step, vocab_size: int) -> None:
         outside = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
         if len(outside):
             raise InvalidStepError(f"step {step.step_id} has token id {outside[0]}; ids are 0 to {vocab_size - 1}")
-    entries: tuple[Admission | Fork, ...] = (*delta.admissions, *delta.beam_forks)
+    entries: tuple[Admission | Fork, ...] = (*delta.admissions, *delta.beam_forks, *delta.forks)
     for entry in entries:
-        num_candidates = entry.sampling.num_candidates
-        if num_candidates > vocab_size:
-            raise InvalidStepError(
-                f"slot {entry.slot} asks for {num_candidates} candidates; the vocabulary has {vocab_size} tokens"
-            )
+        _check_number(entry.slot, "candidates", entry.sampling.num_candidates, vocab_size)
+        _check_number(entry.slot, "alternatives", entry.sampling.num_logprobs, vocab_size)
+    for admission in delta.admissions:
+        _check_number(admission.slot, "alternatives", admission.num_prompt_logprobs, vocab_size)
+        if admission.token_rules is not None:
+            _check_rules(admission.slot, admission.token_rules, vocab_size)
+
+
+def _check_number(slot: int, what: str, number: int, vocab_size: int) -> None:
+    if number > vocab_size:
+        raise InvalidStepError(f"slot {slot} asks for {number} {what}; the vocabulary has {vocab_size} tokens")
+
+
+def _check_rules(slot: int, rules: TokenRules, vocab_size: int) -> None:
+    token_ids = rules.token_ids()
+    outside = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
+    if len(outside):
+        raise InvalidStepError(f"slot {slot} has a rule for token id {outside[0]}; ids are 0 to {vocab_size - 1}")
+    mask, num_bytes = rules.allowed_mask, num_mask_bytes(vocab_size)
+    if mask is not None and len(mask) != num_bytes:
+        raise InvalidStepError(
+            f"slot {slot} has a mask of {len(mask)} bytes; one for {vocab_size} tokens has {num_bytes}"
+        )
 
 
 def check_layout(step: Step, layout: StepLayout, table: BatchTable, max_num_batched_tokens: int) -> int | None:

@@ -102,6 +102,8 @@ class Client:
     ) -> AsyncGenerator[Event, None]:
         """Run one prompt and yield its events: one Accepted, any number of Delta, one Finished.
 
+        With `prompt_logprobs`, PromptLogprobs come before the first Delta.
+
         Leaving the loop early cancels the call, and the scheduler aborts the request. Where that has to
         happen at once, wrap the iterator in `contextlib.aclosing`.
 
@@ -165,7 +167,7 @@ class Client:
             if isinstance(event, Accepted):
                 accepted_id = event.request_id
             elif isinstance(event, Finished):
-                return RequestOutput(accepted_id, prompt, event.outputs, event.usage)
+                return RequestOutput(accepted_id, prompt, event.outputs, event.usage, event.prompt_logprobs)
         raise AssertionError("stream() ends with a Finished event or raises")
 
     async def abort(self, request_id: str) -> bool:

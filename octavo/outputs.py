@@ -7,7 +7,7 @@ the wire. Next: octavo/client.py, which yields them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias, TypedDict
+from typing import NamedTuple, TypeAlias, TypedDict
 
 from octavo.errors import InternalError
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
@@ -32,6 +32,26 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+class TokenLogprob(NamedTuple):
+    """A token and its log-probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of tokens of the prompt, in order, from its second token.
+
+    Attributes:
+        logprobs: Of the tokens themselves.
+        alternatives: The likeliest tokens in the place of each, likeliest first; empty unless asked for.
+    """
+
+    logprobs: tuple[float, ...]
+    alternatives: tuple[tuple[TokenLogprob, ...], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """One finished output.
@@ -46,6 +66,8 @@ class Output:
         cumulative_logprob: Sum of the log-probabilities of `token_ids`; None unless they were asked
             for or the outputs are ranked.
         beam_score: What hypotheses are ranked by, with the length penalty; None without a beam search.
+        alternatives: The likeliest tokens in the place of each of `token_ids`, likeliest first; empty unless
+            asked for.
     """
 
     output_index: int
@@ -56,6 +78,7 @@ class Output:
     stopped_by: int | str | None
     cumulative_logprob: float | None = None
     beam_score: float | None = None
+    alternatives: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +114,20 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    alternatives: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Last event: all outputs, by `output_index`."""
+    """Last event: all outputs, by `output_index`; `prompt_logprobs` of the whole prompt, if they were asked for."""
 
     outputs: tuple[Output, ...]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
 
 
-Event: TypeAlias = Accepted | Delta | Finished
+# PromptLogprobs come before the first Delta, each token once.
+Event: TypeAlias = Accepted | PromptLogprobs | Delta | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +138,7 @@ class RequestOutput:
     prompt: Prompt
     outputs: tuple[Output, ...]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +171,25 @@ def event_from_proto(response: generation_service_pb2.GenerateResponse) -> Event
             return Accepted(response.accepted.request_id, response.accepted.num_prompt_tokens)
         case "delta":
             delta = response.delta
-            return Delta(delta.output_index, delta.text, tuple(delta.token_ids), tuple(delta.logprobs))
+            return Delta(
+                delta.output_index,
+                delta.text,
+                tuple(delta.token_ids),
+                tuple(delta.logprobs),
+                _alternatives_from_proto(delta, len(delta.token_ids)),
+            )
+        case "prompt_logprobs":
+            return _prompt_logprobs_from_proto(response.prompt_logprobs)
         case "finished":
             usage = response.finished.usage
             return Finished(
                 outputs=tuple(_output_from_proto(output) for output in response.finished.outputs),
                 usage=Usage(usage.num_prompt_tokens, usage.num_output_tokens, usage.num_cached_tokens),
+                prompt_logprobs=(
+                    _prompt_logprobs_from_proto(response.finished.prompt_logprobs)
+                    if response.finished.HasField("prompt_logprobs")
+                    else None
+                ),
             )
         case _:
             raise InternalError("the scheduler sent an event that this client does not know; update the client")
@@ -182,7 +222,27 @@ def _output_from_proto(output: generation_pb2.Output) -> Output:
         stopped_by=stopped_by,
         cumulative_logprob=output.cumulative_logprob if output.HasField("cumulative_logprob") else None,
         beam_score=output.beam_score if output.HasField("beam_score") else None,
+        alternatives=_alternatives_from_proto(output, len(output.token_ids)),
     )
+
+
+def _prompt_logprobs_from_proto(message: generation_pb2.PromptLogprobs) -> PromptLogprobs:
+    return PromptLogprobs(tuple(message.logprobs), _alternatives_from_proto(message, len(message.logprobs)))
+
+
+def _alternatives_from_proto(
+    message: generation_pb2.Output | generation_pb2.PromptLogprobs | generation_service_pb2.OutputDelta,
+    num_places: int,
+) -> tuple[tuple[TokenLogprob, ...], ...]:
+    """Return the alternatives of each place; empty if there are none."""
+    found = [
+        TokenLogprob(token_id, logprob)
+        for token_id, logprob in zip(message.alternative_token_ids, message.alternative_logprobs, strict=True)
+    ]
+    if not found:
+        return ()
+    width = len(found) // num_places
+    return tuple(tuple(found[begin : begin + width]) for begin in range(0, len(found), width))
 
 
 def _finish_reason_from_proto(reason: generation_pb2.FinishReason.ValueType) -> FinishReason:

@@ -96,7 +96,7 @@ class Engine:
         self.model: ServedModel | None = None
         self.is_draining = False
         self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
-        self.fleet = Fleet(self.queue, settings.policy, secrets.token_bytes(PREFIX_KEY_BYTES))
+        self.fleet = Fleet(self.queue, settings.policy, secrets.token_bytes(PREFIX_KEY_BYTES), self._is_complete)
         self.drivers = Drivers(membership, connect, self, settings.driver)
         self.requests = LiveRequests(self.queue, self.drivers.wake)
         self._load_tokenizer = load_tokenizer
@@ -104,6 +104,7 @@ class Engine:
         self._num_arrivals = 0
         self._past_preemptions: Counter[PreemptionMode] = Counter()
         self._adopting = asyncio.Lock()
+        self._serving_addresses: set[str] = set()  # where the served model was when last attached
 
     # Requests ------------------------------------------------------------------------------------
 
@@ -117,7 +118,7 @@ class Engine:
         settings = self.settings
         if self.is_draining:
             raise UnavailableError("the scheduler is draining; send the request to another one")
-        if not self.fleet.cores or self.model is None:
+        if not self.fleet.has_takers or self.model is None:
             cause = f" ({self.last_trouble})" if self.last_trouble else ""
             raise UnavailableError(f"no executor is attached{cause}; retry in a moment")
         if request_id in self.requests:
@@ -212,10 +213,11 @@ class Engine:
 
     # Executors come and go: called by their drivers ----------------------------------------------
 
-    async def adopt(self, session: ExecutorSession) -> Scheduler:
-        """Return a core for an executor that was just attached.
+    async def adopt(self, session: ExecutorSession, address: str) -> Scheduler:
+        """Return a core for an executor that was just attached at an address.
 
-        The first one of a fleet says what is served; others must be able to serve the same.
+        The first one of a fleet says what is served; others must be able to serve the same, also while the
+        first one is away for a restart.
 
         Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.
         """
@@ -223,8 +225,21 @@ class Engine:
             if self.fleet.cores:
                 limits = self._limits_beside_others(session)
             else:
+                self._require_same_model(session, address)
                 limits = await self._serve_model_of(session)
+            self._serving_addresses.add(address)
             return self.fleet.join(limits, session.epoch)
+
+    def _require_same_model(self, session: ExecutorSession, address: str) -> None:
+        """Refuse another model as long as another address of the fleet served ours when it was last attached."""
+        info, served = session.info, self.model
+        if served is None or (info.model_hash, info.dtype) == (served.info.model_hash, served.info.dtype):
+            return
+        self._serving_addresses.discard(address)
+        expected = sorted(self._serving_addresses & self.drivers.keys())
+        if expected:
+            what = f"it has another model or number format, {info.model_id} {info.dtype}"
+            raise ExecutorRefusedError(f"{what}; the fleet serves {served.info.model_id} from {', '.join(expected)}")
 
     def _limits_beside_others(self, session: ExecutorSession) -> SchedulerLimits:
         info, served = session.info, self.model
@@ -238,6 +253,7 @@ class Engine:
         info, old = session.info, self.model
         if old is not None and (info.model_hash, info.dtype) != (old.info.model_hash, old.info.dtype):
             self._abort_all("the executor came back with another model")
+            self._serving_addresses.clear()
         limits = serving_limits(info, self.settings.core)
         is_same_instance = old is not None and old.info.instance_id == info.instance_id
         tokenizer = old.tokenizer if old and is_same_instance else await self._load_tokenizer(session)
@@ -253,8 +269,11 @@ class Engine:
         """The executor takes groups no more."""
         await self._tell_readiness()
 
+    def _is_complete(self) -> bool:
+        return all(driver.core is not None for driver in self.drivers.values())
+
     async def _tell_readiness(self) -> None:
-        await self._set_ready(bool(self.fleet.cores) and not self.is_draining)
+        await self._set_ready(self.fleet.has_takers and not self.is_draining)
 
     def take_back(self, core: Scheduler) -> None:
         """The executor is gone: queue its groups again, except those that lost too many."""
@@ -272,11 +291,12 @@ class Engine:
     def fail_all(self, core: Scheduler | None) -> None:
         """A bug of ours: end the requests of a core, and those that wait, without asking it any more.
 
-        One of those that wait may be what it stumbled over. `core` None: it had not begun.
+        One of those that wait may be what it stumbled over. `core` None: it had not begun, with none of them.
         """
-        if core is not None:
-            self._past_preemptions.update(core.preemption.num_preemptions)
-            self.fleet.cores.remove(core)
+        if core is None:
+            return
+        self._past_preemptions.update(core.preemption.num_preemptions)
+        self.fleet.cores.remove(core)
         error = OctavoServiceError("the scheduler failed; its log has the reason")
         for request in list(self.requests.values()):
             if self.fleet.core_of(request.group) is None:

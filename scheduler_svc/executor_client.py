@@ -111,6 +111,10 @@ class ExecutorClient:
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
+# Resumes without a result between them. A stream that always breaks at the same message will not carry it.
+MAX_VAIN_RESUMES = 5
+
+
 class ExecutorSession:
     """One attachment: steps go out in order, results come back in order.
 
@@ -130,6 +134,7 @@ class ExecutorSession:
         self._step_timer: asyncio.TimerHandle | None = None
         self._reason_to_give_up = ""
         self._stream_lock = asyncio.Lock()
+        self._num_vain_resumes = 0
 
     async def get_tokenizer(self) -> tuple[TokenizerFile, ...]:
         """Fetch the tokenizer files.
@@ -216,6 +221,7 @@ class ExecutorSession:
         if response.WhichOneof("message") != "step":
             raise ExecutorLostError("the executor sent something else than a step's result")
         self._last_received_step_id = response.step.step_id
+        self._num_vain_resumes = 0
         if self._unanswered:
             self._unanswered.popleft()
         self._restart_step_timer()
@@ -249,6 +255,10 @@ class ExecutorSession:
         """
         if not broken.may_resume:
             raise ExecutorLostError(str(broken)) from broken
+        self._num_vain_resumes += bool(self._unanswered)
+        if self._num_vain_resumes > MAX_VAIN_RESUMES:
+            step_id = self._unanswered[0].step_id
+            raise ExecutorLostError(f"the stream broke {self._num_vain_resumes} times at step {step_id}: {broken}")
         log.warning("event=step_stream_broke epoch=%d cause=%r", self.epoch, str(broken))
         try:
             async with asyncio.timeout(self._timings.resume_timeout_s), self._stream_lock:

@@ -32,7 +32,7 @@ RECHECK_INTERVAL_S = 0.5
 class DriverOwner(Protocol):
     """What a driver asks of the engine."""
 
-    async def adopt(self, session: ExecutorSession) -> Scheduler:
+    async def adopt(self, session: ExecutorSession, address: str) -> Scheduler:
         """Return a core for an executor that was just attached.
 
         Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.
@@ -142,7 +142,7 @@ class ExecutorDriver:
         """Attach and drive the executor until it is lost, or retired and out of work; its requests are kept."""
         try:
             async with self.client.attach() as session:
-                self.core, self.session = await self._owner.adopt(session), session
+                self.core, self.session = await self._owner.adopt(session, self.address), session
                 self.core.takes_groups = not self.is_retired
                 self.step_log.clear()
                 self.last_trouble = ""
@@ -183,15 +183,18 @@ class ExecutorDriver:
     async def _send_steps(self, core: Scheduler, session: ExecutorSession) -> None:
         """Send steps; return when the executor is retired and has no group left."""
         while not (self.is_retired and not core.num_unfinished):
-            while len(core.in_flight) < self._settings.steps_in_flight and (step := core.schedule(time.monotonic())):
+            self.work.clear()
+            while len(core.in_flight) < self._settings.steps_in_flight:
+                step = core.schedule(time.monotonic())
+                self._owner.take_failures(core)  # before anything is awaited: who failed must not be live meanwhile
+                if step is None:
+                    break
                 layout = core.in_flight[-1].layout
                 if self._settings.checks_batch_table:
                     step = replace(step, table_digest=core.table.digest())
                 logged = LoggedStep(step, layout)
                 self.step_log.add(logged)
                 logged.request_bytes = await session.send(step)
-            self._owner.take_failures(core)
-            self.work.clear()
             await self._wait_for_work()
 
     async def _wait_for_work(self) -> None:

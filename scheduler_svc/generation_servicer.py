@@ -7,14 +7,17 @@ import grpc.aio
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.core.results import Alternatives
 from scheduler_svc.core.sequence import FinishReason
 from scheduler_svc.engine import Engine, EngineSettings
-from scheduler_svc.output import Delta, Output
+from scheduler_svc.output import Delta, Output, PromptDelta
 from scheduler_svc.request import Request
 from scheduler_svc.request_limits import RequestLimits
 from scheduler_svc.request_validation import check_request_fields, validate_request
 from scheduler_svc.served_model import ServedModel
+from scheduler_svc.token_rule_validation import tokenize_words
 from shared.errors import InvalidFieldError, UnavailableError
+from shared.step import NO_LOGPROBS
 
 FINISH_REASONS = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
@@ -37,15 +40,16 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         """Run one prompt; the call's end, however it comes, ends the request."""
         check_request_fields(request)
         model = self._engine.admitting_model(request.request_id, request.tenant)
-        prompt_token_ids = await asyncio.to_thread(tokenize_prompt, request, model)
-        valid = validate_request(request, prompt_token_ids, request_limits(model, self._engine.settings))
+        prompt_token_ids, banned_words = await asyncio.to_thread(tokenize, request, model)
+        limits = request_limits(model, self._engine.settings)
+        valid = validate_request(request, prompt_token_ids, limits, banned_words)
         live = self._engine.submit(valid, checked_for=model)
         try:
             yield pb.GenerateResponse(
                 accepted=pb.Accepted(request_id=live.request_id, num_prompt_tokens=live.group.num_prompt_tokens)
             )
             while (delta := await live.next_delta()) is not None:
-                yield pb.GenerateResponse(delta=delta_message(delta))
+                yield event_message(delta)
             yield pb.GenerateResponse(finished=finished_message(live))
         finally:
             if not live.has_ended:  # cancelled, past its deadline, or the connection is gone
@@ -73,6 +77,14 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             has_chat_template=model.tokenizer.has_chat_template,
             dtype=model.info.dtype,
         )
+
+
+def tokenize(request: pb.GenerateRequest, model: ServedModel) -> tuple[list[int], list[list[int]]]:
+    """Return the token ids of the prompt and of the banned words; may take long.
+
+    Raises: InvalidFieldError: see `tokenize_prompt` and `tokenize_words`.
+    """
+    return tokenize_prompt(request, model), tokenize_words(request.sampling_params, model.tokenizer)
 
 
 def tokenize_prompt(request: pb.GenerateRequest, model: ServedModel) -> list[int]:
@@ -105,19 +117,37 @@ def request_limits(model: ServedModel, settings: EngineSettings) -> RequestLimit
     """Return what bounds a request for a model."""
     return RequestLimits(
         max_model_len=model.info.max_model_len,
-        max_cached_tokens=model.info.max_cached_tokens,
+        max_cached_tokens=model.max_model_len,
         vocab_size=model.info.vocab_size,
         max_num_seqs=model.max_num_seqs,
         max_beam_width=settings.max_beam_width,
         tenants=settings.tenants,
         has_priorities=settings.has_priorities,
+        eos_token_ids=model.info.eos_token_ids,
     )
 
 
-def delta_message(delta: Delta) -> pb.OutputDelta:
-    """Return a delta's message."""
-    return pb.OutputDelta(
-        output_index=delta.output_index, text=delta.text, token_ids=delta.token_ids, logprobs=delta.logprobs
+def event_message(delta: Delta | PromptDelta) -> pb.GenerateResponse:
+    """Return the event of something new."""
+    if isinstance(delta, PromptDelta):
+        return pb.GenerateResponse(prompt_logprobs=prompt_message(delta.logprobs, delta.alternatives))
+    message = pb.OutputDelta(
+        output_index=delta.output_index,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        logprobs=delta.logprobs,
+        alternative_token_ids=delta.alternatives.token_ids,
+        alternative_logprobs=delta.alternatives.logprobs,
+    )
+    return pb.GenerateResponse(delta=message)
+
+
+def prompt_message(logprobs: list[float], alternatives: Alternatives) -> generation_pb2.PromptLogprobs:
+    """Return the message of log-probabilities of the prompt."""
+    return generation_pb2.PromptLogprobs(
+        logprobs=logprobs,
+        alternative_token_ids=alternatives.token_ids,
+        alternative_logprobs=alternatives.logprobs,
     )
 
 
@@ -128,7 +158,10 @@ def finished_message(live: Request) -> pb.RequestFinished:
         num_output_tokens=live.num_output_tokens,
         num_cached_tokens=live.group.num_cached_tokens,
     )
-    return pb.RequestFinished(outputs=[output_message(output) for output in live.outputs], usage=usage)
+    finished = pb.RequestFinished(outputs=[output_message(output) for output in live.outputs], usage=usage)
+    if live.group.num_prompt_logprobs != NO_LOGPROBS:
+        finished.prompt_logprobs.CopyFrom(prompt_message(live.prompt_logprobs, live.prompt_alternatives))
+    return finished
 
 
 def output_message(output: Output) -> generation_pb2.Output:
@@ -142,6 +175,8 @@ def output_message(output: Output) -> generation_pb2.Output:
         finish_reason=FINISH_REASONS[output.finish_reason],
         cumulative_logprob=output.cumulative_logprob,
         beam_score=output.beam_score,
+        alternative_token_ids=output.alternatives.token_ids,
+        alternative_logprobs=output.alternatives.logprobs,
     )
     if output.stop_string is not None:
         message.stop_string = output.stop_string

@@ -83,6 +83,13 @@ def _refuse_sampling_fields(params: generation_pb2.SamplingParams) -> None:
     require_param(params.top_k == 0, "top_k", params.top_k, "0 or " + rule)
     require_param(not params.HasField("top_p") or params.top_p == 1, "top_p", params.top_p, "1 or " + rule)
     require_param(params.min_p == 0, "min_p", params.min_p, "0 or " + rule)
+    is_neutral = not params.HasField("typical_p") or params.typical_p == 1
+    require_param(is_neutral, "typical_p", params.typical_p, "1 or " + rule)
+    rule_ = "0 or unset with beam_width: beams have no alternatives"
+    require_param(params.logprobs == 0, "logprobs", params.logprobs, rule_)
+    require_param(
+        not params.HasField("prompt_logprobs"), "prompt_logprobs", params.prompt_logprobs, "unset with beam_width"
+    )
     require_param(
         not params.HasField("best_of"),
         "best_of",

@@ -88,9 +88,12 @@ class LiveRequests(Mapping[str, Request]):
     def deliver(self, core: Scheduler, updates: StepUpdates) -> None:
         """Give what a step of a core brought to its requests; end those that are complete."""
         logprobs: Sequence[float | None] = updates.logprobs or [None] * len(updates.token_ids)
+        for prompt in updates.prompt_logprobs:
+            self.of(prompt.group).push_prompt(prompt.logprobs, prompt.alternatives)
         for row, sequence in enumerate(updates.sequences):
             request = self.of(sequence.group)
-            has_stop_string = request.push(sequence.index, updates.token_ids[row], logprobs[row])
+            alternatives = updates.alternatives.get(row)
+            has_stop_string = request.push(sequence.index, updates.token_ids[row], logprobs[row], alternatives)
             if row in updates.finished:
                 request.finish_output(sequence.index, updates.finished[row])
             elif has_stop_string:

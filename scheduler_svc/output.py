@@ -1,7 +1,8 @@
 """One output of a request while it is made, and what of it is new to its client."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from scheduler_svc.core.results import Alternatives
 from scheduler_svc.core.sequence import FinishReason
 from scheduler_svc.output_text import TextOptions
 
@@ -36,6 +37,15 @@ class Delta:
     text: str
     token_ids: list[int]
     logprobs: list[float]
+    alternatives: Alternatives = field(default_factory=lambda: Alternatives([], []))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDelta:
+    """Log-probabilities of the next tokens of the prompt, and of the likeliest ones in their places."""
+
+    logprobs: list[float]
+    alternatives: Alternatives
 
 
 class Output:
@@ -47,10 +57,12 @@ class Output:
     """
 
     __slots__ = (
+        "_num_taken_alternatives",
         "_num_taken_pieces",
         "_num_taken_tokens",
         "_pieces",
         "_returns_logprobs",
+        "alternatives",
         "beam_score",
         "cumulative_logprob",
         "finish_reason",
@@ -64,6 +76,7 @@ class Output:
         self.output_index = output_index
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
+        self.alternatives = Alternatives([], [])
         self.cumulative_logprob: float | None = None
         self.beam_score: float | None = None
         self.finish_reason: FinishReason | None = None
@@ -72,6 +85,7 @@ class Output:
         self._pieces: list[str] = []
         self._num_taken_tokens = 0
         self._num_taken_pieces = 0
+        self._num_taken_alternatives = 0
 
     @property
     def text(self) -> str:
@@ -89,13 +103,15 @@ class Output:
         """Whether there is something that `take` has not returned yet."""
         return self._num_taken_tokens < len(self.token_ids) or self._num_taken_pieces < len(self._pieces)
 
-    def append_token(self, token_id: int, logprob: float | None) -> None:
-        """Add a token; `logprob` None: it was not computed."""
+    def append_token(self, token_id: int, logprob: float | None, alternatives: Alternatives | None = None) -> None:
+        """Add a token; `logprob` None: it was not computed; `alternatives` None: they were not asked for."""
         self.token_ids.append(token_id)
         if logprob is not None:
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + logprob
             if self._returns_logprobs:
                 self.logprobs.append(logprob)
+        if alternatives is not None:
+            self.alternatives.extend(alternatives)
 
     def append_text(self, text: str) -> None:
         """Add text; it may be empty."""
@@ -109,6 +125,8 @@ class Output:
             "".join(self._pieces[self._num_taken_pieces :]),
             self.token_ids[self._num_taken_tokens :],
             self.logprobs[self._num_taken_tokens :],
+            self.alternatives.since(self._num_taken_alternatives),
         )
         self._num_taken_tokens, self._num_taken_pieces = len(self.token_ids), len(self._pieces)
+        self._num_taken_alternatives = len(self.alternatives.token_ids)
         return delta

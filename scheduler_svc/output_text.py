@@ -20,6 +20,7 @@ class TextOptions:
     stop_strings: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,12 @@ class OutputText:
     def __init__(self, tokenizer: Tokenizer, options: TextOptions) -> None:
         self._detokenizer = Detokenizer(tokenizer, options.skip_special_tokens)
         self._matcher = StopStringMatcher(options.stop_strings, options.include_stop_str_in_output)
+        self._num_early_tokens = options.min_tokens - 1  # those that no stop string ends with
 
     def push(self, token_id: int) -> TextDelta:
         """Add a token; return the text that may be delivered now. Push nothing after a stop string."""
-        text, stop_string = self._matcher.push(self._detokenizer.push((token_id,)))
+        is_early, self._num_early_tokens = self._num_early_tokens > 0, self._num_early_tokens - 1
+        text, stop_string = self._matcher.push(self._detokenizer.push((token_id,)), may_stop=not is_early)
         return TextDelta(text, stop_string)
 
     def finish(self) -> str:

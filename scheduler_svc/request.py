@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from scheduler_svc.core.beam_search import Hypothesis
+from scheduler_svc.core.results import Alternatives
 from scheduler_svc.core.sequence import FinishReason, SequenceGroup
-from scheduler_svc.output import AnswerOptions, Delta, Output
+from scheduler_svc.output import AnswerOptions, Delta, Output, PromptDelta
 from scheduler_svc.output_text import OutputText
 from scheduler_svc.tokenizer import Tokenizer
 from shared.errors import OctavoServiceError
@@ -38,6 +39,9 @@ class Request:
         self.arrived_at_s = arrived_at_s
         self.error: OctavoServiceError | None = None
         self.num_losses = 0
+        self.prompt_logprobs: list[float] = []
+        self.prompt_alternatives = Alternatives([], [])
+        self._num_taken_prompt_logprobs = 0
         self._options = options
         self._tokenizer = tokenizer
         self._made = [Output(index, options.returns_logprobs) for index in range(options.num_sampled)]
@@ -69,7 +73,9 @@ class Request:
         """Tokens made so far, over all sampled outputs; of beams, those in the answer, at the end."""
         return sum(len(output.token_ids) for output in self._made)
 
-    def push(self, output_index: int, token_id: int, logprob: float | None) -> bool:
+    def push(
+        self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None
+    ) -> bool:
         """Take the next token of a sampled output.
 
         `logprob` may be there because another request of the step asked for it.
@@ -83,7 +89,7 @@ class Request:
         self.num_losses = 0
         text = self._texts[output_index].push(token_id)
         self._announce(output)
-        output.append_token(token_id, logprob if self._has_logprobs else None)
+        output.append_token(token_id, logprob if self._has_logprobs else None, alternatives)
         output.append_text(text.text)
         if text.stop_string is None:
             return False
@@ -116,12 +122,21 @@ class Request:
             self.error = error
             self._changed.set()
 
-    async def next_delta(self) -> Delta | None:
+    def push_prompt(self, logprobs: Sequence[float], alternatives: Alternatives) -> None:
+        """Take the log-probabilities of the next tokens of the prompt."""
+        if not self.has_ended:
+            self.prompt_logprobs.extend(logprobs)
+            self.prompt_alternatives.extend(alternatives)
+            self._changed.set()
+
+    async def next_delta(self) -> Delta | PromptDelta | None:
         """Wait for something new; None once the request has ended and all of it was taken.
 
         Raises: OctavoServiceError: the request failed.
         """
         while True:
+            if self._num_taken_prompt_logprobs < len(self.prompt_logprobs):
+                return self._take_prompt()
             if self._news:
                 return self._news.popleft().take()
             if self.error is not None:
@@ -130,6 +145,11 @@ class Request:
                 return None
             self._changed.clear()
             await self._changed.wait()
+
+    def _take_prompt(self) -> PromptDelta:
+        first, self._num_taken_prompt_logprobs = self._num_taken_prompt_logprobs, len(self.prompt_logprobs)
+        begin = first * max(0, self.group.num_prompt_logprobs)
+        return PromptDelta(self.prompt_logprobs[first:], self.prompt_alternatives.since(begin))
 
     def _announce(self, output: Output) -> None:
         """Put an output that is about to change in line for `next_delta`; those in front changed earlier."""

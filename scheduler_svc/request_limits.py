@@ -18,6 +18,7 @@ class RequestLimits:
         max_beam_width: Widest beam search.
         tenants: The only tenants that are served; None: any.
         has_priorities: Whether `priority` changes the order; refused otherwise, never ignored.
+        eos_token_ids: The model's end-of-sequence tokens.
     """
 
     max_model_len: int
@@ -27,6 +28,7 @@ class RequestLimits:
     max_beam_width: int
     tenants: frozenset[str] | None = None
     has_priorities: bool = True
+    eos_token_ids: tuple[int, ...] = ()
 
 
 def require(holds: bool, field: str, value: object, limit: str) -> None:

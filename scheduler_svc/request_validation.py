@@ -6,7 +6,7 @@ that this release does not know at all. Next: group_validation.py (n, best_of, b
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,15 +20,22 @@ from scheduler_svc.group_validation import beam_search_params, check_account, ha
 from scheduler_svc.output import AnswerOptions
 from scheduler_svc.output_text import TextOptions
 from scheduler_svc.request_limits import RequestLimits, require, require_param
+from scheduler_svc.token_rule_validation import (
+    check_alternatives,
+    check_min_tokens,
+    check_penalties,
+    check_token_ids,
+    token_rules,
+)
 from shared.errors import InvalidFieldError
-from shared.step import NO_LOGPROBS, Int32Array, SamplingRow
+from shared.step import INT32_MAX, NO_LOGPROBS, Int32Array, SamplingRow
+from shared.token_rules import TokenRules
 
 MAX_REQUEST_ID_LENGTH = 256
 MAX_TEMPERATURE = 100.0
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 64
-INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,8 @@ class ValidRequest:
     priority: int
     tenant: str
     cache_salt: int
+    token_rules: TokenRules | None
+    num_prompt_logprobs: int
     answer_options: AnswerOptions
 
     def to_group(self, arrival: int) -> SequenceGroup:
@@ -59,11 +68,16 @@ class ValidRequest:
             priority=self.priority,
             tenant=self.tenant,
             cache_salt=self.cache_salt,
+            token_rules=self.token_rules,
+            num_prompt_logprobs=self.num_prompt_logprobs,
         )
 
 
 def validate_request(
-    request: generation_service_pb2.GenerateRequest, prompt_token_ids: Sequence[int], limits: RequestLimits
+    request: generation_service_pb2.GenerateRequest,
+    prompt_token_ids: Sequence[int],
+    limits: RequestLimits,
+    banned_words: Sequence[Sequence[int]] = (),
 ) -> ValidRequest:
     """Return the checked request: the second half of the checks, those behind tokenizing.
 
@@ -71,6 +85,7 @@ def validate_request(
         request: A request that has passed `check_request_fields`, which is not called again.
         prompt_token_ids: Its prompt after tokenizing.
         limits: What bounds it.
+        banned_words: Its banned words after tokenizing.
 
     Raises: InvalidFieldError: the first wrong field.
     """
@@ -80,20 +95,27 @@ def validate_request(
     beam_search = beam_search_params(params, limits)
     if beam_search is not None:
         # The executor returns candidates of beams with their log-probabilities, asked for or not.
-        sampling, num_returned, num_sampled = SamplingRow(), beam_search.num_outputs, 0
+        sampling, num_returned, num_sampled = beam_row(params), beam_search.num_outputs, 0
     else:
         num_returned, num_sampled = output_counts(params, limits)
-        sampling = sampling_row(params, computes_logprobs=num_sampled > num_returned or params.HasField("logprobs"))
+        num_logprobs = check_alternatives(params, "logprobs", limits.vocab_size)
+        if num_logprobs is None:
+            num_logprobs = 0 if num_sampled > num_returned else NO_LOGPROBS
+        sampling = sampling_row(params, num_logprobs)
+    num_prompt_logprobs = check_alternatives(params, "prompt_logprobs", limits.vocab_size)
+    conditions = stop_conditions(params, limits.vocab_size)
     return ValidRequest(
         request_id=request.request_id or f"request-{secrets.token_hex(8)}",
         prompt_token_ids=prompt,
         sampling=sampling,
-        stop_conditions=stop_conditions(params, limits.vocab_size),
+        stop_conditions=conditions,
         num_sequences=num_sampled or 1,
         beam_search=beam_search,
         priority=request.priority,
         tenant=request.tenant,
         cache_salt=hash_cache_salt(request.tenant, request.cache_salt),
+        token_rules=token_rules(params, banned_words, limits),
+        num_prompt_logprobs=NO_LOGPROBS if num_prompt_logprobs is None else num_prompt_logprobs,
         answer_options=AnswerOptions(num_returned, num_sampled, params.HasField("logprobs"), text_options(params)),
     )
 
@@ -112,23 +134,7 @@ def check_request_fields(request: generation_service_pb2.GenerateRequest) -> Non
     unsupported = "unset: this release does not support it"
     require(not request.lora_adapter, "lora_adapter", request.lora_adapter, unsupported)
     params = request.sampling_params
-    for field, is_neutral in _RESERVED_SAMPLING_FIELDS.items():
-        if not is_neutral(params):
-            value = getattr(params, field)
-            shown = "set" if isinstance(value, Message) or not np.isscalar(value) else value
-            raise InvalidFieldError(f"sampling_params.{field}", shown, unsupported)
-    rule = "0 (the sampled token's) or unset: this release does not support alternatives"
-    require_param(params.logprobs == 0, "logprobs", params.logprobs, rule)
-
-
-_RESERVED_SAMPLING_FIELDS: dict[str, Callable[[generation_pb2.SamplingParams], bool]] = {
-    "min_tokens": lambda params: params.min_tokens == 0,
-    "repetition_penalty": lambda params: not params.HasField("repetition_penalty") or params.repetition_penalty == 1,
-    "presence_penalty": lambda params: params.presence_penalty == 0,
-    "frequency_penalty": lambda params: params.frequency_penalty == 0,
-    "logit_bias": lambda params: not params.logit_bias,
-    "grammar": lambda params: not params.HasField("grammar"),
-}
+    require_param(not params.HasField("grammar"), "grammar", "set", unsupported)
 
 
 def check_prompt(token_ids: Sequence[int], field: str, limits: RequestLimits) -> Int32Array:
@@ -153,7 +159,7 @@ def check_prompt(token_ids: Sequence[int], field: str, limits: RequestLimits) ->
     return prompt.astype(np.int32)
 
 
-def sampling_row(params: generation_pb2.SamplingParams, *, computes_logprobs: bool) -> SamplingRow:
+def sampling_row(params: generation_pb2.SamplingParams, num_logprobs: int) -> SamplingRow:
     """Return the numbers that the executor's sampler needs for output 0."""
     temperature = params.temperature if params.HasField("temperature") else 1.0
     top_p = params.top_p if params.HasField("top_p") else 1.0
@@ -161,13 +167,32 @@ def sampling_row(params: generation_pb2.SamplingParams, *, computes_logprobs: bo
     require_param(0 < top_p <= 1, "top_p", top_p, "above 0 and at most 1")
     require_param(0 <= params.min_p <= 1, "min_p", params.min_p, "from 0 to 1")
     require_param(params.top_k <= INT32_MAX, "top_k", params.top_k, f"from 0 to {INT32_MAX}")
+    typical_p = params.typical_p if params.HasField("typical_p") else 1.0
+    require_param(0 < typical_p <= 1, "typical_p", typical_p, "above 0 and at most 1")
+    repetition, presence, frequency = check_penalties(params)
     return SamplingRow(
         temperature=temperature,
         top_k=params.top_k,
         top_p=top_p,
         min_p=params.min_p,
         seed=params.seed if params.HasField("seed") else secrets.randbits(64),
-        num_logprobs=0 if computes_logprobs else NO_LOGPROBS,
+        num_logprobs=num_logprobs,
+        typical_p=typical_p,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        min_tokens=check_min_tokens(params),
+    )
+
+
+def beam_row(params: generation_pb2.SamplingParams) -> SamplingRow:
+    """Return the numbers that the executor needs for every beam; its candidates always have log-probabilities."""
+    repetition, presence, frequency = check_penalties(params)
+    return SamplingRow(
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        min_tokens=check_min_tokens(params),
     )
 
 
@@ -175,11 +200,7 @@ def stop_conditions(params: generation_pb2.SamplingParams, vocab_size: int) -> S
     """Return the conditions on ids and lengths."""
     max_tokens = params.max_tokens if params.HasField("max_tokens") else None
     require_param(max_tokens is None or max_tokens >= 1, "max_tokens", max_tokens, "at least 1")
-    field, num_ids = "stop_token_ids", len(params.stop_token_ids)
-    require_param(num_ids <= MAX_STOP_TOKEN_IDS, field, f"{num_ids} ids long", f"at most {MAX_STOP_TOKEN_IDS} ids long")
-    for token_id in params.stop_token_ids:
-        shown, limit = f"a list with token id {token_id}", f"ids from 0 to {vocab_size - 1}"
-        require_param(0 <= token_id < vocab_size, field, shown, limit)
+    check_token_ids(params.stop_token_ids, "stop_token_ids", MAX_STOP_TOKEN_IDS, vocab_size)
     return StopConditions(
         max_tokens=None if max_tokens is None else min(max_tokens, INT32_MAX // 2),
         stop_token_ids=frozenset(params.stop_token_ids),
@@ -199,6 +220,7 @@ def text_options(params: generation_pb2.SamplingParams) -> TextOptions:
         stop_strings=tuple(params.stop),
         include_stop_str_in_output=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens if params.HasField("skip_special_tokens") else True,
+        min_tokens=params.min_tokens,
     )
 
 

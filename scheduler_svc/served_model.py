@@ -35,6 +35,7 @@ class CoreSettings:
     max_long_prefills: int = 1
     num_lookahead_tokens: int = 0
     prefix_caching: bool = True
+    max_message_bytes: int = NO_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,13 @@ def serving_limits(info: ExecutorInfo, settings: CoreSettings, served_model_len:
             max_model_len,
             info.max_model_len,
         )
-    # A step admits sequences until its budget is gone; the last one may be as long as they come.
+    # Any one sequence must fit; how many a step admits is up to `max_admitted_tokens`.
+    max_message_bytes = min(info.max_message_bytes, settings.max_message_bytes)
     largest_step = BYTES_PER_TOKEN * (token_budget + max_model_len) + STEP_OVERHEAD_BYTES
-    if largest_step > info.max_message_bytes:
+    if largest_step > max_message_bytes:
+        whose = "its max_message_bytes" if info.max_message_bytes <= max_message_bytes else "our max_message_bytes"
         raise ExecutorRefusedError(
-            f"its max_message_bytes, {info.max_message_bytes}, cannot carry sequences of {max_model_len} tokens; "
+            f"{whose}, {max_message_bytes}, cannot carry sequences of {max_model_len} tokens; "
             f"it must be at least {largest_step}"
         )
     return SchedulerLimits(
@@ -104,6 +107,7 @@ def serving_limits(info: ExecutorInfo, settings: CoreSettings, served_model_len:
         long_prefill_threshold=settings.long_prefill_threshold,
         max_long_prefills=settings.max_long_prefills,
         prefix_caching=settings.prefix_caching,
+        max_admitted_tokens=(max_message_bytes - STEP_OVERHEAD_BYTES) // BYTES_PER_TOKEN,
     )
 
 

@@ -97,6 +97,7 @@ def engine_settings(config: SchedulerConfig) -> EngineSettings:
         long_prefill_threshold=config.long_prefill_threshold,
         max_long_prefills=config.max_long_prefills,
         prefix_caching=config.prefix_caching,
+        max_message_bytes=config.max_message_bytes,
     )
     return EngineSettings(
         core=core,

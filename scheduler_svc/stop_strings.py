@@ -24,15 +24,21 @@ class StopStringMatcher:
         self._held = ""
         self._has_stopped = False
 
-    def push(self, text: str) -> tuple[str, str | None]:
+    def push(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
         """Add text; return what may be released now, and the stop string if one is complete.
 
-        Nothing may be pushed after a stop string was found. Text behind it is dropped.
+        Nothing may be pushed after a stop string was found. Text behind it is dropped. With `may_stop`
+        False a stop string that is complete with this text is text like any other.
         """
         assert not self._has_stopped, "text after the stop string"
         if not self._held and self._first_characters.isdisjoint(text):
             return text, None  # almost all text: no stop string is under way and none begins
-        matches = [(end, -len(p.stop), p.stop) for p in self._progresses if (end := p.advance(text)) is not None]
+        matches = []
+        for progress in self._progresses:
+            if not may_stop:
+                progress.pass_over(text)
+            elif (end := progress.advance(text)) is not None:
+                matches.append((end, -len(progress.stop), progress.stop))
         buffer = self._held + text
         if matches:
             end, _, stop = min(matches)
@@ -59,6 +65,12 @@ class _Progress:
         self.stop = stop
         self.num_matched = 0
         self._borders = _borders(stop)
+
+    def pass_over(self, text: str) -> None:
+        """Read `text`; a match in it does not count, but what follows it may begin inside it."""
+        while (end := self.advance(text)) is not None:
+            self.num_matched = self._borders[-1]
+            text = text[end:]
 
     def advance(self, text: str) -> int | None:
         """Read `text`; return the position behind the first match's end in it, if there is one."""

@@ -95,6 +95,10 @@ class Tokenizer:
         """Tokenize a prompt, with the special tokens that the tokenizer adds (often a BOS token)."""
         return self._tokenizer.encode(text, add_special_tokens=True).ids
 
+    def encode_part(self, text: str) -> list[int]:
+        """Tokenize a piece of text as it is, without the special tokens of a prompt."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of a whole token sequence; bytes that are no UTF-8 become U+FFFD."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)

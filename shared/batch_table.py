@@ -27,41 +27,25 @@ Pure. Read next: `scheduler_svc/core/scheduler.py`, which makes the deltas, and
 `executor_svc/model_runner.py`, which runs the layouts.
 """
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from shared.delta_check import check_delta
-from shared.step import SAMPLING_ROW, UNKNOWN_TOKEN, Admission, BoolArray, Fork, Int32Array, TableDelta
-
-IndexArray = npt.NDArray[np.intp]
-
-
-@dataclass(slots=True)
-class StepLayout:
-    """The rows of one step. Rows are sequences in the step: active slots ascending, then chunks.
-
-    Sample rows are (logits row, slot) pairs: first the rows that reach the end of their sequence, in
-    row order, then the forks. Nothing is to be written to, the arrays least of all: some share memory.
-    """
-
-    slots: Int32Array  # [num_rows]
-    generations: Int32Array  # [num_rows] generation of the slot
-    starts: Int32Array  # [num_rows] position of the first token that the row computes
-    lengths: Int32Array  # [num_rows] tokens that the row computes
-    sample_rows: Int32Array  # [num_samples] row whose last token's logits are used
-    sample_slots: Int32Array  # [num_samples] slot that gets the token
-    sample_positions: Int32Array  # [num_samples] position of the token
-    sample_generations: Int32Array  # [num_samples] generation of the slot
-    num_decodes: int  # the first rows, of active slots; the rest are prefill chunks
-    num_candidates: Int32Array | None  # [num_samples] 0 except in beam rows; None: the step has no beam row
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the step computes."""
-        return int(self.lengths.sum())
+from shared.step import (
+    NO_LOGPROBS,
+    SAMPLING_ROW,
+    UNKNOWN_TOKEN,
+    Admission,
+    BoolArray,
+    Fork,
+    Int32Array,
+    TableDelta,
+)
+from shared.step_layout import IndexArray as IndexArray
+from shared.step_layout import StepLayout as StepLayout
+from shared.table_digest import digest_of
 
 
 @dataclass(slots=True)
@@ -72,6 +56,7 @@ class _Slots:
     slots: Int32Array
     generations: Int32Array
     num_candidates: Int32Array | None  # None: no beam slot
+    num_alternatives: Int32Array | None  # None: no slot asks for any
 
 
 class BatchTable:
@@ -107,6 +92,9 @@ class BatchTable:
         self._flat_token_ids: Int32Array = self.token_ids.reshape(-1)  # a view
         self.sampling = np.zeros(max_num_seqs, SAMPLING_ROW)
         self.num_candidates: Int32Array = self.sampling["num_candidates"]  # a view
+        self.num_logprobs: Int32Array = self.sampling["num_logprobs"]  # a view
+        self.token_rules = np.full(max_num_seqs, None, np.object_)  # of `TokenRules`, mostly None
+        self.num_prompt_logprobs: Int32Array = np.full(max_num_seqs, NO_LOGPROBS, np.int32)
         self.cache_salt: npt.NDArray[np.uint64] = np.zeros(max_num_seqs, np.uint64)
         # What a step that only decodes needs each time. Layouts share it: it is never written to.
         self._decodes: _Slots | None = None  # the active slots; None: they changed
@@ -185,14 +173,7 @@ class BatchTable:
 
         It does not depend on the number of slots: the scheduler may use fewer than the executor has.
         """
-        slots = np.flatnonzero(self.live)
-        hasher = hashlib.blake2b(slots.astype("<i4").tobytes(), digest_size=8)
-        counters = (self.num_prompt_tokens, self.num_tokens, self.num_scheduled_tokens, self.num_blocks)
-        for column in (self.generation, *counters, self.active, self.sampling, self.cache_salt):
-            hasher.update(column[slots].tobytes())
-        for slot in slots.tolist():
-            hasher.update(self.block_tables[slot, : self.num_blocks[slot]].tobytes())
-        return int.from_bytes(hasher.digest(), "little")
+        return digest_of(self)
 
     def _admit(self, admission: Admission) -> None:
         slot, num_tokens, num_blocks = admission.slot, len(admission.token_ids), len(admission.block_ids)
@@ -206,17 +187,20 @@ class BatchTable:
         self.num_blocks[slot] = num_blocks
         self.sampling[slot] = admission.sampling.as_tuple()
         self.cache_salt[slot] = admission.cache_salt
+        self.token_rules[slot] = admission.token_rules
+        self.num_prompt_logprobs[slot] = admission.num_prompt_logprobs
 
     def _fork(self, fork: Fork) -> None:
         """Copy the parent as it is now; the child is inactive."""
         parent, child = fork.parent_slot, fork.slot
         num_tokens, num_blocks = self.num_tokens[parent], self.num_blocks[parent]
         counters = (self.num_prompt_tokens, self.num_tokens, self.num_scheduled_tokens, self.num_blocks)
-        for column in (*counters, self.cache_salt):
+        for column in (*counters, self.cache_salt, self.token_rules):
             column[child] = column[parent]
         self.token_ids[child, :num_tokens] = self.token_ids[parent, :num_tokens]
         self.block_tables[child, :num_blocks] = self.block_tables[parent, :num_blocks]
         self.sampling[child] = fork.sampling.as_tuple()
+        self.num_prompt_logprobs[child] = NO_LOGPROBS  # its parent answers them
         self.generation[child] = fork.generation
         self.live[child] = True
 
@@ -256,7 +240,7 @@ class BatchTable:
             sample_rows, positions = (np.append(column, column[parents]) for column in (sample_rows, positions))
             samples = self._look_up(np.append(samples.index, [fork.slot for fork in delta.forks]))
         self._expect_samples(samples, positions, were_active=samples is self._decodes)
-        return StepLayout(
+        layout = StepLayout(
             slots=rows.slots,
             generations=rows.generations,
             starts=starts,
@@ -267,12 +251,26 @@ class BatchTable:
             sample_generations=samples.generations,
             num_decodes=num_decodes,
             num_candidates=samples.num_candidates,
+            num_alternatives=samples.num_alternatives,
         )
+        if len(delta.prefill_chunks):
+            layout.ask_for_prompt_logprobs(self.num_prompt_logprobs[rows.index], self.num_prompt_tokens[rows.index])
+        return layout
 
     def _look_up(self, index: IndexArray) -> _Slots:
         num_candidates = self.num_candidates[index]
         has_beams = np.count_nonzero(num_candidates) > 0
-        return _Slots(index, index.astype(np.int32), self.generation[index], num_candidates if has_beams else None)
+        num_alternatives: Int32Array | None = None
+        asks = (self.num_logprobs[index] > 0) & (num_candidates == 0)
+        if np.count_nonzero(asks):
+            num_alternatives = np.where(asks, self.num_logprobs[index], 0).astype(np.int32)
+        return _Slots(
+            index,
+            index.astype(np.int32),
+            self.generation[index],
+            num_candidates if has_beams else None,
+            num_alternatives,
+        )
 
     def _fork_samples(self, forks: tuple[Fork, ...], sample_slots: Int32Array) -> list[int]:
         """Make the children of `TableDelta.forks`; return the index of each one's parent in `sample_slots`."""

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shared.errors import InvalidStepError
-from shared.step import NO_LOGPROBS, Admission, BoolArray, Fork, Int32Array, SamplingRow, TableDelta, find_repeated
+from shared.step import (
+    INT32_MAX,
+    NO_LOGPROBS,
+    Admission,
+    BoolArray,
+    Fork,
+    Int32Array,
+    SamplingRow,
+    TableDelta,
+    find_repeated,
+)
 
 if TYPE_CHECKING:
     from shared.batch_table import BatchTable
-
-INT32_MAX = np.iinfo(np.int32).max
-
-# Fields that no sampler carries out yet; a step that sets one is refused, not run without it.
-UNSUPPORTED_FIELDS = ("typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
-NEUTRAL = SamplingRow()
 
 
 def check_delta(table: BatchTable, delta: TableDelta) -> None:
@@ -69,6 +73,7 @@ class _Projection:
         table, slot, num_tokens = self.table, admission.slot, len(admission.token_ids)
         self._require_free(slot, admission.generation, "admitted")
         _require_sampling(slot, admission.sampling)
+        _require_answerable(slot, admission)
         if not 1 <= num_tokens <= table.max_model_len:
             raise InvalidStepError(f"slot {slot} has {num_tokens} tokens; the limit is {table.max_model_len}")
         if not 1 <= admission.num_prompt_tokens <= num_tokens:
@@ -208,15 +213,31 @@ def _require_sampling(slot: int, row: SamplingRow) -> None:
         and 0 <= row.top_k <= INT32_MAX
         and 0 <= row.output_index <= INT32_MAX
         and row.num_logprobs >= NO_LOGPROBS
+        and row.num_logprobs <= INT32_MAX
         and 0 <= row.num_candidates <= INT32_MAX
+        and 0 < row.typical_p <= 1
+        and 0 < row.repetition_penalty < math.inf
+        and math.isfinite(row.presence_penalty)
+        and math.isfinite(row.frequency_penalty)
+        and 0 <= row.min_tokens <= INT32_MAX
     )
     if not sound:
         raise InvalidStepError(f"slot {slot} has sampling parameters out of range: {row}")
-    if row.num_logprobs > 0:
+
+
+def _require_answerable(slot: int, admission: Admission) -> None:
+    """Require token rules that can be applied, and a request for the prompt's log-probabilities that makes sense."""
+    if not NO_LOGPROBS <= admission.num_prompt_logprobs <= INT32_MAX:
+        raise InvalidStepError(f"slot {slot} asks for {admission.num_prompt_logprobs} alternatives of its prompt")
+    rules = admission.token_rules
+    if rules is None:
+        return
+    if len(rules.biases) != len(rules.biased_token_ids):
         raise InvalidStepError(
-            f"slot {slot} asks for {row.num_logprobs} alternatives; their log-probabilities are not supported"
+            f"slot {slot} has {len(rules.biases)} biases for {len(rules.biased_token_ids)} biased tokens"
         )
-    for name in UNSUPPORTED_FIELDS:
-        value = getattr(row, name)
-        if value != getattr(NEUTRAL, name):
-            raise InvalidStepError(f"slot {slot} asks for {name} {value:g}; the executor does not support it")
+    if not np.isfinite(rules.biases).all():
+        raise InvalidStepError(f"slot {slot} has a bias that is not a finite number")
+    repeated = find_repeated(rules.biased_token_ids)
+    if repeated is not None:
+        raise InvalidStepError(f"slot {slot} has two biases for token {repeated}")

@@ -17,7 +17,7 @@ from typing import Any, Never
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from shared.errors import (
@@ -91,8 +91,11 @@ def is_own_word(error: grpc.aio.AioRpcError) -> bool:
     """Return whether a service of ours ended the call, rather than a broken connection."""
     details = [value for key, value in error.trailing_metadata() or () if key == DETAILS_KEY]
     status = status_pb2.Status()
-    for value in details:
-        status.MergeFromString(value if isinstance(value, bytes) else value.encode())
+    try:
+        for value in details:
+            status.MergeFromString(value if isinstance(value, bytes) else value.encode())
+    except DecodeError:  # who wrote that is none of ours
+        return False
     info = error_details_pb2.ErrorInfo()
     return any(detail.Unpack(info) and info.domain == _ERROR_DOMAIN for detail in status.details)
 

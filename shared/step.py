@@ -12,12 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import InvalidStepError
+from shared.token_rules import TokenRules
 
 Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 UNKNOWN_TOKEN = -1
 NO_LOGPROBS = -1
+INT32_MAX = 2**31 - 1
 
 SAMPLING_ROW = np.dtype(
     [
@@ -118,7 +121,9 @@ class Admission:
 
     `token_ids` holds everything known: the prompt and, after a preemption, the output so far. The keys
     and values of the first `num_computed_tokens` are in the blocks by the time the slot has its first
-    chunk; another slot may still be computing them.
+    chunk; another slot may still be computing them. `token_rules` are those of its group; its forks have
+    them too. `num_prompt_logprobs`: with how many alternatives the log-probabilities of its prompt are
+    wanted; those are answered by the chunks that compute the prompt.
     """
 
     slot: int
@@ -129,6 +134,8 @@ class Admission:
     block_ids: Int32Array
     sampling: SamplingRow
     cache_salt: int = 0
+    token_rules: TokenRules | None = None
+    num_prompt_logprobs: int = NO_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +211,22 @@ class StepResult:
     `logprobs` is None if no row asked; rows that did not ask hold NaN. Rows of beam slots hold
     `UNKNOWN_TOKEN` and NaN there; instead they have candidates: one beam row after the other, each as
     many as its slot asks for, likeliest first, equally likely ones by token id. None: no beam row.
+
+    Alternatives have the form of candidates: those of the sampled rows that ask for some, one row after
+    the other, and those of the prompt tokens whose log-probabilities the step answers, one token after the
+    other. All log-probabilities are of the raw logits, but for candidates.
     """
 
     epoch: int
     step_id: int
     sampled_token_ids: Int32Array  # [num_samples]
-    logprobs: npt.NDArray[np.float32] | None = None  # [num_samples]
+    logprobs: Float32Array | None = None  # [num_samples]
     execute_duration_us: int = 0
     table_digest: int | None = None
     candidate_token_ids: Int32Array | None = None  # [sum of StepLayout.num_candidates]
-    candidate_logprobs: npt.NDArray[np.float32] | None = None  # the same; log-softmax of the raw logits
+    candidate_logprobs: Float32Array | None = None  # the same; after the slot's penalties and rules
+    alternative_token_ids: Int32Array | None = None  # [sum of StepLayout.num_alternatives]
+    alternative_logprobs: Float32Array | None = None  # the same
+    prompt_logprobs: Float32Array | None = None  # [sum of StepLayout.num_prompt_logprobs], row after row
+    prompt_alternative_token_ids: Int32Array | None = None  # [sum of num_prompt_logprobs * num_prompt_alternatives]
+    prompt_alternative_logprobs: Float32Array | None = None  # the same

@@ -5,7 +5,7 @@ little-endian int32 and float32. No field is set when there is nothing to say: a
 is epoch, step id and the few blocks that it appends.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from shared.executor_info import ExecutorInfo
 from shared.step import (
     NO_LOGPROBS,
     Admission,
+    Float32Array,
     Fork,
     Int32Array,
     SamplingRow,
@@ -23,6 +24,9 @@ from shared.step import (
     StepResult,
     TableDelta,
 )
+from shared.wire_rules import decode_rules, encode_rules
+
+Number = TypeVar("Number", int, float)
 
 MIN_WIRE_VERSION = 1
 MAX_WIRE_VERSION = 1
@@ -94,6 +98,11 @@ def encode_result(result: StepResult) -> step_pb2.ExecuteModelResponse:
         table_digest=result.table_digest,
         candidate_token_ids=_bytes(result.candidate_token_ids, INT32),
         candidate_logprobs=_bytes(result.candidate_logprobs, FLOAT32),
+        alternative_token_ids=_bytes(result.alternative_token_ids, INT32),
+        alternative_logprobs=_bytes(result.alternative_logprobs, FLOAT32),
+        prompt_logprobs=_bytes(result.prompt_logprobs, FLOAT32),
+        prompt_alternative_token_ids=_bytes(result.prompt_alternative_token_ids, INT32),
+        prompt_alternative_logprobs=_bytes(result.prompt_alternative_logprobs, FLOAT32),
     )
 
 
@@ -106,10 +115,9 @@ def decode_result(message: step_pb2.ExecuteModelResponse) -> StepResult:
     logprobs = _array(message.logprobs, FLOAT32, "logprobs") if message.logprobs else None
     if logprobs is not None and len(logprobs) != len(sampled_token_ids):
         raise InvalidStepError(f"{len(logprobs)} logprobs for {len(sampled_token_ids)} sampled tokens")
-    candidate_token_ids = _array(message.candidate_token_ids, INT32, "candidate_token_ids")
-    candidate_logprobs = _array(message.candidate_logprobs, FLOAT32, "candidate_logprobs")
-    if len(candidate_logprobs) != len(candidate_token_ids):
-        raise InvalidStepError(f"{len(candidate_logprobs)} logprobs for {len(candidate_token_ids)} candidates")
+    candidates = _tokens_with_logprobs(message, "candidate")
+    alternatives = _tokens_with_logprobs(message, "alternative")
+    prompt_alternatives = _tokens_with_logprobs(message, "prompt_alternative")
     return StepResult(
         epoch=message.epoch,
         step_id=message.step_id,
@@ -117,8 +125,15 @@ def decode_result(message: step_pb2.ExecuteModelResponse) -> StepResult:
         logprobs=logprobs,
         execute_duration_us=message.execute_duration_us,
         table_digest=message.table_digest if message.HasField("table_digest") else None,
-        candidate_token_ids=candidate_token_ids if len(candidate_token_ids) else None,
-        candidate_logprobs=candidate_logprobs if len(candidate_logprobs) else None,
+        candidate_token_ids=candidates[0],
+        candidate_logprobs=candidates[1],
+        alternative_token_ids=alternatives[0],
+        alternative_logprobs=alternatives[1],
+        prompt_logprobs=_array(message.prompt_logprobs, FLOAT32, "prompt_logprobs")
+        if message.prompt_logprobs
+        else None,
+        prompt_alternative_token_ids=prompt_alternatives[0],
+        prompt_alternative_logprobs=prompt_alternatives[1],
     )
 
 
@@ -133,6 +148,8 @@ def encode_admission(admission: Admission) -> step_pb2.Admission:
         block_ids=admission.block_ids.tolist(),
         sampling_params=encode_sampling(admission.sampling),
         cache_salt=admission.cache_salt,
+        token_rules=None if admission.token_rules is None else encode_rules(admission.token_rules),
+        num_prompt_logprobs=_unless(NO_LOGPROBS, admission.num_prompt_logprobs),
     )
 
 
@@ -147,6 +164,8 @@ def decode_admission(message: step_pb2.Admission) -> Admission:
         block_ids=np.array(message.block_ids, np.int32),
         sampling=decode_sampling(message.sampling_params),
         cache_salt=message.cache_salt,
+        token_rules=decode_rules(message.token_rules) if message.HasField("token_rules") else None,
+        num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else NO_LOGPROBS,
     )
 
 
@@ -170,14 +189,14 @@ def encode_sampling(row: SamplingRow) -> step_pb2.SamplingParams:
     return step_pb2.SamplingParams(
         temperature=row.temperature,
         top_k=row.top_k,
-        top_p=None if row.top_p == 1.0 else row.top_p,
+        top_p=_unless(1.0, row.top_p),
         min_p=row.min_p,
         seed=row.seed,
         output_index=row.output_index,
-        num_logprobs=None if row.num_logprobs == NO_LOGPROBS else row.num_logprobs,
+        num_logprobs=_unless(NO_LOGPROBS, row.num_logprobs),
         num_candidates=row.num_candidates,
-        typical_p=None if row.typical_p == 1.0 else row.typical_p,
-        repetition_penalty=None if row.repetition_penalty == 1.0 else row.repetition_penalty,
+        typical_p=_unless(1.0, row.typical_p),
+        repetition_penalty=_unless(1.0, row.repetition_penalty),
         presence_penalty=row.presence_penalty,
         frequency_penalty=row.frequency_penalty,
         min_tokens=row.min_tokens,
@@ -224,6 +243,22 @@ def _rows(message: step_pb2.ExecuteModelRequest, name: str, width: int) -> Int32
     if len(values) % width:
         raise InvalidStepError(f"{name} has {len(values)} numbers, not a multiple of {width}")
     return values.reshape(-1, width)
+
+
+def _tokens_with_logprobs(
+    message: step_pb2.ExecuteModelResponse, kind: str
+) -> tuple[Int32Array, Float32Array] | tuple[None, None]:
+    """Return the token ids and log-probabilities of one kind of a result; None: there are none."""
+    token_ids = _array(getattr(message, f"{kind}_token_ids"), INT32, f"{kind}_token_ids")
+    logprobs = _array(getattr(message, f"{kind}_logprobs"), FLOAT32, f"{kind}_logprobs")
+    if len(logprobs) != len(token_ids):
+        raise InvalidStepError(f"{len(logprobs)} logprobs for {len(token_ids)} {kind}s")
+    return (token_ids, logprobs) if len(token_ids) else (None, None)
+
+
+def _unless(neutral: Number, value: Number) -> Number | None:
+    """Return a value that has to be said, None if it is the neutral one."""
+    return None if value == neutral else value
 
 
 def _bytes(values: npt.NDArray[Any] | None, dtype: np.dtype[Any]) -> bytes:

@@ -3,7 +3,7 @@
 `interface.py` holds what the model and the backends agree on, `torch_backend.py` the reference.
 """
 
-from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, AttentionPlan, LayerCache
+from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, AttentionPlan, LayerCache, Rotation
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 
-__all__ = ["AttentionBackend", "AttentionMetadata", "AttentionPlan", "LayerCache", "TorchAttentionBackend"]
+__all__ = ["AttentionBackend", "AttentionMetadata", "AttentionPlan", "LayerCache", "Rotation", "TorchAttentionBackend"]

@@ -39,20 +39,34 @@ class AttentionMetadata:
     slot_mapping: torch.Tensor  # [num_tokens] int64: block id * block_size + offset in the block
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The rotary embedding of the tokens of a step; equal for all heads."""
+
+    cos: torch.Tensor  # [num_tokens, head_dim]
+    # The minus of the rotation sits in the first half, which spares a negation in every layer.
+    signed_sin: torch.Tensor  # [num_tokens, head_dim]
+
+    def apply(self, heads: torch.Tensor) -> torch.Tensor:
+        """Turn [num_tokens, num_heads, head_dim] by the angles of its positions."""
+        swapped = heads.roll(heads.shape[-1] // 2, -1)
+        return torch.addcmul(heads * self.cos[:, None], swapped, self.signed_sin[:, None])
+
+
 class AttentionPlan(Protocol):
     """One step, prepared; used once a layer."""
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache) -> torch.Tensor:
-        """Write the keys and values of all tokens into the cache, then attend.
+    def attend(self, qkv: torch.Tensor, rotation: Rotation, cache: LayerCache) -> torch.Tensor:
+        """Rotate queries and keys, write the keys and values of all tokens into the cache, then attend.
 
         Args:
-            query: [num_tokens, num_heads, head_dim], rotated.
-            key: [num_tokens, num_kv_heads, head_dim], rotated.
-            value: [num_tokens, num_kv_heads, head_dim].
+            qkv: Queries, keys and values before rotation, [num_tokens, num_heads + 2 * num_kv_heads, head_dim].
+            rotation: For the positions of the tokens.
             cache: The layer's block pool; written.
 
         Returns:
-            [num_tokens, num_heads * head_dim]. Scores are scaled by head_dim ** -0.5.
+            [num_tokens, num_heads * head_dim], valid until the next call of any plan of the backend. Scores are
+            scaled by head_dim ** -0.5.
         """
 
 

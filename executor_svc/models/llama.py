@@ -1,46 +1,38 @@
 """The Llama family: RMSNorm, rotary embedding, grouped-query attention, SwiGLU.
 
-One flat forward pass over the tokens of all sequences of a step. Which sequence a token belongs to
-is known to the attention plan alone. Weights are plain tensors, allocated here and filled in place
-by `executor_svc/weights.py`; the projections that read the same input are merged, and
-`named_weights` shows the loader their parts.
+One flat forward pass over the tokens of all sequences of a step. Which sequence a token belongs to is known to
+the attention plan alone. The model is a loop: a segment of dense work (`executor_svc/models/dense.py`), the
+attention of a layer, the next segment. Weights are made by the kernels and filled in place by
+`executor_svc/weights.py`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
 from executor_svc.attention import AttentionPlan, LayerCache
 from executor_svc.models.config import ModelConfig
-from executor_svc.models.layers import Linear
-from executor_svc.models.rotary import inverse_frequencies, rotate, rotations
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    input_norm: torch.Tensor  # [hidden_size]
-    qkv: Linear  # to [(num_heads + 2 * num_kv_heads) * head_dim]
-    attention_output: Linear  # from [num_heads * head_dim]
-    post_attention_norm: torch.Tensor  # [hidden_size]
-    gate_up: Linear  # to [2 * intermediate_size]
-    down: Linear
+from executor_svc.models.dense import DenseKernels, LastSegment, LayerEnd, MatrixT, Segment, WeightTarget
+from executor_svc.models.rotary import inverse_frequencies, rotations
 
 
 class LlamaForCausalLM:
     """A decoder with uninitialised weights; fill all of `named_weights` before use."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    # Any: mypy does not solve for the matrices of the kernels here, as it does in `_build`.
+    def __init__(self, config: ModelConfig, kernels: DenseKernels[Any]) -> None:
         self.config = config
-        self.dtype = dtype
-        self.device = device
-        self._embedding = self._empty(config.vocab_size, config.hidden_size)
-        self._layers = [self._make_layer() for _ in range(config.num_hidden_layers)]
-        self._norm = self._empty(config.hidden_size)
-        head = self._embedding if config.tie_word_embeddings else self._empty(config.vocab_size, config.hidden_size)
-        self._head = Linear(head, None)
-        self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
+        self.dtype = kernels.dtype
+        self.device = kernels.device
+        self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(kernels.device)
+        self._weights: dict[str, WeightTarget] = {}
+        self._segments: list[Segment] = []
+        self._last_segment: LastSegment
+        self._head: Segment
+        self._embed: Callable[[torch.Tensor], torch.Tensor]
+        self._build(kernels)
 
     def forward(
         self,
@@ -48,6 +40,7 @@ class LlamaForCausalLM:
         positions: torch.Tensor,
         caches: Sequence[LayerCache],
         attention: AttentionPlan,
+        wanted: torch.Tensor,
     ) -> torch.Tensor:
         """Run the decoder; keys and values of all tokens enter the caches.
 
@@ -56,46 +49,31 @@ class LlamaForCausalLM:
             positions: [num_tokens], each token's position in its sequence.
             caches: One a layer.
             attention: The plan of this step.
+            wanted: The tokens whose hidden states are wanted, [num_rows] int64; the last layer ends for them only.
 
         Returns:
-            Hidden states before the final norm, [num_tokens, hidden_size].
+            Hidden states before the final norm, [num_rows, hidden_size].
         """
-        hidden = F.embedding(token_ids, self._embedding)  # [num_tokens, hidden_size]
-        cos, sin = rotations(positions, self._frequencies, self.dtype)
-        for layer, cache in zip(self._layers, caches, strict=True):
-            normed = self._rms_norm(hidden, layer.input_norm)
-            hidden += self._attend(layer, normed, cos, sin, cache, attention)
-            normed = self._rms_norm(hidden, layer.post_attention_norm)
-            gate, up = layer.gate_up(normed).chunk(2, -1)  # each [num_tokens, intermediate_size]
-            hidden += layer.down(F.silu(gate, inplace=True).mul_(up))
-        return hidden
+        config = self.config
+        num_heads = config.num_attention_heads + 2 * config.num_key_value_heads
+        rotation = rotations(positions, self._frequencies, self.dtype)
+        residual = self._embed(token_ids)  # [num_tokens, hidden_size]
+        attended: torch.Tensor | None = None
+        for segment, cache in zip(self._segments, caches, strict=True):
+            qkv = segment(attended, residual).contiguous().view(len(residual), num_heads, config.head_dim)
+            attended = attention.attend(qkv, rotation, cache)
+        assert attended is not None, "a model has layers"
+        residual = residual[wanted]
+        self._last_segment(attended[wanted], residual)
+        return residual
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states [num_rows, hidden_size] to raw logits [num_rows, vocab_size], float32."""
-        return self._head(self._rms_norm(hidden, self._norm)).float()
+        return self._head(None, hidden).float()
 
-    def named_weights(self) -> dict[str, torch.Tensor]:
-        """Return every tensor of a checkpoint by its name there, as a view of where it belongs."""
-        config = self.config
-        q_size, kv_size = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        weights = {"model.embed_tokens.weight": self._embedding, "model.norm.weight": self._norm}
-        if not config.tie_word_embeddings:
-            weights["lm_head.weight"] = self._head.weight
-        for index, layer in enumerate(self._layers):
-            prefix = f"model.layers.{index}"
-            weights[f"{prefix}.input_layernorm.weight"] = layer.input_norm
-            weights[f"{prefix}.post_attention_layernorm.weight"] = layer.post_attention_norm
-            for names, linear, sizes in (
-                (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), layer.qkv, [q_size, kv_size, kv_size]),
-                (("self_attn.o_proj",), layer.attention_output, [config.hidden_size]),
-                (("mlp.gate_proj", "mlp.up_proj"), layer.gate_up, [config.intermediate_size] * 2),
-                (("mlp.down_proj",), layer.down, [config.hidden_size]),
-            ):
-                for kind, merged in (("weight", linear.weight), ("bias", linear.bias)):
-                    if merged is not None:
-                        parts = torch.split(merged, sizes)
-                        weights |= {f"{prefix}.{name}.{kind}": part for name, part in zip(names, parts, strict=True)}
-        return weights
+    def named_weights(self) -> dict[str, WeightTarget]:
+        """Return where every tensor of a checkpoint belongs, by its name there."""
+        return dict(self._weights)
 
     def is_redundant(self, name: str) -> bool:
         """Whether a checkpoint may hold the tensor `name` although the model computes or shares it."""
@@ -103,39 +81,51 @@ class LlamaForCausalLM:
             return self.config.tie_word_embeddings
         return name.endswith(".rotary_emb.inv_freq")
 
-    def _attend(
-        self,
-        layer: _Layer,
-        normed: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        cache: LayerCache,
-        attention: AttentionPlan,
-    ) -> torch.Tensor:
-        num_heads, num_kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
-        heads = layer.qkv(normed).contiguous().view(len(normed), num_heads + 2 * num_kv_heads, self.config.head_dim)
-        rotated = rotate(heads[:, : num_heads + num_kv_heads], cos, sin)
-        query, key = rotated[:, :num_heads], rotated[:, num_heads:]
-        value = heads[:, num_heads + num_kv_heads :]
-        return layer.attention_output(attention.attend(query, key, value, cache))
-
-    def _rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(hidden, weight.shape, weight, self.config.rms_norm_eps)
-
-    def _make_layer(self) -> _Layer:
+    def _build(self, kernels: DenseKernels[MatrixT]) -> None:
         config = self.config
         q_size, kv_size = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        return _Layer(
-            input_norm=self._empty(config.hidden_size),
-            qkv=self._linear(config.hidden_size, q_size + 2 * kv_size, config.attention_bias),
-            attention_output=self._linear(q_size, config.hidden_size, config.attention_bias),
-            post_attention_norm=self._empty(config.hidden_size),
-            gate_up=self._linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias),
-            down=self._linear(config.intermediate_size, config.hidden_size, config.mlp_bias),
-        )
+        hidden_size, intermediate_size = config.hidden_size, config.intermediate_size
+        embedding = self._matrix(kernels, ["model.embed_tokens"], hidden_size, [config.vocab_size])
+        layer_end: LayerEnd[MatrixT] | None = None
+        for index in range(config.num_hidden_layers):
+            prefix = f"model.layers.{index}"
+            attention = f"{prefix}.self_attn"
+            norm = self._vector(kernels, f"{prefix}.input_layernorm", hidden_size)
+            names = [f"{attention}.{kind}_proj" for kind in "qkv"]
+            qkv = self._matrix(kernels, names, hidden_size, [q_size, kv_size, kv_size], config.attention_bias)
+            self._segments.append(kernels.segment(layer_end, norm, qkv, config.rms_norm_eps))
+            layer_end = LayerEnd(
+                self._matrix(kernels, [f"{attention}.o_proj"], q_size, [hidden_size], config.attention_bias),
+                self._vector(kernels, f"{prefix}.post_attention_layernorm", hidden_size),
+                self._matrix(kernels, [f"{prefix}.mlp.gate_proj"], hidden_size, [intermediate_size], config.mlp_bias),
+                self._matrix(kernels, [f"{prefix}.mlp.up_proj"], hidden_size, [intermediate_size], config.mlp_bias),
+                self._matrix(kernels, [f"{prefix}.mlp.down_proj"], intermediate_size, [hidden_size], config.mlp_bias),
+            )
+        assert layer_end is not None, "a model has layers"
+        self._last_segment = kernels.last_segment(layer_end, config.rms_norm_eps)
+        norm = self._vector(kernels, "model.norm", hidden_size)
+        head = embedding
+        if not config.tie_word_embeddings:
+            head = self._matrix(kernels, ["lm_head"], hidden_size, [config.vocab_size])
+        self._head = kernels.segment(None, norm, head, config.rms_norm_eps)
+        self._embed = partial(kernels.embed, embedding)
 
-    def _linear(self, in_features: int, out_features: int, has_bias: bool) -> Linear:
-        return Linear(self._empty(out_features, in_features), self._empty(out_features) if has_bias else None)
+    def _matrix(
+        self,
+        kernels: DenseKernels[MatrixT],
+        names: Sequence[str],
+        num_inputs: int,
+        sizes: Sequence[int],
+        has_bias: bool = False,
+    ) -> MatrixT:
+        """Make a matrix whose parts a checkpoint holds under `names`."""
+        matrix = kernels.matrix(num_inputs, sizes, has_bias=has_bias)
+        self._weights |= {f"{name}.weight": part for name, part in zip(names, matrix.weights, strict=True)}
+        if has_bias:
+            self._weights |= {f"{name}.bias": part for name, part in zip(names, matrix.biases, strict=True)}
+        return matrix
 
-    def _empty(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+    def _vector(self, kernels: DenseKernels[MatrixT], name: str, size: int) -> torch.Tensor:
+        vector = kernels.vector(size)
+        self._weights[f"{name}.weight"] = vector
+        return vector

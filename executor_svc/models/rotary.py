@@ -1,13 +1,14 @@
 """Rotary position embedding.
 
 Source: Su et al. 2021, "RoFormer"; the two halves of a head are rotated against each other, as in
-transformers' Llama.
+transformers' Llama. The attention backends apply it, to queries and to the keys that they write.
 """
 
 import math
 
 import torch
 
+from executor_svc.attention import Rotation
 from executor_svc.models.config import RopeConfig
 
 
@@ -26,17 +27,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     return frequencies * share_kept + frequencies / scaling.factor * (1 - share_kept)
 
 
-def rotations(
-    positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosines and signed sines for `rotate`, both [num_tokens, 1, head_dim]."""
-    angles = (positions[:, None].float() * frequencies)[:, None]  # [num_tokens, 1, head_dim / 2]
+def rotations(positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype) -> Rotation:
+    """Return the rotation of tokens at `positions`, [num_tokens], whatever the head."""
+    angles = positions[:, None].float() * frequencies  # [num_tokens, head_dim / 2]
     cos, sin = angles.cos(), angles.sin()
-    # The minus of the rotation sits in the first half, which spares a negation in every layer.
-    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
-
-
-def rotate(heads: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """Turn [num_tokens, num_heads, head_dim] by the angles of its positions."""
-    swapped = heads.roll(heads.shape[-1] // 2, -1)
-    return torch.addcmul(heads * cos, swapped, signed_sin)
+    return Rotation(torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype))

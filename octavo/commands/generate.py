@@ -33,9 +33,8 @@ from octavo.sampling_params import SamplingParams
     help="Time limit for the whole answer.",
 )
 @click.option("--n", type=int, help="Number of outputs; several are printed when all are complete.  [default: 1]")
-@click.option(
-    "--logprobs", type=int, help="Log-probabilities, with --json. Only 0, the sampled token's own, is supported."
-)
+@click.option("--logprobs", type=int, help="Log-probabilities and so many alternatives, with --json.")
+@click.option("--prompt-logprobs", type=int, help="The same of the prompt's tokens, with --json.")
 @click.option("--json", "is_json", is_flag=True, help="Print one line of JSON with everything, at the end.")
 @account_options
 @sampling_options
@@ -50,8 +49,12 @@ def generate(
     **account: Any,
 ) -> None:
     """Send PROMPT to a scheduler and print the answer; "-" reads the prompt from stdin."""
-    if sampling_params.logprobs is not None and not is_json:
-        raise click.UsageError("--logprobs needs --json", click.get_current_context())
+    for flag, value in (
+        ("--logprobs", sampling_params.logprobs),
+        ("--prompt-logprobs", sampling_params.prompt_logprobs),
+    ):
+        if value is not None and not is_json:
+            raise click.UsageError(f"{flag} needs --json", click.get_current_context())
     prompt_text = _read_stdin() if text == "-" else text
     # The deltas of several outputs come interleaved, and a terminal has one place to write.
     is_streamed = stream and not is_json and (sampling_params.n or 1) == 1

@@ -43,6 +43,19 @@ def _to_early_stopping(ctx: click.Context, param: click.Parameter, word: str | N
     return _EARLY_STOPPING[word] if word is not None else None
 
 
+def _to_biases(ctx: click.Context, param: click.Parameter, entries: tuple[str, ...]) -> dict[int, float] | None:
+    """Return the biases by token id; None: there are none."""
+    del ctx, param
+    biases: dict[int, float] = {}
+    for entry in entries:
+        token_id, _, bias = entry.partition("=")
+        try:
+            biases[int(token_id)] = float(bias)
+        except ValueError:
+            raise click.BadParameter(f"{entry!r} is not ID=BIAS, such as 42=-1.5") from None
+    return biases or None
+
+
 _EARLY_STOPPING: dict[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
 
 _SAMPLING_OPTIONS = (
@@ -50,6 +63,21 @@ _SAMPLING_OPTIONS = (
     click.option("--top-k", type=int, help="Keep only so many of the most likely tokens."),
     click.option("--top-p", type=float, help="Keep the likeliest tokens up to this probability."),
     click.option("--min-p", type=float, help="Drop tokens less likely than this share of the likeliest."),
+    click.option("--typical-p", type=float, help="Keep the tokens nearest to the expected information."),
+    click.option("--repetition-penalty", type=float, help="Above 1: tokens of prompt and output come less."),
+    click.option("--presence-penalty", type=float, help="Above 0: tokens of the output come less."),
+    click.option("--frequency-penalty", type=float, help="Above 0: the oftener a token came, the less it comes."),
+    click.option(
+        "--logit-bias",
+        multiple=True,
+        callback=_to_biases,
+        metavar="ID=BIAS",
+        help="Add to the logit of a token. Repeatable.",
+    ),
+    click.option("--ban", "banned_words", multiple=True, metavar="TEXT", help="Never make this text. Repeatable."),
+    click.option("--ban-token-id", "banned_token_ids", type=int, multiple=True, help="Never make this token."),
+    click.option("--allow-token-id", "allowed_token_ids", type=int, multiple=True, help="Make only such tokens."),
+    click.option("--min-tokens", type=int, help="Fewest tokens before anything ends the output."),
     click.option("--seed", type=int, help="Equal seeds give equal outputs."),
     click.option("--max-tokens", type=int, help="Most tokens to make.  [default: as many as fit]"),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. Repeatable."),

@@ -22,6 +22,9 @@ from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.core.swapping import SwappedGroups
 
+# Groups that a step passes over. A look costs the time of a prefix lookup, and the next step looks again.
+MAX_PASSED_GROUPS = 64
+
 
 class AdmissionQueue(Protocol):
     """What a scheduler asks of the queue that it takes groups from; `WaitingQueue` is one."""
@@ -130,7 +133,7 @@ class Admissions:
             if not self._batch.running and not needs.has_blocks:
                 self.recompute_swapped(group)
                 return
-            if not (needs.has_blocks and needs.has_slots):
+            if not (needs.has_blocks and needs.has_slots and self._fits_message(plan, group)):
                 return
             self._swap_in_group(plan, group)
 
@@ -168,20 +171,30 @@ class Admissions:
     # From the queue ------------------------------------------------------------------------------
 
     def admit(self, plan: StepPlan) -> None:
-        """Admit waiting groups, in order, while slots, budget and blocks last."""
+        """Admit waiting groups, in order, while slots, budget, blocks and the message last."""
+        num_passed = 0
         for group in self._queue.in_order():
-            if not plan.token_budget:
+            if not plan.token_budget or num_passed == MAX_PASSED_GROUPS:
                 return
             verdict = self.judge(group)
             if isinstance(verdict, AdmissionPlan):
+                if not self._fits_message(plan, group):
+                    return
                 self._queue.remove(group)
                 self._admit_group(plan, group, verdict)
+            elif verdict.wait is Wait.ASIDE:
+                num_passed += 1
             elif verdict.wait is Wait.IN_LINE:
                 return
-            elif verdict.wait is Wait.NEVER:
+            else:
                 self._queue.remove(group)
                 self.failures.append(GroupFailure(group, verdict.reason))
                 group.end()
+
+    def _fits_message(self, plan: StepPlan, group: SequenceGroup) -> bool:
+        """Return whether the message of the step can carry the tokens of the group as well."""
+        num_tokens = sum(len(sequence.token_ids) for sequence in group.sequences_to_compute)
+        return not plan.admissions or num_tokens <= plan.num_admissible_tokens
 
     def can_ever_admit(self, group: SequenceGroup) -> bool:
         """Return whether the group fits into an empty batch, with one token more for each sequence."""

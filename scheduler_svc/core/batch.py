@@ -16,7 +16,7 @@ from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.stopping import StopChecker
-from shared.batch_table import BatchTable
+from shared.batch_table import BatchTable, StepLayout
 from shared.step import NO_LOGPROBS, BoolArray, Int32Array, no_slots
 
 # Returns `SequenceGroup.order` of a group, which may not have joined yet.
@@ -149,6 +149,13 @@ class Batch:
         slots, self.left_slots = self.left_slots, []
         self.is_left[slots] = False
         return np.array([slot for slot in slots if self.table.live[slot]], np.int32)
+
+    def groups_with_prompt_logprobs(self, layout: StepLayout) -> tuple[tuple[int, SequenceGroup], ...]:
+        """Return the rows of the newest step that bring log-probabilities of prompts, and their groups."""
+        if layout.num_prompt_logprobs is None:
+            return ()
+        rows = layout.num_prompt_logprobs.nonzero()[0].tolist()
+        return tuple((row, self.sequence_in_slot[layout.slots[row]].group) for row in rows)
 
     # What a slot holds ---------------------------------------------------------------------------
 

@@ -139,7 +139,7 @@ class BlockManager:
         if self.prefix_cache is None:
             return False
         lead, num_found = plan.sequences[0].sequence, len(plan.sequences[0].found)
-        if num_found >= self._max_hit(lead):
+        if lead.group.lacks_prompt_logprobs or num_found >= self._max_hit(lead):
             return False
         return self.prefix_cache.is_being_written(lead.block_hashes[num_found])
 
@@ -161,7 +161,9 @@ class BlockManager:
     def _plan_sequence(self, sequence: Sequence, num_shared: int) -> SequenceBlocks:
         found = NO_BLOCKS
         if self.prefix_cache is not None:
-            found = self.prefix_cache.match(self.hash_blocks(sequence), self._max_hit(sequence))
+            hashes = self.hash_blocks(sequence)
+            if not sequence.group.lacks_prompt_logprobs:
+                found = self.prefix_cache.match(hashes, self._max_hit(sequence))
         if len(found) >= num_shared:
             num_shared = 0
         else:

@@ -54,8 +54,7 @@ class Endings:
         else:
             self._queue.remove(group)
         for sequence in group.sequences:
-            if sequence.num_late_tokens:
-                self._preemption.forget_late(sequence)
+            self._preemption.forget_late(sequence)
         group.end()
 
     def evacuate(self) -> list[SequenceGroup]:

@@ -12,9 +12,9 @@ Pure. Read next: `waiting_queue.py`, `scheduler.py`.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from scheduler_svc.core.admission import Obstacle, Wait
+from scheduler_svc.core.admission import MAX_PASSED_GROUPS, Obstacle, Wait
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.scheduler import Scheduler
@@ -29,13 +29,22 @@ class Fleet:
         queue: The one waiting queue.
         policy: The queue's policy; cores order their groups by it as well.
         prefix_key: Secret of the prefix caches.
+        is_complete: Says whether no other executor is expected back. As long as one is, a group that fits
+            none of those here waits for it.
     """
 
-    def __init__(self, queue: WaitingQueue, policy: Policy, prefix_key: bytes = b"") -> None:
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        policy: Policy,
+        prefix_key: bytes = b"",
+        is_complete: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.queue = queue
         self.cores: list[Scheduler] = []
         self._policy = policy
         self._prefix_key = prefix_key
+        self.is_complete = is_complete
 
     # Executors come and go -----------------------------------------------------------------------
 
@@ -69,6 +78,15 @@ class Fleet:
         return next(core.why_never(group) for core in self._takers)
 
     @property
+    def has_takers(self) -> bool:
+        """Whether an executor is here to stay."""
+        return any(core.takes_groups for core in self.cores)
+
+    def may_take(self, core: Scheduler) -> bool:
+        """Return whether groups may be placed on a core: it stays, or all are leaving, and it takes some back."""
+        return core in self._takers
+
+    @property
     def _takers(self) -> list[Scheduler]:
         """The cores that new groups may be placed on; all of them if every one is leaving."""
         return [core for core in self.cores if core.takes_groups] or self.cores
@@ -100,15 +118,20 @@ class Fleet:
                 obstacles.append(obstacle)
         if able:
             return min(able, key=lambda core: (core.cost_of(group), -core.blocks.allocator.num_free_blocks))
-        return min(obstacles, key=lambda obstacle: _PATIENCE.index(obstacle.wait))
+        obstacle = min(obstacles, key=lambda obstacle: _PATIENCE.index(obstacle.wait))
+        if obstacle.wait is Wait.NEVER and not self.is_complete():
+            return Obstacle(Wait.ASIDE, f"{obstacle.reason}; another executor is expected back")
+        return obstacle
 
     def obstacles(self, group: SequenceGroup, now_s: float) -> list[tuple[Scheduler, Obstacle | None]]:
-        """Return what keeps a group from each core, for people; None: nothing but those ahead and the token budget.
+        """Return what keeps a group from each core, for people; None: nothing but those ahead and the token budget."""
+        leaving = Obstacle(Wait.IN_LINE, "the executor is leaving the fleet")
+        judged_at_s = self.judged_at_s(now_s)
+        return [(core, core.obstacle(group, judged_at_s) if self.may_take(core) else leaving) for core in self.cores]
 
-        An overdue step matters only while there is another core: see `_QueueOfCore`.
-        """
-        judged_at_s = now_s if len(self.cores) > 1 else -math.inf
-        return [(core, core.obstacle(group, judged_at_s)) for core in self.cores]
+    def judged_at_s(self, now_s: float) -> float:
+        """Return the time by which steps are overdue: never for a core that is alone, which takes all."""
+        return now_s if len(self.cores) > 1 else -math.inf
 
 
 _PATIENCE = (Wait.ASIDE, Wait.IN_LINE, Wait.NEVER)
@@ -123,18 +146,23 @@ class _QueueOfCore:
         self._fleet = fleet
 
     def in_order(self) -> Iterator[SequenceGroup]:
-        fleet = self._fleet
-        if not self.core.takes_groups:
+        fleet, num_passed = self._fleet, 0
+        if not fleet.may_take(self.core):
             return
-        if len(fleet.cores) == 1:
+        if len(fleet.cores) == 1 and fleet.is_complete() and self.core.takes_groups:
             yield from fleet.queue.in_order()
             return
+        judged_at_s = fleet.judged_at_s(self.core.now_s)
         for group in fleet.queue.in_order():
-            place = fleet.place(group, self.core.now_s)
+            if not (self.core.takes_groups or group.has_run):
+                continue  # a leaving core takes back what it preempted, and no more
+            place = fleet.place(group, judged_at_s)
             if place is self.core or (isinstance(place, Obstacle) and place.wait is Wait.NEVER):
                 yield group  # what fits nowhere is for the first who looks to end
-            elif isinstance(place, Obstacle) and place.wait is Wait.IN_LINE:
-                return
+            elif isinstance(place, Obstacle):
+                num_passed += 1
+                if place.wait is Wait.IN_LINE or num_passed == MAX_PASSED_GROUPS:
+                    return
 
     def add(self, group: SequenceGroup) -> None:
         self._fleet.queue.add(group)

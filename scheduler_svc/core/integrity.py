@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 def check_integrity(scheduler: "Scheduler") -> None:
     """Assert every invariant that can be seen between two calls."""
+    _check_slots(scheduler)  # the others go from slot to slot
     _check_blocks(scheduler)
     _check_host_blocks(scheduler)
-    _check_slots(scheduler)
     _check_lengths(scheduler)
     _check_written_blocks(scheduler)
     _check_registered_blocks(scheduler)
@@ -42,7 +42,8 @@ def _check_host_blocks(scheduler: "Scheduler") -> None:
     host.check_integrity()
     for table in scheduler.swapped.tables.values():
         named.update(block for block in table.host_blocks.tolist() if block != NO_BLOCK)
-    assert dict(named) == {block: int(count) for block, count in enumerate(host.ref_counts.tolist()) if count}
+    counted = {block: int(count) for block, count in enumerate(host.ref_counts.tolist()) if count}
+    assert dict(named) == counted, f"swapped groups name {dict(named)}, reference counts are {counted}"
 
 
 def _check_slots(scheduler: "Scheduler") -> None:
@@ -65,7 +66,7 @@ def _check_lengths(scheduler: "Scheduler") -> None:
     batch, table, limits = scheduler.batch, scheduler.table, scheduler.limits
     for sequence in running_sequences(batch.running):
         slot, conditions = sequence.slot, sequence.group.stop_conditions
-        assert table.num_scheduled_tokens[slot] <= table.num_blocks[slot] * limits.block_size
+        assert table.num_scheduled_tokens[slot] <= table.num_blocks[slot] * limits.block_size, "tokens have no block"
         longest = conditions.length_limit(sequence.group.num_prompt_tokens, limits.max_model_len)
         assert table.num_tokens[slot] <= longest, "a sequence is too long"
     for step in scheduler.in_flight:
@@ -88,7 +89,7 @@ def _check_written_blocks(scheduler: "Scheduler") -> None:
 
 def _check_registered_blocks(scheduler: "Scheduler") -> None:
     """8: what is registered and in a block table has the hash of the tokens of that table."""
-    cache, batch, size = scheduler.blocks.prefix_cache, scheduler.batch, scheduler.limits.block_size
+    cache, batch = scheduler.blocks.prefix_cache, scheduler.batch
     if cache is None:
         return
     cache.check_integrity()
@@ -96,14 +97,10 @@ def _check_registered_blocks(scheduler: "Scheduler") -> None:
         slot = sequence.slot
         num_tokens = min(int(batch.num_known_tokens[slot]), int(batch.num_computed_tokens[slot]))
         hashes = scheduler.blocks.hash_tokens(batch.table.token_ids[slot, :num_tokens], sequence.group.cache_salt)
-        for index, block in enumerate(batch.table.block_tables[slot, : batch.table.num_blocks[slot]].tolist()):
+        for index, block in enumerate(batch.table.blocks_of(slot).tolist()):
             registered = cache.hash_of(block)
-            if registered is None:
-                continue
-            if index < len(hashes):
-                assert registered == hashes[index], "a block is registered under a wrong hash"
-            else:
-                assert index < int(batch.table.num_scheduled_tokens[slot]) // size, "a block that fills is registered"
+            is_named_by_content = hashes[index : index + 1] == [registered]
+            assert registered is None or is_named_by_content, "a registered block is not full, or holds something else"
 
 
 def _check_order(scheduler: "Scheduler") -> None:
@@ -113,7 +110,7 @@ def _check_order(scheduler: "Scheduler") -> None:
         assert orders == sorted(orders), "groups are out of order"
         assert orders == [group.order for group in groups], "the order of a group has changed"
     assert all(prefill.num_left for prefill in scheduler.prefills.running), "a prefill that is over goes on"
-    for group in scheduler.swapped:
-        assert all(sequence.status is SequenceStatus.SWAPPED for sequence in group.live_sequences)
-        assert all(sequence in scheduler.swapped.tables for sequence in group.live_sequences)
-    assert not any(group not in scheduler.batch.running for group in scheduler.searches.ready)
+    for sequence in (sequence for group in scheduler.swapped for sequence in group.live_sequences):
+        assert sequence.status is SequenceStatus.SWAPPED, "a sequence of a swapped group is somewhere else"
+        assert sequence in scheduler.swapped.tables, "a swapped sequence has no table"
+    assert all(group in scheduler.batch for group in scheduler.searches.ready), "a search is ready that does not run"

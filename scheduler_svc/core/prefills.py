@@ -21,7 +21,7 @@ from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.searches import Searches
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
-from shared.step import Admission, Fork, Int32Array, no_slots
+from shared.step import NO_LOGPROBS, Admission, Fork, Int32Array, no_slots
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +116,7 @@ class Prefills:
             num_gone_blocks: Leading blocks that are out of the window already.
         """
         group, token_ids = sequence.group, sequence.token_ids
+        plan.num_admissible_tokens -= len(token_ids)
         slot = self._batch.enter(sequence, len(token_ids), num_computed_tokens, num_gone_blocks)
         sequence.token_ids = no_slots()
         plan.admissions.append(
@@ -128,6 +129,8 @@ class Prefills:
                 block_ids,
                 self._searches.sampling_of(group) if group.beams else group.sampling_of(sequence),
                 group.cache_salt,
+                group.token_rules,
+                group.num_prompt_logprobs if group.lacks_prompt_logprobs and lead is None else NO_LOGPROBS,
             )
         )
         prefill = Prefill(

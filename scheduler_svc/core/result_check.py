@@ -11,7 +11,7 @@ from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.step_plan import StepInFlight
 from shared.batch_table import StepLayout
 from shared.errors import ExecutorFaultError
-from shared.step import Int32Array, StepResult
+from shared.step import Float32Array, Int32Array, StepResult
 
 
 def check_result(result: StepResult, sent: StepInFlight, batch: Batch, vocab_size: int) -> None:
@@ -40,6 +40,11 @@ def check_result(result: StepResult, sent: StepInFlight, batch: Batch, vocab_siz
         raise ExecutorFaultError(f"step {result.step_id} has token ids outside 0 to {vocab_size - 1}")
     if batch.slots_with_logprobs:
         _check_logprobs(result, layout, batch)
+    if layout.num_alternatives is not None:
+        found = result.alternative_token_ids, result.alternative_logprobs
+        _check_tokens("alternatives", *found, int(layout.num_alternatives.sum()), result.step_id, vocab_size)
+    if layout.num_prompt_logprobs is not None:
+        _check_prompt_logprobs(result, layout, vocab_size)
 
 
 def _check_logprobs(result: StepResult, layout: StepLayout, batch: Batch) -> None:
@@ -50,15 +55,43 @@ def _check_logprobs(result: StepResult, layout: StepLayout, batch: Batch) -> Non
 
 
 def _check_candidates(result: StepResult, num_candidates: Int32Array, vocab_size: int) -> None:
-    token_ids, logprobs = result.candidate_token_ids, result.candidate_logprobs
-    total = int(num_candidates.sum())
-    if token_ids is None or logprobs is None or not len(token_ids) == len(logprobs) == total:
+    found = result.candidate_token_ids, result.candidate_logprobs
+    _check_tokens("beam candidates", *found, int(num_candidates.sum()), result.step_id, vocab_size)
+
+
+def _check_prompt_logprobs(result: StepResult, layout: StepLayout, vocab_size: int) -> None:
+    counts, num_alternatives = layout.num_prompt_logprobs, layout.num_prompt_alternatives
+    assert counts is not None
+    assert num_alternatives is not None
+    logprobs, total = result.prompt_logprobs, int(counts.sum())
+    num_sent = 0 if logprobs is None else len(logprobs)
+    if num_sent != total or (logprobs is not None and np.isnan(logprobs).any()):
+        raise ExecutorFaultError(
+            f"step {result.step_id} has {num_sent} log-probabilities of prompts instead of {total}"
+        )
+    found = result.prompt_alternative_token_ids, result.prompt_alternative_logprobs
+    expected = int((counts * num_alternatives).sum())
+    _check_tokens("alternatives of prompts", *found, expected, result.step_id, vocab_size)
+
+
+def _check_tokens(
+    what: str,
+    token_ids: Int32Array | None,
+    logprobs: Float32Array | None,
+    expected: int,
+    step_id: int,
+    vocab_size: int,
+) -> None:
+    """Accept tokens with log-probabilities, as many as expected; None stands for none."""
+    if token_ids is None and logprobs is None and not expected:
+        return
+    if token_ids is None or logprobs is None or not len(token_ids) == len(logprobs) == expected:
         num_sent = 0 if token_ids is None else len(token_ids)
-        raise ExecutorFaultError(f"step {result.step_id} has {num_sent} beam candidates instead of {total}")
+        raise ExecutorFaultError(f"step {step_id} has {num_sent} {what} instead of {expected}")
     if not _are_token_ids(token_ids, vocab_size):
-        raise ExecutorFaultError(f"step {result.step_id} has candidates outside 0 to {vocab_size - 1}")
+        raise ExecutorFaultError(f"step {step_id} has {what} outside 0 to {vocab_size - 1}")
     if np.isnan(logprobs).any():
-        raise ExecutorFaultError(f"step {result.step_id} has candidates whose log-probability is not a number")
+        raise ExecutorFaultError(f"step {step_id} has {what} whose log-probability is not a number")
 
 
 def _are_token_ids(numbers: Int32Array, vocab_size: int) -> bool:

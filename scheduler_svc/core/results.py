@@ -4,6 +4,7 @@ A result may come after its sequence left the slot. Then the row is void, unless
 preempted and still waits for the token ("late tokens").
 """
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -20,13 +21,40 @@ from shared.batch_table import StepLayout
 from shared.step import BoolArray, StepResult
 
 
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """The likeliest tokens in some places, as many in each, likeliest first, one place after the other."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+    def extend(self, others: "Alternatives") -> None:
+        """Add those of the next places."""
+        self.token_ids.extend(others.token_ids)
+        self.logprobs.extend(others.logprobs)
+
+    def since(self, begin: int) -> "Alternatives":
+        """Return a copy without the first `begin` tokens."""
+        return Alternatives(self.token_ids[begin:], self.logprobs[begin:])
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """The log-probabilities of the next tokens of a group's prompt, and their alternatives, maybe none."""
+
+    group: SequenceGroup
+    logprobs: list[float]
+    alternatives: Alternatives
+
+
 @dataclass(slots=True)
 class StepUpdates:
     """What one processed step brought, as parallel lists.
 
     `finished` maps an index of those lists to the reason why that sequence ended with this token.
     `advanced_searches` are groups whose beams got their next tokens, `finished_searches` those whose
-    search is over; `SequenceGroup.beams` has the hypotheses.
+    search is over; `SequenceGroup.beams` has the hypotheses. `alternatives` maps an index of the lists to
+    the likeliest tokens in that place, where they were asked for. `prompt_logprobs` come before all tokens.
     """
 
     sequences: list[Sequence]
@@ -35,6 +63,8 @@ class StepUpdates:
     finished: dict[int, FinishReason]
     advanced_searches: list[SequenceGroup] = field(default_factory=list)
     finished_searches: list[SequenceGroup] = field(default_factory=list)
+    alternatives: dict[int, Alternatives] = field(default_factory=dict)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
 
 class Results:
@@ -56,6 +86,7 @@ class Results:
     def take(self, sent: StepInFlight, result: StepResult) -> StepUpdates:
         """Take the result of a step that is not in flight any more; end what is complete."""
         layout, batch = sent.layout, self._batch
+        prompt_logprobs = _take_prompt_logprobs(sent, result)
         is_current = self._current_rows(sent)
         self._acknowledge(layout, is_current)
         if is_current is None:
@@ -65,6 +96,7 @@ class Results:
             current = batch.table.record(layout, result.sampled_token_ids)
             current &= ~batch.is_left[layout.sample_slots]
         updates = self._collect_updates(layout, result, current)
+        updates.prompt_logprobs = prompt_logprobs
         if layout.num_candidates is not None:
             self._take_candidates(layout, result, current, updates)
         return updates
@@ -114,6 +146,9 @@ class Results:
             logprobs=None if logprobs is None else logprobs.tolist(),
             finished=batch.stop_checker.finished(slots, positions, token_ids),
         )
+        if layout.num_alternatives is not None:
+            rows = range(len(layout.sample_slots)) if taken is None else taken.nonzero()[0].tolist()
+            updates.alternatives = _alternatives_of(layout, result, rows)
         for index in updates.finished:
             self._endings.end_sequence(updates.sequences[index])
         if current is not None:
@@ -135,6 +170,8 @@ class Results:
                 self._endings.end_sequence(sequence)
             elif not sequence.num_late_tokens:
                 self._preemption.forget_late(sequence)
+            if layout.num_alternatives is not None:
+                updates.alternatives |= _alternatives_of(layout, result, [row], first_index=len(updates.sequences))
             updates.sequences.append(sequence)
             updates.token_ids.append(token_id)
             if updates.logprobs is not None and result.logprobs is not None:
@@ -159,3 +196,48 @@ class Results:
                 self._endings.end_group(sequence.group)
             elif sequence.group in self._searches.ready:
                 updates.advanced_searches.append(sequence.group)
+
+
+def _alternatives_of(
+    layout: StepLayout, result: StepResult, rows: Seq[int], first_index: int = 0
+) -> dict[int, Alternatives]:
+    """Return the alternatives of some sample rows by their place among `rows`, counted from `first_index`."""
+    counts, token_ids, logprobs = layout.num_alternatives, result.alternative_token_ids, result.alternative_logprobs
+    assert counts is not None
+    assert token_ids is not None
+    assert logprobs is not None
+    ends = np.cumsum(counts)
+    found: dict[int, Alternatives] = {}
+    for index, row in enumerate(rows, first_index):
+        if counts[row]:
+            span = slice(int(ends[row] - counts[row]), int(ends[row]))
+            found[index] = Alternatives(token_ids[span].tolist(), logprobs[span].tolist())
+    return found
+
+
+def _take_prompt_logprobs(sent: StepInFlight, result: StepResult) -> list[PromptLogprobs]:
+    """Return what of the prompts' log-probabilities is new, and count it.
+
+    They depend on the prompt alone, so that they are good whatever became of the slot since. What was
+    handed out before, when the prompt was computed for the first time, is dropped.
+    """
+    layout, found = sent.layout, []
+    counts, num_alternatives = layout.num_prompt_logprobs, layout.num_prompt_alternatives
+    if not sent.prompt_groups or counts is None or num_alternatives is None or result.prompt_logprobs is None:
+        return []
+    token_ends, alternative_ends = np.cumsum(counts), np.cumsum(counts * num_alternatives)
+    for row, group in sent.prompt_groups:
+        start, count, width = int(layout.starts[row]), int(counts[row]), int(num_alternatives[row])
+        num_known = group.num_known_prompt_logprobs
+        if not group.live_sequences or not start <= num_known < start + count:
+            continue
+        first = num_known - start  # among the tokens of this row
+        span = slice(int(token_ends[row]) - count + first, int(token_ends[row]))
+        alternatives = Alternatives([], [])
+        if width and result.prompt_alternative_token_ids is not None and result.prompt_alternative_logprobs is not None:
+            wide = slice(int(alternative_ends[row]) - (count - first) * width, int(alternative_ends[row]))
+            token_ids, logprobs = result.prompt_alternative_token_ids[wide], result.prompt_alternative_logprobs[wide]
+            alternatives = Alternatives(token_ids.tolist(), logprobs.tolist())
+        found.append(PromptLogprobs(group, result.prompt_logprobs[span].tolist(), alternatives))
+        group.num_known_prompt_logprobs = start + count
+    return found

@@ -103,6 +103,8 @@ class Scheduler:
         self._results = Results(self.batch, self.searches, self.preemption, self._endings)
         self.in_flight: deque[StepInFlight] = deque()
         self.now_s = 0.0
+        self._progress_at_s = 0.0  # the first decision after the last result
+        self._was_processed = False
         self.takes_groups = True
         self.last_scheduled_step_id = 0
         self.last_processed_step_id = 0
@@ -115,7 +117,9 @@ class Scheduler:
         Groups that turn out to be unable ever to go on are in `take_failures` afterwards.
         """
         self.now_s = now_s
-        plan = StepPlan(self.limits.max_num_batched_tokens, now_s)
+        if self._was_processed:
+            self._was_processed, self._progress_at_s = False, now_s
+        plan = StepPlan(self.limits.max_num_batched_tokens, now_s, self.limits.max_admitted_tokens)
         is_mixed = self.limits.prefill_mode is PrefillMode.CHUNKED
         if not is_mixed:
             self.prefills.continue_all(plan)
@@ -202,7 +206,8 @@ class Scheduler:
             return None
         step = plan.to_step(self.epoch, self.last_scheduled_step_id + 1)
         layout = self.table.apply(step.delta, trusted=True)
-        self.in_flight.append(StepInFlight(step, layout, plan.now_s, self.batch.num_left))
+        prompt_groups = self.batch.groups_with_prompt_logprobs(layout)
+        self.in_flight.append(StepInFlight(step, layout, plan.now_s, self.batch.num_left, prompt_groups))
         self.last_scheduled_step_id = step.step_id
         self._queue_again()
         return step
@@ -218,6 +223,7 @@ class Scheduler:
             raise ExecutorFaultError(f"a result of step {result.step_id} came, and no step is in flight")
         check_result(result, self.in_flight[0], self.batch, self.limits.vocab_size)
         self.last_processed_step_id = result.step_id
+        self._was_processed = True
         updates = self._results.take(self.in_flight.popleft(), result)
         self._queue_again()
         return updates
@@ -284,12 +290,17 @@ class Scheduler:
 
         A core whose oldest step is overdue takes nothing: it may hang.
         """
-        if not self.takes_groups:
-            return Obstacle(Wait.IN_LINE, "the executor is leaving the fleet")
-        if self.in_flight and now_s - self.in_flight[0].scheduled_at_s > self.limits.stall_after_s:
+        if self._is_overdue(now_s):
             return Obstacle(Wait.IN_LINE, f"a step has been running for more than {self.limits.stall_after_s:g} s")
         verdict = self.admissions.judge(group)
         return verdict if isinstance(verdict, Obstacle) else None
+
+    def _is_overdue(self, now_s: float) -> bool:
+        """Return whether the oldest step in flight takes suspiciously long; those before it do not count."""
+        if not self.in_flight or self._was_processed:
+            return False
+        begin_s = max(self.in_flight[0].scheduled_at_s, self._progress_at_s)
+        return now_s - begin_s > self.limits.stall_after_s
 
     def has(self, group: SequenceGroup) -> bool:
         """Return whether the group was admitted here and has not ended."""

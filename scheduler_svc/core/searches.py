@@ -134,6 +134,8 @@ class Searches:
     def _branch(self, group: SequenceGroup, chosen: list[tuple[int, int]]) -> None:
         """Make the chosen continuations the sequences of the group: forks first, then releases."""
         former, batch = group.sequences, self._batch
+        for beam in former:  # before forks share what is left
+            batch.slide_window(beam.slot, int(batch.table.num_scheduled_tokens[beam.slot]))
         continuations: list[Continuation] = []
         kept: set[int] = set()
         for parent, token_id in chosen:

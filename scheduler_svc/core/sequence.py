@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.step import Int32Array, SamplingRow
+from shared.step import NO_LOGPROBS, Int32Array, SamplingRow
+from shared.token_rules import TokenRules
 
 if TYPE_CHECKING:
     from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams
@@ -77,6 +78,9 @@ class SequenceGroup:
     blocks only with equal `cache_salt`. `sampling` is the row of output 0; the others differ in
     `output_index`.
 
+    `num_prompt_logprobs`: with how many alternatives the log-probabilities of the prompt are wanted, of all
+    its tokens but the first; `num_known_prompt_logprobs` of them were handed out.
+
     `has_run`: it was admitted once, so it goes before newcomers if it has to wait again.
     `order`: where it stands, (level, arrival); the smaller one goes first and is preempted last. `Batch`
     sets it when the group joins for the first time; a level does not change while the group lives.
@@ -92,6 +96,9 @@ class SequenceGroup:
     priority: int = 0
     tenant: str = ""
     cache_salt: int = 0
+    token_rules: TokenRules | None = None
+    num_prompt_logprobs: int = NO_LOGPROBS
+    num_known_prompt_logprobs: int = 0
     order: tuple[int, int] = field(init=False)
     sequences: list[Sequence] = field(init=False)
     beams: BeamSearch | None = None
@@ -110,6 +117,13 @@ class SequenceGroup:
     def num_prompt_tokens(self) -> int:
         """Length of the original prompt."""
         return len(self.prompt_token_ids)
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of the prompt are still to come: then the prompt is computed, not looked up."""
+        return (
+            self.num_prompt_logprobs != NO_LOGPROBS and self.num_known_prompt_logprobs < len(self.prompt_token_ids) - 1
+        )
 
     @property
     def is_lone(self) -> bool:

@@ -13,11 +13,13 @@ from shared.step import Admission, Fork, Int32Array, Step, TableDelta, no_pairs,
 class StepPlan:
     """What `Scheduler.schedule` has decided so far. `token_budget` is what is left of it.
 
-    `now_s` is the time of the decision. `preempted` groups make the step one without admissions.
+    `now_s` is the time of the decision. `num_admissible_tokens` is what is left of
+    `SchedulerLimits.max_admitted_tokens`. `preempted` groups make the step one without admissions.
     """
 
     token_budget: int
     now_s: float
+    num_admissible_tokens: int
     preempted: list[SequenceGroup] = field(default_factory=list)
     has_held_back: bool = False
     admissions: list[Admission] = field(default_factory=list)
@@ -74,12 +76,14 @@ class StepInFlight:
     """A step that was scheduled, at `scheduled_at_s`, and is not acknowledged.
 
     `num_left` counts the slots that were left before it: if none was since, all its rows are current.
+    `prompt_groups` are those whose prompt's log-probabilities it brings, by row of the layout, in order.
     """
 
     step: Step
     layout: StepLayout
     scheduled_at_s: float
     num_left: int
+    prompt_groups: tuple[tuple[int, SequenceGroup], ...] = ()
 
 
 def _pairs(rows: list[tuple[int, int]]) -> Int32Array:

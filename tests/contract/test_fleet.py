@@ -306,6 +306,25 @@ async def test_an_executor_that_cannot_serve_the_same_is_refused_with_the_reason
     assert sum(words in record.getMessage() for record in caplog.records) == 1
 
 
+async def test_a_refused_executor_does_not_take_over_while_the_right_one_restarts() -> None:
+    directory = Directory()
+    wrong = FakeWorker(eos_probability=0.5)
+    async with running_stack(slow_worker(), wrong, membership=directory.membership(), ready=False) as stack:
+        right, stranger = stack.executors
+        directory.addresses = {right.address}
+        await stack.attached()
+        directory.addresses = {right.address, stranger.address}
+        await until(lambda: "another model" in stack.engine.last_trouble)
+        answer = asyncio.create_task(collect(stack, token_request(20, 60)))
+        await until(lambda: stack.driver_of(right).step_log.kept_ids[1] >= 9)
+        await right.kill()
+        await until(lambda: f"the fleet serves fake from {right.address}" in stack.driver_of(stranger).last_trouble)
+        right.worker = slow_worker()
+        await right.start()
+        assert len((await answer).token_ids) == 60
+        assert stack.driver_of(stranger).core is None
+
+
 async def test_an_executor_that_starts_late_joins_and_one_that_shuts_down_leaves() -> None:
     async with running_stack(slow_worker(), slow_worker()) as stack:
         first, second = stack.executors

@@ -92,6 +92,78 @@ async def test_logprobs_come_only_when_asked_for() -> None:
         assert list(with_logprobs.output.logprobs) == with_logprobs.logprobs
 
 
+async def test_alternatives_come_with_every_token_and_nobody_else_gets_some() -> None:
+    async with running_stack() as stack:
+        without, with_alternatives = await asyncio.gather(
+            collect(stack, token_request(3, 10, first_id=1, logprobs=0)),
+            collect(stack, token_request(3, 10, first_id=2, logprobs=3)),
+        )
+        assert without.alternative_token_ids == []
+        assert len(with_alternatives.alternative_token_ids) == len(with_alternatives.alternative_logprobs) == 30
+        # Greedy: the token is the likeliest.
+        assert with_alternatives.alternative_token_ids[::3] == with_alternatives.token_ids
+        assert with_alternatives.alternative_logprobs[::3] == with_alternatives.logprobs
+        assert list(with_alternatives.output.alternative_token_ids) == with_alternatives.alternative_token_ids
+
+
+async def test_prompt_logprobs_come_once_although_the_prompt_is_cached() -> None:
+    async with running_stack(FakeWorker(), max_num_batched_tokens=16) as stack:
+        await collect(stack, token_request(100, 2))
+        answers = [await collect(stack, token_request(100, 2, prompt_logprobs=2)) for _ in range(2)]
+        assert answers[0].prompt_logprobs == answers[1].prompt_logprobs
+        assert len(answers[0].prompt_logprobs) == 99
+        assert len(answers[0].prompt_alternative_token_ids) == 198
+        assert [answer.finished.usage.num_cached_tokens for answer in answers if answer.finished] == [0, 0]
+        cached = await collect(stack, token_request(100, 2))
+        assert cached.finished is not None
+        assert cached.finished.usage.num_cached_tokens > 0
+        assert cached.prompt_logprobs == []
+        assert not cached.finished.HasField("prompt_logprobs")
+
+
+async def test_several_outputs_have_the_prompts_logprobs_once() -> None:
+    async with running_stack() as stack:
+        request = token_request(20, 5, temperature=1.0, n=3, prompt_logprobs=0)
+        events = [event async for event in stack.generation.Generate(request)]
+        assert sum(len(event.prompt_logprobs.logprobs) for event in events) == 19
+        assert len(events[-1].finished.prompt_logprobs.logprobs) == 19
+
+
+async def test_nothing_ends_an_output_before_min_tokens() -> None:
+    async with running_stack(FakeWorker(eos_probability=0.5)) as stack:
+        short = await collect(stack, token_request(6, 60))
+        assert len(short.token_ids) < 20
+        answer = await collect(stack, token_request(6, 60, min_tokens=20))
+        assert 20 < len(answer.token_ids) <= 60
+        free = await collect(stack, token_request(6, 60, ignore_eos=True, skip_special_tokens=False))
+        stop = free.text[3]
+        stopped = await collect(stack, token_request(6, 60, ignore_eos=True, stop=[stop], min_tokens=12))
+        assert len(stopped.token_ids) >= 12
+
+
+async def test_words_that_are_banned_do_not_come_with_or_without_a_space() -> None:
+    async with running_stack() as stack:
+        full = await collect(stack, token_request(6, 40))
+        word = full.text[20:23].strip()
+        answer = await collect(stack, token_request(6, 40, banned_words=[word]))
+        assert word in full.text
+        assert word not in answer.text
+        assert len(answer.token_ids) == 40
+
+
+async def test_penalties_biases_and_allowed_tokens_reach_the_executor() -> None:
+    async with running_stack() as stack:
+        bias = generation_pb2.LogitBias(token_id=90, bias=50)
+        biased = await collect(stack, token_request(6, 5, logit_bias=[bias]))
+        assert biased.token_ids == [90] * 5
+        penalized = await collect(stack, token_request(6, 5, logit_bias=[bias], frequency_penalty=60.0))
+        assert penalized.token_ids.count(90) == 1
+        allowed = await collect(stack, token_request(6, 20, allowed_token_ids=[65, 66, 67], temperature=1.0))
+        assert set(allowed.token_ids) <= {65, 66, 67}
+        beams = await collect(stack, token_request(6, 6, beam_width=2, allowed_token_ids=[65, 66, 67]))
+        assert set(beams.token_ids) <= {65, 66, 67}
+
+
 async def test_a_stop_string_ends_the_output_before_it() -> None:
     async with running_stack() as stack:
         full = await collect(stack, token_request(6, 60))
@@ -323,17 +395,30 @@ BAD_REQUESTS = {
     "best_of beams": (token_request(4, 4, beam_width=2, best_of=2), "best_of is 2", "unset with beam_width"),
     "stop strings of beams": (token_request(4, 4, beam_width=2, stop=["a"]), "stop is a list of 1", "empty"),
     "length_penalty without beams": (token_request(4, 4, length_penalty=2.0), "length_penalty is 2", "unset without"),
-    "min_tokens": (token_request(4, 4, min_tokens=1), "min_tokens", "does not support"),
-    "repetition_penalty": (token_request(4, 4, repetition_penalty=1.5), "repetition_penalty", "does not support"),
-    "presence_penalty NaN": (token_request(4, 4, presence_penalty=math.nan), "presence_penalty", "does not support"),
-    "frequency_penalty": (token_request(4, 4, frequency_penalty=0.5), "frequency_penalty", "does not support"),
+    "min_tokens": (token_request(4, 4, min_tokens=5), "min_tokens is 5", "from 0 to 4 (max_tokens)"),
+    "repetition_penalty": (token_request(4, 4, repetition_penalty=0.0), "repetition_penalty is 0", "above 0"),
+    "presence_penalty NaN": (token_request(4, 4, presence_penalty=math.nan), "presence_penalty is nan", "from -100"),
+    "frequency_penalty": (token_request(4, 4, frequency_penalty=101.0), "frequency_penalty is 101", "to 100"),
     "logit_bias": (
-        token_request(4, 4, logit_bias=[generation_pb2.LogitBias(token_id=1, bias=1.0)]),
-        "logit_bias",
-        "does not support",
+        token_request(4, 4, logit_bias=[generation_pb2.LogitBias(token_id=1, bias=math.inf)]),
+        "logit_bias is a list with bias inf for token id 1",
+        "from -100 to 100",
+    ),
+    "typical_p": (token_request(4, 4, typical_p=0.0), "typical_p is 0", "above 0 and at most 1"),
+    "banned_words": (token_request(4, 4, banned_words=["a" * 17]), "word of 17 ", "words of 1 to 16"),
+    "allowed_token_ids": (
+        token_request(4, 4, allowed_token_ids=[7], banned_token_ids=[7]),
+        "allowed_token_ids is 1 ids long",
+        "a token is left",
     ),
     "grammar": (token_request(4, 4, grammar=generation_pb2.Grammar(regex="a")), "grammar", "does not support"),
-    "logprobs of alternatives": (token_request(4, 4, logprobs=5), "logprobs is 5", "does not support alternatives"),
+    "logprobs of alternatives": (token_request(4, 4, logprobs=21), "logprobs is 21", "from 0 to 20"),
+    "prompt_logprobs": (token_request(4, 4, prompt_logprobs=21), "prompt_logprobs is 21", "from 0 to 20"),
+    "prompt_logprobs of beams": (
+        token_request(4, 4, beam_width=2, prompt_logprobs=0),
+        "prompt_logprobs is 0",
+        "unset with beam_width",
+    ),
     "tenant": (pb.GenerateRequest(text="a", tenant="t" * 257), "tenant is 257 characters", "at most 256"),
     "cache_salt": (pb.GenerateRequest(text="a", cache_salt="t" * 257), "cache_salt is 257 characters", "at most 256"),
     "lora_adapter": (pb.GenerateRequest(text="a", lora_adapter="x"), "lora_adapter is x", "does not support"),

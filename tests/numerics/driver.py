@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from executor_svc.cache_engine import CacheEngine, CacheShape
-from executor_svc.sampler import Sampler
+from executor_svc.sample_rows import SampleRows
+from executor_svc.sampler import Sampled, Sampler
 from executor_svc.worker import Worker
 from shared.step import (
     Admission,
@@ -109,10 +110,10 @@ class RecordingSampler(Sampler):
         self.logits = torch.empty(0)
         self.num_logit_rows = 0
 
-    def sample(self, logits, logit_rows, sampling, num_output_tokens):  # type: ignore[no-untyped-def]
+    def sample(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Sampled:
         self.logits = logits[torch.from_numpy(logit_rows)].clone()
         self.num_logit_rows = len(logits)
-        return super().sample(logits, logit_rows, sampling, num_output_tokens)
+        return super().sample(logits, logit_rows, rows)
 
 
 class PoisonedCacheEngine(CacheEngine):

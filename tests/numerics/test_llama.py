@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from executor_svc.randomness import uniforms
-from executor_svc.sampler import draw
+from executor_svc.sampler.drawing import draw
 from executor_svc.torch_worker import load_worker
 from shared.step import SamplingRow, TableDelta, pairs
 from tests.numerics.conftest import TinyModel

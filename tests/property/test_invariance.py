@@ -9,16 +9,19 @@ it gets alone, whole prompt in one step, in lock-step, with nothing cached.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from executor_svc.fake_tokenizer import EOS_TOKEN_ID
 from executor_svc.fake_worker import FakeWorker
 from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.core.sequence import StopConditions
 from scheduler_svc.served_model import CoreSettings
 from shared.step import SamplingRow
+from shared.token_rules import TokenRules
 from tests.support.fleet import FoundHypothesis, Output
 from tests.support.schedules import GREEDY, Play, Request, Schedule
 
@@ -27,7 +30,8 @@ MAX_LENGTH = MAX_PROMPT_TOKENS + MAX_OUTPUT_TOKENS
 MAX_SEQUENCES = 4
 LETTERS = range(65, 91)
 
-Outcome = tuple[list[Output], list[FoundHypothesis]]
+PromptLogprobs = tuple[list[float], list[int], list[float]]
+Outcome = tuple[list[Output], list[FoundHypothesis], PromptLogprobs]
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Example:
 
 def outcome_of(play: Play, arrival: int) -> Outcome:
     outputs = [output for (other, _), output in sorted(play.outputs.items()) if other == arrival]
-    return outputs, play.searches.get(arrival, [])
+    return outputs, play.searches.get(arrival, []), play.prompt_logprobs_of(arrival)
 
 
 def check_every_request_gets_what_it_gets_alone(example: Example) -> None:
@@ -82,8 +86,14 @@ def requests(draw: st.DrawFn, common: Sequence[int]) -> Request:
     """Draw a request; half of the prompts begin like the others."""
     start = draw(st.sampled_from([[], common]))
     prompt = [*start, *draw(st.lists(st.sampled_from(LETTERS), min_size=1, max_size=MAX_PROMPT_TOKENS))]
-    num_logprobs = draw(st.sampled_from([-1, 0]))
-    sampled = SamplingRow(temperature=1.0, seed=draw(st.integers(0, 2**64 - 1)), num_logprobs=num_logprobs)
+    num_logprobs = draw(st.sampled_from([-1, 0, 3]))
+    sampled = SamplingRow(
+        temperature=1.0,
+        seed=draw(st.integers(0, 2**64 - 1)),
+        num_logprobs=num_logprobs,
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.5])),
+        min_tokens=draw(st.sampled_from([0, 0, 1, 5])),
+    )
     kind = draw(st.sampled_from(["greedy", "seeded", "seeded", "several", "beams"]))
     width = draw(st.integers(2, MAX_SEQUENCES))
     penalty, early_stopping = draw(st.sampled_from([0.0, 1.0])), draw(st.sampled_from(EarlyStopping))
@@ -94,6 +104,8 @@ def requests(draw: st.DrawFn, common: Sequence[int]) -> Request:
         num_sequences=width if kind == "several" else 1,
         beam_search=BeamSearchParams(width, width, penalty, early_stopping) if kind == "beams" else None,
         cache_salt=draw(st.sampled_from([0, 0, 1])),
+        token_rules=TokenRules(stop_token_ids=np.array([EOS_TOKEN_ID], np.int32)),
+        num_prompt_logprobs=-1 if kind == "beams" else draw(st.sampled_from([-1, -1, 0, 2])),
     )
 
 
@@ -148,7 +160,7 @@ def crowd() -> list[Request]:
     prompt, conditions = list(LETTERS), StopConditions(max_tokens=MAX_OUTPUT_TOKENS, ignore_eos=True)
     seeded = SamplingRow(temperature=1.0, seed=3, num_logprobs=0)
     kinds = [
-        Request(prompt, conditions),
+        Request(prompt, conditions, num_prompt_logprobs=2),
         Request(prompt[:20], conditions, seeded),
         Request(prompt[:9], conditions, seeded, num_sequences=4),
         Request(prompt[9:], conditions, beam_search=BeamSearchParams(3, 3)),
@@ -184,10 +196,11 @@ def test_a_crowd_is_preempted_and_found_again_and_gets_what_each_gets_alone(
 
 def test_outputs_have_log_probabilities_differ_and_follow_their_seed(crowd_alone: list[Outcome]) -> None:
     """Keep the comparisons above from comparing nothing."""
-    outputs = [output for outputs, _ in crowd_alone[:3] for output in outputs]
+    outputs = [output for outputs, *_ in crowd_alone[:3] for output in outputs]
     assert [len(output.logprobs) for output in outputs] == [MAX_OUTPUT_TOKENS] * 6
     assert len({tuple(output.token_ids) for output in outputs}) == 6
     assert len(crowd_alone[3][1]) == 3
+    assert [len(values) for values in crowd_alone[0][2]] == [25, 50, 50]
 
     request = crowd()[1]
     example = crowded(None, prefix_caching=False, num_steps_in_flight=1)

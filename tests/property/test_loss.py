@@ -83,6 +83,7 @@ def make_groups() -> list[SequenceGroup]:
         beam_search: BeamSearchParams | None = None,
         *,
         ignore_eos: bool = True,
+        num_prompt_logprobs: int = -1,
     ) -> SequenceGroup:
         arrival = len(groups)
         prompt = (33 + arrival + np.arange(num_prompt_tokens)) % 94 + 33
@@ -90,22 +91,26 @@ def make_groups() -> list[SequenceGroup]:
         made = SequenceGroup(
             f"r{arrival}", prompt.astype(np.int32), sampling, conditions, arrival, num_sequences, beam_search
         )
+        made.num_prompt_logprobs = num_prompt_logprobs
         groups.append(made)
         return made
 
     groups: list[SequenceGroup] = []
     group(30, SamplingRow(num_logprobs=0))
-    group(17, sampled(11))
+    group(17, sampled(11), num_prompt_logprobs=0)
     group(9, sampled(12), num_sequences=3)
     group(21, SamplingRow(), 24, beam_search=BeamSearchParams(3, 3), ignore_eos=False)
-    group(70, sampled(13, num_logprobs=-1), 30)
-    group(12, sampled(14), 20, num_sequences=4, ignore_eos=False)  # best_of: the likeliest are picked at the end
+    group(70, sampled(13, num_logprobs=4), 30, num_prompt_logprobs=2)
+    group(
+        12, sampled(14), 20, num_sequences=4, ignore_eos=False, num_prompt_logprobs=1
+    )  # best_of: the likeliest are picked at the end
     group(5, SamplingRow(), 12, beam_search=BeamSearchParams(2, 1, early_stopping=EarlyStopping.TRUE))
-    group(8, sampled(15), 6, ignore_eos=False)
+    group(8, sampled(15, num_logprobs=-1), 6, ignore_eos=False)
     return groups
 
 
-Outcome = tuple[dict[tuple[int, int], Output], dict[int, list[FoundHypothesis]]]
+PromptLogprobs = tuple[list[float], list[int], list[float]]
+Outcome = tuple[dict[tuple[int, int], Output], dict[int, list[FoundHypothesis]], list[PromptLogprobs]]
 
 
 class Run:
@@ -145,7 +150,8 @@ class Run:
         assert self.was_killed == (self.kill is not None)
         assert not self.fleet.failures
         self.fleet.check_all_is_free()
-        return dict(self.fleet.outputs), self.fleet.searches
+        prompts = [self.fleet.prompt_logprobs_of(group.arrival) for group in self.groups]
+        return dict(self.fleet.outputs), self.fleet.searches, prompts
 
     def _join(self, index: int) -> None:
         member = self.scene.join(self.fleet, index)
@@ -184,20 +190,28 @@ def outcome_alone() -> Outcome:
     """What each request gets from an executor of its own, in lock-step, and nobody is killed."""
     outputs: dict[tuple[int, int], Output] = {}
     searches: dict[int, list[FoundHypothesis]] = {}
+    prompts: list[PromptLogprobs] = []
     for group in make_groups():
-        own_outputs, own_searches = Run(Scene(1, 1), [group]).play()
+        own_outputs, own_searches, own_prompts = Run(Scene(1, 1), [group]).play()
         outputs |= own_outputs
         searches |= own_searches
-    return outputs, searches
+        prompts += own_prompts
+    return outputs, searches, prompts
 
 
 @pytest.fixture(scope="module")
 def alone() -> Outcome:
-    outputs, searches = outcome_alone()
+    outputs, searches, prompts = outcome_alone()
     assert [len(output.token_ids) for output in outputs.values()].count(NUM_TOKENS) == 5
     assert {len(output.logprobs) for output in outputs.values()} >= {0, NUM_TOKENS}
     assert len(searches) == 2
-    return outputs, searches
+    assert [tuple(len(part) for part in values) for values in prompts if values[0]] == [
+        (16, 0, 0),
+        (69, 138, 138),
+        (11, 11, 11),
+    ]
+    assert {len(output.alternatives) for output in outputs.values()} >= {0, 30}
+    return outputs, searches, prompts
 
 
 def num_steps_of(scene: Scene, alone: Outcome) -> int:

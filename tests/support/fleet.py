@@ -2,7 +2,8 @@
 
 Steps and results pass through the wire encoding; nothing else lies between. The caller says what is
 scheduled, executed and processed when, and who is lost in between; what must hold at each of these
-moments is asserted here. Next: `tests/property/test_loss.py`, `tests/property/test_fleet.py`.
+moments is asserted here. Next: `fleet_driving.py`, which drives one by hand; `tests/property/test_loss.py`
+and `tests/property/test_fleet.py`, which play workloads on one.
 """
 
 import itertools
@@ -17,6 +18,7 @@ from scheduler_svc.core.beam_search import Hypothesis
 from scheduler_svc.core.fleet import Fleet
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.policy import FcfsPolicy, Policy
+from scheduler_svc.core.results import Alternatives, PromptLogprobs
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import FinishReason, Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -68,6 +70,7 @@ class Output:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     reason: FinishReason | None = None
+    alternatives: list[Alternatives] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,7 @@ class VirtualFleet:
         self.groups: dict[int, SequenceGroup] = {}
         self.outputs: dict[tuple[int, int], Output] = defaultdict(Output)
         self.searches: dict[int, list[FoundHypothesis]] = {}
+        self.prompts: dict[int, list[PromptLogprobs]] = defaultdict(list)
         self.failures: dict[int, str] = {}
         self.cut_short: set[tuple[int, int]] = set()
         self.stop_lengths: dict[tuple[int, int], int] = {}
@@ -125,14 +129,24 @@ class VirtualFleet:
 
     # Groups --------------------------------------------------------------------------------------
 
-    def add(self, group: SequenceGroup) -> None:
-        """Let a new group wait."""
+    def add(self, group: SequenceGroup) -> SequenceGroup:
+        """Let a new group wait; return it."""
         self.groups[group.arrival] = group
         self.queue.add(group)
+        return group
 
     def is_live(self, group: SequenceGroup) -> bool:
         """Return whether the group is still to end."""
         return group.arrival not in self.failures and bool(group.live_sequences)
+
+    def prompt_logprobs_of(self, arrival: int) -> tuple[list[float], list[int], list[float]]:
+        """Return the log-probabilities of a prompt as its client got them, and their alternatives, joined."""
+        parts = self.prompts.get(arrival, [])
+        return (
+            [logprob for part in parts for logprob in part.logprobs],
+            [token_id for part in parts for token_id in part.alternatives.token_ids],
+            [logprob for part in parts for logprob in part.alternatives.logprobs],
+        )
 
     def abort(self, group: SequenceGroup) -> None:
         """The client leaves."""
@@ -148,8 +162,8 @@ class VirtualFleet:
         self.members.append(member)
         return member
 
-    def lose(self, member: Member) -> None:
-        """The executor is gone, and with it all results that were not processed."""
+    def lose(self, member: Member) -> list[SequenceGroup]:
+        """The executor is gone, and with it all results that were not processed; return the groups that wait again."""
         self.members.remove(member)
         groups = self.fleet.leave(member.core)
         self._count_preemptions(member)
@@ -165,8 +179,9 @@ class VirtualFleet:
                 if group.beam_search is None:
                     known = group.prompt_token_ids.tolist() + self.outputs[_name_of(sequence)].token_ids
                     assert sequence.token_ids.tolist() == known, "a group carries other tokens than its client has"
-            self.num_recomputed_groups += 1
             self.queue.add(group)
+        self.num_recomputed_groups += len(groups)
+        return groups
 
     # Steps ---------------------------------------------------------------------------------------
 
@@ -191,6 +206,12 @@ class VirtualFleet:
         updates = member.core.process(member.results.popleft())
         self.check_integrity(member)
         logprobs = updates.logprobs or [math.nan] * len(updates.token_ids)
+        for prompt in updates.prompt_logprobs:
+            assert self.is_live(prompt.group) or not prompt.group.live_sequences
+            assert not any(self.outputs[_name_of(s)].token_ids for s in prompt.group.sequences), (
+                "the prompt comes first"
+            )
+            self.prompts[prompt.group.arrival].append(prompt)
         for row, sequence in enumerate(updates.sequences):
             name = _name_of(sequence)
             output = self.outputs[name]
@@ -199,6 +220,8 @@ class VirtualFleet:
             output.token_ids.append(updates.token_ids[row])
             if not math.isnan(logprobs[row]):
                 output.logprobs.append(logprobs[row])
+            if row in updates.alternatives:
+                output.alternatives.append(updates.alternatives[row])
             if row in updates.finished:
                 assert sequence.status is SequenceStatus.FINISHED
                 output.reason = updates.finished[row]

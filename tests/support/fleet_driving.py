@@ -1,65 +1,57 @@
-"""Drive a fleet by hand in tests: several cores, each with a toy executor."""
+"""Drive a fleet by hand in tests: a `VirtualFleet` of toy executors that count up."""
 
-from collections import defaultdict, deque
 from collections.abc import Mapping
 
-from scheduler_svc.core.fleet import Fleet
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.policy import FcfsPolicy
-from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.waiting_queue import WaitingQueue
-from shared.step import Step, StepResult
-from tests.support.driving import delivered, small_limits
+from tests.support.driving import name_of, small_limits
+from tests.support.fleet import Member, VirtualFleet
 from tests.support.toy_executor import ToyExecutor, count_up
 
 
-class FleetBench:
-    """A fleet in which each core has a toy executor."""
+class FleetBench(VirtualFleet):
+    """A fleet whose members are told by their limits alone; what is decided is executed at once.
+
+    Args:
+        all_limits: Of the members that are there from the beginning.
+        tenant_weights: Of the queue.
+    """
 
     def __init__(self, *all_limits: SchedulerLimits, tenant_weights: Mapping[str, float] | None = None) -> None:
-        self.fleet = Fleet(WaitingQueue(FcfsPolicy(), tenant_weights), FcfsPolicy(), prefix_key=b"key")
-        self.executors: dict[Scheduler, ToyExecutor] = {}
-        self.results: dict[Scheduler, deque[StepResult]] = defaultdict(deque)
-        self.outputs: dict[str, list[int]] = defaultdict(list)
+        super().__init__(tenant_weights=tenant_weights)
         for limits in all_limits:
-            self.join(limits)
+            self.attach(limits)
 
-    def join(self, limits: SchedulerLimits) -> Scheduler:
-        core = self.fleet.join(limits, epoch=len(self.executors) + 1)
-        self.executors[core] = ToyExecutor(limits, count_up)
-        return core
+    def attach(self, limits: SchedulerLimits) -> Member:
+        """Let an empty toy executor join."""
+        return self.join(limits, ToyExecutor(limits, count_up))
 
-    def add(self, added: SequenceGroup) -> SequenceGroup:
-        self.fleet.queue.add(added)
-        return added
-
-    def schedule(self, core: Scheduler, now_s: float = 0.0) -> Step | None:
-        step = core.schedule(now_s)
-        core.check_integrity()
+    def step(self, member: Member, now_s: float = 0.0) -> None:
+        """Let a member decide, and execute what it decided; the result waits."""
+        step = self.schedule(member, now_s)
         if step is not None:
-            self.results[core].append(self.executors[core].execute(step))
-        return step
-
-    def process(self, core: Scheduler) -> None:
-        updates = core.process(self.results[core].popleft())
-        core.check_integrity()
-        for name, token_id in delivered(updates).items():
-            self.outputs[name].append(token_id)
+            self.execute(member, step)
 
     def run(self) -> None:
-        """Let all cores go on, in turn, until there is nothing left to do."""
+        """Let all members go on, in turn, until there is nothing left to do."""
         is_busy = True
         while is_busy:
             is_busy = False
-            for core in self.fleet.cores:
-                is_busy |= self.schedule(core) is not None
-                while self.results[core]:
-                    self.process(core)
+            for member in self.members:
+                self.step(member)
+                is_busy |= bool(member.results)
+                while member.results:
+                    self.process(member)
+
+    @property
+    def tokens(self) -> dict[str, list[int]]:
+        """What clients got of each output, by the names of `tests/support/driving.py`."""
+        sequences = {(arrival, s.index): s for arrival, group in self.groups.items() for s in group.sequences}
+        return {name_of(sequences[name]): output.token_ids for name, output in self.outputs.items()}
 
 
-def two_cores(*, prefix_caching: bool = False) -> tuple[FleetBench, Scheduler, Scheduler]:
+def two_cores(*, prefix_caching: bool = False) -> tuple[FleetBench, Member, Member]:
+    """Return a fleet of two equal members."""
     limits = small_limits(prefix_caching=prefix_caching)
     bench = FleetBench(limits, limits)
-    first, second = bench.fleet.cores
+    first, second = bench.members
     return bench, first, second

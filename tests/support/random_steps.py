@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shared.step import Admission, Fork, SamplingRow, Step, TableDelta, pairs
+from shared.token_rules import TokenRules, pad_words
 
 NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 4, 14, 3, 20
 MAX_BLOCKS = -(-MAX_MODEL_LEN // BLOCK_SIZE)
@@ -99,7 +100,11 @@ class StepMaker:
     def _sampling(self, is_beam: bool) -> SamplingRow:
         num_candidates = self.rng.randint(1, 8) if is_beam else 0
         return SamplingRow(
-            self.rng.random(), self.rng.randrange(50), seed=self.rng.getrandbits(64), num_candidates=num_candidates
+            self.rng.random(),
+            self.rng.randrange(50),
+            seed=self.rng.getrandbits(64),
+            num_logprobs=self.rng.choice([-1, -1, 0, 3]),
+            num_candidates=num_candidates,
         )
 
     def _blocks(self, num_blocks: int) -> list[int]:
@@ -121,6 +126,22 @@ class StepMaker:
             block_ids=np.array(blocks, np.int32),
             sampling=self._sampling(is_beam),
             cache_salt=self.rng.getrandbits(64),
+            token_rules=self._rules() if self.chance(0.3) else None,
+            num_prompt_logprobs=self.rng.choice([-1, -1, 0, 2]),
+        )
+
+    def _rules(self) -> TokenRules:
+        """Return rules with something in some of their fields; token ids below 1,000."""
+        biased = self.rng.sample(range(1000), self.rng.randint(0, 3))
+        words = [
+            [self.rng.randrange(1000) for _ in range(self.rng.randint(2, 4))] for _ in range(self.rng.randint(0, 2))
+        ]
+        return TokenRules(
+            biased_token_ids=np.array(biased, np.int32),
+            biases=np.array([self.rng.uniform(-5, 5) for _ in biased], np.float32),
+            stop_token_ids=np.array(self.rng.sample(range(1000), self.rng.randint(0, 2)), np.int32),
+            banned_words=pad_words(words),
+            allowed_mask=self.rng.randbytes(125) if self.chance(0.5) else None,
         )
 
     def _beam_forks(self, may_fork: Callable[[int], bool]) -> tuple[Fork, ...]:

@@ -16,7 +16,8 @@ from scheduler_svc.core.limits import PreemptionMode, SchedulerLimits
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus, StopConditions
 from scheduler_svc.served_model import CoreSettings, serving_limits
 from shared.executor_info import ExecutorInfo
-from shared.step import SamplingRow, Step
+from shared.step import NO_LOGPROBS, SamplingRow, Step
+from shared.token_rules import TokenRules
 from tests.support.fleet import FoundHypothesis, Member, Output, VirtualFleet, WiredWorker
 
 MAX_ROUNDS = 5000
@@ -33,6 +34,8 @@ class Request:
     num_sequences: int = 1
     beam_search: BeamSearchParams | None = None
     cache_salt: int = 0
+    token_rules: TokenRules | None = None
+    num_prompt_logprobs: int = NO_LOGPROBS
 
     def to_group(self, arrival: int) -> SequenceGroup:
         """Return the request as the scheduler takes it."""
@@ -45,6 +48,8 @@ class Request:
             self.num_sequences,
             self.beam_search,
             cache_salt=self.cache_salt,
+            token_rules=self.token_rules,
+            num_prompt_logprobs=self.num_prompt_logprobs,
         )
 
 
@@ -111,6 +116,10 @@ class Play:
     def searches(self) -> dict[int, list[FoundHypothesis]]:
         """What the searches found, by arrival."""
         return self.fleet.searches
+
+    def prompt_logprobs_of(self, arrival: int) -> tuple[list[float], list[int], list[float]]:
+        """Return the log-probabilities of a prompt as its client got them, and their alternatives, joined."""
+        return self.fleet.prompt_logprobs_of(arrival)
 
     @property
     def num_cached_tokens(self) -> int:

@@ -164,6 +164,10 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    alternative_token_ids: list[int] = field(default_factory=list)
+    alternative_logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_alternative_token_ids: list[int] = field(default_factory=list)
     finished: generation_service_pb2.RequestFinished | None = None
 
     @property
@@ -187,8 +191,16 @@ async def collect(stack: Stack, request: generation_service_pb2.GenerateRequest)
             answer.text += event.delta.text
             answer.token_ids += event.delta.token_ids
             answer.logprobs += event.delta.logprobs
+            answer.alternative_token_ids += event.delta.alternative_token_ids
+            answer.alternative_logprobs += event.delta.alternative_logprobs
+        elif kind == "prompt_logprobs":
+            assert not answer.token_ids, "the prompt's come first"
+            answer.prompt_logprobs += event.prompt_logprobs.logprobs
+            answer.prompt_alternative_token_ids += event.prompt_logprobs.alternative_token_ids
         else:
             answer.finished = event.finished
     assert list(answer.output.token_ids) == answer.token_ids, "the deltas do not add up to the output"
+    assert answer.finished is not None
+    assert list(answer.finished.prompt_logprobs.logprobs) == answer.prompt_logprobs
     assert answer.output.text == answer.text
     return answer

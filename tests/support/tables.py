@@ -20,6 +20,8 @@ COLUMNS = (
     "token_ids",
     "sampling",
     "cache_salt",
+    "token_rules",
+    "num_prompt_logprobs",
 )
 
 
@@ -60,7 +62,9 @@ def decoding_table() -> BatchTable:
 
 def columns(table: BatchTable) -> dict[str, npt.NDArray[Any]]:
     """Return a copy of every column."""
-    return {name: getattr(table, name).copy() for name in COLUMNS}
+    copies = {name: getattr(table, name).copy() for name in COLUMNS}
+    copies["token_rules"] = np.array([rules.content() if rules else b"" for rules in table.token_rules])
+    return copies
 
 
 def assert_columns_equal(actual: dict[str, npt.NDArray[Any]], expected: dict[str, npt.NDArray[Any]]) -> None:

@@ -129,6 +129,7 @@ class ExecuteModelRequest(_message.Message):
     def beam_forks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fork]:
         """Sequences that branch off another one as it is after the admissions of this step: the child is a
         copy of the parent, inactive, and gets no token from this step's sampler. The parent is live.
+        Field 17 is kept for what replaces TokenRules.allowed_mask in this step alone (grammars).
         """
 
     def __init__(
@@ -175,6 +176,8 @@ class Admission(_message.Message):
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_PARAMS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    TOKEN_RULES_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Free slot, 0 to max_num_seqs less 1."""
     generation: _builtins.int
@@ -189,6 +192,10 @@ class Admission(_message.Message):
     """
     cache_salt: _builtins.int
     """Salt of the block contents (tenant, adapter); 0: none. Executors that check histories mix it in."""
+    num_prompt_logprobs: _builtins.int
+    """Answer the log-probability of each prompt token but the first, from the prefill chunks of this
+    slot, with so many alternatives each. Absent: no log-probabilities of the prompt.
+    """
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Physical blocks, in order; before a sliding window any block of the pool stands in."""
@@ -196,6 +203,10 @@ class Admission(_message.Message):
     @_builtins.property
     def sampling_params(self) -> Global___SamplingParams:
         """How to sample. Absent: all defaults."""
+
+    @_builtins.property
+    def token_rules(self) -> Global___TokenRules:
+        """Rules on single tokens, for this slot and all that are forked off it. Absent: none."""
 
     def __init__(
         self,
@@ -208,14 +219,84 @@ class Admission(_message.Message):
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
         sampling_params: Global___SamplingParams | None = ...,
         cache_salt: _builtins.int = ...,
+        token_rules: Global___TokenRules | None = ...,
+        num_prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_params", b"sampling_params"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling_params", b"sampling_params", "token_rules", b"token_rules"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "cache_salt", b"cache_salt", "generation", b"generation", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "sampling_params", b"sampling_params", "slot", b"slot", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "block_ids", b"block_ids", "cache_salt", b"cache_salt", "generation", b"generation", "num_computed_tokens", b"num_computed_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "sampling_params", b"sampling_params", "slot", b"slot", "token_ids", b"token_ids", "token_rules", b"token_rules"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
 
 Global___Admission: _TypeAlias = Admission  # noqa: Y015
+
+@_typing.final
+class TokenRules(_message.Message):
+    """TokenRules says which single tokens a sequence may not get, or rather gets. The rules of a row are
+    applied in this order: biases, repetition penalty, presence and frequency penalties, then
+    everything that may not come; then the filters, temperature first. Token ids of one field are
+    distinct and below the vocabulary size.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BIASED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BIASES_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BANNED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BANNED_WORD_LENGTHS_FIELD_NUMBER: _builtins.int
+    BANNED_WORD_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ALLOWED_MASK_FIELD_NUMBER: _builtins.int
+    allowed_mask: _builtins.bytes
+    """One bit for each token of the vocabulary, bit i of byte j for token 8 * j + i; only tokens with a
+    1 come. As many bytes as the vocabulary needs. Absent: all may come.
+    """
+    @_builtins.property
+    def biased_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens whose logits get a bias."""
+
+    @_builtins.property
+    def biases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Added to the logits; finite, one for each of biased_token_ids."""
+
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that would end the output: kept out before min_tokens."""
+
+    @_builtins.property
+    def banned_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that never come."""
+
+    @_builtins.property
+    def banned_word_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Lengths in tokens, 2 and up, of sequences that never come in full."""
+
+    @_builtins.property
+    def banned_word_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens of these sequences, one sequence after the other."""
+
+    def __init__(
+        self,
+        *,
+        biased_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        biases: _abc.Iterable[_builtins.float] | None = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        banned_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        banned_word_lengths: _abc.Iterable[_builtins.int] | None = ...,
+        banned_word_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        allowed_mask: _builtins.bytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_allowed_mask", b"_allowed_mask", "allowed_mask", b"allowed_mask"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allowed_mask", b"_allowed_mask", "allowed_mask", b"allowed_mask", "banned_token_ids", b"banned_token_ids", "banned_word_lengths", b"banned_word_lengths", "banned_word_token_ids", b"banned_word_token_ids", "biased_token_ids", b"biased_token_ids", "biases", b"biases", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__allowed_mask: _TypeAlias = _typing.Literal["allowed_mask"]  # noqa: Y015
+    _WhichOneofArgType__allowed_mask: _TypeAlias = _typing.Literal["_allowed_mask", b"_allowed_mask"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__allowed_mask) -> _WhichOneofReturnType__allowed_mask | None: ...
+
+Global___TokenRules: _TypeAlias = TokenRules  # noqa: Y015
 
 @_typing.final
 class Fork(_message.Message):
@@ -288,8 +369,7 @@ class SamplingParams(_message.Message):
     """Which output of the request this slot makes; range 0 to n less 1."""
     num_logprobs: _builtins.int
     """Number of alternatives whose log-probabilities are wanted besides the sampled token's.
-    Absent: no log-probabilities. 0: the sampled token's only. Above 0: not supported, the step is
-    INVALID_ARGUMENT, as the response has no place for them.
+    Absent: no log-probabilities. 0: the sampled token's only. At most the vocabulary size.
     """
     num_candidates: _builtins.int
     """Above 0: a beam slot. Its rows answer this many of the likeliest tokens and sample nothing; at
@@ -297,24 +377,18 @@ class SamplingParams(_message.Message):
     """
     typical_p: _builtins.float
     """Keep the tokens whose information is nearest to the expected one until their probability reaches
-    this. Range above 0 to 1. Absent: 1. Not supported yet: INVALID_ARGUMENT unless neutral.
+    this; the last filter. Range above 0 to 1. Absent: 1.
     """
     repetition_penalty: _builtins.float
     """Divides positive logits of tokens in prompt or output, multiplies negative ones. Range above 0.
-    Absent: 1. Not supported yet: INVALID_ARGUMENT unless neutral.
+    Absent: 1.
     """
     presence_penalty: _builtins.float
-    """Subtracted from the logits of tokens in the output. 0: none. Not supported yet:
-    INVALID_ARGUMENT unless neutral.
-    """
+    """Subtracted from the logits of tokens in the output. 0: none."""
     frequency_penalty: _builtins.float
-    """Subtracted from a token's logit once for each time it is in the output. 0: none. Not supported
-    yet: INVALID_ARGUMENT unless neutral.
-    """
+    """Subtracted from a token's logit once for each time it is in the output. 0: none."""
     min_tokens: _builtins.int
-    """Output tokens before which no end-of-sequence token is sampled. 0: none. Not supported yet:
-    INVALID_ARGUMENT unless neutral.
-    """
+    """Output tokens before which none of TokenRules.stop_token_ids is sampled. 0: none."""
     def __init__(
         self,
         *,
@@ -369,6 +443,11 @@ class ExecuteModelResponse(_message.Message):
     TABLE_DIGEST_FIELD_NUMBER: _builtins.int
     CANDIDATE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CANDIDATE_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_ALTERNATIVE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_ALTERNATIVE_LOGPROBS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch of the request."""
     step_id: _builtins.int
@@ -388,7 +467,27 @@ class ExecuteModelResponse(_message.Message):
     sample rows, `num_candidates` each, likeliest first, equally likely ones by token id.
     """
     candidate_logprobs: _builtins.bytes
-    """Little-endian float32, one for each candidate: log-softmax of the raw float32 logits."""
+    """Little-endian float32, one for each candidate: log-softmax of the raw float32 logits, then the
+    penalties and rules of the slot, not normalised again; -inf: the token may not come.
+    """
+    alternative_token_ids: _builtins.bytes
+    """Little-endian int32: the alternatives of the rows whose num_logprobs is above 0, one row after the
+    other, `num_logprobs` each, likeliest first, equally likely ones by token id. The sampled token may
+    be one of them. Beam rows have none.
+    """
+    alternative_logprobs: _builtins.bytes
+    """Little-endian float32, one for each alternative: log-softmax of the raw float32 logits."""
+    prompt_logprobs: _builtins.bytes
+    """Little-endian float32: log-softmax of the raw float32 logits at prompt tokens, of the prefill
+    chunks whose slots asked, in their order. A chunk that computes the positions from s to e answers
+    the prompt tokens at s + 1 to e + 1, as far as the prompt goes.
+    """
+    prompt_alternative_token_ids: _builtins.bytes
+    """Little-endian int32: the alternatives of these prompt tokens, one token after the other,
+    `num_prompt_logprobs` each, in the order of alternatives.
+    """
+    prompt_alternative_logprobs: _builtins.bytes
+    """Little-endian float32, one for each of them."""
     def __init__(
         self,
         *,
@@ -400,10 +499,15 @@ class ExecuteModelResponse(_message.Message):
         table_digest: _builtins.int | None = ...,
         candidate_token_ids: _builtins.bytes = ...,
         candidate_logprobs: _builtins.bytes = ...,
+        alternative_token_ids: _builtins.bytes = ...,
+        alternative_logprobs: _builtins.bytes = ...,
+        prompt_logprobs: _builtins.bytes = ...,
+        prompt_alternative_token_ids: _builtins.bytes = ...,
+        prompt_alternative_logprobs: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest", "table_digest", b"table_digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest", "candidate_logprobs", b"candidate_logprobs", "candidate_token_ids", b"candidate_token_ids", "epoch", b"epoch", "execute_duration_us", b"execute_duration_us", "logprobs", b"logprobs", "sampled_token_ids", b"sampled_token_ids", "step_id", b"step_id", "table_digest", b"table_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest", "alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "candidate_logprobs", b"candidate_logprobs", "candidate_token_ids", b"candidate_token_ids", "epoch", b"epoch", "execute_duration_us", b"execute_duration_us", "logprobs", b"logprobs", "prompt_alternative_logprobs", b"prompt_alternative_logprobs", "prompt_alternative_token_ids", b"prompt_alternative_token_ids", "prompt_logprobs", b"prompt_logprobs", "sampled_token_ids", b"sampled_token_ids", "step_id", b"step_id", "table_digest", b"table_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__table_digest: _TypeAlias = _typing.Literal["table_digest"]  # noqa: Y015
     _WhichOneofArgType__table_digest: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest"]  # noqa: Y015

@@ -89,6 +89,11 @@ class SamplingParams(_message.Message):
 
     Fields with a meaning of zero are `optional`: absent takes the default. A field that this release
     does not support is refused when it is set to anything but its neutral value, never ignored.
+
+    Logits are changed in this order, as in transformers: logit_bias, repetition_penalty,
+    presence_penalty and frequency_penalty, then what may not come (banned words and tokens, min_tokens,
+    allowed tokens), then temperature, top_k, top_p, min_p, typical_p. With beam_width, all up to the
+    allowed tokens work on the log-probabilities of the beams.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -116,6 +121,11 @@ class SamplingParams(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     EARLY_STOPPING_FIELD_NUMBER: _builtins.int
+    TYPICAL_P_FIELD_NUMBER: _builtins.int
+    BANNED_WORDS_FIELD_NUMBER: _builtins.int
+    BANNED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Divides the logits before sampling. 0: greedy, the most likely token. Range 0 to 100. Absent: 1."""
     top_k: _builtins.int
@@ -133,7 +143,9 @@ class SamplingParams(_message.Message):
     allows.
     """
     min_tokens: _builtins.int
-    """Fewest tokens before a stop condition counts. Refused unless absent or 0 until it is supported."""
+    """Fewest tokens of an output: before, no end-of-sequence token, stop token or stop string ends it.
+    Range 0 to max_tokens. Absent: 0.
+    """
     ignore_eos: _builtins.bool
     """Go on after the model's end-of-sequence tokens."""
     include_stop_str_in_output: _builtins.bool
@@ -141,8 +153,10 @@ class SamplingParams(_message.Message):
     skip_special_tokens: _builtins.bool
     """Whether special tokens stay out of the text. Absent: true."""
     logprobs: _builtins.int
-    """Return log-probabilities: 0 of the sampled token; a number, of so many alternatives too (refused
-    until supported). Absent: none.
+    """Return log-probabilities, of the model's own distribution, before anything here changes it: 0 of
+    the sampled token; a number, of so many of the likeliest tokens in its place too. Range 0 to 20;
+    only 0 with beam_width, whose log-probabilities are those that the beams are ranked by. Absent:
+    none.
     """
     n: _builtins.int
     """Number of outputs to return. Range 1 to the server's max_num_seqs; 1 if the temperature is 0,
@@ -160,11 +174,14 @@ class SamplingParams(_message.Message):
     best_of) nor stop strings. 0 or absent: no beam search.
     """
     repetition_penalty: _builtins.float
-    """Penalty of tokens in prompt and output. Refused unless absent or 1 until it is supported."""
+    """Makes tokens that are in prompt or output less likely, once however often they are there: divides
+    positive logits, multiplies negative ones. Range above 0 to 100; below 1 makes them more likely.
+    Absent: 1.
+    """
     presence_penalty: _builtins.float
-    """Penalty of tokens in the output. Refused unless absent or 0 until it is supported."""
+    """Subtracted from the logits of tokens that are in the output. Range -100 to 100. Absent: 0."""
     frequency_penalty: _builtins.float
-    """Penalty of tokens by their count in the output. Refused unless absent or 0 until it is supported."""
+    """Subtracted from a token's logit once for each time it is in the output. Range -100 to 100. Absent: 0."""
     length_penalty: _builtins.float
     """Beams only. A hypothesis' score is its cumulative log-probability divided by its number of output
     tokens, the end-of-sequence token included, to this power: above 0 favours long ones, below 0
@@ -172,6 +189,15 @@ class SamplingParams(_message.Message):
     """
     early_stopping: Global___EarlyStopping.ValueType
     """Beams only. When the search ends. Unspecified: EARLY_STOPPING_FALSE."""
+    typical_p: _builtins.float
+    """Keep the tokens whose information is nearest to the expected one until their probability reaches
+    this. Range above 0 to 1. Absent: 1. Refused with beam_width.
+    """
+    prompt_logprobs: _builtins.int
+    """Return log-probabilities of the prompt: 0 of its tokens, a number, of so many of the likeliest
+    tokens in the place of each too. Range 0 to 20. The prompt is then computed in full, whatever is
+    cached. Refused with beam_width. Absent: none.
+    """
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The output ends before the first of these strings, which is cut off; at most 16, none empty,
@@ -184,11 +210,29 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
-        """Added to the logits of single tokens. Refused unless empty until it is supported."""
+        """Added to the logits of single tokens; at most 300, each token once."""
 
     @_builtins.property
     def grammar(self) -> Global___Grammar:
         """A grammar that the output must follow. Refused unless absent until it is supported."""
+
+    @_builtins.property
+    def banned_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Strings that the output never holds: of the tokens that make them up, with and without a space in
+        front, the last one is kept from following the others. At most 64, none empty, each at most 16
+        tokens. Other tokens that spell the same are not found. A word that is an end-of-sequence token
+        bans nothing.
+        """
+
+    @_builtins.property
+    def banned_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that never come; at most 1,024."""
+
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The only tokens that may come. Empty: all. Something must be left of them when what is banned, the
+        last tokens of banned words, and before min_tokens the stop tokens are taken away.
+        """
 
     def __init__(
         self,
@@ -216,10 +260,15 @@ class SamplingParams(_message.Message):
         grammar: Global___Grammar | None = ...,
         length_penalty: _builtins.float | None = ...,
         early_stopping: Global___EarlyStopping.ValueType = ...,
+        typical_p: _builtins.float | None = ...,
+        banned_words: _abc.Iterable[_builtins.str] | None = ...,
+        banned_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_width", b"_beam_width", "_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_length_penalty", b"_length_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "beam_width", b"beam_width", "best_of", b"best_of", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "length_penalty", b"length_penalty", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_width", b"_beam_width", "_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_length_penalty", b"_length_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "beam_width", b"beam_width", "best_of", b"best_of", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "length_penalty", b"length_penalty", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_width", b"_beam_width", "_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_length_penalty", b"_length_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "beam_width", b"beam_width", "best_of", b"best_of", "early_stopping", b"early_stopping", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_width", b"_beam_width", "_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_length_penalty", b"_length_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "allowed_token_ids", b"allowed_token_ids", "banned_token_ids", b"banned_token_ids", "banned_words", b"banned_words", "beam_width", b"beam_width", "best_of", b"best_of", "early_stopping", b"early_stopping", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beam_width: _TypeAlias = _typing.Literal["beam_width"]  # noqa: Y015
     _WhichOneofArgType__beam_width: _TypeAlias = _typing.Literal["_beam_width", b"_beam_width"]  # noqa: Y015
@@ -241,6 +290,8 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__presence_penalty: _TypeAlias = _typing.Literal["presence_penalty"]  # noqa: Y015
     _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
@@ -253,6 +304,8 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    _WhichOneofReturnType__typical_p: _TypeAlias = _typing.Literal["typical_p"]  # noqa: Y015
+    _WhichOneofArgType__typical_p: _TypeAlias = _typing.Literal["_typical_p", b"_typical_p"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__beam_width) -> _WhichOneofReturnType__beam_width | None: ...
     @_typing.overload
@@ -274,6 +327,8 @@ class SamplingParams(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
@@ -285,6 +340,8 @@ class SamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_p) -> _WhichOneofReturnType__typical_p | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
@@ -299,7 +356,7 @@ class LogitBias(_message.Message):
     token_id: _builtins.int
     """The token."""
     bias: _builtins.float
-    """Added to its logit."""
+    """Added to its logit. Range -100 to 100."""
     def __init__(
         self,
         *,
@@ -357,6 +414,8 @@ class Output(_message.Message):
     STOP_STRING_FIELD_NUMBER: _builtins.int
     CUMULATIVE_LOGPROB_FIELD_NUMBER: _builtins.int
     BEAM_SCORE_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_LOGPROBS_FIELD_NUMBER: _builtins.int
     output_index: _builtins.int
     """Which output; range 0 to n less 1. With best_of above n, or a beam search: its rank, 0 is the best."""
     text: _builtins.str
@@ -381,6 +440,17 @@ class Output(_message.Message):
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Log-probability of each of token_ids; empty unless asked for."""
 
+    @_builtins.property
+    def alternative_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The likeliest tokens in the place of each of token_ids, as many for each as SamplingParams.logprobs
+        says, one place after the other, likeliest first, equally likely ones by token id. The token itself
+        may be one of them.
+        """
+
+    @_builtins.property
+    def alternative_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Log-probability of each of alternative_token_ids."""
+
     def __init__(
         self,
         *,
@@ -393,10 +463,12 @@ class Output(_message.Message):
         stop_string: _builtins.str = ...,
         cumulative_logprob: _builtins.float | None = ...,
         beam_score: _builtins.float | None = ...,
+        alternative_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        alternative_logprobs: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_score", b"_beam_score", "_cumulative_logprob", b"_cumulative_logprob", "beam_score", b"beam_score", "cumulative_logprob", b"cumulative_logprob", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_score", b"_beam_score", "_cumulative_logprob", b"_cumulative_logprob", "beam_score", b"beam_score", "cumulative_logprob", b"cumulative_logprob", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_score", b"_beam_score", "_cumulative_logprob", b"_cumulative_logprob", "alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "beam_score", b"beam_score", "cumulative_logprob", b"cumulative_logprob", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beam_score: _TypeAlias = _typing.Literal["beam_score"]  # noqa: Y015
     _WhichOneofArgType__beam_score: _TypeAlias = _typing.Literal["_beam_score", b"_beam_score"]  # noqa: Y015
@@ -412,6 +484,46 @@ class Output(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_stopped_by) -> _WhichOneofReturnType_stopped_by | None: ...
 
 Global___Output: _TypeAlias = Output  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """PromptLogprobs are the log-probabilities of tokens of a prompt, in order, from its second token: of
+    the first one there is none, as nothing comes before it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Log-probability of each of the tokens."""
+
+    @_builtins.property
+    def alternative_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The likeliest tokens in the place of each, as many for each as SamplingParams.prompt_logprobs says,
+        one place after the other, likeliest first, equally likely ones by token id.
+        """
+
+    @_builtins.property
+    def alternative_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Log-probability of each of alternative_token_ids."""
+
+    def __init__(
+        self,
+        *,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        alternative_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        alternative_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "logprobs", b"logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):

@@ -173,6 +173,7 @@ class GenerateResponse(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___Accepted:
         """First event: the request has been checked and queued."""
@@ -185,18 +186,25 @@ class GenerateResponse(_message.Message):
     def finished(self) -> Global___RequestFinished:
         """Last event: everything is there."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _generation_pb2.PromptLogprobs:
+        """The next tokens of the prompt, if prompt_logprobs asked for them: all of them come before the
+        first delta, each token once, over all these events.
+        """
+
     def __init__(
         self,
         *,
         accepted: Global___Accepted | None = ...,
         delta: Global___OutputDelta | None = ...,
         finished: Global___RequestFinished | None = ...,
+        prompt_logprobs: _generation_pb2.PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "finished", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -242,6 +250,8 @@ class OutputDelta(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_LOGPROBS_FIELD_NUMBER: _builtins.int
     output_index: _builtins.int
     """Which output; range 0 to n less 1."""
     text: _builtins.str
@@ -256,6 +266,14 @@ class OutputDelta(_message.Message):
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Log-probability of each of token_ids; empty unless asked for."""
 
+    @_builtins.property
+    def alternative_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The likeliest tokens in the place of each of token_ids; see Output."""
+
+    @_builtins.property
+    def alternative_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Log-probability of each of alternative_token_ids."""
+
     def __init__(
         self,
         *,
@@ -263,10 +281,12 @@ class OutputDelta(_message.Message):
         text: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        alternative_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        alternative_logprobs: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "output_index", b"output_index", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "logprobs", b"logprobs", "output_index", b"output_index", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -280,6 +300,7 @@ class RequestFinished(_message.Message):
 
     OUTPUTS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Output]:
         """All outputs, by output_index."""
@@ -288,15 +309,20 @@ class RequestFinished(_message.Message):
     def usage(self) -> _generation_pb2.Usage:
         """What was used."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _generation_pb2.PromptLogprobs:
+        """Of the whole prompt, if prompt_logprobs asked for them."""
+
     def __init__(
         self,
         *,
         outputs: _abc.Iterable[_generation_pb2.Output] | None = ...,
         usage: _generation_pb2.Usage | None = ...,
+        prompt_logprobs: _generation_pb2.PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outputs", b"outputs", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outputs", b"outputs", "prompt_logprobs", b"prompt_logprobs", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from executor_svc.fake_language import FakeLanguage
+from executor_svc.fake_sampling import likeliest
 from executor_svc.fake_tokenizer import EOS_TOKEN_ID, VOCAB_SIZE
 from shared.step import SAMPLING_ROW, Int32Array, SamplingRow
 
@@ -40,12 +41,22 @@ def test_no_two_histories_have_the_same_log_probabilities_and_some_are_surer_tha
     assert likeliest.max() > 0.6
 
 
-def test_fewer_candidates_are_a_prefix_of_more() -> None:
-    language, two = FakeLanguage(0.1), HISTORIES[:2]
-    token_ids, logprobs = language.rank(two, COMPLETE[:2])
+def test_log_probabilities_by_token_are_those_of_the_ranking() -> None:
+    token_ids, logprobs = FakeLanguage(0.1).rank(HISTORIES, COMPLETE)
 
-    some_ids, some_logprobs = language.candidates(two, COMPLETE[:2], np.array([3, 5], np.int32))
+    by_token = FakeLanguage(0.1).logprobs(HISTORIES, COMPLETE)
 
+    assert np.array_equal(np.take_along_axis(by_token, token_ids, 1), logprobs)
+
+
+def test_fewer_of_the_likeliest_are_a_prefix_of_more() -> None:
+    token_ids, logprobs = FakeLanguage(0.1).rank(HISTORIES[:2], COMPLETE[:2])
+    by_token = FakeLanguage(0.1).logprobs(HISTORIES[:2], COMPLETE[:2])
+
+    some_ids, some_logprobs = likeliest(by_token, np.array([3, 5]))
+
+    assert some_ids is not None
+    assert some_logprobs is not None
     assert some_ids.tolist() == [*token_ids[0, :3], *token_ids[1, :5]]
     assert some_logprobs.tolist() == [*logprobs[0, :3], *logprobs[1, :5]]
 
@@ -54,7 +65,7 @@ def test_the_likeliest_token_is_the_greedy_one() -> None:
     greedy = np.repeat(np.array([SamplingRow().as_tuple()], SAMPLING_ROW), NUM_HISTORIES)
     num_missing = np.arange(NUM_HISTORIES, dtype=np.int32) % 2
 
-    token_ids, _ = FakeLanguage(0.3).sample(HISTORIES, num_missing, greedy)
+    token_ids = FakeLanguage(0.3).sample(HISTORIES, num_missing, greedy)
 
     assert ranked(0.3, num_missing)[:, 0].tolist() == token_ids.tolist()
     assert EOS_TOKEN_ID in token_ids

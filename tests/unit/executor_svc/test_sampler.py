@@ -7,7 +7,10 @@ import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from executor_svc.randomness import uniforms
-from executor_svc.sampler import NUCLEUS_TOKENS, Sampler, draw, filtered_scores
+from executor_svc.sample_rows import SampleRows
+from executor_svc.sampler import Sampled, Sampler
+from executor_svc.sampler.drawing import draw
+from executor_svc.sampler.filters import WIDTHS, filtered_scores
 from shared.step import SAMPLING_ROW, Int32Array, SamplingRow
 
 NO_INPUT = torch.LongTensor(1, 0)
@@ -21,12 +24,21 @@ def rows_of(*rows: SamplingRow) -> npt.NDArray[np.void]:
     return np.array([row.as_tuple() for row in rows], SAMPLING_ROW)
 
 
-def sample(
-    logits: torch.Tensor, *rows: SamplingRow, num_output_tokens: int = 0
-) -> tuple[Int32Array, npt.NDArray[np.float32] | None]:
+def sample_rows(sampling: npt.NDArray[np.void]) -> SampleRows:
+    """Return rows without rules, each behind a prompt of one token."""
+    slots, ones = np.arange(len(sampling), dtype=np.int32), np.ones(len(sampling), np.int32)
+    return SampleRows(sampling, [None] * len(slots), slots, ones, ones, np.zeros((len(slots), 1), np.int32))
+
+
+def sample(logits: torch.Tensor, *rows: SamplingRow) -> tuple[Int32Array, npt.NDArray[np.float32] | None]:
     """Sample row i from logits row i."""
-    identity = np.arange(len(rows), dtype=np.int32)
-    return Sampler().sample(logits, identity, rows_of(*rows), np.full(len(rows), num_output_tokens, np.int32))
+    sampled = Sampler().sample(logits, np.arange(len(rows), dtype=np.int32), sample_rows(rows_of(*rows)))
+    return sampled.token_ids, sampled.logprobs
+
+
+def sample_all_of_one(logits: torch.Tensor, sampling: npt.NDArray[np.void]) -> Sampled:
+    """Sample all rows from logits row 0."""
+    return Sampler().sample(logits, np.zeros(len(sampling), np.int32), sample_rows(sampling))
 
 
 def transformers_scores(logits: torch.Tensor, row: SamplingRow) -> torch.Tensor:
@@ -55,7 +67,7 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("vocab_size", [500, 4 * NUCLEUS_TOKENS])
+@pytest.mark.parametrize("vocab_size", [500, 8 * WIDTHS[-1]])
 @pytest.mark.parametrize("row", FILTERS, ids=repr)
 def test_filtered_scores_equal_transformers(row: SamplingRow, vocab_size: int) -> None:
     logits = random_logits(6, vocab_size)
@@ -74,14 +86,14 @@ def test_each_row_gets_its_own_filters() -> None:
         torch.testing.assert_close(scores[index : index + 1], transformers_scores(logits[index : index + 1], row))
 
 
-def test_a_nucleus_larger_than_the_shortcut_is_found_by_sorting() -> None:
-    vocab_size = 4 * NUCLEUS_TOKENS
+def test_a_nucleus_larger_than_the_shortcut_is_found() -> None:
+    vocab_size = 8 * WIDTHS[-1]
     logits = random_logits(1, vocab_size) * 0.01
 
     scores = filtered_scores(logits.clone(), rows_of(SamplingRow(temperature=1.0, top_p=0.9)))
 
     num_kept = int((scores > -torch.inf).sum())
-    assert NUCLEUS_TOKENS < num_kept < vocab_size
+    assert WIDTHS[-1] < num_kept < vocab_size
     torch.testing.assert_close(scores, transformers_scores(logits, SamplingRow(temperature=1.0, top_p=0.9)))
 
 
@@ -142,8 +154,9 @@ def test_several_samples_may_share_a_logits_row() -> None:
     logits = random_logits(1)
     rows = [SamplingRow(temperature=2.0, seed=4, output_index=i, num_logprobs=0) for i in range(50)]
 
-    token_ids, logprobs = Sampler().sample(logits, np.zeros(50, np.int32), rows_of(*rows), np.zeros(50, np.int32))
+    sampled = sample_all_of_one(logits, rows_of(*rows))
 
+    token_ids, logprobs = sampled.token_ids, sampled.logprobs
     assert len(set(token_ids.tolist())) > 10
     assert logprobs is not None
     np.testing.assert_allclose(logprobs, torch.log_softmax(logits[0], -1).numpy()[token_ids], atol=1e-5)
@@ -170,7 +183,7 @@ def test_draws_follow_the_distribution(row: SamplingRow) -> None:
     rows = np.repeat(rows_of(row), num_draws)
     rows["seed"] = np.arange(num_draws)
 
-    token_ids, _ = Sampler().sample(logits, np.zeros(num_draws, np.int32), rows, np.zeros(num_draws, np.int32))
+    token_ids = sample_all_of_one(logits, rows).token_ids
 
     expected = torch.softmax(transformers_scores(logits, row), -1)[0].double().numpy() * num_draws
     counts = np.bincount(token_ids, minlength=20)
@@ -199,11 +212,12 @@ def test_a_row_of_nan_gives_a_valid_id() -> None:
 def candidates(logits: torch.Tensor, *num_candidates: int) -> list[tuple[list[int], list[float]]]:
     """Return the candidates of each row of logits."""
     rows = np.arange(len(num_candidates), dtype=np.int32)
-    token_ids, logprobs = Sampler().candidates(logits, rows, np.array(num_candidates, np.int32))
+    sampling = rows_of(*[SamplingRow()] * len(rows))
+    found = Sampler().candidates(logits, rows, sample_rows(sampling), np.array(num_candidates, np.int32))
     ends = np.cumsum(num_candidates)[:-1]
     return [
         (ids.tolist(), values.tolist())
-        for ids, values in zip(np.split(token_ids, ends), np.split(logprobs, ends), strict=True)
+        for ids, values in zip(np.split(found.token_ids, ends), np.split(found.logprobs, ends), strict=True)
     ]
 
 
@@ -243,7 +257,8 @@ def test_candidates_take_the_logits_row_that_is_theirs_and_leave_it_alone() -> N
     logits = random_logits(3)
     before = logits.clone()
 
-    token_ids, _ = Sampler().candidates(logits, np.array([2, 0], np.int32), np.array([2, 3], np.int32))
+    rows = sample_rows(rows_of(SamplingRow(), SamplingRow()))
+    token_ids = Sampler().candidates(logits, np.array([2, 0], np.int32), rows, np.array([2, 3], np.int32)).token_ids
 
     assert token_ids.tolist() == [*logits[2].topk(2).indices.tolist(), *logits[0].topk(3).indices.tolist()]
     assert token_ids.dtype == np.int32

@@ -49,6 +49,11 @@ def test_every_field_arrives() -> None:
         grammar=Grammar(regex="a+"),
         length_penalty=-0.5,
         early_stopping="never",
+        typical_p=0.75,
+        banned_words="word",
+        banned_token_ids=[7],
+        allowed_token_ids=(8, 9),
+        prompt_logprobs=2,
     )
     proto = params.to_proto()
     assert len(proto.ListFields()) == len(fields(SamplingParams))
@@ -58,6 +63,8 @@ def test_every_field_arrives() -> None:
     assert proto.grammar.regex == "a+"
     assert (proto.n, proto.best_of, proto.beam_width, proto.length_penalty) == (2, 3, 4, -0.5)
     assert proto.early_stopping == generation_pb2.EARLY_STOPPING_NEVER
+    assert (list(proto.banned_words), list(proto.banned_token_ids)) == (["word"], [7])
+    assert (list(proto.allowed_token_ids), proto.prompt_logprobs, proto.typical_p) == ([8, 9], 2, 0.75)
 
 
 @pytest.mark.parametrize(

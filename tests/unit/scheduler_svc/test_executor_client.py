@@ -8,7 +8,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from octavo.execution.v1 import execution_service_pb2 as pb
 from scheduler_svc.executor_client import ExecutorLostError, ExecutorSession, SessionTimings
+from shared.step import Step, TableDelta
 
 
 class StallingStream:
@@ -27,6 +29,35 @@ class StallingStream:
         raise grpc.aio.AioRpcError(
             grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "the connection broke"
         )
+
+
+class UnfitStream:
+    """A stream that starts, and breaks whenever a step was sent."""
+
+    def cancel(self) -> None:
+        """It is over anyway."""
+
+    async def write(self, message: object) -> None:
+        """Take everything."""
+
+    async def read(self) -> pb.StreamStepsResponse:
+        """Start, then break."""
+        if hasattr(self, "has_started"):
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata(), "message too large"
+            )
+        self.has_started = True
+        return pb.StreamStepsResponse(started=pb.StreamStarted(instance_id="one"))
+
+
+async def test_a_step_that_no_stream_carries_ends_the_session() -> None:
+    stub = SimpleNamespace(StreamSteps=UnfitStream)
+    session = ExecutorSession(stub, 1, SimpleNamespace(instance_id="one"), SessionTimings(resume_interval_s=0.0))  # type: ignore[arg-type]
+    await session.open()
+    await session.send(Step(epoch=1, step_id=7, delta=TableDelta()))
+    with pytest.raises(ExecutorLostError, match="the stream broke 6 times at step 7: RESOURCE_EXHAUSTED: message too"):
+        await session.receive()
+    session.close()
 
 
 async def test_a_resume_gives_up_in_time_on_a_loop_that_stalls() -> None:

@@ -88,7 +88,7 @@ class Owner:
         self.events: list[str] = []
         self.when_adopted: Callable[[], None] = lambda: None
 
-    async def adopt(self, session: ExecutorSession) -> Scheduler:
+    async def adopt(self, session: ExecutorSession, address: str) -> Scheduler:
         self.when_adopted()
         return self.fleet.join(serving_limits(session.info, CoreSettings()), session.epoch)
 
@@ -189,6 +189,24 @@ async def test_no_more_steps_are_sent_than_may_be_in_flight(steps_in_flight: int
         for num_answered in range(4):
             assert [step.step_id for step in stage.session.sent] == list(range(1, num_answered + steps_in_flight + 1))
             await stage.answer()
+
+
+async def test_a_failed_group_is_told_before_the_next_step_is_sent() -> None:
+    stage = Stage()
+
+    async def send(step: Step) -> int:
+        assert stage.driver.core is not None
+        assert stage.driver.core.take_failures() == [], "a failed group is still live while a step is sent"
+        return await sent(step)
+
+    async with stage.running():
+        sent = stage.session.send
+        stage.session.send = send  # type: ignore[method-assign]
+        too_wide = stage.add(arrival=1)
+        too_wide.sequences *= 300
+        await stage.submit(max_tokens=2, arrival=2)
+        assert ["slots of the batch" in event for event in stage.owner.events if "needs" in event] == [True]
+        assert len(stage.session.sent) == 2
 
 
 async def test_tokens_are_delivered_as_results_come_and_the_last_step_releases_the_slot() -> None:

@@ -30,7 +30,7 @@ class PlayedEngine:
     """Queues requests for the test to play; none of their tokens comes by itself."""
 
     def __init__(self) -> None:
-        info = SimpleNamespace(max_model_len=64, max_cached_tokens=64, vocab_size=256)
+        info = SimpleNamespace(max_model_len=64, max_cached_tokens=64, vocab_size=256, eos_token_ids=(0,))
         self.model = SimpleNamespace(info=info, tokenizer=TOKENIZER, max_model_len=64, max_num_seqs=8)
         self.settings = SimpleNamespace(max_beam_width=4, tenants=frozenset({"", "red"}), has_priorities=False)
         self.submitted: asyncio.Queue[Request] = asyncio.Queue()

@@ -1,5 +1,6 @@
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,3 +70,13 @@ def test_special_tokens_stay_out_of_the_text_unless_wanted() -> None:
 
     assert hidden.push(bos) == TextDelta("", None)
     assert shown.push(bos) == TextDelta(BOS, None)
+
+
+@pytest.mark.parametrize("min_tokens", [0, 1, 4, 5, 6, 7, 8])
+def test_no_stop_string_ends_the_text_before_min_tokens(min_tokens: int) -> None:
+    output = OutputText(TOKENIZER, TextOptions(("b",), min_tokens=min_tokens))
+
+    stops = (output.push(token_id).stop_string for token_id in b"aabaabaab")
+    num_tokens = next(number for number, stop_string in enumerate(stops, 1) if stop_string is not None)
+
+    assert num_tokens == (3 if min_tokens <= 3 else 6 if min_tokens <= 6 else 9)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.core.beam_search import Hypothesis
+from scheduler_svc.core.results import Alternatives
 from scheduler_svc.core.sequence import FinishReason, SequenceGroup, StopConditions
-from scheduler_svc.output import AnswerOptions, Delta, Output
+from scheduler_svc.output import AnswerOptions, Delta, Output, PromptDelta
 from scheduler_svc.output_text import TextOptions
 from scheduler_svc.request import Request
 from shared.errors import OctavoServiceError, RequestAbortedError
@@ -55,9 +56,16 @@ def push_text(request: Request, output_index: int, text: str, logprob: float | N
 async def take_all(request: Request) -> list[Delta]:
     """Take the deltas of a request that has ended."""
     deltas = []
-    while (delta := await request.next_delta()) is not None:
+    while (delta := await next_delta(request)) is not None:
         deltas.append(delta)
     return deltas
+
+
+async def next_delta(request: Request) -> Delta | None:
+    """Take the next delta of an output."""
+    delta = await request.next_delta()
+    assert not isinstance(delta, PromptDelta), "nobody asked for log-probabilities of the prompt"
+    return delta
 
 
 def texts(request: Request) -> list[str]:
@@ -103,7 +111,7 @@ async def test_a_stop_string_ends_the_output_and_push_says_so() -> None:
 async def test_text_that_was_held_back_comes_with_the_end() -> None:
     request = sampled_request(stop="END")
     push_text(request, 0, "aE")
-    assert (await request.next_delta() or Delta(0, "", [], [])).text == "a"
+    assert (await next_delta(request) or Delta(0, "", [], [])).text == "a"
     request.finish_output(0, LENGTH)
     assert await take_all(request) == [Delta(0, "E", [], [])]
 
@@ -234,7 +242,7 @@ def test_deltas_add_up_to_the_answer_whatever_the_interleaving(
         for position, (output, token_id, takes) in enumerate(first_tokens + moves):
             request.push(output % num_sampled, token_id, -1.0 / (1 + position))
             if takes and not num_dropped and any(output.has_news for output in request.outputs):
-                taken.append(await request.next_delta() or pytest.fail("the request has not ended"))
+                taken.append(await next_delta(request) or pytest.fail("the request has not ended"))
         for output in range(num_sampled):
             request.finish_output(output, LENGTH)
         taken.extend(await take_all(request))
@@ -330,3 +338,31 @@ def test_an_output_that_is_still_made_has_no_stop_token() -> None:
     assert output.has_news
     assert output.take() == Delta(0, "", [97], [])
     assert not output.has_news
+
+
+async def test_prompt_logprobs_come_before_the_tokens_each_once_and_stay_readable() -> None:
+    request = sampled_request()
+    request.group.num_prompt_logprobs = 2
+    request.push_prompt([-0.5], Alternatives([7, 8], [-0.1, -0.2]))
+    push_text(request, 0, "a")
+    request.push_prompt([-1.0], Alternatives([9, 3], [-0.3, -0.4]))
+
+    assert await request.next_delta() == PromptDelta([-0.5, -1.0], Alternatives([7, 8, 9, 3], [-0.1, -0.2, -0.3, -0.4]))
+    assert (await next_delta(request) or Delta(0, "", [], [])).text == "a"
+    request.push_prompt([-2.0], Alternatives([1, 2], [-0.5, -0.6]))
+    assert await request.next_delta() == PromptDelta([-2.0], Alternatives([1, 2], [-0.5, -0.6]))
+    assert request.prompt_logprobs == [-0.5, -1.0, -2.0]
+
+
+async def test_alternatives_come_with_their_tokens_and_stay_with_the_output() -> None:
+    request = sampled_request(logprobs=True)
+    request.push(0, 97, -1.0, Alternatives([97, 98], [-1.0, -2.0]))
+    first = await next_delta(request)
+    request.push(0, 98, -3.0, Alternatives([99, 98], [-0.5, -3.0]))
+    second = await next_delta(request)
+
+    assert first is not None
+    assert second is not None
+    assert first.alternatives == Alternatives([97, 98], [-1.0, -2.0])
+    assert second.alternatives == Alternatives([99, 98], [-0.5, -3.0])
+    assert request.outputs[0].alternatives.token_ids == [97, 98, 99, 98]

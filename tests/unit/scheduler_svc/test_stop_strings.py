@@ -1,5 +1,6 @@
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,3 +89,32 @@ def test_sixteen_long_self_similar_stop_strings_cost_linear_time() -> None:
 
     assert time.thread_time() - started_s < 10
     assert released == 50_000 - 1023
+
+
+def run_early(early: list[str], late: list[str], stops: list[str]) -> tuple[str, str | None]:
+    """Push pieces in which no stop string counts, then others; return all released text and the stop string."""
+    matcher = StopStringMatcher(stops, include_stop_str_in_output=False)
+    released = [matcher.push(piece, may_stop=False)[0] for piece in early]
+    for piece in late:
+        text, stop_string = matcher.push(piece)
+        released.append(text)
+        if stop_string is not None:
+            return "".join(released), stop_string
+    return "".join([*released, matcher.finish()]), None
+
+
+@pytest.mark.parametrize(
+    ("early", "late", "expected"),
+    [
+        (["a END b", " END"], [" c"], ("a END b END c", None)),
+        (["ENDEND"], ["xEND", "y"], ("ENDENDx", "END")),
+        (["a EN"], ["D"], ("a ", "END")),
+        (["abab"], ["a", "b"], ("ab", "abab")),
+        (["xab"], ["ab"], ("x", "abab")),
+        (["", "END"], [], ("END", None)),
+    ],
+)
+def test_a_stop_string_that_comes_too_early_is_text_and_one_that_ends_later_counts(
+    early: list[str], late: list[str], expected: tuple[str, str | None]
+) -> None:
+    assert run_early(early, late, ["END", "abab"]) == expected

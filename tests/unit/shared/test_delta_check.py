@@ -1,11 +1,14 @@
 """Every delta that does not fit is refused, in one sentence, and changes nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from shared.batch_table import BatchTable
 from shared.errors import InvalidStepError
 from shared.step import Fork, SamplingRow, TableDelta, pairs
+from shared.token_rules import TokenRules
 from tests.support.tables import admission, assert_columns_equal, columns, decoding_table
 
 
@@ -219,6 +222,16 @@ def test_refused_delta_names_slot_and_rule_and_changes_nothing(case: str) -> Non
         SamplingRow(num_logprobs=-2),
         SamplingRow(num_candidates=-1),
         SamplingRow(num_candidates=2**31),
+        SamplingRow(num_logprobs=2**31),
+        SamplingRow(typical_p=0.0),
+        SamplingRow(typical_p=1.5),
+        SamplingRow(repetition_penalty=0.0),
+        SamplingRow(repetition_penalty=float("nan")),
+        SamplingRow(repetition_penalty=float("inf")),
+        SamplingRow(presence_penalty=float("inf")),
+        SamplingRow(frequency_penalty=float("nan")),
+        SamplingRow(min_tokens=-1),
+        SamplingRow(min_tokens=2**31),
     ],
     ids=repr,
 )
@@ -234,44 +247,38 @@ def test_sampling_parameters_out_of_range_are_refused_in_admissions_and_forks(sl
     assert_columns_equal(columns(table), before)
 
 
-@pytest.mark.parametrize("num_logprobs", [1, 2**31])
-def test_alternatives_are_refused_as_not_supported(num_logprobs: int) -> None:
-    table = decoding_table()
-    sampling = SamplingRow(num_logprobs=num_logprobs)
-
-    with pytest.raises(InvalidStepError, match=f"^slot 2 asks for {num_logprobs} alternatives; .* not supported"):
-        table.apply(admitting(sampling=sampling))
-    with pytest.raises(InvalidStepError, match=f"^slot 3 asks for {num_logprobs} alternatives; .* not supported"):
-        table.apply(TableDelta(forks=(Fork(0, 3, 1, sampling),)))
+def ids(*values: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+    return np.array(values, np.int32)
 
 
 @pytest.mark.parametrize(
-    "sampling",
+    ("changes", "message"),
     [
-        SamplingRow(typical_p=0.5),
-        SamplingRow(repetition_penalty=1.25),
-        SamplingRow(repetition_penalty=float("nan")),
-        SamplingRow(presence_penalty=-0.5),
-        SamplingRow(frequency_penalty=0.5),
-        SamplingRow(min_tokens=3),
+        ({"num_prompt_logprobs": -2}, "slot 2 asks for -2 alternatives of its prompt"),
+        ({"num_prompt_logprobs": 2**31}, f"slot 2 asks for {2**31} alternatives of its prompt"),
+        (
+            {"token_rules": TokenRules(biased_token_ids=ids(1, 2), biases=np.ones(1, np.float32))},
+            "slot 2 has 1 biases for 2 biased tokens",
+        ),
+        (
+            {"token_rules": TokenRules(biased_token_ids=ids(1), biases=np.array([np.inf], np.float32))},
+            "slot 2 has a bias that is not a finite number",
+        ),
+        (
+            {"token_rules": TokenRules(biased_token_ids=ids(4, 1, 4), biases=np.ones(3, np.float32))},
+            "slot 2 has two biases for token 4",
+        ),
     ],
-    ids=repr,
 )
-def test_fields_that_no_sampler_has_are_refused_and_named(sampling: SamplingRow) -> None:
+def test_rules_that_cannot_be_applied_are_refused(changes: dict[str, object], message: str) -> None:
     table = decoding_table()
-    name, value = next(
-        (name, getattr(sampling, name))
-        for name in SamplingRow.__dataclass_fields__
-        if getattr(sampling, name) != getattr(SamplingRow(), name)
-    )
+    before = columns(table)
+    entry = replace(admission(slot=2, blocks=(5,)), **changes)  # type: ignore[arg-type]
 
-    for delta in (
-        admitting(slot=3, sampling=sampling),
-        TableDelta(forks=(Fork(0, 3, 1, sampling),)),
-        TableDelta(beam_forks=(Fork(0, 3, 1, sampling),)),
-    ):
-        with pytest.raises(InvalidStepError, match=f"^slot 3 asks for {name} {value:g}; .* does not support it$"):
-            table.apply(delta)
+    with pytest.raises(InvalidStepError, match=f"^{message}"):
+        table.apply(TableDelta(admissions=(entry,)))
+
+    assert_columns_equal(columns(table), before)
 
 
 def test_a_beam_that_rests_cannot_be_activated_without_a_token() -> None:

@@ -10,6 +10,7 @@ from octavo.execution.v1 import execution_service_pb2, step_pb2
 from shared.errors import InvalidStepError
 from shared.executor_info import ExecutorInfo
 from shared.step import Admission, Fork, SamplingRow, Step, StepResult, TableDelta, pairs
+from shared.token_rules import TokenRules, pad_words
 from shared.wire import (
     MAX_WIRE_VERSION,
     MIN_WIRE_VERSION,
@@ -26,6 +27,7 @@ from shared.wire import (
     encode_sampling,
     encode_step,
 )
+from shared.wire_rules import decode_rules, encode_rules
 from tests.support.toy_executor import over_the_wire, result_over_the_wire
 
 # Values that float32 holds exactly.
@@ -43,6 +45,16 @@ SAMPLING = SamplingRow(
     presence_penalty=-0.5,
     frequency_penalty=1.5,
     min_tokens=7,
+)
+
+
+RULES = TokenRules(
+    biased_token_ids=np.array([3, 1], np.int32),
+    biases=np.array([0.5, -100.0], np.float32),
+    stop_token_ids=np.array([2], np.int32),
+    banned_token_ids=np.array([7, 8, 9], np.int32),
+    banned_words=pad_words([[1, 2], [3, 4, 5]]),
+    allowed_mask=b"\x01\xff",
 )
 
 
@@ -68,10 +80,15 @@ def full_step() -> Step:
         block_ids=np.array([4, 0], np.int32),
         sampling=SAMPLING,
         cache_salt=2**64 - 1,
+        token_rules=RULES,
+        num_prompt_logprobs=3,
+    )
+    plainer = dataclasses.replace(
+        admission, slot=4, sampling=SamplingRow(), cache_salt=0, token_rules=None, num_prompt_logprobs=-1
     )
     delta = TableDelta(
         released_slots=np.array([0, 7], np.int32),
-        admissions=(admission, dataclasses.replace(admission, slot=4, sampling=SamplingRow(), cache_salt=0)),
+        admissions=(admission, plainer),
         beam_forks=(Fork(2, 13, 3, SAMPLING), Fork(13, 14, 1, SamplingRow(num_candidates=3))),
         appended_tokens=pairs((1, 11), (2, 12)),
         replaced_blocks=pairs((1, 2, 3), (4, 5, 6)),
@@ -137,6 +154,37 @@ def test_candidates_survive_the_wire() -> None:
     received = result_over_the_wire(result)
 
     assert plain(received) == plain(result)
+
+
+def test_alternatives_and_prompt_logprobs_survive_the_wire() -> None:
+    token_ids, logprobs = np.array([3, 0], np.int32), np.array([-0.5, -1.25], np.float32)
+    result = StepResult(
+        1,
+        2,
+        np.array([5], np.int32),
+        logprobs[:1],
+        alternative_token_ids=token_ids,
+        alternative_logprobs=logprobs,
+        prompt_logprobs=logprobs[1:],
+        prompt_alternative_token_ids=token_ids[::-1].copy(),
+        prompt_alternative_logprobs=logprobs[::-1].copy(),
+    )
+
+    assert plain(result_over_the_wire(result)) == plain(result)
+
+
+def test_rules_without_any_content_cost_nothing_but_a_mask_without_a_bit_is_kept() -> None:
+    assert encode_rules(TokenRules()).ByteSize() == 0
+    assert decode_rules(encode_rules(TokenRules())).is_neutral
+    assert decode_rules(encode_rules(TokenRules(allowed_mask=b""))).allowed_mask == b""
+
+
+@pytest.mark.parametrize(("lengths", "token_ids"), [([2], [1]), ([2, 1], [1, 2, 3]), ([], [1]), ([3], [1, 2])])
+def test_banned_words_that_do_not_add_up_are_refused(lengths: list[int], token_ids: list[int]) -> None:
+    message = step_pb2.TokenRules(banned_word_lengths=lengths, banned_word_token_ids=token_ids)
+
+    with pytest.raises(InvalidStepError, match=f"have {len(token_ids)} tokens"):
+        decode_rules(message)
 
 
 def test_a_result_without_candidates_has_none_and_costs_nothing() -> None:

@@ -11,56 +11,56 @@ def test_a_group_goes_where_its_prefix_is_cached() -> None:
     bench, first, second = two_cores(prefix_caching=True)
     common = list(range(500, 508))
     bench.add(group(0, 3, max_tokens(2)))
-    bench.schedule(first)
+    bench.step(first)
     bench.add(group(1, [*common, 1], max_tokens(1)))
-    bench.schedule(second)
+    bench.step(second)
     bench.run()  # now the first core is the better place for everything else
 
-    assert bench.fleet.place(group(2, [*common, 2]), now_s=0.0) is second
-    assert bench.fleet.place(group(3, [7, *common, 2]), now_s=0.0) is first
+    assert bench.fleet.place(group(2, [*common, 2]), now_s=0.0) is second.core
+    assert bench.fleet.place(group(3, [7, *common, 2]), now_s=0.0) is first.core
 
 
 def test_a_group_goes_where_less_is_to_be_computed_before_it() -> None:
     bench, first, second = two_cores()
     bench.add(group(0, 20))
-    bench.schedule(first)  # 16 of its 20 tokens
+    bench.step(first)  # 16 of its 20 tokens
 
-    assert bench.fleet.place(group(1, 2), now_s=0.0) is second
+    assert bench.fleet.place(group(1, 2), now_s=0.0) is second.core
 
 
 def test_each_decode_of_a_core_counts() -> None:
     bench, first, second = two_cores()
     bench.add(group(0, 2, num_sequences=2))
-    bench.schedule(first)
+    bench.step(first)
 
-    assert bench.fleet.place(group(1, 2), now_s=0.0) is second
+    assert bench.fleet.place(group(1, 2), now_s=0.0) is second.core
 
 
 def test_of_two_cores_of_equal_load_the_one_with_more_free_blocks_takes_it() -> None:
     bench = FleetBench(small_limits(blocks=8), small_limits(blocks=12))
 
-    assert bench.fleet.place(group(0, 2), now_s=0.0) is bench.fleet.cores[1]
+    assert bench.fleet.place(group(0, 2), now_s=0.0) is bench.members[1].core
 
 
 def test_a_core_that_cannot_take_it_now_is_passed_over() -> None:
     bench = FleetBench(small_limits(blocks=6), small_limits(blocks=12))
-    small, large = bench.fleet.cores
-    for arrival, core in enumerate([large, small, large]):
+    small, large = bench.members
+    for arrival, member in enumerate([large, small, large]):
         bench.add(group(arrival, 12))
-        bench.schedule(core)
-        bench.process(core)
+        bench.step(member)
+        bench.process(member)
 
-    assert small.cost_of(group(3, 16)) < large.cost_of(group(3, 16))
-    assert bench.fleet.place(group(3, 16), now_s=0.0) is large
-    assert bench.fleet.place(group(3, 8), now_s=0.0) is small
+    assert small.core.cost_of(group(3, 16)) < large.core.cost_of(group(3, 16))
+    assert bench.fleet.place(group(3, 16), now_s=0.0) is large.core
+    assert bench.fleet.place(group(3, 8), now_s=0.0) is small.core
 
 
 def test_a_group_that_no_core_can_take_now_waits_in_line() -> None:
     bench, first, second = two_cores()
-    for arrival, core in enumerate([first, second]):
+    for arrival, member in enumerate([first, second]):
         bench.add(group(arrival, 16))
-        bench.schedule(core)
-        bench.process(core)
+        bench.step(member)
+        bench.process(member)
 
     assert bench.fleet.place(group(2, 20), now_s=0.0) == Obstacle(Wait.IN_LINE, "needs 5 blocks, 4 free")
 
@@ -68,14 +68,14 @@ def test_a_group_that_no_core_can_take_now_waits_in_line() -> None:
 def test_a_core_leaves_to_the_other_what_is_better_placed_there() -> None:
     bench, first, second = two_cores()
     bench.add(group(0, 12))
-    bench.schedule(first)
+    bench.step(first)
     waiting = bench.add(group(1, 2))
 
-    bench.schedule(first)
+    bench.step(first)
     assert bench.fleet.core_of(waiting) is None
 
-    bench.schedule(second)
-    assert bench.fleet.core_of(waiting) is second
+    bench.step(second)
+    assert bench.fleet.core_of(waiting) is second.core
 
 
 def test_a_burst_is_spread_over_the_cores() -> None:
@@ -85,32 +85,32 @@ def test_a_burst_is_spread_over_the_cores() -> None:
 
     bench.run()
 
-    assert first.last_scheduled_step_id > 1
-    assert second.last_scheduled_step_id > 1
-    assert bench.outputs["d"] == [404, 405, 406]
+    assert first.core.last_scheduled_step_id > 1
+    assert second.core.last_scheduled_step_id > 1
+    assert bench.tokens["d"] == [404, 405, 406]
 
 
 def test_a_stalled_core_gets_nothing_while_another_one_can_take_it() -> None:
     bench, first, second = two_cores()
     bench.add(group(0, 2))
-    bench.schedule(first, now_s=0.0)
+    bench.step(first, now_s=0.0)
     bench.add(group(1, 20))
-    bench.schedule(second, now_s=5.0)  # the first one has not answered for 5 s
+    bench.step(second, now_s=5.0)  # the first one has not answered for 5 s
 
-    assert bench.fleet.place(group(2, 2), now_s=0.5) is first
-    assert bench.fleet.place(group(2, 2), now_s=5.0) is second
+    assert bench.fleet.place(group(2, 2), now_s=0.5) is first.core
+    assert bench.fleet.place(group(2, 2), now_s=5.0) is second.core
 
 
 def test_the_head_waits_and_nobody_passes_it_on_any_core() -> None:
     bench, first, second = two_cores()
-    for core, arrival in ((first, 0), (second, 1)):
+    for member, arrival in ((first, 0), (second, 1)):
         bench.add(group(arrival, 16))
-        bench.schedule(core)
-        bench.process(core)
+        bench.step(member)
+        bench.process(member)
     head, small = bench.add(group(2, 20)), bench.add(group(3, 1))
 
-    bench.schedule(first)
-    bench.schedule(second)
+    bench.step(first)
+    bench.step(second)
 
     assert list(bench.fleet.queue) == [head, small]
 
@@ -118,8 +118,8 @@ def test_the_head_waits_and_nobody_passes_it_on_any_core() -> None:
 def test_one_that_waits_for_its_prefix_lets_others_pass_on_another_core() -> None:
     bench, first, second = two_cores(prefix_caching=True)
     bench.add(group(0, [1, 2, 3, 4, 5]))
-    bench.schedule(first)
-    assert bench.fleet.place(group(1, [1, 2, 3, 4, 6]), now_s=0.0) is second
+    bench.step(first)
+    assert bench.fleet.place(group(1, [1, 2, 3, 4, 6]), now_s=0.0) is second.core
 
 
 def test_what_fits_nowhere_fails_once() -> None:
@@ -127,25 +127,25 @@ def test_what_fits_nowhere_fails_once() -> None:
     too_long = bench.add(group(0, 24))
     after = bench.add(group(1, 2))
 
-    bench.schedule(first)
-    bench.schedule(second)
+    for member in (first, second):
+        member.core.schedule(now_s=0.0)
 
-    failures = [*first.take_failures(), *second.take_failures()]
+    failures = [*first.core.take_failures(), *second.core.take_failures()]
     assert [failure.group for failure in failures] == [too_long]
     assert bench.fleet.core_of(after) is not None
 
 
 def test_a_group_that_fits_one_core_only_waits_for_it() -> None:
     bench = FleetBench(small_limits(max_model_len=8), small_limits(max_model_len=24))
-    small, large = bench.fleet.cores
+    small, large = bench.members
     wanted = bench.add(group(0, 12))
 
-    bench.schedule(small)
+    bench.step(small)
 
-    assert small.take_failures() == []
+    assert small.core.take_failures() == []
     assert bench.fleet.can_ever_take(wanted)
-    bench.schedule(large)
-    assert bench.fleet.core_of(wanted) is large
+    bench.step(large)
+    assert bench.fleet.core_of(wanted) is large.core
 
 
 def test_what_no_core_can_ever_take_is_known_beforehand() -> None:
@@ -157,46 +157,46 @@ def test_what_no_core_can_ever_take_is_known_beforehand() -> None:
 
 def test_a_lone_core_takes_the_groups_in_order() -> None:
     bench = FleetBench(small_limits(max_num_seqs=1))
-    (core,) = bench.fleet.cores
+    (member,) = bench.members
     later, earlier = bench.add(group(1, 2)), bench.add(group(0, 2))
 
-    bench.schedule(core)
+    bench.step(member)
 
-    assert bench.fleet.core_of(earlier) is core
+    assert bench.fleet.core_of(earlier) is member.core
     assert list(bench.fleet.queue) == [later]
 
 
 def test_a_core_that_takes_no_groups_finishes_what_it_has() -> None:
     bench, first, second = two_cores()
     bench.add(group(0, 2, max_tokens(3)))
-    bench.schedule(first)
-    first.takes_groups = False
+    bench.step(first)
+    first.core.takes_groups = False
 
     bench.add(group(1, 2, max_tokens(1)))
-    bench.schedule(second)
+    bench.step(second)
     bench.run()
 
-    assert bench.outputs == {"a": [102, 103, 104], "b": [202]}
-    assert bench.fleet.cores == [first, second]
+    assert bench.tokens == {"a": [102, 103, 104], "b": [202]}
+    assert bench.fleet.cores == [first.core, second.core]
 
 
 def test_each_core_says_what_keeps_a_group_from_it() -> None:
     bench, first, second = two_cores()
     bench.add(group(0, 16))
-    bench.schedule(first)
+    bench.step(first)
 
     obstacles = dict(bench.fleet.obstacles(group(1, 20), now_s=0.0))
 
-    assert obstacles == {first: Obstacle(Wait.IN_LINE, "needs 5 blocks, 4 free"), second: None}
+    assert obstacles == {first.core: Obstacle(Wait.IN_LINE, "needs 5 blocks, 4 free"), second.core: None}
 
 
 def test_an_overdue_step_is_no_obstacle_where_there_is_no_other_core() -> None:
     bench = FleetBench(small_limits())
-    (core,) = bench.fleet.cores
+    (member,) = bench.members
     bench.add(group(0, 2))
-    bench.schedule(core)
+    bench.step(member)
 
-    assert bench.fleet.obstacles(group(1, 2), now_s=100.0) == [(core, None)]
+    assert bench.fleet.obstacles(group(1, 2), now_s=100.0) == [(member.core, None)]
 
 
 # Tenants -----------------------------------------------------------------------------------------
@@ -205,13 +205,13 @@ def test_an_overdue_step_is_no_obstacle_where_there_is_no_other_core() -> None:
 def test_shares_of_tenants_are_kept_over_all_cores() -> None:
     limits = small_limits(max_num_seqs=1)
     bench = FleetBench(limits, limits, tenant_weights={"x": 1.0, "y": 1.0})
-    first, second = bench.fleet.cores
+    first, second = bench.members
     for arrival in range(2):
         bench.add(group(arrival, 4, tenant="x"))
     y = bench.add(group(2, 4, tenant="y"))
 
-    bench.schedule(first)
-    bench.schedule(second)
+    bench.step(first)
+    bench.step(second)
 
     assert bench.fleet.core_of(y) is not None
     assert [waiting.tenant for waiting in bench.fleet.queue] == ["x"]

@@ -6,58 +6,55 @@ from tests.support.fleet_driving import FleetBench, two_cores
 
 def test_a_preempted_group_may_go_on_elsewhere() -> None:
     bench = FleetBench(small_limits(blocks=6, budget=24))
-    (tight,) = bench.fleet.cores
+    (tight,) = bench.members
     for arrival in range(2):
         bench.add(group(arrival, 12, max_tokens(4)))
-    bench.schedule(tight)
+    bench.step(tight)
     bench.process(tight)
-    roomy = bench.join(small_limits())
+    roomy = bench.attach(small_limits())
 
-    bench.schedule(tight)
+    bench.step(tight)
     preempted = next(bench.fleet.queue.in_order())
-    bench.schedule(roomy)
+    bench.step(roomy)
 
-    assert bench.fleet.core_of(preempted) is roomy
+    assert bench.fleet.core_of(preempted) is roomy.core
     bench.run()
-    assert bench.outputs["b"] == [212, 213, 214, 215]
+    assert bench.tokens["b"] == [212, 213, 214, 215]
 
 
 def test_the_groups_of_a_lost_core_go_first_and_elsewhere_without_a_token_lost() -> None:
     bench, first, second = two_cores()
     moved = bench.add(group(0, 4, max_tokens(4)))
     place = bench.fleet.place(moved, now_s=0.0)
-    lost, kept = (first, second) if place is first else (second, first)
-    bench.schedule(lost)
+    lost, kept = (first, second) if place is first.core else (second, first)
+    bench.step(lost)
     bench.process(lost)
-    bench.schedule(lost)  # its answer never comes
+    bench.step(lost)  # its answer never comes
     bench.add(group(1, 4, max_tokens(1)))
 
-    groups = bench.fleet.leave(lost)
-    for evacuated in groups:
-        bench.fleet.queue.add(evacuated)
+    groups = bench.lose(lost)
 
     assert groups == [moved]
     assert [waiting.request_id for waiting in bench.fleet.queue.in_order()] == ["a", "b"]
-    assert bench.fleet.cores == [kept]
+    assert bench.fleet.cores == [kept.core]
     bench.run()
-    assert bench.outputs == {"a": [104, 105, 106, 107], "b": [204]}
+    assert bench.tokens == {"a": [104, 105, 106, 107], "b": [204]}
 
 
 def test_groups_of_a_lost_core_wait_for_another_one_to_join() -> None:
     bench = FleetBench(small_limits())
-    (lost,) = bench.fleet.cores
+    (lost,) = bench.members
     bench.add(group(0, 4, max_tokens(3), num_sequences=2))
-    bench.schedule(lost)
+    bench.step(lost)
     bench.process(lost)
 
-    for evacuated in bench.fleet.leave(lost):
-        bench.fleet.queue.add(evacuated)
+    bench.lose(lost)
     bench.run()
-    assert bench.outputs == {"a0": [104], "a1": [105]}
+    assert bench.tokens == {"a0": [104], "a1": [105]}
 
-    bench.join(small_limits(block_size=2, blocks=12))
+    bench.attach(small_limits(block_size=2, blocks=12))
     bench.run()
-    assert bench.outputs == {"a0": [104, 105, 106], "a1": [105, 107, 109]}
+    assert bench.tokens == {"a0": [104, 105, 106], "a1": [105, 107, 109]}
 
 
 # Abort -------------------------------------------------------------------------------------------
@@ -66,8 +63,8 @@ def test_groups_of_a_lost_core_wait_for_another_one_to_join() -> None:
 def test_abort_finds_a_group_wherever_it_is() -> None:
     bench, first, _ = two_cores()
     running = bench.add(group(0, 4))
-    for core in bench.fleet.cores:
-        bench.schedule(core)
+    for member in bench.members:
+        bench.step(member)
     waiting = bench.add(group(1, 4))
 
     bench.fleet.abort(running)
@@ -76,4 +73,4 @@ def test_abort_finds_a_group_wherever_it_is() -> None:
 
     assert running.live_sequences == waiting.live_sequences == []
     assert len(bench.fleet.queue) == 0
-    assert first.num_unfinished == 0
+    assert first.core.num_unfinished == 0

@@ -1,19 +1,22 @@
-"""Each invariant bites: a scheduler whose books are wrong does not pass the check."""
+"""Each invariant bites: a scheduler whose books are wrong does not pass the check, and it says why."""
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.prefills import Prefill
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import SequenceStatus
+from scheduler_svc.core.sequence import Sequence, SequenceStatus
 from shared.step import no_slots
 from tests.support.driving import Bench, small_limits
 
+Fault = Callable[[Scheduler], None]
+
 
 def bench_in_full_swing() -> Bench:
-    """`a` has two outputs in slots 0 and 1; `b` runs in slot 2; `c` and `d` are swapped out."""
+    """`a` has two outputs in slots 0 and 1; `b` runs in slot 2; `c` and `d` are swapped out. A step is in flight."""
     limits = small_limits(
         blocks=10, budget=40, host_blocks=8, preemption_mode=PreemptionMode.SWAP, prefix_caching=True, max_num_seqs=5
     )
@@ -23,8 +26,11 @@ def bench_in_full_swing() -> Bench:
         bench.add(arrival, 7 - arrival)
     while len(bench.scheduler.swapped) < 2:
         bench.step()
-    bench.scheduler.check_integrity()
+    bench.schedule()
     return bench
+
+
+# 1: blocks -----------------------------------------------------------------------------------------
 
 
 def take_a_block(scheduler: Scheduler) -> None:
@@ -35,14 +41,20 @@ def name_a_block_twice(scheduler: Scheduler) -> None:
     scheduler.table.block_tables[2, 0] = scheduler.table.block_tables[0, 0]
 
 
-def free_a_block_twice(scheduler: Scheduler) -> None:
-    allocator = scheduler.blocks.allocator
-    allocator._free_blocks[0] = allocator._free_blocks[1] if allocator._num_uncached_free_blocks > 1 else 0
-    allocator.ref_counts[int(allocator._free_blocks[0])] += 1
+def free_a_block_that_is_used(scheduler: Scheduler) -> None:
+    scheduler.blocks.allocator._push(scheduler.table.block_tables[0, :1].astype(np.intp))
 
 
 def take_a_host_block(scheduler: Scheduler) -> None:
     scheduler.swapped.host.allocate(1)
+
+
+def free_a_host_block_twice(scheduler: Scheduler) -> None:
+    host = scheduler.swapped.host
+    host._push(host._free_blocks[:1])
+
+
+# 2: slots ------------------------------------------------------------------------------------------
 
 
 def lose_a_slot(scheduler: Scheduler) -> None:
@@ -66,20 +78,66 @@ def release_a_slot(scheduler: Scheduler) -> None:
     scheduler.table.live[2] = False
 
 
+def leave_a_slot_by_half(scheduler: Scheduler) -> None:
+    scheduler.batch.is_left[2] = True
+
+
+def promise_too_many_slots(scheduler: Scheduler) -> None:
+    group = scheduler.batch.running[0]
+    group.sequences += [Sequence(group, index, group.prompt_token_ids) for index in range(2, 9)]
+
+
+# 3, 4 and 5: lengths ---------------------------------------------------------------------------------
+
+
 def compute_beyond_the_blocks(scheduler: Scheduler) -> None:
     scheduler.table.num_scheduled_tokens[2] = scheduler.table.num_blocks[2] * 4 + 1
+
+
+def compute_beyond_the_budget(scheduler: Scheduler) -> None:
+    scheduler.in_flight[0].layout.lengths[0] = scheduler.limits.max_num_batched_tokens
 
 
 def grow_beyond_the_limit(scheduler: Scheduler) -> None:
     scheduler.table.num_tokens[2] = scheduler.limits.max_model_len + 1
 
 
+# 7 and 8: contents -----------------------------------------------------------------------------------
+
+
+def share_the_block_that_is_written_next(scheduler: Scheduler) -> None:
+    table, allocator = scheduler.table, scheduler.blocks.allocator
+    index = int(table.num_scheduled_tokens[0]) // 4
+    shared, own = table.block_tables[0, index], table.block_tables[1, index]
+    allocator.acquire(np.array([shared], np.int32))
+    allocator.free(np.array([own], np.int32))
+    table.block_tables[1, index] = shared
+
+
 def register_under_a_wrong_hash(scheduler: Scheduler) -> None:
     scheduler.table.token_ids[0, 1] += 1
 
 
+def register_a_block_that_fills(scheduler: Scheduler) -> None:
+    table, cache = scheduler.table, scheduler.blocks.prefix_cache
+    assert cache is not None
+    cache.register([b"block"], [int(table.block_tables[0, table.num_scheduled_tokens[0] // 4])])
+
+
+def write_a_block_for_ever(scheduler: Scheduler) -> None:
+    assert scheduler.blocks.prefix_cache is not None
+    scheduler.blocks.prefix_cache._being_written.add(b"block")
+
+
+# Order -----------------------------------------------------------------------------------------------
+
+
 def run_out_of_order(scheduler: Scheduler) -> None:
     scheduler.batch.running.reverse()
+
+
+def swap_out_of_order(scheduler: Scheduler) -> None:
+    scheduler.swapped.groups.reverse()
 
 
 def change_the_order_of_a_group(scheduler: Scheduler) -> None:
@@ -91,46 +149,54 @@ def keep_a_prefill_that_is_over(scheduler: Scheduler) -> None:
     scheduler.prefills.running.append(Prefill(sequence, 9, 9, no_slots(), is_long=False))
 
 
-def write_a_block_for_ever(scheduler: Scheduler) -> None:
-    assert scheduler.blocks.prefix_cache is not None
-    scheduler.blocks.prefix_cache._being_written.add(b"block")
-
-
-def swap_out_of_order(scheduler: Scheduler) -> None:
-    scheduler.swapped.groups.reverse()
-
-
 def wake_a_swapped_sequence(scheduler: Scheduler) -> None:
     scheduler.swapped.groups[0].sequences[0].status = SequenceStatus.WAITING
 
 
-FAULTS: list[Callable[[Scheduler], None]] = [
-    take_a_block,
-    name_a_block_twice,
-    free_a_block_twice,
-    take_a_host_block,
-    lose_a_slot,
-    share_a_slot,
-    forget_the_owner_of_a_slot,
-    age_a_slot,
-    release_a_slot,
-    compute_beyond_the_blocks,
-    grow_beyond_the_limit,
-    register_under_a_wrong_hash,
-    run_out_of_order,
-    change_the_order_of_a_group,
-    keep_a_prefill_that_is_over,
-    write_a_block_for_ever,
-    swap_out_of_order,
-    wake_a_swapped_sequence,
-]
+def forget_a_swapped_sequence(scheduler: Scheduler) -> None:
+    scheduler.swapped.drop_sequence(scheduler.swapped.groups[0].sequences[0])
+
+
+def go_on_with_a_search_that_is_swapped_out(scheduler: Scheduler) -> None:
+    scheduler.searches.ready[scheduler.swapped.groups[0]] = []
+
+
+FAULTS: dict[Fault, str] = {
+    take_a_block: "block tables name",
+    name_a_block_twice: "block tables name",
+    free_a_block_that_is_used: "a block is free and used",
+    take_a_host_block: "swapped groups name",
+    free_a_host_block_twice: "a block is free twice",
+    lose_a_slot: "a slot got lost",
+    share_a_slot: "two running sequences share a slot",
+    forget_the_owner_of_a_slot: "a slot belongs to somebody else",
+    age_a_slot: "a slot has another generation",
+    release_a_slot: "a running sequence has no live slot",
+    leave_a_slot_by_half: "the list of left slots and its column differ",
+    promise_too_many_slots: "more slots are promised",
+    compute_beyond_the_blocks: "tokens have no block",
+    compute_beyond_the_budget: "a step is over its budget",
+    grow_beyond_the_limit: "a sequence is too long",
+    share_the_block_that_is_written_next: "a shared block would be written",
+    register_under_a_wrong_hash: "a registered block is not full, or holds something else",
+    register_a_block_that_fills: "a registered block is not full, or holds something else",
+    write_a_block_for_ever: "a writer got lost, or stays for ever",
+    run_out_of_order: "groups are out of order",
+    swap_out_of_order: "groups are out of order",
+    change_the_order_of_a_group: "the order of a group has changed",
+    keep_a_prefill_that_is_over: "a prefill that is over goes on",
+    wake_a_swapped_sequence: "a sequence of a swapped group is somewhere else",
+    forget_a_swapped_sequence: "a swapped sequence has no table",
+    go_on_with_a_search_that_is_swapped_out: "a search is ready that does not run",
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_is_noticed(fault: Callable[[Scheduler], None]) -> None:
+def test_a_fault_is_noticed(fault: Fault) -> None:
     bench = bench_in_full_swing()
+    bench.scheduler.check_integrity()
 
     fault(bench.scheduler)
 
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=FAULTS[fault]):
         bench.scheduler.check_integrity()

@@ -218,3 +218,15 @@ def test_evacuated_outputs_that_share_no_full_block_are_computed_as_the_budget_g
 
     assert sent == [{0: 4}, {0: 1, 1: 3}, {1: 2}]
     assert elsewhere.outputs == {"a0": [105, 106], "a1": [108, 110]}
+
+
+def test_nothing_is_kept_of_a_preempted_group_that_ends_with_its_last_late_token() -> None:
+    bench = Bench(small_limits(blocks=6))
+    for first in range(0, 20, 2):
+        bench.add(first, [1 + first] * 8, max_tokens(8))
+        bench.add(first + 1, [51 + first] * 6, max_tokens(5))
+        bench.run(2)
+        assert not any(
+            bench.scheduler.preemption.late_sequence(slot, generation) for slot in range(4) for generation in range(200)
+        )
+    assert any(bench.scheduler.preemption.num_preemptions.values())

@@ -7,8 +7,8 @@ import pytest
 
 from scheduler_svc.core.beam_search import BeamSearchParams
 from shared.errors import ExecutorFaultError
-from shared.step import StepResult
-from tests.support.driving import Bench, delivered, small_limits
+from shared.step import SamplingRow, StepResult
+from tests.support.driving import Bench, delivered, group, small_limits
 
 FAULTS = {
     "an older step": (StepResult(1, 0, np.array([7], np.int32)), "epoch 1 step 0 came instead of 1 1"),
@@ -101,3 +101,47 @@ def test_a_sampled_token_beside_beams_is_still_checked() -> None:
 
     with pytest.raises(ExecutorFaultError, match="token ids outside 0 to 999"):
         bench.scheduler.process(wrong)
+
+
+# Alternatives and prompts ------------------------------------------------------------------------
+
+IDS, VALUES = np.array([3, 1], np.int32), np.array([-0.5, -1.0], np.float32)
+RIGHT = StepResult(
+    1,
+    1,
+    np.array([7], np.int32),
+    logprobs=np.array([-2.0], np.float32),
+    alternative_token_ids=IDS,
+    alternative_logprobs=VALUES,
+    prompt_logprobs=VALUES,
+    prompt_alternative_token_ids=IDS,
+    prompt_alternative_logprobs=VALUES,
+)
+LOGPROB_FAULTS: dict[str, tuple[dict[str, object], str]] = {
+    "no alternatives": ({"alternative_token_ids": None, "alternative_logprobs": None}, "0 alternatives instead of 2"),
+    "too few alternatives": ({"alternative_token_ids": IDS[:1]}, "1 alternatives instead of 2"),
+    "an alternative beyond the vocabulary": ({"alternative_token_ids": IDS + 10}, "alternatives outside 0 to 12"),
+    "an alternative that is no number": ({"alternative_logprobs": VALUES * np.nan}, "alternatives whose log-prob"),
+    "no log-probabilities of the prompt": ({"prompt_logprobs": None}, "0 log-probabilities of prompts instead of 2"),
+    "too many": ({"prompt_logprobs": np.zeros(3, np.float32)}, "3 log-probabilities of prompts instead of 2"),
+    "a prompt's that is no number": ({"prompt_logprobs": VALUES * np.nan}, "2 log-probabilities of prompts"),
+    "too few of the prompt's": ({"prompt_alternative_logprobs": VALUES[:1]}, "2 alternatives of prompts instead of 2"),
+}
+
+
+@pytest.mark.parametrize("fault", LOGPROB_FAULTS)
+def test_wrong_logprobs_are_refused_and_the_right_ones_still_count(fault: str) -> None:
+    changes, message = LOGPROB_FAULTS[fault]
+    bench = Bench(small_limits(vocab_size=13))
+    asking = group(0, [1, 2, 3])
+    asking.sampling, asking.num_prompt_logprobs = SamplingRow(num_logprobs=2), 1
+    bench.queue.add(asking)
+    assert bench.scheduler.schedule(0.0) is not None
+
+    with pytest.raises(ExecutorFaultError, match=message):
+        bench.scheduler.process(replace(RIGHT, **changes))  # type: ignore[arg-type]
+
+    updates = bench.scheduler.process(RIGHT)
+    assert updates.alternatives[0].token_ids == [3, 1]
+    assert [prompt.logprobs for prompt in updates.prompt_logprobs] == [[-0.5, -1.0]]
+    assert not asking.lacks_prompt_logprobs

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.batch import Batch
+from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.limits import PreemptionMode, SchedulerLimits
 from tests.support.driving import Bench, chunks, group, max_tokens, only_admission, small_limits
+from tests.support.toy_executor import hashed_next_token
 
 
 def window_limits(
@@ -231,3 +233,18 @@ def test_drafted_places_count_when_blocks_lack() -> None:
 
     assert sum(bench.scheduler.preemption.num_preemptions.values()) > 0
     assert bench.outputs["c"] == list(range(307, 313))
+
+
+def test_beams_give_back_what_fell_out_of_the_window() -> None:
+    limits = small_limits(max_num_seqs=4, budget=8, max_model_len=200, blocks=16, sliding_window=8, vocab_size=13)
+    bench = Bench(limits, next_token=hashed_next_token(13))
+    search = BeamSearchParams(2, early_stopping=EarlyStopping.NEVER)
+    bench.add(0, [1, 2, 3, 4, 5], max_tokens(180), beam_search=search)
+    num_steps = 0
+    while bench.try_schedule() is not None:
+        bench.process()
+        bench.scheduler.check_integrity()
+        num_steps += 1
+    assert num_steps > 180
+    assert bench.scheduler.take_failures() == []
+    assert bench.num_free_blocks == 16

@@ -1,0 +1,117 @@
+"""Paged attention in C that reads the cache in place: float32 on a CPU, any block size; see `executor_svc/native/`.
+
+A plan cuts the step into tiles of query tokens of one sequence, and into tasks that the threads take in turn: a
+tile, a KV head, a part of the keys. Keys are split only where there are too few tiles to keep the threads busy, or
+one sequence is much longer than the others.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from executor_svc.attention.interface import AttentionMetadata, LayerCache, Rotation
+from executor_svc.native.library import NativeLibrary, StepStruct
+from shared.step import Int32Array
+
+# Query vectors of a tile, tokens times heads of a group: enough to pay for packing the keys that they share.
+TILE_QUERIES = 128
+# Tasks for each thread that even out sequences of different length.
+TASKS_PER_THREAD = 4
+# A part of the keys is at least as long; shorter ones cost more to join than they gain.
+MIN_SPLIT_KEYS = 128
+
+
+class NativeAttentionBackend:
+    """Plans for float32 caches on a CPU."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+
+    def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> "NativeAttentionPlan":
+        """Prepare a step: tiles and tasks."""
+        return NativeAttentionPlan(self._library, metadata)
+
+
+class NativeAttentionPlan:
+    """One step, prepared; see `executor_svc.attention.AttentionPlan`."""
+
+    def __init__(self, library: NativeLibrary, metadata: AttentionMetadata) -> None:
+        self._library = library
+        self._metadata = metadata
+        self._block_tables = np.ascontiguousarray(metadata.block_tables, np.int32)
+        self._struct: StepStruct | None = None
+        self._kept: tuple[object, ...] = ()
+
+    def attend(self, qkv: torch.Tensor, rotation: Rotation, cache: LayerCache) -> torch.Tensor:
+        """Rotate, write the keys and values of all tokens into the cache, then attend."""
+        num_tokens, num_vectors, head_dim = qkv.shape
+        assert qkv.is_contiguous(), "tokens lie one after the other"
+        if self._struct is None:
+            self._struct = self._make_struct(qkv.shape, rotation, cache)
+        self._struct.cos, self._struct.sin = rotation.cos.data_ptr(), rotation.signed_sin.data_ptr()
+        out = torch.empty(num_tokens, (num_vectors - 2 * cache.keys.shape[2]) * head_dim)
+        self._library.attention(self._struct, qkv, cache.keys, cache.values, out)
+        return out
+
+    def _make_struct(self, qkv_shape: torch.Size, rotation: Rotation, cache: LayerCache) -> StepStruct:
+        num_tokens, num_vectors, head_dim = qkv_shape
+        num_kv_heads = cache.keys.shape[2]
+        num_heads = num_vectors - 2 * num_kv_heads
+        tile_tokens = max(1, TILE_QUERIES // (num_heads // num_kv_heads))
+        tiles = query_tiles(self._metadata.starts, self._metadata.lengths, tile_tokens)
+        tasks = split_keys(tiles, self._library.num_threads * TASKS_PER_THREAD / num_kv_heads)
+        self._kept = (tiles, tasks)  # the struct has pointers into them
+        return StepStruct(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            block_size=cache.block_size,
+            num_tokens=num_tokens,
+            table_width=self._block_tables.shape[1],
+            slot_mapping=self._metadata.slot_mapping.data_ptr(),
+            block_tables=self._block_tables.ctypes.data,
+            tiles=tiles.ctypes.data,
+            num_tiles=len(tiles),
+            most_tokens=int(tiles[:, 2].max()),
+            tasks=tasks.ctypes.data,
+            num_tasks=len(tasks),
+            num_partials=int(tiles[tiles[:, 4] > 1, 4].sum()),
+        )
+
+
+def query_tiles(starts: Int32Array, lengths: Int32Array, tile_tokens: int) -> npt.NDArray[np.int32]:
+    """Cut rows into tiles of at most `tile_tokens` tokens; return [num_tiles, 6], `QueryTile` of attention.c.
+
+    The columns are: row, first token in the step, tokens, position of the first token, then 1 and 0 for
+    `split_keys` to fill in.
+    """
+    num_tiles = -(-lengths // tile_tokens)
+    rows = np.repeat(np.arange(len(lengths)), num_tiles)
+    offsets = (np.arange(len(rows)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)) * tile_tokens
+    tiles = np.zeros((len(rows), 6), np.int32)
+    tiles[:, 0] = rows
+    tiles[:, 1] = (np.cumsum(lengths) - lengths)[rows] + offsets
+    tiles[:, 2] = np.minimum(tile_tokens, lengths[rows] - offsets)
+    tiles[:, 3] = starts[rows] + offsets
+    tiles[:, 4] = 1
+    return tiles
+
+
+def split_keys(tiles: npt.NDArray[np.int32], num_wanted: float) -> npt.NDArray[np.int32]:
+    """Split the keys of tiles that are a large part of the work; return the tasks, [num_tasks, 2]: tile and split.
+
+    Args:
+        tiles: Of `query_tiles`; the number of splits and the place of their partial results are filled in.
+        num_wanted: Into how many equal tasks the whole should about fall.
+    """
+    contexts = tiles[:, 3] + tiles[:, 2]
+    work = contexts.astype(np.float64) * tiles[:, 2]
+    splits = np.ceil(work * num_wanted / work.sum()).astype(np.int32)
+    splits = np.clip(splits, 1, np.maximum(1, contexts // MIN_SPLIT_KEYS))
+    num_partials = np.where(splits > 1, splits, 0)
+    tiles[:, 4] = splits
+    tiles[:, 5] = np.cumsum(num_partials) - num_partials
+    tasks = np.empty((splits.sum(), 2), np.int32)
+    tasks[:, 0] = np.repeat(np.arange(len(tiles)), splits)
+    tasks[:, 1] = np.arange(len(tasks)) - np.repeat(np.cumsum(splits) - splits, splits)
+    return tasks

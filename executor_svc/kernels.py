@@ -1,0 +1,64 @@
+"""Which kernels run a model: the C library on a CPU, else plain torch."""
+
+import logging
+from typing import Literal
+
+import torch
+
+from executor_svc.attention import AttentionBackend, TorchAttentionBackend
+from executor_svc.attention.native_backend import NativeAttentionBackend
+from executor_svc.errors import ModelLoadError
+from executor_svc.models import LlamaForCausalLM, ModelConfig, model_class
+from executor_svc.models.torch_dense import TorchDense
+from executor_svc.native import NativeDense, NativeLibrary, NativeUnavailableError, load_library
+
+CpuKernels = Literal["auto", "native", "torch"]
+Quantization = Literal["none", "int8"]
+
+_logger = logging.getLogger(__name__)
+
+
+def make_model(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    cpu_kernels: CpuKernels = "auto",
+    quantization: Quantization = "none",
+) -> tuple[LlamaForCausalLM, AttentionBackend]:
+    """Return a model with uninitialised weights, and the attention that goes with it.
+
+    Args:
+        config: Of the model.
+        dtype: Number format of activations and cache.
+        device: Where it runs.
+        cpu_kernels: "native": the C library; "torch": torch; "auto": the C library if it can be had.
+        quantization: "int8": weights are quantized as they are loaded.
+
+    Raises: ModelLoadError: nothing runs this architecture, or "native" was asked for and cannot be had.
+    """
+    is_int8 = quantization == "int8"
+    library = _native_library(config, dtype, device, cpu_kernels)
+    make = model_class(config)
+    if library is None:
+        return make(config, TorchDense(dtype, device, is_int8=is_int8)), TorchAttentionBackend()
+    return make(config, NativeDense(library, is_int8=is_int8)), NativeAttentionBackend(library)
+
+
+def _native_library(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, cpu_kernels: CpuKernels
+) -> NativeLibrary | None:
+    """Return the C library; None if it is not to be used, or, with one line in the log, if it cannot be had."""
+    if cpu_kernels == "torch" or (cpu_kernels == "auto" and (device.type != "cpu" or dtype != torch.float32)):
+        return None
+    if device.type != "cpu" or dtype != torch.float32:
+        raise ModelLoadError("cpu_kernels is native; these kernels are for device cpu and dtype float32")
+    try:
+        library = load_library(torch.get_num_threads())
+    except NativeUnavailableError as error:
+        if cpu_kernels == "native":
+            raise ModelLoadError(f"cpu_kernels is native, but {error}") from error
+        _logger.warning("event=cpu_kernels kernels=torch reason=%r", str(error))
+        return None
+    _logger.info("event=cpu_kernels kernels=native lanes=%d threads=%d", library.num_lanes, library.num_threads)
+    return library

@@ -1,0 +1,24 @@
+"""The C library for CPUs: dense segments and paged attention, float32 with float32 or int8 weights.
+
+`csrc/` is the library, `build.py` compiles it, `library.py` calls it; `matrix.py` and `dense.py` are the
+`DenseKernels` of the models, and `executor_svc/attention/native_backend.py` is the attention.
+"""
+
+from executor_svc.native.build import build_library, cache_directory
+from executor_svc.native.dense import NativeDense
+from executor_svc.native.errors import NativeUnavailableError
+from executor_svc.native.library import NativeLibrary
+
+
+def load_library(num_threads: int) -> NativeLibrary:
+    """Return the library, compiled now if the user's cache does not have it.
+
+    Args:
+        num_threads: Threads of every parallel region.
+
+    Raises: NativeUnavailableError: it cannot be had on this machine; the message says why.
+    """
+    return NativeLibrary(build_library(cache_directory()), num_threads)
+
+
+__all__ = ["NativeDense", "NativeLibrary", "NativeUnavailableError", "load_library"]

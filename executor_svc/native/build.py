@@ -1,0 +1,114 @@
+"""Compile the C library of this package with the machine's compiler, once, into the user's cache.
+
+The file name carries a hash of everything that could make another library: sources, flags, the compiler's
+version, and what the processor can do. So a cache may be shared by machines, and nothing in it goes stale.
+Whoever builds writes to a file of its own and renames it: several processes may build at once.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from executor_svc.native.errors import NativeUnavailableError
+
+SOURCE_DIRECTORY = Path(__file__).parent / "csrc"
+COMPILERS = ("gcc", "cc", "clang")
+FLAGS = (
+    "-std=c11",
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp",
+    "-fPIC",
+    "-shared",
+)
+TIMEOUT_S = 300
+
+
+def cache_directory() -> Path:
+    """Return where compiled libraries are kept: below OCTAVO_CACHE_DIR, else the user's cache.
+
+    Raises: NativeUnavailableError: this user has none.
+    """
+    if octavo_cache := os.environ.get("OCTAVO_CACHE_DIR"):
+        return Path(octavo_cache).expanduser().absolute() / "native"
+    xdg_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        return (xdg_cache if xdg_cache.is_absolute() else Path.home() / ".cache") / "octavo" / "native"
+    except RuntimeError as error:
+        raise NativeUnavailableError("this user has no home directory: set OCTAVO_CACHE_DIR") from error
+
+
+def build_library(cache_directory: Path, *, flags: Sequence[str] = FLAGS, sources: Path = SOURCE_DIRECTORY) -> Path:
+    """Return the compiled library, and compile it first if the cache does not have it.
+
+    Args:
+        cache_directory: Where libraries are kept; made if it is missing.
+        flags: For the compiler.
+        sources: A directory; its *.c are compiled, its *.h belong to them.
+
+    Raises: NativeUnavailableError: no compiler, a processor of another kind, or the compiler's first error.
+    """
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise NativeUnavailableError(f"the C library is for x86-64, and this is {platform.machine()}")
+    features = _processor_features()
+    if not {"avx2", "fma"} <= features:
+        raise NativeUnavailableError("this processor has no AVX2 and FMA")
+    compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
+    if compiler is None:
+        raise NativeUnavailableError(f"there is no C compiler ({', '.join(COMPILERS)})")
+    path = cache_directory / f"octavo-{_key(compiler, flags, sources, features)}.so"
+    if path.is_file():
+        return path
+    try:
+        cache_directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".build-", dir=cache_directory) as work:
+            built = Path(work) / path.name
+            _run([compiler, *flags, "-o", str(built), *map(str, sorted(sources.glob("*.c"))), "-lm"])
+            built.replace(path)
+    except OSError as error:
+        raise NativeUnavailableError(f"{cache_directory} cannot be written: {error.strerror}") from error
+    return path
+
+
+def _key(compiler: str, flags: Sequence[str], sources: Path, features: frozenset[str]) -> str:
+    hasher = hashlib.sha256()
+    for part in (_run([compiler, "--version"]), *flags, *sorted(features)):
+        hasher.update(part.encode() + b"\0")
+    for path in sorted(sources.glob("*.[ch]")):
+        hasher.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return hasher.hexdigest()[:16]
+
+
+def _run(command: Sequence[str]) -> str:
+    """Return the output of a command.
+
+    Raises: NativeUnavailableError: it failed; the message has its first line that names an error.
+    """
+    try:
+        # English messages, whatever the user reads.
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env={**os.environ, "LC_ALL": "C"}
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailableError(f"{command[0]} did not run: {error}") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise NativeUnavailableError(f"{command[0]}: {next((line for line in lines if 'error: ' in line), lines[0])}")
+    return done.stdout
+
+
+def _processor_features() -> frozenset[str]:
+    """Return the flags of the processor as Linux lists them; empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.split())

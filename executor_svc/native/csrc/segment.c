@@ -1,0 +1,187 @@
+// The dense work between two attentions as one parallel region; see octavo_segment.
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#include "dense.h"
+
+// Rows that one task multiplies with a panel: inputs of so many rows stay in L2 beside the panel.
+#define TASK_ROWS 128
+
+// One layer's end, and what reads its result. Names as in a Llama checkpoint.
+typedef struct {
+    Matrix attention_output, gate, up, down;  // used if has_layer_end
+    const float *post_attention_norm;         // [hidden_size]
+    Matrix projection;                        // the next layer's q, k and v, or the head; no outputs: nothing follows
+    const float *norm;                        // [hidden_size], before the projection
+    long hidden_size, intermediate_size;
+    long has_layer_end;
+    float norm_epsilon;
+} Segment;
+
+// Tasks of a phase that were taken; threads take the next one when they are ready, so that a slow core does less.
+typedef atomic_long Tickets;
+
+typedef struct {
+    Rows attended, normed, activated;
+} Scratch;
+
+// All matrices of a segment have one number format.
+static bool has_int8(const Segment *segment) {
+    return (segment->has_layer_end ? &segment->attention_output : &segment->projection)->scales != NULL;
+}
+
+// Lay out the scratch memory from `memory` (NULL: only measure); return its size in bytes.
+static long lay_out(const Segment *segment, long num_rows, char *memory, Scratch *scratch) {
+    bool is_int8 = has_int8(segment);
+    long used = 0;
+    const long widths[] = {segment->has_layer_end ? segment->attention_output.num_inputs : 0, segment->hidden_size,
+                           segment->has_layer_end ? segment->intermediate_size : 0};
+    Rows *const rows[] = {&scratch->attended, &scratch->normed, &scratch->activated};
+    for (int i = 0; i < 3; i++) {
+        long stride = round_up(widths[i], GROUP);
+        *rows[i] = (Rows){.num_rows = num_rows, .stride = stride};
+        rows[i]->values = (float *)(memory + used);
+        used += round_up(num_rows * stride * (long)sizeof(float), 64);
+        if (!is_int8) continue;
+        rows[i]->codes = (int16_t *)(memory + used);
+        used += round_up(num_rows * stride * (long)sizeof(int16_t), 64);
+        rows[i]->scales = (float *)(memory + used);
+        used += round_up(num_rows * (long)sizeof(float), 64);
+    }
+    return used;
+}
+
+long octavo_segment_scratch_bytes(const Segment *segment, long num_rows) {
+    Scratch scratch;
+    return lay_out(segment, num_rows, NULL, &scratch);
+}
+
+INLINE void multiply(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
+                     float *out, long out_stride, bool add) {
+    if (matrix->scales)
+        multiply_int8(matrix, panel, next, in, first_row, num_rows, out, out_stride, add);
+    else
+        multiply_float(matrix, panel, next, in, first_row, num_rows, out, out_stride, add);
+}
+
+// out[num_rows][num_outputs] (=|+=) in @ matrix.T + bias, shared by the threads of a region.
+static void project(const Matrix *matrix, const Rows *in, float *out, bool add, Tickets *tickets) {
+    long num_panels = ceil_div(matrix->num_outputs, PANEL_COLUMNS);
+    long num_tasks = num_panels * ceil_div(in->num_rows, TASK_ROWS), task = atomic_fetch_add(tickets, 1);
+    while (task < num_tasks) {
+        long next = atomic_fetch_add(tickets, 1), panel = task % num_panels, first = task / num_panels * TASK_ROWS;
+        multiply(matrix, panel, next < num_tasks ? next % num_panels : panel, in, first,
+                 least(TASK_ROWS, in->num_rows - first), out + first * matrix->num_outputs + panel * PANEL_COLUMNS,
+                 matrix->num_outputs, add);
+        task = next;
+    }
+}
+
+// a[i] = silu(a[i]) * b[i], silu(x) = x / (1 + exp(-x))
+static void gate_values(float *a, const float *b, long count) {
+    for (long i = 0; i < count; i += LANES) {
+        vfloat x = vf_load_part(a + i, count - i);
+        vfloat silu = vf_div(x, vf_add(vf_all(1.0f), vf_exp(vf_sub(vf_zero(), x))));
+        vf_store_part(a + i, vf_mul(silu, vf_load_part(b + i, count - i)), count - i);
+    }
+}
+
+// activated = silu(normed @ gate.T) * (normed @ up.T), shared by the threads of a region.
+static void activate(const Segment *segment, const Rows *normed, const Rows *activated, Tickets *tickets) {
+    long num_outputs = segment->intermediate_size, num_panels = ceil_div(num_outputs, PANEL_COLUMNS);
+    long num_tasks = num_panels * ceil_div(normed->num_rows, TASK_ROWS), task = atomic_fetch_add(tickets, 1);
+    float up[TASK_ROWS * PANEL_COLUMNS];
+    while (task < num_tasks) {
+        long next = atomic_fetch_add(tickets, 1), panel = task % num_panels, first = task / num_panels * TASK_ROWS;
+        long num_rows = least(TASK_ROWS, normed->num_rows - first);
+        long num_columns = least(PANEL_COLUMNS, num_outputs - panel * PANEL_COLUMNS);
+        long upcoming = next < num_tasks ? next % num_panels : panel;
+        float *out = activated->values + first * activated->stride + panel * PANEL_COLUMNS;
+        multiply(&segment->gate, panel, upcoming, normed, first, num_rows, out, activated->stride, false);
+        multiply(&segment->up, panel, upcoming, normed, first, num_rows, up, PANEL_COLUMNS, false);
+        for (long i = 0; i < num_rows; i++)
+            gate_values(out + i * activated->stride, up + i * PANEL_COLUMNS, num_columns);
+        task = next;
+    }
+}
+
+// The rows of thread `thread` of `num_threads`.
+static void rows_of_thread(long num_rows, long *begin, long *end) {
+    long thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
+    *begin = num_rows * thread / num_threads;
+    *end = num_rows * (thread + 1) / num_threads;
+}
+
+// out = residual / rms(residual) * weight, this thread's rows; in int8 also their codes.
+static void normalize(const float *residual, const float *weight, long size, float epsilon, bool is_int8,
+                      const Rows *out) {
+    long begin, end;
+    rows_of_thread(out->num_rows, &begin, &end);
+    for (long row = begin; row < end; row++) {
+        const float *x = residual + row * size;
+        float *y = out->values + row * out->stride;
+        vfloat squares = vf_zero();
+        for (long i = 0; i < size; i += LANES) {
+            vfloat v = vf_load_part(x + i, size - i);
+            squares = vf_fma(v, v, squares);
+        }
+        vfloat scale = vf_all(1.0f / sqrtf(vf_sum(squares) / (float)size + epsilon));
+        for (long i = 0; i < size; i += LANES) {
+            vfloat normed = vf_mul(vf_load_part(x + i, size - i), scale);
+            vf_store_part(y + i, vf_mul(normed, vf_load_part(weight + i, size - i)), size - i);
+        }
+    }
+    if (is_int8) quantize_rows(out, size, out->values, out->stride, begin, end);
+}
+
+// Run a segment on rows of tokens:
+//   residual += attended @ attention_output.T                                        with a layer's end only
+//   residual += (silu(h @ gate.T) * (h @ up.T)) @ down.T, h = rms_norm(residual)       with a layer's end only
+//   out = rms_norm(residual) @ projection.T                                          with a projection only
+//
+// attended [num_rows][inputs of attention_output], residual [num_rows][hidden_size], out [num_rows][outputs of
+// projection]; scratch has octavo_segment_scratch_bytes(segment, num_rows), aligned to 64 bytes.
+void octavo_segment(const Segment *segment, long num_rows, float *attended, float *residual, float *out, void *memory,
+                    int num_threads) {
+    Scratch scratch;
+    lay_out(segment, num_rows, memory, &scratch);
+    bool is_int8 = has_int8(segment);
+    long hidden_size = segment->hidden_size, width = segment->attention_output.num_inputs;
+    if (!is_int8 && segment->has_layer_end) scratch.attended = (Rows){num_rows, width, attended, NULL, NULL};
+    Tickets tickets[4] = {0, 0, 0, 0};
+#pragma omp parallel num_threads(num_threads)
+    {
+        long begin, end;
+        rows_of_thread(num_rows, &begin, &end);
+        if (segment->has_layer_end) {
+            if (is_int8) {
+                quantize_rows(&scratch.attended, width, attended, width, begin, end);
+#pragma omp barrier
+            }
+            project(&segment->attention_output, &scratch.attended, residual, true, &tickets[0]);
+#pragma omp barrier
+            normalize(residual, segment->post_attention_norm, hidden_size, segment->norm_epsilon, is_int8,
+                      &scratch.normed);
+#pragma omp barrier
+            activate(segment, &scratch.normed, &scratch.activated, &tickets[1]);
+#pragma omp barrier
+            if (is_int8) {
+                quantize_rows(&scratch.activated, segment->intermediate_size, scratch.activated.values,
+                              scratch.activated.stride, begin, end);
+#pragma omp barrier
+            }
+            project(&segment->down, &scratch.activated, residual, true, &tickets[2]);
+#pragma omp barrier
+        }
+        if (segment->projection.num_outputs) {
+            normalize(residual, segment->norm, hidden_size, segment->norm_epsilon, is_int8, &scratch.normed);
+#pragma omp barrier
+            project(&segment->projection, &scratch.normed, out, false, &tickets[3]);
+        }
+    }
+}
+
+// Columns of a panel, and floats in a vector: what the packing side needs to know.
+long octavo_panel_columns(void) { return PANEL_COLUMNS; }
+long octavo_lanes(void) { return LANES; }

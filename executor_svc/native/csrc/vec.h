@@ -1,0 +1,143 @@
+// Vectors of floats: 16 with AVX-512, 8 with AVX2. The compiler's flags choose; all else is written once.
+#ifndef OCTAVO_VEC_H
+#define OCTAVO_VEC_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+
+#define LANES 16  // floats in a vector
+typedef __m512 vfloat;
+typedef __m512i vint;  // as many int32
+
+INLINE vfloat vf_zero(void) { return _mm512_setzero_ps(); }
+INLINE vfloat vf_all(float x) { return _mm512_set1_ps(x); }
+INLINE vfloat vf_load(const float *p) { return _mm512_loadu_ps(p); }
+INLINE void vf_store(float *p, vfloat v) { _mm512_storeu_ps(p, v); }
+INLINE __mmask16 lane_mask(long count) { return (__mmask16)(count >= LANES ? 0xffff : (1u << count) - 1); }
+// The first `count` lanes only, 0 to LANES; the others are 0, and memory behind them is not touched.
+INLINE vfloat vf_load_part(const float *p, long count) { return _mm512_maskz_loadu_ps(lane_mask(count), p); }
+INLINE void vf_store_part(float *p, vfloat v, long count) { _mm512_mask_storeu_ps(p, lane_mask(count), v); }
+INLINE vfloat vf_add(vfloat a, vfloat b) { return _mm512_add_ps(a, b); }
+INLINE vfloat vf_sub(vfloat a, vfloat b) { return _mm512_sub_ps(a, b); }
+INLINE vfloat vf_mul(vfloat a, vfloat b) { return _mm512_mul_ps(a, b); }
+INLINE vfloat vf_div(vfloat a, vfloat b) { return _mm512_div_ps(a, b); }
+INLINE vfloat vf_max(vfloat a, vfloat b) { return _mm512_max_ps(a, b); }
+INLINE vfloat vf_min(vfloat a, vfloat b) { return _mm512_min_ps(a, b); }
+INLINE vfloat vf_abs(vfloat a) { return _mm512_abs_ps(a); }
+INLINE vfloat vf_fma(vfloat a, vfloat b, vfloat c) { return _mm512_fmadd_ps(a, b, c); }     // a * b + c
+INLINE vfloat vf_fnma(vfloat a, vfloat b, vfloat c) { return _mm512_fnmadd_ps(a, b, c); }   // c - a * b
+INLINE vfloat vf_round(vfloat a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE float vf_sum(vfloat v) { return _mm512_reduce_add_ps(v); }
+INLINE float vf_largest(vfloat v) { return _mm512_reduce_max_ps(v); }
+INLINE vint vf_to_int(vfloat v) { return _mm512_cvtps_epi32(v); }
+INLINE vfloat vi_to_float(vint v) { return _mm512_cvtepi32_ps(v); }
+INLINE vint vi_zero(void) { return _mm512_setzero_si512(); }
+INLINE vint vi_all(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE vfloat vf_power_of_two(vint n) {  // 2 ** n for -126 <= n <= 127
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, vi_all(127)), 23));
+}
+// 2 * LANES bytes, each widened to 16 bits.
+INLINE vint vi_load_bytes(const int8_t *p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p)); }
+// LANES bytes as floats.
+INLINE vfloat vf_load_bytes(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+// sum + a.even * b.even + a.odd * b.odd in each lane, even and odd being its two int16.
+INLINE vint vi_dot_pairs(vint sum, vint a, vint b) {
+#ifdef __AVX512VNNI__
+    // Not the intrinsic: GCC 12 copies the sum at each use, which spills a tile's sums to memory.
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+#else
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+#endif
+}
+// The first `count` int32 as int16; they must fit.
+INLINE void vi_store_int16_part(int16_t *p, vint v, long count) {
+    _mm512_mask_cvtepi32_storeu_epi16(p, lane_mask(count), v);
+}
+
+#elif defined(__AVX2__) && defined(__FMA__)
+
+#define LANES 8
+typedef __m256 vfloat;
+typedef __m256i vint;
+
+INLINE vfloat vf_zero(void) { return _mm256_setzero_ps(); }
+INLINE vfloat vf_all(float x) { return _mm256_set1_ps(x); }
+INLINE vfloat vf_load(const float *p) { return _mm256_loadu_ps(p); }
+INLINE void vf_store(float *p, vfloat v) { _mm256_storeu_ps(p, v); }
+INLINE __m256i lane_mask(long count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(count > LANES ? LANES : count)),
+                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+INLINE vfloat vf_load_part(const float *p, long count) { return _mm256_maskload_ps(p, lane_mask(count)); }
+INLINE void vf_store_part(float *p, vfloat v, long count) { _mm256_maskstore_ps(p, lane_mask(count), v); }
+INLINE vfloat vf_add(vfloat a, vfloat b) { return _mm256_add_ps(a, b); }
+INLINE vfloat vf_sub(vfloat a, vfloat b) { return _mm256_sub_ps(a, b); }
+INLINE vfloat vf_mul(vfloat a, vfloat b) { return _mm256_mul_ps(a, b); }
+INLINE vfloat vf_div(vfloat a, vfloat b) { return _mm256_div_ps(a, b); }
+INLINE vfloat vf_max(vfloat a, vfloat b) { return _mm256_max_ps(a, b); }
+INLINE vfloat vf_min(vfloat a, vfloat b) { return _mm256_min_ps(a, b); }
+INLINE vfloat vf_abs(vfloat a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+INLINE vfloat vf_fma(vfloat a, vfloat b, vfloat c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE vfloat vf_fnma(vfloat a, vfloat b, vfloat c) { return _mm256_fnmadd_ps(a, b, c); }
+INLINE vfloat vf_round(vfloat a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE float vf_sum(vfloat v) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+INLINE float vf_largest(vfloat v) {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+INLINE vint vf_to_int(vfloat v) { return _mm256_cvtps_epi32(v); }
+INLINE vfloat vi_to_float(vint v) { return _mm256_cvtepi32_ps(v); }
+INLINE vint vi_zero(void) { return _mm256_setzero_si256(); }
+INLINE vint vi_all(int32_t x) { return _mm256_set1_epi32(x); }
+INLINE vfloat vf_power_of_two(vint n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, vi_all(127)), 23));
+}
+INLINE vint vi_load_bytes(const int8_t *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
+INLINE vfloat vf_load_bytes(const int8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+INLINE vint vi_dot_pairs(vint sum, vint a, vint b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
+INLINE void vi_store_int16_part(int16_t *p, vint v, long count) {
+    int32_t values[LANES];
+    _mm256_storeu_si256((__m256i *)values, v);
+    for (long i = 0; i < count && i < LANES; i++) p[i] = (int16_t)values[i];
+}
+
+#else
+#error "needs AVX2 and FMA, or AVX-512 F, BW, VL and DQ"
+#endif
+
+INLINE long least(long a, long b) { return a < b ? a : b; }
+INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }
+INLINE long round_up(long a, long b) { return ceil_div(a, b) * b; }
+
+// exp(x), relative error about 1e-7; below -87.3 it stays at about 1e-38, above 88.3 at about 2e38.
+// Source: Cephes, expf: 2 ** n * p(r) with x = n * ln 2 + r.
+INLINE vfloat vf_exp(vfloat x) {
+    x = vf_min(vf_max(x, vf_all(-87.3f)), vf_all(88.3f));
+    vfloat n = vf_round(vf_mul(x, vf_all(1.44269504088896341f)));
+    x = vf_fnma(n, vf_all(0.693359375f), x);
+    x = vf_fnma(n, vf_all(-2.12194440e-4f), x);
+    vfloat p = vf_all(1.9875691500e-4f);
+    p = vf_fma(p, x, vf_all(1.3981999507e-3f));
+    p = vf_fma(p, x, vf_all(8.3334519073e-3f));
+    p = vf_fma(p, x, vf_all(4.1665795894e-2f));
+    p = vf_fma(p, x, vf_all(1.6666665459e-1f));
+    p = vf_fma(p, x, vf_all(5.0000001201e-1f));
+    p = vf_fma(p, vf_mul(x, x), vf_add(x, vf_all(1.0f)));
+    return vf_mul(p, vf_power_of_two(vf_to_int(n)));
+}
+
+#endif

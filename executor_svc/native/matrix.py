@@ -1,0 +1,82 @@
+"""Weight matrices in the panels of the C library, filled part by part while a model is loaded."""
+
+import mmap
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+
+from executor_svc.native.library import MatrixStruct, NativeLibrary
+
+GROUP = 32  # inputs that share a scale in int8; GROUP of dense.h
+
+
+class PackedMatrix:
+    """A linear map [sum of sizes, num_inputs] whose weight exists in panels only.
+
+    Args:
+        library: What packs and multiplies.
+        num_inputs: Inputs of the map.
+        sizes: Outputs of each part; a checkpoint holds the parts apart.
+        has_bias: Whether a bias is added.
+        is_int8: Whether the weight is quantized as it is packed.
+    """
+
+    def __init__(
+        self, library: NativeLibrary, num_inputs: int, sizes: Sequence[int], has_bias: bool, is_int8: bool
+    ) -> None:
+        num_outputs = sum(sizes)
+        padded_outputs = -(-num_outputs // library.panel_columns) * library.panel_columns
+        padded_inputs = -(-num_inputs // GROUP) * GROUP if is_int8 else num_inputs
+        self._library = library
+        self.num_inputs = num_inputs
+        self.num_outputs = num_outputs
+        self._panels = _zeros(padded_outputs * padded_inputs * (1 if is_int8 else 4))
+        self._scales = _zeros(padded_outputs * padded_inputs // GROUP * 4) if is_int8 else None
+        bias = torch.empty(num_outputs) if has_bias else None
+        self.biases = () if bias is None else torch.split(bias, list(sizes))
+        self.struct = MatrixStruct(
+            num_outputs,
+            num_inputs,
+            self._panels.data_ptr(),
+            None if self._scales is None else self._scales.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+        )
+        ends = torch.tensor(sizes).cumsum(0).tolist()
+        self.weights = tuple(PackedPart(self, end - size, size) for size, end in zip(sizes, ends, strict=True))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weight, scales and padding included."""
+        return self._panels.nbytes + (0 if self._scales is None else self._scales.nbytes)
+
+    def pack(self, first_row: int, weight: torch.Tensor) -> None:
+        """Write [num_rows, num_inputs] of any floating dtype into the rows from `first_row`."""
+        self._library.pack(self.struct, first_row, weight.to(torch.float32).contiguous())
+
+    def read_rows(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy rows, by int64 ids, to `out`, [num_ids, num_inputs]."""
+        self._library.read_rows(self.struct, row_ids, out)
+
+
+class PackedPart:
+    """Rows of a packed matrix as the loader sees them: like a tensor that can only be written."""
+
+    def __init__(self, matrix: PackedMatrix, first_row: int, num_rows: int) -> None:
+        self._matrix = matrix
+        self._first_row = first_row
+        self.shape = torch.Size((num_rows, matrix.num_inputs))
+        self.nbytes = num_rows * matrix.num_inputs * 4
+
+    def copy_(self, source: torch.Tensor, /) -> None:
+        """Pack `source`, a tensor of this shape."""
+        self._matrix.pack(self._first_row, source)
+
+
+def _zeros(num_bytes: int) -> torch.Tensor:
+    """Return zeroed memory, in huge pages where the system gives them: all weights are read in every step."""
+    memory = mmap.mmap(-1, num_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)

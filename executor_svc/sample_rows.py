@@ -1,0 +1,156 @@
+"""What sampling needs to know of the sequences that get a token: NumPy only, for the model and for the fake.
+
+A sample row is one (logits row, slot) pair of a step. Next: `executor_svc/sampler/`, which makes tokens of
+logits and these rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.batch_table import BatchTable, StepLayout
+from shared.step import BoolArray, Int32Array
+from shared.token_rules import NO_TOKEN, TokenRules
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class FlatTokens:
+    """Tokens of several sample rows, joined: `rows` says whose each of `token_ids` is. Both [num_tokens] int64."""
+
+    rows: Int64Array
+    token_ids: Int64Array
+
+
+@dataclass(slots=True)
+class SampleRows:
+    """How some rows are sampled, and what came before. All are [num_rows], but `token_ids`, which is the table's."""
+
+    sampling: npt.NDArray[np.void]  # of SAMPLING_ROW
+    rules: list[TokenRules | None]
+    slots: Int32Array  # row of `token_ids`
+    num_tokens: Int32Array  # prompt and output, before this step's token
+    num_prompt_tokens: Int32Array
+    token_ids: Int32Array  # [max_num_seqs, max_model_len]
+
+    @classmethod
+    def of_step(cls, table: BatchTable, layout: StepLayout) -> SampleRows:
+        """Return the sample rows of a step, in its order."""
+        slots = layout.sample_slots
+        return cls(
+            sampling=table.sampling[slots],
+            rules=table.token_rules[slots].tolist(),
+            slots=slots,
+            num_tokens=layout.sample_positions,
+            num_prompt_tokens=table.num_prompt_tokens[slots],
+            token_ids=table.token_ids,
+        )
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __getitem__(self, index: Int64Array | BoolArray) -> SampleRows:
+        """Return some of the rows."""
+        if index.dtype == np.bool_:
+            index = index.nonzero()[0]
+        return SampleRows(
+            sampling=self.sampling[index],
+            rules=[self.rules[row] for row in index.tolist()],
+            slots=self.slots[index],
+            num_tokens=self.num_tokens[index],
+            num_prompt_tokens=self.num_prompt_tokens[index],
+            token_ids=self.token_ids,
+        )
+
+    @property
+    def num_output_tokens(self) -> Int32Array:
+        """Output tokens before this step's, [num_rows]."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    def are_processed(self) -> BoolArray:
+        """Return which rows have their logits changed before anything is sampled, [num_rows]."""
+        sampling = self.sampling
+        processed: BoolArray = sampling["repetition_penalty"] != 1
+        processed |= (sampling["presence_penalty"] != 0) | (sampling["frequency_penalty"] != 0)
+        for row, rules in enumerate(self.rules):
+            if rules is not None and not processed[row]:
+                processed[row] = rules.always_apply or sampling["min_tokens"][row] > self.num_output_tokens[row]
+        return processed
+
+    def history(self, rows: Int64Array, *, output_only: bool) -> FlatTokens:
+        """Return the tokens of some rows so far: prompt and output, or the output alone."""
+        begins = self.num_prompt_tokens[rows] if output_only else np.zeros_like(rows)
+        ends = self.num_tokens[rows]
+        spans = zip(self.slots[rows].tolist(), begins.tolist(), ends.tolist(), strict=True)
+        pieces = [self.token_ids[slot, begin:end] for slot, begin, end in spans]
+        token_ids = np.concatenate(pieces).astype(np.int64) if pieces else np.empty(0, np.int64)
+        return FlatTokens(np.repeat(rows, ends - begins), token_ids)
+
+    def forbidden_tokens(self) -> FlatTokens:
+        """Return the tokens that their rules keep from the rows now, but for allow-lists.
+
+        These are banned tokens, the last tokens of banned words whose others stand at the end of the
+        history, and before `min_tokens` the tokens that would end the output.
+        """
+        banned = self._tokens_of_rules(lambda rules: rules.banned_token_ids)
+        words = self._last_tokens_of_words()
+        is_short = self.sampling["min_tokens"] > self.num_output_tokens
+        stops = self._tokens_of_rules(lambda rules: rules.stop_token_ids, is_short)
+        return FlatTokens(
+            np.concatenate((banned.rows, words.rows, stops.rows)),
+            np.concatenate((banned.token_ids, words.token_ids, stops.token_ids)),
+        )
+
+    def biased_tokens(self) -> tuple[FlatTokens, npt.NDArray[np.float32]]:
+        """Return the tokens that have a bias, each once a row, and their biases, [num_tokens]."""
+        biases = [rules.biases for rules in self.rules if rules is not None]
+        tokens = self._tokens_of_rules(lambda rules: rules.biased_token_ids)
+        return tokens, np.concatenate(biases) if biases else np.empty(0, np.float32)
+
+    def allowed_masks(self) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
+        """Return the rows that have an allow-list, and their packed bits, [num_such_rows, num_bytes]."""
+        rows = [row for row, rules in enumerate(self.rules) if rules is not None and rules.allowed_mask is not None]
+        masks = [np.frombuffer(self.rules[row].allowed_mask, np.uint8) for row in rows]  # type: ignore[union-attr,arg-type]
+        return np.array(rows, np.int64), np.stack(masks) if masks else np.empty((0, 0), np.uint8)
+
+    def _tokens_of_rules(
+        self, tokens_of: Callable[[TokenRules], Int32Array], applies: BoolArray | None = None
+    ) -> FlatTokens:
+        """Join what `tokens_of` gives for the rules of each row, or of those rows to which it applies."""
+        rows, pieces = [], []
+        for row, rules in enumerate(self.rules):
+            if rules is not None and (applies is None or applies[row]) and len(token_ids := tokens_of(rules)):
+                rows.append(row)
+                pieces.append(token_ids)
+        if not rows:
+            return FlatTokens(np.empty(0, np.int64), np.empty(0, np.int64))
+        lengths = [len(piece) for piece in pieces]
+        return FlatTokens(np.repeat(np.array(rows, np.int64), lengths), np.concatenate(pieces).astype(np.int64))
+
+    def _last_tokens_of_words(self) -> FlatTokens:
+        """Return the last token of each banned word that the next token would complete."""
+        with_words = [
+            (row, rules.banned_words) for row, rules in enumerate(self.rules) if rules and len(rules.banned_words)
+        ]
+        if not with_words:
+            return FlatTokens(np.empty(0, np.int64), np.empty(0, np.int64))
+        longest = max(words.shape[1] for _, words in with_words)
+        words = np.concatenate([_widened(words, longest) for _, words in with_words])
+        rows = np.repeat(np.array([row for row, _ in with_words], np.int64), [len(words) for _, words in with_words])
+        # The token `distance` places before the next one; NO_TOKEN before the beginning matches nothing but padding.
+        positions = self.num_tokens[rows][:, None] - np.arange(longest - 1, 0, -1)
+        tails = np.where(positions >= 0, self.token_ids[self.slots[rows][:, None], np.maximum(positions, 0)], NO_TOKEN)
+        prefixes = words[:, :-1]
+        completes = ((prefixes == NO_TOKEN) | (prefixes == tails)).all(axis=1)
+        return FlatTokens(rows[completes], words[completes, -1].astype(np.int64))
+
+
+def _widened(words: Int32Array, width: int) -> Int32Array:
+    """Return right-aligned words, [num_words, any], with `NO_TOKEN` in front up to a width."""
+    padding = np.full((len(words), width - words.shape[1]), NO_TOKEN, np.int32)
+    return np.concatenate((padding, words), axis=1)

@@ -1,0 +1,14 @@
+"""From logits to tokens, vectorised over the sample rows; each stage works on the rows that ask for it.
+
+    logprobs.py     log-probabilities of the raw logits, before anything changes them
+    processors.py   biases, penalties, tokens that may not come
+    filters.py      temperature, top-k, top-p, min-p, typical-p: which tokens are left
+    drawing.py      one token of what is left
+    likeliest.py    the largest of a row, found by blocks
+
+Nothing of a row's result depends on the other rows, down to the last bit: sums run over fixed blocks.
+"""
+
+from executor_svc.sampler.sampler import Sampled, Sampler
+
+__all__ = ["Sampled", "Sampler"]

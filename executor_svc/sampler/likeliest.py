@@ -1,0 +1,95 @@
+"""The largest values of rows, found by blocks: a pass over block maxima costs far less than one over values.
+
+The largest `count` values of a row lie in the `count` blocks with the largest maxima, so that only those
+are looked into.
+"""
+
+import math
+
+import torch
+
+BLOCK = 32
+FLOOR = -80.0
+
+
+def block_maxima(values: torch.Tensor) -> torch.Tensor:
+    """Return the largest of every `BLOCK` values of [num_rows, num_values], the last block maybe shorter."""
+    num_full = values.shape[1] // BLOCK
+    maxima = values[:, : num_full * BLOCK].view(len(values), num_full, BLOCK).amax(-1)
+    rest = values[:, num_full * BLOCK :]
+    return torch.cat((maxima, rest.amax(-1, keepdim=True)), 1) if rest.shape[1] else maxima
+
+
+def block_sums(values: torch.Tensor) -> torch.Tensor:
+    """Return the sum of every `BLOCK` values of [num_rows, num_values], float32 made float64.
+
+    The same blocks whatever the number of rows, so that a row alone has the same sums to the last bit.
+    """
+    num_full = values.shape[1] // BLOCK
+    sums = values[:, : num_full * BLOCK].view(len(values), num_full, BLOCK).sum(-1)
+    rest = values[:, num_full * BLOCK :]
+    return (torch.cat((sums, rest.sum(-1, keepdim=True)), 1) if rest.shape[1] else sums).double()
+
+
+def weights_of(shifted: torch.Tensor) -> torch.Tensor:
+    """Return exp of scores that are shifted so that the largest of a row is 0, in their memory.
+
+    What is below `FLOOR` gets 0: it is lost in the sum of a row anyway, and exp of -inf takes fifty times as
+    long as that of a number.
+    """
+    return torch.threshold_(shifted.clamp_(min=FLOOR).exp_(), 2 * math.exp(FLOOR), 0.0)
+
+
+def largest_index(values: torch.Tensor) -> torch.Tensor:
+    """Return the index of the largest of each row, [num_rows]; of equal ones the first. NaN counts as largest."""
+    blocks = block_maxima(values).argmax(-1, keepdim=True)
+    inside, indices = _look_into(values, blocks)
+    return indices.gather(1, inside.argmax(-1, keepdim=True))[:, 0]
+
+
+def largest(values: torch.Tensor, count: int, maxima: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the `count` largest of each row, falling, and their indices, [num_rows, count] both.
+
+    Equal ones come in any order, and if not all of them fit, any of them. `maxima` are those of the blocks,
+    if they are known.
+    """
+    num_values = values.shape[1]
+    if count * BLOCK + num_values // BLOCK > num_values // 2:
+        if count > num_values // 8:
+            ordered = values.sort(dim=-1, descending=True, stable=True)
+            return ordered.values[:, :count], ordered.indices[:, :count]
+        found = values.topk(count, dim=-1)
+        return found.values, found.indices
+    maxima = block_maxima(values) if maxima is None else maxima
+    inside, indices = _look_into(values, maxima.topk(count, dim=-1, sorted=False).indices)
+    found = inside.topk(count, dim=-1)
+    return found.values, indices.gather(1, found.indices)
+
+
+def likeliest(
+    values: torch.Tensor, count: int, maxima: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `largest` does, but equal ones by index, and if not all of them fit, the first."""
+    num_values = values.shape[1]
+    wider, indices = largest(values, min(count + 1, num_values), maxima)
+    top, order = wider[:, :count], indices[:, :count].sort(dim=-1)
+    top, by_value = top.gather(1, order.indices).sort(dim=-1, descending=True, stable=True)
+    indices = order.values.gather(1, by_value)
+    if count < num_values:
+        cut_between_equals = torch.nonzero(wider[:, count - 1] == wider[:, count])[:, 0]
+        if len(cut_between_equals):
+            ordered = values[cut_between_equals].sort(dim=-1, descending=True, stable=True)
+            top[cut_between_equals] = ordered.values[:, :count]
+            indices[cut_between_equals] = ordered.indices[:, :count]
+    return top, indices
+
+
+def _look_into(values: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the values of blocks, [num_rows, num_blocks], and their indices; -inf behind the end of a row."""
+    offsets = torch.arange(BLOCK, device=values.device)
+    indices = (blocks[:, :, None] * BLOCK + offsets).flatten(1)
+    last = values.shape[1] - 1
+    if values.shape[1] % BLOCK == 0:
+        return values.gather(1, indices), indices
+    beyond = indices > last
+    return values.gather(1, indices.clamp_(max=last)).masked_fill_(beyond, -torch.inf), indices

@@ -1,0 +1,126 @@
+"""The order of the stages: raw log-probabilities, processors, filters, draw. Read it first."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from executor_svc.randomness import uniforms
+from executor_svc.sample_rows import SampleRows
+from executor_svc.sampler.drawing import draw, draw_survivor
+from executor_svc.sampler.filters import WIDTHS, are_cut_by_likelihood, filtered_scores, likeliest_survivors
+from executor_svc.sampler.likeliest import largest_index, likeliest
+from executor_svc.sampler.logprobs import Alternatives, logprobs_of, rows_of, take_first
+from executor_svc.sampler.processors import process
+from shared.step import NO_LOGPROBS, Int32Array
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token for each sample row, and what was asked for beside it.
+
+    `logprobs` are NaN in rows that did not ask; None: no row did. `alternatives` are those of the rows
+    with `num_logprobs` above 0; None: there is no such row. All are of the raw logits.
+    """
+
+    token_ids: Int32Array  # [num_samples]
+    logprobs: Float32Array | None = None  # [num_samples]
+    alternatives: Alternatives | None = None
+
+
+class Sampler:
+    """Draws one token for each sample row, or lists candidates. Stateless: rows carry their parameters."""
+
+    def sample(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Sampled:
+        """Return the sampled tokens.
+
+        A row in which no token may come gets some token: whoever makes the rules keeps that from happening.
+
+        Args:
+            logits: Raw, [num_logit_rows, vocab_size] float32; unchanged.
+            logit_rows: The row of `logits` that each sample row uses, [num_samples].
+            rows: The sample rows.
+        """
+        logits = logits.contiguous()
+        token_ids = np.empty(len(rows), np.int32)
+        is_greedy, is_processed = rows.sampling["temperature"] <= 0, rows.are_processed()
+        plain = np.flatnonzero(is_greedy & ~is_processed)
+        if len(plain):
+            distinct, inverse = np.unique(logit_rows[plain], return_inverse=True)
+            token_ids[plain] = largest_index(rows_of(logits, distinct)).cpu().numpy()[inverse]
+        others = np.flatnonzero(~is_greedy | is_processed)
+        if len(others):
+            scores = _processed(logits, logit_rows[others], rows[others], is_processed[others])
+            token_ids[others] = _choose(scores, rows[others])
+        return self._with_logprobs(logits, logit_rows, rows, token_ids)
+
+    def candidates(
+        self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, num_candidates: Int32Array
+    ) -> Alternatives:
+        """Return the likeliest tokens of beam rows, after the processors, as transformers' beam search has them.
+
+        Args:
+            logits: Raw, [num_logit_rows, vocab_size] float32; unchanged.
+            logit_rows: The row of `logits` that each beam row uses, [num_beams].
+            rows: The beam rows.
+            num_candidates: How many each beam row wants, [num_beams], at most vocab_size.
+
+        Returns:
+            The processors work on the log-softmax of the raw logits, and nothing is normalised after them; a
+            token that may not come has -inf.
+        """
+        logprobs = torch.log_softmax(logits.index_select(0, torch.from_numpy(logit_rows).to(logits.device)), -1)
+        if rows.are_processed().any():
+            process(logprobs, rows)
+        values, token_ids = likeliest(logprobs, int(num_candidates.max()))
+        return take_first(token_ids, values, num_candidates)
+
+    def _with_logprobs(
+        self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, token_ids: Int32Array
+    ) -> Sampled:
+        num_logprobs = rows.sampling["num_logprobs"]
+        asked = np.flatnonzero(num_logprobs != NO_LOGPROBS)
+        if not len(asked):
+            return Sampled(token_ids)
+        logprobs = np.full(len(rows), np.nan, np.float32)
+        logprobs[asked], alternatives = logprobs_of(logits, logit_rows[asked], token_ids[asked], num_logprobs[asked])
+        return Sampled(token_ids, logprobs, alternatives)
+
+
+def _processed(
+    logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, is_processed: npt.NDArray[np.bool_]
+) -> torch.Tensor:
+    """Return the scores that the rows choose from, [num_rows, vocab_size]; the logits themselves if none changes."""
+    if not is_processed.any():
+        return rows_of(logits, logit_rows)
+    scores = logits.index_select(0, torch.from_numpy(logit_rows).to(logits.device))
+    process(scores, rows)  # the lists of a row without rules are empty
+    return scores
+
+
+def _choose(scores: torch.Tensor, rows: SampleRows) -> Int32Array:
+    """Return a token for each row, [num_rows]; `scores` are unchanged."""
+    sampling = rows.sampling
+    token_ids = np.empty(len(rows), np.int32)
+    is_greedy = sampling["temperature"] <= 0
+    greedy = np.flatnonzero(is_greedy)
+    if len(greedy):
+        token_ids[greedy] = largest_index(rows_of(scores, greedy)).cpu().numpy()
+    if len(greedy) == len(rows):
+        return token_ids
+    draws = uniforms(sampling["seed"], sampling["output_index"], rows.num_output_tokens)
+    is_open, may_be_cut = ~is_greedy, are_cut_by_likelihood(sampling, scores.shape[1])
+    for width in WIDTHS:
+        cut = np.flatnonzero(is_open & may_be_cut)
+        if len(cut):
+            left = likeliest_survivors(rows_of(scores, cut), sampling[cut], width)
+            token_ids[cut] = draw_survivor(left, draws[cut]).cpu().numpy()
+            is_open[cut] = ~left.are_all
+    rest = np.flatnonzero(is_open)
+    if len(rest):
+        filtered = filtered_scores(rows_of(scores, rest), sampling[rest])
+        token_ids[rest] = draw(filtered, draws[rest]).cpu().numpy()
+    return token_ids

@@ -1,0 +1,110 @@
+"""A model is the same on every kernel, and the kernels are chosen as asked."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from executor_svc.attention import TorchAttentionBackend
+from executor_svc.attention.native_backend import NativeAttentionBackend
+from executor_svc.errors import ModelLoadError
+from executor_svc.kernels import CpuKernels, make_model
+from executor_svc.model_directory import ModelDirectory
+from executor_svc.models.config import parse_config
+from executor_svc.native import NativeUnavailableError
+from executor_svc.torch_worker import load_worker
+from shared.step import TableDelta
+from tests.numerics.conftest import TinyModel
+from tests.numerics.driver import RecordingSampler, StepDriver
+from tests.numerics.native import native_library
+from tests.numerics.reference import assert_close, random_prompt, reference_logits
+from tests.numerics.tiny_models import VARIANTS
+
+KERNELS: tuple[CpuKernels, ...] = ("native", "torch")
+
+
+@pytest.fixture(autouse=True)
+def _library() -> None:
+    """Skip where there is no library."""
+    native_library("widest")
+
+
+def driver(model: TinyModel, **settings: object) -> StepDriver:
+    return StepDriver(load_worker(str(model.directory), num_device_blocks=64, **settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers_on_every_kernel(
+    variant: str, kernels: CpuKernels, tiny_models: dict[str, TinyModel], recorder: RecordingSampler
+) -> None:
+    model, prompts = tiny_models[variant], [random_prompt(30), random_prompt(1, seed=1), random_prompt(17, seed=2)]
+    ours = driver(model, cpu_kernels=kernels)
+
+    ours.prefill(prompts, num_new_tokens=2)
+    assert_close(recorder.logits, torch.stack([reference_logits(model, prompt)[-1] for prompt in prompts]))
+    ours.execute(TableDelta())
+
+    continued = [ours.worker.table.tokens_of(slot).tolist()[:-1] for slot in range(3)]
+    assert_close(recorder.logits, torch.stack([reference_logits(model, tokens)[-1] for tokens in continued]))
+
+
+@pytest.mark.parametrize("variant", ["gqa", "tied", "biased"])
+def test_int8_is_the_same_on_every_kernel_and_near_float32(
+    variant: str, tiny_models: dict[str, TinyModel], recorder: RecordingSampler
+) -> None:
+    model, prompt = tiny_models[variant], random_prompt(30)
+    logits = []
+    for kernels in KERNELS:
+        driver(model, cpu_kernels=kernels, quantization="int8").prefill([prompt])
+        logits.append(recorder.logits)
+
+    torch.testing.assert_close(logits[0], logits[1], rtol=0, atol=2e-3)
+    exact = reference_logits(model, prompt)[-1:]
+    for ours in logits:
+        error = float((ours - exact).norm() / exact.norm())
+        assert 1e-4 < error < 0.05
+
+
+def test_int8_is_another_model_to_a_fleet(tiny_models: dict[str, TinyModel]) -> None:
+    hashes = {driver(tiny_models["gqa"], quantization=q).worker.info.model_hash for q in ("none", "int8")}
+
+    assert len(hashes) == 2
+
+
+def make(model: TinyModel, dtype: torch.dtype, cpu_kernels: CpuKernels) -> object:
+    config = parse_config(ModelDirectory(model.directory).config(), Path("config.json"))
+    return make_model(config, dtype, torch.device("cpu"), cpu_kernels=cpu_kernels)[1]
+
+
+def test_the_c_library_is_chosen_for_float32(tiny_models: dict[str, TinyModel]) -> None:
+    model = tiny_models["gqa"]
+
+    assert isinstance(make(model, torch.float32, "auto"), NativeAttentionBackend)
+    assert isinstance(make(model, torch.bfloat16, "auto"), TorchAttentionBackend)
+    assert isinstance(make(model, torch.float32, "torch"), TorchAttentionBackend)
+    with pytest.raises(ModelLoadError, match="for device cpu and dtype float32"):
+        make(model, torch.bfloat16, "native")
+
+
+def test_torch_serves_where_the_library_cannot_be_had(
+    tiny_models: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unavailable(num_threads: int) -> object:
+        raise NativeUnavailableError("there is no C compiler")
+
+    monkeypatch.setattr("executor_svc.kernels.load_library", unavailable)
+
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(make(tiny_models["gqa"], torch.float32, "auto"), TorchAttentionBackend)
+    assert caplog.messages == ["event=cpu_kernels kernels=torch reason='there is no C compiler'"]
+    with pytest.raises(ModelLoadError, match="cpu_kernels is native, but there is no C compiler"):
+        make(tiny_models["gqa"], torch.float32, "native")
+
+
+def test_one_openmp_runtime_is_loaded() -> None:
+    """Two would be two pools of threads that fight for the cores."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+
+    assert len({line.split()[-1] for line in lines if "libgomp" in line}) == 1

@@ -1,0 +1,151 @@
+"""The C segments equal the torch ones, for every remainder of every block of rows, columns and inputs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from executor_svc.models.dense import DenseKernels, LayerEnd
+from executor_svc.models.torch_dense import TorchDense
+from executor_svc.native import NativeDense
+from tests.numerics.native import LANES, native_library
+
+EPSILON = 1e-5
+TILE_ROWS = 8  # of tile.h, the larger one
+PANEL_COLUMNS = 48  # of dense.h, the larger one
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a layer's end and the projection behind it."""
+
+    attended: int = 24
+    hidden: int = 40
+    intermediate: int = 56
+    projected: tuple[int, ...] = (24, 8, 8)
+    has_bias: bool = False
+
+
+def make_segment(kernels: DenseKernels[Any], shape: Shape, seed: int = 1) -> Any:
+    """Return a segment whose weights depend on the seed only."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(num_inputs: int, sizes: Sequence[int]) -> Any:
+        made = kernels.matrix(num_inputs, sizes, has_bias=shape.has_bias)
+        for part in (*made.weights, *made.biases):
+            part.copy_(torch.randn(part.shape, generator=generator) / num_inputs**0.5)
+        return made
+
+    def vector(size: int) -> torch.Tensor:
+        return kernels.vector(size).copy_(torch.rand(size, generator=generator) + 0.5)
+
+    layer_end = LayerEnd(
+        matrix(shape.attended, [shape.hidden]),
+        vector(shape.hidden),
+        matrix(shape.hidden, [shape.intermediate]),
+        matrix(shape.hidden, [shape.intermediate]),
+        matrix(shape.intermediate, [shape.hidden]),
+    )
+    return kernels.segment(layer_end, vector(shape.hidden), matrix(shape.hidden, shape.projected), EPSILON)
+
+
+def run_both(
+    lanes: str, shape: Shape, num_rows: int, is_int8: bool = False
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """Return (residual, projected) of C and of torch."""
+    generator = torch.Generator().manual_seed(num_rows)
+    attended = torch.randn(num_rows, shape.attended, generator=generator)
+    residual = torch.randn(num_rows, shape.hidden, generator=generator)
+    results = []
+    for kernels in (
+        NativeDense(native_library(lanes), is_int8=is_int8),
+        TorchDense(torch.float32, torch.device("cpu"), is_int8=is_int8),
+    ):
+        updated = residual.clone()
+        results.append((updated, make_segment(kernels, shape)(attended.clone(), updated)))
+    return results[0], results[1]
+
+
+def assert_same(ours: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...], tolerance: float) -> None:
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, their, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("is_int8", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("lanes", LANES)
+class TestSegments:
+    # int16 inputs differ from float32 by less than 2 ** -16 of the largest one of their row.
+    @staticmethod
+    def tolerance(is_int8: bool) -> float:
+        return 1e-3 if is_int8 else 2e-5
+
+    @pytest.mark.parametrize("num_rows", [*range(2 * TILE_ROWS + 2), 127, 128, 129, 300])
+    def test_every_number_of_rows(self, num_rows: int, lanes: str, is_int8: bool) -> None:
+        assert_same(*run_both(lanes, Shape(), num_rows, is_int8), self.tolerance(is_int8))
+
+    @pytest.mark.parametrize("size", [1, 7, 8, 15, 16, 17, 23, 24, 25, 31, 32, 33, 47, 48, 49, 97, 143])
+    def test_every_remainder_of_columns(self, size: int, lanes: str, is_int8: bool) -> None:
+        for shape in (Shape(projected=(size,)), Shape(intermediate=size), Shape(projected=(3, size, 5))):
+            for num_rows in (1, 9):
+                assert_same(*run_both(lanes, shape, num_rows, is_int8), self.tolerance(is_int8))
+
+    @pytest.mark.parametrize("size", [1, 3, 31, 32, 33, 50, 63, 64, 65, 127, 128, 129, 257, 576])
+    def test_every_remainder_of_inputs(self, size: int, lanes: str, is_int8: bool) -> None:
+        for shape in (Shape(attended=size), Shape(hidden=size), Shape(intermediate=size)):
+            assert_same(*run_both(lanes, shape, 5, is_int8), self.tolerance(is_int8))
+
+    @pytest.mark.parametrize("num_rows", [1, 13])
+    def test_biases(self, num_rows: int, lanes: str, is_int8: bool) -> None:
+        assert_same(*run_both(lanes, Shape(has_bias=True), num_rows, is_int8), self.tolerance(is_int8))
+
+    def test_rows_of_the_embedding(self, lanes: str, is_int8: bool) -> None:
+        weight = torch.randn(2 * PANEL_COLUMNS + 5, 70)
+        token_ids = torch.tensor([0, 47, 48, 100, 100, 23])
+        rows = []
+        both: list[DenseKernels[Any]] = [
+            NativeDense(native_library(lanes), is_int8=is_int8),
+            TorchDense(torch.float32, torch.device("cpu"), is_int8=is_int8),
+        ]
+        for kernels in both:
+            matrix = kernels.matrix(70, [len(weight)])
+            matrix.weights[0].copy_(weight)
+            rows.append(kernels.embed(matrix, token_ids))
+
+        torch.testing.assert_close(rows[0], rows[1], rtol=1e-6, atol=0)
+        if not is_int8:
+            assert torch.equal(rows[0], weight[token_ids])
+
+    def test_the_result_does_not_depend_on_the_other_rows(self, lanes: str, is_int8: bool) -> None:
+        kernels = NativeDense(native_library(lanes), is_int8=is_int8)
+        segment = make_segment(kernels, Shape(attended=300, hidden=576, intermediate=100))
+        attended, residual = torch.randn(19, 300), torch.randn(19, 576)
+        alone = [segment(attended[i : i + 1].clone(), residual[i : i + 1].clone()) for i in range(19)]
+
+        together = segment(attended.clone(), residual.clone())
+
+        assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_the_last_segment_has_no_projection(lanes: str) -> None:
+    shape, attended, residual = Shape(), torch.randn(3, 24), torch.randn(3, 40)
+    results = []
+    for kernels in (NativeDense(native_library(lanes)), TorchDense(torch.float32, torch.device("cpu"))):
+        whole = make_segment(kernels, shape)
+        updated, expected = residual.clone(), residual.clone()
+        whole(attended.clone(), expected)
+        layer_end = whole._weights[0] if isinstance(kernels, NativeDense) else whole.layer_end.layer_end
+        kernels.last_segment(layer_end, EPSILON)(attended.clone(), updated)
+        assert torch.equal(updated, expected)
+        results.append(updated)
+    torch.testing.assert_close(results[0], results[1], rtol=2e-5, atol=2e-5)
+
+
+def test_int8_takes_little_more_than_a_quarter_of_the_memory() -> None:
+    library = native_library("widest")
+
+    sizes = [NativeDense(library, is_int8=is_int8).matrix(576, [960]).num_bytes for is_int8 in (False, True)]
+
+    assert sizes == [960 * 576 * 4, 960 * 576 * (1 + 4 / 32)]

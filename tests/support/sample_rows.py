@@ -1,0 +1,42 @@
+"""Sample rows made by hand: what they are sampled by, and the tokens before them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from executor_svc.sample_rows import SampleRows
+from shared.step import SAMPLING_ROW, SamplingRow
+from shared.token_rules import TokenRules
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sample row: how it is sampled, and its prompt and output so far."""
+
+    sampling: SamplingRow = field(default_factory=SamplingRow)
+    prompt: Sequence[int] = (0,)
+    output: Sequence[int] = ()
+    rules: TokenRules | None = None
+
+
+def sampling_of(*rows: SamplingRow) -> npt.NDArray[np.void]:
+    return np.array([row.as_tuple() for row in rows], SAMPLING_ROW)
+
+
+def sample_rows(*rows: Row) -> SampleRows:
+    """Return the rows in slots that are not in their order, the histories beside garbage."""
+    slots = np.arange(len(rows), dtype=np.int32)[::-1].copy()
+    histories = [[*row.prompt, *row.output] for row in rows]
+    token_ids = np.full((len(rows), 1 + max(map(len, histories))), 1, np.int32)
+    for slot, history in zip(slots.tolist(), histories, strict=True):
+        token_ids[slot, : len(history)] = history
+    return SampleRows(
+        sampling=sampling_of(*(row.sampling for row in rows)),
+        rules=[row.rules for row in rows],
+        slots=slots,
+        num_tokens=np.array([len(history) for history in histories], np.int32),
+        num_prompt_tokens=np.array([len(row.prompt) for row in rows], np.int32),
+        token_ids=token_ids,
+    )
