@@ -118,7 +118,7 @@ class Engine:
         settings = self.settings
         if self.is_draining:
             raise UnavailableError("the scheduler is draining; send the request to another one")
-        if not self.fleet.has_takers or self.model is None:
+        if not self.fleet.cores or self.model is None:
             cause = f" ({self.last_trouble})" if self.last_trouble else ""
             raise UnavailableError(f"no executor is attached{cause}; retry in a moment")
         if request_id in self.requests:
@@ -273,7 +273,7 @@ class Engine:
         return all(driver.core is not None for driver in self.drivers.values())
 
     async def _tell_readiness(self) -> None:
-        await self._set_ready(self.fleet.has_takers and not self.is_draining)
+        await self._set_ready(bool(self.fleet.cores) and not self.is_draining)
 
     def take_back(self, core: Scheduler) -> None:
         """The executor is gone: queue its groups again, except those that lost too many."""

@@ -182,7 +182,9 @@ class BeamSearch:
     ) -> None:
         assert num_prompt_tokens < max_num_tokens
         self.params: Final = params
-        self.num_candidates: Final = min(max(2, 1 + len(stop_token_ids)) * params.beam_width, vocab_size)
+        # Each beam has at most one continuation an end token, so that among so many `beam_width` go on.
+        self._num_ranked = max(2, 1 + len(stop_token_ids)) * params.beam_width
+        self.num_candidates: Final = min(self._num_ranked, vocab_size)
         self._max_num_output_tokens = max_num_tokens - num_prompt_tokens
         self._stop_token_ids: Int32Array = np.array(sorted(stop_token_ids), np.int32)
         self._num_output_tokens = 0
@@ -242,6 +244,10 @@ class BeamSearch:
         logprobs = np.concatenate([beam.logprobs for beam in candidates])
         scores = logprobs + np.array([beam.score for beam in self._live], np.float32)[parents]
 
+        if len(scores) > self._num_ranked:
+            lowest = np.partition(scores, -self._num_ranked)[-self._num_ranked]
+            best = np.flatnonzero(scores >= lowest)
+            parents, token_ids, logprobs, scores = parents[best], token_ids[best], logprobs[best], scores[best]
         # Not by the order of the candidates: of two that differ, the sums may be equal after rounding.
         order = np.lexsort((token_ids, parents, -scores))
         order = order[: np.count_nonzero(scores > _IMPOSSIBLE)]

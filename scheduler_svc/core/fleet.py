@@ -77,11 +77,6 @@ class Fleet:
         """Say why no core can ever take the group: the reason of the first one."""
         return next(core.why_never(group) for core in self._takers)
 
-    @property
-    def has_takers(self) -> bool:
-        """Whether an executor is here to stay."""
-        return any(core.takes_groups for core in self.cores)
-
     def may_take(self, core: Scheduler) -> bool:
         """Return whether groups may be placed on a core: it stays, or all are leaving, and it takes some back."""
         return core in self._takers

@@ -1,0 +1,151 @@
+"""A socket between rank 0 and another rank: frames in order, both ways; silence means death.
+
+A frame is its length and kind, 5 bytes, then the payload. Each end says that it is alive several times
+within the time after which the other gives it up, from a thread of its own, so that a long step is no
+silence, and a frozen process is.
+"""
+
+import contextlib
+import enum
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+_HEADER = struct.Struct("<IB")
+SIGNS_OF_LIFE = 5  # within the time that counts as silence
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame is."""
+
+    HELLO = 1
+    """The first of a connection: the secret of the group, and the rank that connects."""
+    STEP = 2
+    """An encoded `Step`."""
+    RESET = 3
+    """A scheduler has attached: empty the batch table."""
+    STOP = 4
+    """The group ends in order."""
+    ALIVE = 5
+    FAILED = 6
+    """The sender cannot go on; the payload says why."""
+
+
+Frame = tuple[FrameKind, bytes]
+
+
+class ConnectionLostError(Exception):
+    """The other end is gone; the message says how."""
+
+
+class Connection:
+    """One end, in use by one process until it is closed or lost.
+
+    Args:
+        sock: Connected.
+        peer: What the other end is called in messages.
+        silence_limit_s: A peer that says nothing for so long is lost.
+        on_loss: Called once, on any thread, with a sentence; not after `close`.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str, silence_limit_s: float, on_loss: Callable[[str], None]) -> None:
+        self.peer = peer
+        self.frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._socket = sock
+        self._silence_limit_s = silence_limit_s
+        self._on_loss = on_loss
+        self._ended = threading.Event()
+        self._ending = threading.Lock()
+        self._sending = threading.Lock()
+        sock.settimeout(silence_limit_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for name, run in (("receive", self._receive), ("alive", self._say_alive)):
+            threading.Thread(target=run, name=f"{name} {peer}", daemon=True).start()
+
+    def send(self, kind: FrameKind, payload: bytes = b"") -> None:
+        """Send a frame; a connection that is lost takes it silently, as `on_loss` has the word."""
+        try:
+            with self._sending:
+                send_frame(self._socket, kind, payload)
+        except OSError as error:
+            self._lose(f"the connection to {self.peer} broke: {error}")
+
+    def stop(self) -> None:
+        """End it in order: the peer gets STOP, and nobody has lost anything."""
+        self._end()
+        self.send(FrameKind.STOP)
+        self._shut()
+
+    def close(self) -> None:
+        """End it; to the peer it is lost."""
+        self._end()
+        self._shut()
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                kind, payload = receive_frame(self._socket, self.peer)
+                if kind is FrameKind.FAILED:
+                    raise ConnectionLostError(f"{self.peer} failed: {payload.decode(errors='replace')}")
+                if kind is not FrameKind.ALIVE:
+                    self.frames.put((kind, payload))
+                if kind is FrameKind.STOP:
+                    self.close()
+                    return
+        except TimeoutError:
+            self._lose(f"{self.peer} has been silent for {self._silence_limit_s:g} s")
+        except ConnectionLostError as error:
+            self._lose(str(error))
+        except (OSError, ValueError) as error:
+            self._lose(f"the connection to {self.peer} broke: {error}")
+        finally:
+            self._socket.close()
+
+    def _say_alive(self) -> None:
+        while not self._ended.wait(self._silence_limit_s / SIGNS_OF_LIFE):
+            self.send(FrameKind.ALIVE)
+
+    def _lose(self, reason: str) -> None:
+        if self._end():
+            self._on_loss(reason)
+
+    def _end(self) -> bool:
+        """Return whether it was in use until now; that is so only once."""
+        with self._ending:
+            was_in_use = not self._ended.is_set()
+            self._ended.set()
+        return was_in_use
+
+    def _shut(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # the thread that receives wakes up and closes it
+
+
+def send_frame(sock: socket.socket, kind: FrameKind, payload: bytes) -> None:
+    """Send one frame. Raises: OSError."""
+    sock.sendall(_HEADER.pack(len(payload), kind) + payload)
+
+
+def receive_frame(sock: socket.socket, peer: str) -> Frame:
+    """Wait for one frame.
+
+    Raises:
+        ConnectionLostError: the peer closed the connection.
+        TimeoutError: nothing came within the socket's timeout.
+        OSError: it broke.
+        ValueError: what came is no frame.
+    """
+    length, kind = _HEADER.unpack(_receive_bytes(sock, _HEADER.size, peer))
+    return FrameKind(kind), _receive_bytes(sock, length, peer)
+
+
+def _receive_bytes(sock: socket.socket, num_bytes: int, peer: str) -> bytes:
+    data = bytearray()
+    while len(data) < num_bytes:
+        part = sock.recv(min(num_bytes - len(data), 2**20))
+        if not part:
+            raise ConnectionLostError(f"{peer} closed the connection")
+        data += part
+    return bytes(data)

@@ -1,0 +1,100 @@
+"""The collectives of the forward pass, for one rank and for several."""
+
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+
+class TensorParallelGroup(Protocol):
+    """The ranks that share a forward pass. All of them call the same methods in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """This process, 0 to `size` - 1."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all ranks, in place of `partial`."""
+
+    def gather_columns(self, part: torch.Tensor) -> torch.Tensor | None:
+        """Return the parts of all ranks side by side at rank 0, [num_rows, size * num_columns]; None elsewhere."""
+
+    def broadcast(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the `values` of rank 0, in place of our own."""
+
+    def least(self, number: int) -> int:
+        """Return the least `number` of all ranks."""
+
+
+class SingleRank:
+    """A group of one: nothing to exchange."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        """Return `partial`."""
+        return partial
+
+    def gather_columns(self, part: torch.Tensor) -> torch.Tensor | None:
+        """Return `part`."""
+        return part
+
+    def broadcast(self, values: torch.Tensor) -> torch.Tensor:
+        """Return `values`."""
+        return values
+
+    def least(self, number: int) -> int:
+        """Return `number`."""
+        return number
+
+
+class DistributedGroup:
+    """Several ranks, joined by torch.distributed: gloo on CPUs, NCCL on GPUs.
+
+    Args:
+        store: Where they meet.
+        rank, size: This process among them.
+        device: Where the tensors are.
+        timeout: Longest wait for the others in a collective; then the process ends with an error.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, device: torch.device, timeout: timedelta) -> None:
+        self.rank = rank
+        self.size = size
+        self._device = device
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all ranks, in place of `partial`, which is contiguous."""
+        dist.all_reduce(partial)
+        return partial
+
+    def gather_columns(self, part: torch.Tensor) -> torch.Tensor | None:
+        """Return the parts of all ranks side by side at rank 0, [num_rows, size * num_columns]; None elsewhere."""
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(part, parts, dst=0)
+        return None if parts is None else torch.cat(parts, dim=1)
+
+    def broadcast(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the `values` of rank 0, in place of our own."""
+        dist.broadcast(values, src=0)
+        return values
+
+    def least(self, number: int) -> int:
+        """Return the least `number` of all ranks."""
+        value = torch.tensor(number, dtype=torch.int64, device=self._device)
+        dist.all_reduce(value, op=dist.ReduceOp.MIN)
+        return int(value)
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group()

@@ -1,0 +1,140 @@
+"""Steps at both ends: every rank has the same table, and a rank that fails alone ends the group."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import pytest
+
+from executor_svc.fake_worker import FakeWorker
+from executor_svc.parallel.connection import Connection
+from executor_svc.parallel.rank_worker import LeaderWorker, follow
+from executor_svc.parallel.step_channel import StepChannel, connect
+from shared.errors import InvalidStepError, StepFailedError
+from shared.step import Step, StepResult, TableDelta, pairs
+from tests.support.tables import admission
+
+PATIENT_S = 30.0
+
+
+class BrokenWorker(FakeWorker):
+    """Fails in the middle of step 2, as by lack of memory."""
+
+    def execute(self, step: Step) -> StepResult:
+        if step.step_id == 2:
+            raise StepFailedError("step 2 failed: no memory") from MemoryError()
+        return super().execute(step)
+
+
+class GroupEndedError(Exception):
+    """The process would have ended."""
+
+
+def end_group(reason: str) -> NoReturn:
+    raise GroupEndedError(reason)
+
+
+@dataclass
+class Group:
+    """Rank 0 and rank 1, which runs in a thread."""
+
+    workers: tuple[FakeWorker, FakeWorker]
+    losses: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+    follower_error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.channel = StepChannel("127.0.0.1", PATIENT_S, self.losses.put)
+        self._following = threading.Thread(target=self._follow)
+        self._following.start()
+        self.channel.accept(2, PATIENT_S, lambda: None)
+        self.leader = LeaderWorker(self.workers[0], self.channel, end_group)
+
+    def _follow(self) -> None:
+        self.connection: Connection = connect(self.channel.address, 1, PATIENT_S, self.losses.put)
+        try:
+            follow(self.workers[1], self.connection)
+        except StepFailedError as error:
+            self.follower_error = error
+
+    def stop(self) -> None:
+        """Let rank 1 run what it was sent, and end."""
+        self.channel.close()
+        self._following.join(PATIENT_S)
+        assert not self._following.is_alive()
+
+    def assert_same_tables(self) -> None:
+        tables = [worker.table for worker in self.workers]
+        assert tables[0].digest() == tables[1].digest()
+        assert tables[0].token_ids.tolist() == tables[1].token_ids.tolist()
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    made = Group((small_worker(), small_worker()))
+    yield made
+    made.stop()
+
+
+def small_worker() -> FakeWorker:
+    return FakeWorker(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
+
+
+def first_step(**changes: object) -> Step:
+    delta = TableDelta(admissions=(admission(num_tokens=3, blocks=(0,)),), prefill_chunks=pairs((0, 3)))
+    return Step(epoch=1, step_id=1, delta=delta, **changes)  # type: ignore[arg-type]
+
+
+def decode(step_id: int) -> Step:
+    return Step(epoch=1, step_id=step_id, delta=TableDelta())
+
+
+def test_both_ranks_run_the_same_steps(group: Group) -> None:
+    results = [group.leader.execute(step) for step in (first_step(), decode(2), decode(3))]
+    assert all(len(result.sampled_token_ids) == 1 for result in results)
+    group.stop()
+    group.assert_same_tables()
+    assert group.workers[1].table.num_tokens[0] == 6
+    assert group.losses.empty()
+
+
+def test_what_is_refused_is_refused_everywhere_and_the_group_goes_on(group: Group) -> None:
+    group.leader.execute(first_step())
+    with pytest.raises(InvalidStepError):
+        group.leader.execute(Step(1, 2, TableDelta(prefill_chunks=pairs((3, 1)))))
+    group.leader.execute(decode(2))
+    group.stop()
+    group.assert_same_tables()
+
+
+def test_a_wrong_digest_fails_the_step_on_both_and_a_new_epoch_begins_anew(group: Group) -> None:
+    with pytest.raises(StepFailedError, match="digest"):
+        group.leader.execute(first_step(table_digest=1))
+    group.leader.reset()
+    assert not group.leader.table.live.any()
+    group.leader.execute(first_step())
+    group.stop()
+    group.assert_same_tables()
+
+
+def test_a_rank_that_fails_alone_ends_the_group() -> None:
+    group = Group((small_worker(), BrokenWorker(max_num_seqs=4)))
+    group.leader.execute(first_step())
+    group.leader.execute(decode(2))
+    assert group.losses.get(timeout=PATIENT_S) == "rank 1 failed: step 2 failed: no memory"
+    group.stop()
+    assert isinstance(group.follower_error, StepFailedError)
+
+
+def test_rank_0_that_fails_alone_ends_the_group() -> None:
+    group = Group((BrokenWorker(max_num_seqs=4), small_worker()))
+    group.leader.execute(first_step())
+    with pytest.raises(GroupEndedError, match="step 2 failed: no memory; a group of several ranks cannot go on"):
+        group.leader.execute(decode(2))
+    group.stop()
+
+
+def test_rank_0_speaks_for_the_group(group: Group) -> None:
+    assert group.leader.info is group.workers[0].info
+    assert group.leader.tokenizer_files() == group.workers[0].tokenizer_files()
