@@ -191,6 +191,7 @@ class VirtualFleet:
         for failure in member.core.take_failures():
             group = failure.group
             assert len(group.sequences) > 1 or group.beam_search is not None, f"a lone sequence failed: {failure}"
+            assert group.arrival not in self.failures, "a group failed twice"
             self.failures[group.arrival] = failure.message
         self.check_integrity(member)
         return step

@@ -100,6 +100,10 @@ def test_a_stalled_core_gets_nothing_while_another_one_can_take_it() -> None:
     assert bench.fleet.place(group(2, 2), now_s=0.5) is first.core
     assert bench.fleet.place(group(2, 2), now_s=5.0) is second.core
 
+    waiting = bench.add(group(2, 2))
+    bench.step(second, now_s=5.0)
+    assert bench.fleet.core_of(waiting) is second.core
+
 
 def test_the_head_waits_and_nobody_passes_it_on_any_core() -> None:
     bench, first, second = two_cores()
@@ -107,19 +111,36 @@ def test_the_head_waits_and_nobody_passes_it_on_any_core() -> None:
         bench.add(group(arrival, 16))
         bench.step(member)
         bench.process(member)
+        bench.step(member)  # takes a block for its next token
     head, small = bench.add(group(2, 20)), bench.add(group(3, 1))
 
     bench.step(first)
     bench.step(second)
 
     assert list(bench.fleet.queue) == [head, small]
+    assert bench.fleet.place(small, now_s=0.0) is first.core
 
 
-def test_one_that_waits_for_its_prefix_lets_others_pass_on_another_core() -> None:
+def test_one_whose_prefix_is_on_its_way_goes_to_another_core() -> None:
     bench, first, second = two_cores(prefix_caching=True)
     bench.add(group(0, [1, 2, 3, 4, 5]))
     bench.step(first)
     assert bench.fleet.place(group(1, [1, 2, 3, 4, 6]), now_s=0.0) is second.core
+
+
+def test_one_that_waits_for_its_prefix_lets_others_pass() -> None:
+    roomy = small_limits(prefix_caching=True)
+    bench = FleetBench(roomy, small_limits(prefix_caching=True, max_num_seqs=1, blocks=12))
+    first, full = bench.members
+    for arrival, member in enumerate((full, first)):
+        bench.add(group(arrival, [1, 2, 3, 4, arrival]))
+        bench.step(member)
+    waiting, passing = bench.add(group(2, [1, 2, 3, 4, 5])), bench.add(group(3, 2))
+
+    bench.step(first)
+
+    assert bench.fleet.core_of(waiting) is None
+    assert bench.fleet.core_of(passing) is first.core
 
 
 def test_what_fits_nowhere_fails_once() -> None:
@@ -155,6 +176,17 @@ def test_what_no_core_can_ever_take_is_known_beforehand() -> None:
     assert "24 tokens" in bench.fleet.why_never(group(0, 24))
 
 
+def test_a_core_that_is_leaving_counts_only_while_all_are() -> None:
+    bench = FleetBench(small_limits(max_model_len=8), small_limits(max_model_len=24))
+    small, large = bench.members
+    large.core.takes_groups = False
+
+    assert not bench.fleet.can_ever_take(group(0, 12))
+
+    small.core.takes_groups = False
+    assert bench.fleet.can_ever_take(group(0, 12))
+
+
 def test_a_lone_core_takes_the_groups_in_order() -> None:
     bench = FleetBench(small_limits(max_num_seqs=1))
     (member,) = bench.members
@@ -164,6 +196,28 @@ def test_a_lone_core_takes_the_groups_in_order() -> None:
 
     assert bench.fleet.core_of(earlier) is member.core
     assert list(bench.fleet.queue) == [later]
+
+
+def test_a_lone_core_takes_in_one_step_what_fits() -> None:
+    bench = FleetBench(small_limits())
+    (member,) = bench.members
+    for arrival in range(2):
+        bench.add(group(arrival, 2))
+
+    bench.step(member)
+
+    assert len(bench.fleet.queue) == 0
+
+
+def test_a_lone_core_that_takes_no_groups_takes_none() -> None:
+    bench = FleetBench(small_limits())
+    (member,) = bench.members
+    waiting = bench.add(group(0, 2))
+    member.core.takes_groups = False
+
+    bench.step(member)
+
+    assert list(bench.fleet.queue) == [waiting]
 
 
 def test_a_core_that_takes_no_groups_finishes_what_it_has() -> None:

@@ -1,0 +1,121 @@
+"""Whether a core takes what it should: a check around one decision, from outside of it.
+
+What waits is judged by plain arithmetic on slots and blocks, so that a core is seen that makes too much of
+an obstacle, as well as one that does not look. Used by `tests/property/test_fleet.py`.
+"""
+
+import math
+
+import numpy as np
+
+from scheduler_svc.core.admission import Obstacle, Wait
+from scheduler_svc.core.limits import PrefillMode, SchedulerLimits
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import SequenceGroup
+from shared.step import Step
+from tests.support.fleet import Member, VirtualFleet
+
+
+class PlacementCheck:
+    """Made before a member decides; `check` is told what it decided.
+
+    Args:
+        fleet: The fleet.
+        member: Who decides.
+        now_s: The time of the decision.
+    """
+
+    def __init__(self, fleet: VirtualFleet, member: Member, now_s: float) -> None:
+        self._fleet = fleet
+        self._core = core = member.core
+        self._now_s = now_s
+        self._takers = [other.core for other in fleet.members if other.core.takes_groups]
+        self._newcomers = [group for group in fleet.queue if not group.has_run]
+        self._fitting = [g for g in fleet.queue if any(fits_when_empty(taker.limits, g) for taker in self._takers)]
+        self._num_moves = _num_moves(core)
+        self._wanted = core.batch.is_decoding & ~core.batch.stop_checker.at_length_limit(core.table.num_tokens)
+        self._num_scheduled_tokens = core.table.num_scheduled_tokens.copy()
+
+    def check(self, step: Step | None) -> None:
+        """Assert that the member failed nobody who fits, and left nobody waiting whom it should have taken."""
+        assert not any(group.arrival in self._fleet.failures for group in self._fitting), "a group that fits failed"
+        if not self._core.takes_groups:
+            assert all(g in self._fleet.queue for g in self._newcomers), "a core that is leaving took a new group"
+            return
+        is_settled = self._is_settled(step)
+        if is_settled and self._core.limits.prefill_mode is PrefillMode.CHUNKED:
+            for group in self._core.swapped.groups[:1]:
+                assert group.has_late_tokens or not _has_free(self._core, group), "a swapped group could come back"
+        for group in self._fleet.queue.in_order():
+            verdicts = {core: self._verdict(core, group) for core in self._takers}
+            able = [core for core, verdict in verdicts.items() if verdict is None]
+            if able:
+                best = min(able, key=lambda core: (core.cost_of(group), -core.blocks.allocator.num_free_blocks))
+                assert not (is_settled and best is self._core), f"{group.request_id} waits, and nothing keeps it"
+                continue
+            waits = {verdict.wait for verdict in verdicts.values() if verdict is not None}
+            assert not (is_settled and waits == {Wait.NEVER}), f"{group.request_id} waits, and fits nowhere"
+            if Wait.ASIDE not in waits:
+                return
+
+    def _verdict(self, core: Scheduler, group: SequenceGroup) -> Obstacle | None:
+        """Return what keeps a group from a core; assert that it is true as far as arithmetic tells."""
+        verdict = core.obstacle(group, self._fleet.fleet.judged_at_s(self._now_s))
+        is_slow = core.in_flight and self._now_s - core.in_flight[0].scheduled_at_s > core.limits.stall_after_s
+        assert verdict is None or is_slow or not _has_room(core, group), f"{group.request_id} has room, and: {verdict}"
+        return verdict
+
+    def _is_settled(self, step: Step | None) -> bool:
+        """Return whether the queue was looked at last, with budget left, so that whoever waits had its chance.
+
+        Not so if somebody lost its place in this step, came back, or was held back for lack of blocks.
+        """
+        core = self._core
+        num_tokens = 0 if step is None else core.in_flight[-1].layout.num_tokens
+        if num_tokens == core.limits.max_num_batched_tokens or _num_moves(core) != self._num_moves:
+            return False
+        if core.limits.prefill_mode is PrefillMode.FIRST:
+            return not core.num_unfinished if step is None else len(step.delta.prefill_chunks) > 0
+        if core.limits.sliding_window and core.prefills.running:
+            return False  # one of them may lack a block
+        rests = core.batch.is_decoding & (core.table.num_scheduled_tokens == self._num_scheduled_tokens)
+        return not (core.searches.ready or np.any(self._wanted & rests))
+
+
+def fits_when_empty(limits: SchedulerLimits, group: SequenceGroup) -> bool:
+    """Return whether an executor that has nothing to do has room for the group, and for one token more of each."""
+    return _fits(limits, group, limits.num_blocks, limits.max_num_seqs)
+
+
+def _num_moves(core: Scheduler) -> tuple[int, int, int]:
+    """Return numbers of which one changes when a group loses its place or gets it back."""
+    preemption = core.preemption
+    return sum(preemption.num_preemptions.values()), len(core.swapped), len(preemption.late_groups)
+
+
+def _has_room(core: Scheduler, group: SequenceGroup) -> bool:
+    """Return whether nothing keeps the group from a core, even if it shares no block with anybody."""
+    limits = core.limits
+    level, _ = core.order_of(group)
+    if any(core.order_of(other)[0] <= level for other in [*core.swapped, *core.preemption.late_groups]):
+        return False
+    if core.blocks.prefix_cache is not None and core.in_flight:
+        return False  # a step may compute its prefix
+    is_long = 0 < limits.long_prefill_threshold < len(group.live_sequences[0].token_ids)
+    if is_long and any(prefill.is_long for prefill in core.prefills.running):
+        return False
+    return _has_free(core, group)
+
+
+def _has_free(core: Scheduler, group: SequenceGroup) -> bool:
+    """Return whether a core has slots and blocks for the group beside those that run."""
+    limits, allocator = core.limits, core.blocks.allocator
+    num_reserved = math.ceil(limits.num_blocks * limits.watermark) if allocator.num_used_blocks else 0
+    num_taken_slots = sum(other.num_slots for other in core.batch.running)
+    return _fits(limits, group, allocator.num_free_blocks - num_reserved, limits.max_num_seqs - num_taken_slots)
+
+
+def _fits(limits: SchedulerLimits, group: SequenceGroup, num_free_blocks: int, num_free_slots: int) -> bool:
+    longest = max(len(sequence.token_ids) for sequence in group.live_sequences)
+    num_blocks = group.num_slots * -(-(longest + 1) // limits.block_size)
+    return longest < limits.max_model_len and group.num_slots <= num_free_slots and num_blocks <= num_free_blocks
