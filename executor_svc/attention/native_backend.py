@@ -86,12 +86,13 @@ def query_tiles(starts: Int32Array, lengths: Int32Array, tile_tokens: int) -> np
     `split_keys` to fill in.
     """
     num_tiles = -(-lengths // tile_tokens)
+    sizes = -(-lengths // num_tiles)  # of equal tiles
     rows = np.repeat(np.arange(len(lengths)), num_tiles)
-    offsets = (np.arange(len(rows)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)) * tile_tokens
+    offsets = (np.arange(len(rows)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)) * sizes[rows]
     tiles = np.zeros((len(rows), 6), np.int32)
     tiles[:, 0] = rows
     tiles[:, 1] = (np.cumsum(lengths) - lengths)[rows] + offsets
-    tiles[:, 2] = np.minimum(tile_tokens, lengths[rows] - offsets)
+    tiles[:, 2] = np.minimum(sizes[rows], lengths[rows] - offsets)
     tiles[:, 3] = starts[rows] + offsets
     tiles[:, 4] = 1
     return tiles

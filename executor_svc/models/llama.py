@@ -55,12 +55,12 @@ class LlamaForCausalLM:
             Hidden states before the final norm, [num_rows, hidden_size].
         """
         config = self.config
-        num_heads = config.num_attention_heads + 2 * config.num_key_value_heads
+        qkv_shape = (token_ids.shape[0], config.num_attention_heads + 2 * config.num_key_value_heads, config.head_dim)
         rotation = rotations(positions, self._frequencies, self.dtype)
         residual = self._embed(token_ids)  # [num_tokens, hidden_size]
         attended: torch.Tensor | None = None
         for segment, cache in zip(self._segments, caches, strict=True):
-            qkv = segment(attended, residual).contiguous().view(len(residual), num_heads, config.head_dim)
+            qkv = segment(attended, residual).contiguous().view(qkv_shape)
             attended = attention.attend(qkv, rotation, cache)
         assert attended is not None, "a model has layers"
         residual = residual[wanted]

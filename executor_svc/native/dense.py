@@ -72,7 +72,7 @@ class NativeSegment:
 
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
         """Run the segment."""
-        out = torch.empty(len(residual), self._num_outputs)
+        out = torch.empty(residual.shape[0], self._num_outputs)
         self._library.segment(self._struct, attended, residual, out)
         return out
 

@@ -126,15 +126,15 @@ class NativeLibrary:
         """Run a segment; see octavo_segment in segment.c. `out` is None if it has no projection."""
         assert residual.is_contiguous(), "rows lie one after the other"
         assert attended is None or attended.is_contiguous(), "rows lie one after the other"
-        num_rows = len(residual)
-        scratch = self._bytes("segment", self._library.octavo_segment_scratch_bytes(byref(segment), num_rows))
+        num_rows = residual.shape[0]  # len() of a tensor costs several times as much
+        scratch = self._scratch_memory("segment", self._library.octavo_segment_scratch_bytes(byref(segment), num_rows))
         self._library.octavo_segment(
             byref(segment),
             num_rows,
             None if attended is None else attended.data_ptr(),
             residual.data_ptr(),
             None if out is None else out.data_ptr(),
-            scratch.data_ptr(),
+            scratch,
             self.num_threads,
         )
 
@@ -149,15 +149,14 @@ class NativeLibrary:
             keys.data_ptr(),
             values.data_ptr(),
             out.data_ptr(),
-            self._bytes("attention", num_bytes).data_ptr(),
+            self._scratch_memory("attention", num_bytes),
             self.num_threads,
         )
 
-    def _bytes(self, name: str, num_bytes: int) -> torch.Tensor:
-        """Return memory of at least `num_bytes`, aligned; kept, so that no call pays for page faults again."""
+    def _scratch_memory(self, name: str, num_bytes: int) -> int:
+        """Return the address of at least `num_bytes`, aligned; kept, so that no call pays for page faults again."""
         memory = self._scratch.get(name)
-        if memory is None or len(memory) < num_bytes:
-            unaligned = torch.empty(num_bytes + num_bytes // 4 + _ALIGNMENT, dtype=torch.uint8)
-            memory = unaligned[-unaligned.data_ptr() % _ALIGNMENT :]
+        if memory is None or memory.nbytes < num_bytes + _ALIGNMENT:
+            memory = torch.empty(num_bytes + num_bytes // 4 + _ALIGNMENT, dtype=torch.uint8)
             self._scratch[name] = memory
-        return memory
+        return -(-memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT

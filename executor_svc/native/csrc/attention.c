@@ -8,15 +8,15 @@
 
 static long most_rows(const Step *step) { return step->most_tokens * (step->num_heads / step->num_kv_heads); }
 
-// Floats of one thread, rounded to whole cache lines.
-static long lay_out(const Step *step, float *memory, Work *work) {
+// Lay out the memory of one thread at `address` (0: only measure); return its size in floats, whole cache lines.
+static long lay_out(const Step *step, uintptr_t address, Work *work) {
     long rows = most_rows(step), dim = step->head_dim, used = 0;
     const long sizes[] = {rows * dim, rows * BLOCK_KEYS, rows * dim, rows, rows, BLOCK_KEYS * dim,
                           BLOCK_KEYS * round_up(dim, TILE_COLUMNS)};
     float **const parts[] = {&work->queries, &work->scores,  &work->sums,  &work->largest,
                              &work->weights, &work->keys, &work->values};
     for (int i = 0; i < 7; i++) {
-        *parts[i] = memory + used;
+        *parts[i] = (float *)(address + (uintptr_t)used * sizeof(float));
         used += round_up(sizes[i], 16);
     }
     return used;
@@ -28,7 +28,7 @@ static long partial_size(const Step *step) { return most_rows(step) * (step->hea
 long octavo_attention_scratch_bytes(const Step *step, int num_threads) {
     Work work;
     long partials = step->num_partials * step->num_kv_heads * partial_size(step);
-    return (lay_out(step, NULL, &work) * num_threads + partials) * (long)sizeof(float);
+    return (lay_out(step, 0, &work) * num_threads + partials) * (long)sizeof(float);
 }
 
 // Turn one head by the angles of its position: out = scale * (x * cos + swapped halves of x * sin).
@@ -54,13 +54,16 @@ static void write_cache(const Step *step, const float *qkv, float *keys, float *
     }
 }
 
-// Where the vectors of `count` keys of one head lie in the cache, from position `begin`.
-static void find_slots(const Step *step, const QueryTile *tile, long head, long begin, long count, long *offsets) {
+// Where the vectors of one head lie in the cache for the positions [begin, end), at most BLOCK_KEYS + FETCH_KEYS of
+// them; the last one is repeated, so that there are always so many.
+static void find_slots(const Step *step, const QueryTile *tile, long head, long begin, long end, long *offsets) {
     const int32_t *table = step->block_tables + tile->row * step->table_width;
     long dim = step->head_dim, block = begin / step->block_size, offset = begin % step->block_size;
-    for (long i = 0; i < count; block++, offset = 0)
+    long count = least(BLOCK_KEYS + FETCH_KEYS, end - begin), i = 0;
+    for (; i < count; block++, offset = 0)
         for (; offset < step->block_size && i < count; offset++, i++)
             offsets[i] = ((table[block] * step->block_size + offset) * step->num_kv_heads + head) * dim;
+    for (; i < BLOCK_KEYS + FETCH_KEYS; i++) offsets[i] = offsets[count - 1];
 }
 
 // The queries of a tile and one KV head against one part of their keys; the result stays in `work`.
@@ -77,10 +80,10 @@ static void attend_part(const Step *step, const QueryTile *tile, long split, lon
     }
     memset(work->sums, 0, (size_t)(num_rows * dim) * sizeof(float));
     long context = tile->first_position + tile->num_tokens, size = ceil_div(context, tile->num_splits);
-    long end = least(context, (split + 1) * size), offsets[BLOCK_KEYS];
+    long end = least(context, (split + 1) * size), offsets[BLOCK_KEYS + FETCH_KEYS];
     for (long begin = split * size; begin < end; begin += BLOCK_KEYS) {
         long count = least(BLOCK_KEYS, end - begin);
-        find_slots(step, tile, head, begin, count, offsets);
+        find_slots(step, tile, head, begin, end, offsets);
         if (tile->num_tokens == 1 && group <= MAX_DIRECT_HEADS)
             attend_direct(dim, num_rows, keys, values, offsets, count, work);
         else
@@ -142,13 +145,13 @@ static void merge(const Step *step, const QueryTile *tile, long head, float *par
 void octavo_attention(const Step *step, const float *qkv, float *keys, float *values, float *out, float *memory,
                       int num_threads) {
     Work measure;
-    long work_size = lay_out(step, NULL, &measure), num_heads = step->num_kv_heads;
+    long work_size = lay_out(step, 0, &measure), num_heads = step->num_kv_heads;
     float *partials = memory + work_size * num_threads;
     atomic_long tickets = 0, merges = 0;
 #pragma omp parallel num_threads(num_threads)
     {
         Work work;
-        lay_out(step, memory + work_size * omp_get_thread_num(), &work);
+        lay_out(step, (uintptr_t)(memory + work_size * omp_get_thread_num()), &work);
         write_cache(step, qkv, keys, values);
 #pragma omp barrier
         for (long i; (i = atomic_fetch_add(&tickets, 1)) < step->num_tasks * num_heads;) {

@@ -11,6 +11,8 @@
 #define BLOCK_KEYS 96
 #define TILE_VECTORS 2
 #define TILE_COLUMNS (TILE_VECTORS * LANES)
+// How many keys ahead of the one that is scored a key is fetched.
+#define FETCH_KEYS 8
 // Query heads of one token that are scored directly on the cache; more of them pay for packing the keys.
 #define MAX_DIRECT_HEADS 8
 
@@ -52,15 +54,29 @@ typedef struct {
     float *values;    // [ceil(head_dim / TILE_COLUMNS)][BLOCK_KEYS][TILE_COLUMNS]
 } Work;
 
-// scores[heads][keys] of up to 4 heads of one token, straight from the cache. `heads` is a constant at each call.
-INLINE void score_heads(const int heads, const float *queries, const float *keys, const long *offsets, long count,
-                        long dim, float *scores) {
+// Fetch a vector of `dim` floats that is read soon: blocks are scattered, which the hardware does not foresee.
+INLINE void fetch_vector(const float *vector, long dim) {
+    for (long d = 0; d < dim; d += 16) _mm_prefetch((const char *)(vector + d), _MM_HINT_T0);
+}
+
+// scores[heads][keys] of up to 4 heads of one token, straight from the cache; the values of the keys are fetched
+// meanwhile. `heads` is a constant at each call.
+INLINE void score_heads(const int heads, const float *queries, const float *keys, const float *values,
+                        const long *offsets, long count, long dim, float *scores) {
     for (long t = 0; t < count; t++) {
         const float *key = keys + offsets[t];
+        fetch_vector(keys + offsets[t + FETCH_KEYS], dim);
+        fetch_vector(values + offsets[t], dim);
         vfloat sum[4];
 #pragma GCC unroll 4
         for (int j = 0; j < heads; j++) sum[j] = vf_zero();
-        for (long d = 0; d < dim; d += LANES) {
+        long d = 0;
+        for (; d + LANES <= dim; d += LANES) {
+            vfloat part = vf_load(key + d);
+#pragma GCC unroll 4
+            for (int j = 0; j < heads; j++) sum[j] = vf_fma(part, vf_load(queries + j * dim + d), sum[j]);
+        }
+        if (d < dim) {
             vfloat part = vf_load_part(key + d, dim - d);
 #pragma GCC unroll 4
             for (int j = 0; j < heads; j++)
@@ -71,55 +87,71 @@ INLINE void score_heads(const int heads, const float *queries, const float *keys
     }
 }
 
+// Some dimensions of add_values: `vectors` whole ones, or with 0 the `rest` that is no whole vector.
+INLINE void add_dimensions(const int heads, const int vectors, const float *scores, const float *values,
+                           const long *offsets, long count, long dim, long rest, float *sums) {
+    const int used = vectors ? vectors : 1;
+    vfloat sum[4][4];
+#pragma GCC unroll 4
+    for (int j = 0; j < heads; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < used; v++)
+            sum[j][v] = vectors ? vf_load(sums + j * dim + v * LANES) : vf_load_part(sums + j * dim, rest);
+    for (long t = 0; t < count; t++) {
+        const float *value = values + offsets[t];
+        vfloat part[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < used; v++) part[v] = vectors ? vf_load(value + v * LANES) : vf_load_part(value, rest);
+#pragma GCC unroll 4
+        for (int j = 0; j < heads; j++) {
+            vfloat weight = vf_all(scores[j * BLOCK_KEYS + t]);
+#pragma GCC unroll 4
+            for (int v = 0; v < used; v++) sum[j][v] = vf_fma(weight, part[v], sum[j][v]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < heads; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < used; v++)
+            if (vectors)
+                vf_store(sums + j * dim + v * LANES, sum[j][v]);
+            else
+                vf_store_part(sums + j * dim, sum[j][v], rest);
+}
+
+#if LANES == 16
+#define VALUE_VECTORS 4  // sums of 4 heads and a value fit into 32 registers
+#else
+#define VALUE_VECTORS 2  // into 16
+#endif
+
 // sums[heads][dim] += scores[heads][keys] @ values, straight from the cache, up to 4 heads of one token.
 INLINE void add_values(const int heads, const float *scores, const float *values, const long *offsets, long count,
                        long dim, float *sums) {
-    for (long d = 0; d < dim; d += 2 * LANES) {
-        vfloat sum[4][2];
-#pragma GCC unroll 4
-        for (int j = 0; j < heads; j++)
-#pragma GCC unroll 2
-            for (int v = 0; v < 2; v++)
-                sum[j][v] = vf_load_part(sums + j * dim + d + v * LANES, dim - d > v * LANES ? dim - d - v * LANES : 0);
-        for (long t = 0; t < count; t++) {
-            const float *value = values + offsets[t] + d;
-            vfloat first = vf_load_part(value, dim - d);
-            vfloat second = dim - d > LANES ? vf_load_part(value + LANES, dim - d - LANES) : vf_zero();
-#pragma GCC unroll 4
-            for (int j = 0; j < heads; j++) {
-                vfloat weight = vf_all(scores[j * BLOCK_KEYS + t]);
-                sum[j][0] = vf_fma(weight, first, sum[j][0]);
-                sum[j][1] = vf_fma(weight, second, sum[j][1]);
-            }
-        }
-#pragma GCC unroll 4
-        for (int j = 0; j < heads; j++)
-#pragma GCC unroll 2
-            for (int v = 0; v < 2; v++)
-                if (dim - d > v * LANES)
-                    vf_store_part(sums + j * dim + d + v * LANES, sum[j][v], dim - d - v * LANES);
-    }
+    long d = 0;
+    for (; d + VALUE_VECTORS * LANES <= dim; d += VALUE_VECTORS * LANES)
+        add_dimensions(heads, VALUE_VECTORS, scores, values + d, offsets, count, dim, 0, sums + d);
+    for (; d + LANES <= dim; d += LANES)
+        add_dimensions(heads, 1, scores, values + d, offsets, count, dim, 0, sums + d);
+    if (d < dim) add_dimensions(heads, 0, scores, values + d, offsets, count, dim, dim - d, sums + d);
 }
 
 // Take new scores of one query into its running softmax: scores become exp(score - largest), older sums shrink.
 // Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
 static void soften(float *scores, long count, long dim, float *largest, float *weight, float *sums) {
+    if (!count) return;
     vfloat most = vf_all(*largest);
-    for (long t = 0; t < count; t += LANES) {
-        vfloat part = vf_load_part(scores + t, count - t);
-        if (count - t < LANES) {  // what pads the last vector must not count
-            for (long i = t; i < count; i++) most = vf_max(most, vf_all(scores[i]));
-        } else {
-            most = vf_max(most, part);
-        }
-    }
+    long t = 0;
+    for (; t + LANES <= count; t += LANES) most = vf_max(most, vf_load(scores + t));
+    for (; t < count; t++) most = vf_max(most, vf_all(scores[t]));  // what pads a vector must not count
     float now = vf_largest(most);
-    if (now == -INFINITY) {  // no key so far may be seen
-        memset(scores, 0, (size_t)count * sizeof(float));
-        return;
-    }
     vfloat total = vf_zero();
-    for (long t = 0; t < count; t += LANES) {
+    for (t = 0; t + LANES <= count; t += LANES) {
+        vfloat weights = vf_exp(vf_sub(vf_load(scores + t), vf_all(now)));
+        vf_store(scores + t, weights);
+        total = vf_add(total, weights);
+    }
+    if (t < count) {
         vf_store_part(scores + t, vf_exp(vf_sub(vf_load_part(scores + t, count - t), vf_all(now))), count - t);
         total = vf_add(total, vf_load_part(scores + t, count - t));
     }
@@ -141,10 +173,11 @@ static void soften(float *scores, long count, long dim, float *largest, float *w
         }                                            \
     }
 
-// One block of keys for the few heads of one token.
+// One block of keys for the few heads of one token. `offsets` has FETCH_KEYS more than `count`.
 static void attend_direct(long dim, long num_rows, const float *keys, const float *values, const long *offsets,
                           long count, const Work *work) {
-#define SCORE(n) score_heads(n, work->queries + j * dim, keys, offsets, count, dim, work->scores + j * BLOCK_KEYS)
+#define SCORE(n) \
+    score_heads(n, work->queries + j * dim, keys, values, offsets, count, dim, work->scores + j * BLOCK_KEYS)
     FOR_HEADS(SCORE)
     for (long i = 0; i < num_rows; i++)
         soften(work->scores + i * BLOCK_KEYS, count, dim, work->largest + i, work->weights + i, work->sums + i * dim);
@@ -197,8 +230,9 @@ static void attend_packed(const QueryTile *tile, long dim, long group, long num_
     for (long i = 0; i < num_rows; i++) {
         float *scores = work->scores + i * BLOCK_KEYS;
         long num_visible = tile->first_position + i / group + 1 - begin;
-        for (long t = num_visible > 0 ? num_visible : 0; t < count; t++) scores[t] = -INFINITY;
-        soften(scores, count, dim, work->largest + i, work->weights + i, work->sums + i * dim);
+        num_visible = num_visible < 0 ? 0 : least(num_visible, count);
+        soften(scores, num_visible, dim, work->largest + i, work->weights + i, work->sums + i * dim);
+        for (long t = num_visible; t < count; t++) scores[t] = 0;
     }
     multiply_packed(num_rows, count, work->scores, BLOCK_KEYS, work->values, work->sums, dim, dim, true);
 }

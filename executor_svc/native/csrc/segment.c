@@ -31,8 +31,8 @@ static bool has_int8(const Segment *segment) {
     return (segment->has_layer_end ? &segment->attention_output : &segment->projection)->scales != NULL;
 }
 
-// Lay out the scratch memory from `memory` (NULL: only measure); return its size in bytes.
-static long lay_out(const Segment *segment, long num_rows, char *memory, Scratch *scratch) {
+// Lay out the scratch memory at `address` (0: only measure); return its size in bytes.
+static long lay_out(const Segment *segment, long num_rows, uintptr_t address, Scratch *scratch) {
     bool is_int8 = has_int8(segment);
     long used = 0;
     const long widths[] = {segment->has_layer_end ? segment->attention_output.num_inputs : 0, segment->hidden_size,
@@ -41,12 +41,12 @@ static long lay_out(const Segment *segment, long num_rows, char *memory, Scratch
     for (int i = 0; i < 3; i++) {
         long stride = round_up(widths[i], GROUP);
         *rows[i] = (Rows){.num_rows = num_rows, .stride = stride};
-        rows[i]->values = (float *)(memory + used);
+        rows[i]->values = (float *)(address + (uintptr_t)used);
         used += round_up(num_rows * stride * (long)sizeof(float), 64);
         if (!is_int8) continue;
-        rows[i]->codes = (int16_t *)(memory + used);
+        rows[i]->codes = (int16_t *)(address + (uintptr_t)used);
         used += round_up(num_rows * stride * (long)sizeof(int16_t), 64);
-        rows[i]->scales = (float *)(memory + used);
+        rows[i]->scales = (float *)(address + (uintptr_t)used);
         used += round_up(num_rows * (long)sizeof(float), 64);
     }
     return used;
@@ -54,7 +54,7 @@ static long lay_out(const Segment *segment, long num_rows, char *memory, Scratch
 
 long octavo_segment_scratch_bytes(const Segment *segment, long num_rows) {
     Scratch scratch;
-    return lay_out(segment, num_rows, NULL, &scratch);
+    return lay_out(segment, num_rows, 0, &scratch);
 }
 
 INLINE void multiply(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
@@ -145,7 +145,7 @@ static void normalize(const float *residual, const float *weight, long size, flo
 void octavo_segment(const Segment *segment, long num_rows, float *attended, float *residual, float *out, void *memory,
                     int num_threads) {
     Scratch scratch;
-    lay_out(segment, num_rows, memory, &scratch);
+    lay_out(segment, num_rows, (uintptr_t)memory, &scratch);
     bool is_int8 = has_int8(segment);
     long hidden_size = segment->hidden_size, width = segment->attention_output.num_inputs;
     if (!is_int8 && segment->has_layer_end) scratch.attended = (Rows){num_rows, width, attended, NULL, NULL};
