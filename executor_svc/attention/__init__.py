@@ -3,7 +3,22 @@
 `interface.py` holds what the model and the backends agree on, `torch_backend.py` the reference.
 """
 
-from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, AttentionPlan, LayerCache, Rotation
+from executor_svc.attention.interface import (
+    AttentionBackend,
+    AttentionLayer,
+    AttentionMetadata,
+    AttentionPlan,
+    LayerCache,
+    Rotation,
+)
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 
-__all__ = ["AttentionBackend", "AttentionMetadata", "AttentionPlan", "LayerCache", "Rotation", "TorchAttentionBackend"]
+__all__ = [
+    "AttentionBackend",
+    "AttentionLayer",
+    "AttentionMetadata",
+    "AttentionPlan",
+    "LayerCache",
+    "Rotation",
+    "TorchAttentionBackend",
+]

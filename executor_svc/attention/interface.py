@@ -53,20 +53,36 @@ class Rotation:
         return torch.addcmul(heads * self.cos[:, None], swapped, self.signed_sin[:, None])
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """How one layer attends. A score is `scale` * query . key, then capped, then shifted by ALiBi."""
+
+    scale: float
+    # A token sees the last so many positions, its own included; None: all.
+    window_tokens: int | None = None
+    # A score becomes cap * tanh(score / cap).
+    soft_cap: float | None = None
+    # To a score of head h is added alibi_slopes[h] * (key position - query position); [num_heads].
+    # Source: Press et al. 2021, "Train Short, Test Long".
+    alibi_slopes: tuple[float, ...] | None = None
+
+
 class AttentionPlan(Protocol):
     """One step, prepared; used once a layer."""
 
-    def attend(self, qkv: torch.Tensor, rotation: Rotation, cache: LayerCache) -> torch.Tensor:
+    def attend(
+        self, qkv: torch.Tensor, rotation: Rotation | None, cache: LayerCache, layer: AttentionLayer
+    ) -> torch.Tensor:
         """Rotate queries and keys, write the keys and values of all tokens into the cache, then attend.
 
         Args:
             qkv: Queries, keys and values before rotation, [num_tokens, num_heads + 2 * num_kv_heads, head_dim].
-            rotation: For the positions of the tokens.
+            rotation: For the positions of the tokens; None: they are rotated already, or never.
             cache: The layer's block pool; written.
+            layer: How this layer attends. Blocks that its window has left behind are not read.
 
         Returns:
-            [num_tokens, num_heads * head_dim], valid until the next call of any plan of the backend. Scores are
-            scaled by head_dim ** -0.5.
+            [num_tokens, num_heads * head_dim], valid until the next call of any plan of the backend.
         """
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from executor_svc.attention.interface import AttentionMetadata, LayerCache, Rotation
+from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, LayerCache, Rotation
 from executor_svc.native.library import NativeLibrary, StepStruct
 from shared.step import Int32Array
 
@@ -42,9 +42,12 @@ class NativeAttentionPlan:
         self._struct: StepStruct | None = None
         self._kept: tuple[object, ...] = ()
 
-    def attend(self, qkv: torch.Tensor, rotation: Rotation, cache: LayerCache) -> torch.Tensor:
+    def attend(
+        self, qkv: torch.Tensor, rotation: Rotation | None, cache: LayerCache, layer: AttentionLayer
+    ) -> torch.Tensor:
         """Rotate, write the keys and values of all tokens into the cache, then attend."""
         num_tokens, num_vectors, head_dim = qkv.shape
+        assert rotation is not None
         assert qkv.is_contiguous(), "tokens lie one after the other"
         if self._struct is None:
             self._struct = self._make_struct(qkv.shape, rotation, cache)

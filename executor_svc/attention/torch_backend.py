@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
-from executor_svc.attention.interface import AttentionMetadata, LayerCache, Rotation
+from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, LayerCache, Rotation
 from shared.step import Int32Array
 
 # Contexts up to this many tokens share a bucket: splitting them saves less than a launch costs.
@@ -79,11 +79,13 @@ class TorchAttentionPlan:
         self._keys = cache.keys.new_empty((num_blocks, *cache.keys.shape[1:]))
         self._values = cache.values.new_empty((num_blocks, *cache.values.shape[1:]))
 
-    def attend(self, qkv: torch.Tensor, rotation: Rotation, cache: LayerCache) -> torch.Tensor:
+    def attend(
+        self, qkv: torch.Tensor, rotation: Rotation | None, cache: LayerCache, layer: AttentionLayer
+    ) -> torch.Tensor:
         """Rotate, write the keys and values of all tokens into the cache, then attend; see `AttentionPlan`."""
         num_kv_heads = cache.keys.shape[2]
         num_heads = qkv.shape[1] - 2 * num_kv_heads
-        rotated = rotation.apply(qkv[:, :-num_kv_heads])
+        rotated = qkv[:, :-num_kv_heads] if rotation is None else rotation.apply(qkv[:, :-num_kv_heads])
         query, key, value = rotated[:, :num_heads], rotated[:, num_heads:], qkv[:, -num_kv_heads:]
         cache.keys.flatten(0, 1)[self._slot_mapping] = key
         cache.values.flatten(0, 1)[self._slot_mapping] = value

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from executor_svc.attention import AttentionPlan, LayerCache
+from executor_svc.attention import AttentionLayer, AttentionPlan, LayerCache
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.dense import DenseKernels, LastSegment, LayerEnd, MatrixT, Segment, WeightTarget
 from executor_svc.models.rotary import inverse_frequencies, rotations
@@ -27,6 +27,7 @@ class LlamaForCausalLM:
         self.dtype = kernels.dtype
         self.device = kernels.device
         self._frequencies = inverse_frequencies(config.rope, config.head_dim).to(kernels.device)
+        self._attention_layer = AttentionLayer(config.head_dim**-0.5)
         self._weights: dict[str, WeightTarget] = {}
         self._segments: list[Segment] = []
         self._last_segment: LastSegment
@@ -61,7 +62,7 @@ class LlamaForCausalLM:
         attended: torch.Tensor | None = None
         for segment, cache in zip(self._segments, caches, strict=True):
             qkv = segment(attended, residual).contiguous().view(qkv_shape)
-            attended = attention.attend(qkv, rotation, cache)
+            attended = attention.attend(qkv, rotation, cache, self._attention_layer)
         assert attended is not None, "a model has layers"
         residual = residual[wanted]
         self._last_segment(attended[wanted], residual)

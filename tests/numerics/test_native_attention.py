@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.attention import AttentionBackend, AttentionMetadata, LayerCache, Rotation, TorchAttentionBackend
+from executor_svc.attention import (
+    AttentionBackend,
+    AttentionLayer,
+    AttentionMetadata,
+    LayerCache,
+    Rotation,
+    TorchAttentionBackend,
+)
 from executor_svc.attention.native_backend import MIN_SPLIT_KEYS, NativeAttentionBackend, query_tiles, split_keys
 from executor_svc.models.config import RopeConfig
 from executor_svc.models.rotary import inverse_frequencies, rotations
@@ -47,7 +54,9 @@ class Case:
 
     def attend(self, backend: AttentionBackend) -> tuple[torch.Tensor, LayerCache]:
         cache = LayerCache(self.keys.clone(), self.values.clone())
-        return backend.plan(self.metadata, cache).attend(self.qkv.clone(), self.rotation, cache), cache
+        return backend.plan(self.metadata, cache).attend(
+            self.qkv.clone(), self.rotation, cache, AttentionLayer(self.qkv.shape[2] ** -0.5)
+        ), cache
 
 
 def check(case: Case, lanes: str) -> None:
