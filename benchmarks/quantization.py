@@ -21,7 +21,7 @@ from benchmarks.machine import describe_machine
 from executor_svc.attention import AttentionMetadata, LayerCache
 from executor_svc.kernels import CpuKernels, Quantization, make_model
 from executor_svc.model_directory import ModelDirectory
-from executor_svc.models.config import ModelConfig, parse_config
+from executor_svc.models import ModelConfig, parse_config
 from executor_svc.weights import Checkpoint
 from octavo.model_store import prepare_model
 
@@ -42,7 +42,7 @@ class Scores:
 def score(directory: Path, config: ModelConfig, token_ids: list[int], case: tuple[CpuKernels, Quantization]) -> Scores:
     """Load the model and run it over the text, window by window."""
     model, backend = make_model(config, torch.float32, torch.device("cpu"), cpu_kernels=case[0], quantization=case[1])
-    Checkpoint(directory).load_into(model.named_weights(), model.is_redundant)
+    model.load(Checkpoint(directory))
     shape = (1, WINDOW_TOKENS, config.num_key_value_heads, config.head_dim)
     caches = [LayerCache(torch.empty(shape), torch.empty(shape)) for _ in range(config.num_hidden_layers)]
     logits, losses = [], []
@@ -53,7 +53,9 @@ def score(directory: Path, config: ModelConfig, token_ids: list[int], case: tupl
             np.zeros(1, np.int32), np.array([len(window)], np.int32), np.zeros((1, 1), np.int32), positions
         )
         hidden = model.forward(window, positions, caches, backend.plan(metadata, caches[0]), positions[:-1])
-        logits.append(model.logits(hidden))
+        some_logits = model.logits(hidden)
+        assert some_logits is not None, "there is one rank"
+        logits.append(some_logits)
         losses.append(torch.nn.functional.cross_entropy(logits[-1], window[1:], reduction="none"))
     return Scores(float(torch.cat(losses).double().mean().exp()), torch.cat(logits))
 

@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM
 from benchmarks.machine import describe_machine
 from executor_svc.sample_rows import SampleRows
 from executor_svc.sampler import Sampler
-from executor_svc.torch_worker import TorchWorker, load_worker
+from executor_svc.torch_worker import TorchWorker
+from executor_svc.worker_loading import load_worker
 from octavo.model_store import prepare_model
 from shared.step import SAMPLING_ROW, Admission, Int32Array, SamplingRow, Step, TableDelta, pairs
 from shared.token_rules import TokenRules, pack_mask, pad_words

@@ -20,7 +20,7 @@ def _load_worker(config: ExecutorConfig) -> Worker:
     """Load the model. Torch is imported here, so that the server answers before that is done."""
     _spin_less()
     try:
-        from executor_svc.torch_worker import load_worker
+        from executor_svc.worker_loading import load_worker
     except ModuleNotFoundError as error:
         raise ModelLoadError(f"the package {error.name} is missing; install octavo[executor]") from error
     return load_worker(

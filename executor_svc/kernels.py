@@ -8,9 +8,16 @@ import torch
 from executor_svc.attention import AttentionBackend, TorchAttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.errors import ModelLoadError
-from executor_svc.models import LlamaForCausalLM, ModelConfig, model_class
+from executor_svc.models import Decoder, ModelConfig
 from executor_svc.models.torch_dense import TorchDense
-from executor_svc.native import NativeDense, NativeLibrary, NativeUnavailableError, load_library
+from executor_svc.native import (
+    NativeDense,
+    NativeLibrary,
+    NativeUnavailableError,
+    load_library,
+    missing_in_native_dense,
+)
+from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 
 CpuKernels = Literal["auto", "native", "torch"]
 Quantization = Literal["none", "int8"]
@@ -25,7 +32,8 @@ def make_model(
     *,
     cpu_kernels: CpuKernels = "auto",
     quantization: Quantization = "none",
-) -> tuple[LlamaForCausalLM, AttentionBackend]:
+    group: TensorParallelGroup = SINGLE_RANK,
+) -> tuple[Decoder, AttentionBackend]:
     """Return a model with uninitialised weights, and the attention that goes with it.
 
     Args:
@@ -34,26 +42,32 @@ def make_model(
         device: Where it runs.
         cpu_kernels: "native": the C library; "torch": torch; "auto": the C library if it can be had.
         quantization: "int8": weights are quantized as they are loaded.
+        group: The ranks that share the model.
 
-    Raises: ModelLoadError: nothing runs this architecture, or "native" was asked for and cannot be had.
+    Raises: ModelLoadError: the ranks cannot share it, or "native" was asked for and cannot be had.
     """
     is_int8 = quantization == "int8"
-    library = _native_library(config, dtype, device, cpu_kernels)
-    make = model_class(config)
-    if library is None:
-        return make(config, TorchDense(dtype, device, is_int8=is_int8)), TorchAttentionBackend()
-    return make(config, NativeDense(library, is_int8=is_int8)), NativeAttentionBackend(library)
+    library = _native_library(config, dtype, device, cpu_kernels, group.size)
+    if library is not None:
+        return Decoder(config, NativeDense(library, is_int8=is_int8)), NativeAttentionBackend(library)
+    return Decoder(config, TorchDense(dtype, device, is_int8=is_int8, group=group), group), TorchAttentionBackend()
 
 
 def _native_library(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, cpu_kernels: CpuKernels
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, cpu_kernels: CpuKernels, tp_size: int
 ) -> NativeLibrary | None:
     """Return the C library; None if it is not to be used, or, with one line in the log, if it cannot be had."""
-    if cpu_kernels == "torch" or (cpu_kernels == "auto" and (device.type != "cpu" or dtype != torch.float32)):
+    is_elsewhere = device.type != "cpu" or dtype != torch.float32
+    if cpu_kernels == "torch" or (cpu_kernels == "auto" and is_elsewhere):
         return None
-    if device.type != "cpu" or dtype != torch.float32:
-        raise ModelLoadError("cpu_kernels is native; these kernels are for device cpu and dtype float32")
     try:
+        if is_elsewhere:
+            raise NativeUnavailableError("these kernels are for device cpu and dtype float32")
+        if tp_size > 1:
+            raise NativeUnavailableError("these kernels are for one process, and tp is above 1")
+        missing = missing_in_native_dense(config)
+        if missing is not None:
+            raise NativeUnavailableError(f"these kernels do not have {missing}, which {config.architecture} needs")
         library = load_library(torch.get_num_threads())
     except NativeUnavailableError as error:
         if cpu_kernels == "native":

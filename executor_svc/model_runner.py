@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from executor_svc.attention import AttentionBackend, AttentionMetadata, LayerCache
-from executor_svc.models import LlamaForCausalLM
+from executor_svc.models.language_model import LanguageModel
 from shared.batch_table import BatchTable, StepLayout
 from shared.step import Int32Array
 
@@ -27,9 +27,9 @@ class ModelInput:
 
 @dataclass(frozen=True, slots=True)
 class SampleLogits:
-    """Logits of the rows that are sampled. Forks share the row of their parent."""
+    """Logits of the rows that are sampled; None: another rank has them. Forks share the row of their parent."""
 
-    logits: torch.Tensor  # [num_logit_rows, vocab_size] float32
+    logits: torch.Tensor | None  # [num_logit_rows, vocab_size] float32
     logit_rows: Int32Array  # [num_samples] index into `logits`
     # [sum of StepLayout.num_prompt_logprobs, hidden_size] of the tokens before those; None: none is wanted.
     prompt_hidden: torch.Tensor | None = None
@@ -38,7 +38,7 @@ class SampleLogits:
 class ModelRunner:
     """Runs the model on the caches. Both are owned elsewhere; the runner keeps nothing of a step."""
 
-    def __init__(self, model: LlamaForCausalLM, caches: Sequence[LayerCache], backend: AttentionBackend) -> None:
+    def __init__(self, model: LanguageModel, caches: Sequence[LayerCache], backend: AttentionBackend) -> None:
         self.model = model
         self._caches = caches
         self._backend = backend

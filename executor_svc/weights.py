@@ -1,7 +1,7 @@
 """The safetensors files of a model, streamed into memory that the model has allocated.
 
-A tensor is mapped from its file, copied to its place (converted, packed or quantized as the place wants it), and
-let go: there are never two copies of the model.
+A tensor is mapped from its file, the part that this rank needs is copied to its place (converted, packed or
+quantized as the place wants it), and let go: there are never two copies of the model.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from executor_svc.errors import ModelLoadError
 from executor_svc.model_directory import read_json_object
-from executor_svc.models.dense import WeightTarget
+from executor_svc.models.weight_map import TensorTarget
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -36,16 +36,21 @@ class Checkpoint:
         self._directory = directory
         self._file_of = self._find_tensors()
 
-    def load_into(self, targets: Mapping[str, WeightTarget], is_redundant: Callable[[str], bool]) -> None:
+    def load_into(
+        self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool], optional_prefix: str = ""
+    ) -> None:
         """Fill `targets`; a progress bar shows on standard error if that is a terminal.
 
         Args:
             targets: Where each tensor belongs, by name. Written in place, converted as it wants.
             is_redundant: Says of a name that is not in `targets` that the model does without it.
+            optional_prefix: What checkpoints may leave out at the front of every name.
 
         Raises:
             ModelLoadError: a tensor is missing, unknown, or has another shape; names tensor and file.
         """
+        if optional_prefix and not any(name.startswith(optional_prefix) for name in self._file_of):
+            targets = {name.removeprefix(optional_prefix): target for name, target in targets.items()}
         self._check_names(targets, is_redundant)
         begin_s = time.perf_counter()
         num_bytes = 0
@@ -99,7 +104,7 @@ class Checkpoint:
                 )
         return file_of
 
-    def _check_names(self, targets: Mapping[str, WeightTarget], is_redundant: Callable[[str], bool]) -> None:
+    def _check_names(self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool]) -> None:
         for name in targets:
             if name not in self._file_of:
                 raise ModelLoadError(f"the tensor {name} is missing in {self._table_of_contents}")
@@ -112,13 +117,14 @@ class Checkpoint:
             yield path, [name for name, file in self._file_of.items() if file == path]
 
 
-def _copy_tensor(file: safe_open, path: Path, name: str, target: WeightTarget) -> None:
-    tensor: torch.Tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]
-    if tensor.shape != target.shape:
+def _copy_tensor(file: safe_open, path: Path, name: str, target: TensorTarget) -> None:
+    tensor = file.get_slice(name)  # type: ignore[no-untyped-call]  # the library has no types
+    shape = list(tensor.get_shape())
+    if shape != list(target.shape):
         raise ModelLoadError(
-            f"{path} holds the tensor {name} with shape {list(tensor.shape)}; config.json asks for {list(target.shape)}"
+            f"{path} holds the tensor {name} with shape {shape}; config.json asks for {list(target.shape)}"
         )
-    target.copy_(tensor)
+    target.fill(tensor)
 
 
 def _tensor_digest(file: safe_open, name: str) -> bytes:

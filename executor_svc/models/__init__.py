@@ -1,35 +1,12 @@
-"""The model architectures that the executor runs.
+"""The models that the executor runs.
 
-`llama.py` is the model, `config.py` reads its config.json, `layers.py` and `rotary.py` hold the parts.
+`families/` reads a config.json into a `ModelConfig` (config.py), `decoder.py` is the model, `decoder_weights.py` makes
+its weights, `dense.py` and `torch_dense.py` compute what is between the attentions, `rotary.py` the positions,
+`sharding.py` says what a tensor-parallel rank has of it all.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final
-
-from executor_svc.errors import ModelLoadError
 from executor_svc.models.config import ModelConfig
-from executor_svc.models.llama import LlamaForCausalLM
+from executor_svc.models.decoder import Decoder
+from executor_svc.models.families import FAMILIES, parse_config
 
-# Mistral without a sliding window is Llama under another name; config.py refuses the window.
-MODEL_CLASSES: Final[Mapping[str, type[LlamaForCausalLM]]] = MappingProxyType(
-    {
-        "LlamaForCausalLM": LlamaForCausalLM,
-        "MistralForCausalLM": LlamaForCausalLM,
-    }
-)
-
-
-def model_class(config: ModelConfig) -> type[LlamaForCausalLM]:
-    """Return the class that runs `config.architecture`.
-
-    Raises: ModelLoadError: there is none.
-    """
-    if config.architecture not in MODEL_CLASSES:
-        raise ModelLoadError(
-            f"{config.source} names the architecture {config.architecture}; supported are {', '.join(MODEL_CLASSES)}"
-        )
-    return MODEL_CLASSES[config.architecture]
-
-
-__all__ = ["MODEL_CLASSES", "LlamaForCausalLM", "ModelConfig", "model_class"]
+__all__ = ["FAMILIES", "Decoder", "ModelConfig", "parse_config"]

@@ -1,14 +1,17 @@
-"""config.json of a Llama-family model as a checked value.
+"""What the decoder needs to know of a model: shapes, kinds of its parts, names of its weights.
 
-Read by hand and not by transformers: importing that takes seconds, and every setting that would
-change the numbers must be known here or refused.
+A family (`executor_svc/models/families/`) reads a config.json into it. Everything that would change the numbers is
+a field here, or is refused by the family.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from executor_svc.errors import ModelLoadError
+from executor_svc.attention import AttentionLayer
+from executor_svc.models.weight_names import WeightNames
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,7 @@ class RopeConfig:
     """Rotary embedding. `scaling` None: plain frequencies."""
 
     theta: float
-    scaling: "Llama3Scaling | None" = None
+    scaling: "Llama3Scaling | LinearScaling | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,124 +33,89 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Stretches all rotary frequencies alike."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """What may differ between layers. `rope` None: positions enter elsewhere."""
+
+    attention: AttentionLayer
+    rope: RopeConfig | None
+
+
+@dataclass(frozen=True, slots=True)
+class NormConfig:
+    """All norms of a model: RMSNorm, or LayerNorm with or without a bias."""
+
+    epsilon: float
+    is_layer_norm: bool = False
+    has_bias: bool = False
+    # Checkpoints of Gemma hold the weight less 1.
+    weight_offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MlpConfig:
+    """down(activation(gate(x)) * up(x)) if gated, else down(activation(up(x)))."""
+
+    intermediate_size: int
+    activation: Activation = "silu"
+    is_gated: bool = True
+    has_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of experts, each an MLP; the router's softmax weighs those that it chooses for a token."""
+
+    num_experts: int
+    num_chosen: int
+    # Whether the weights of those that are chosen are scaled to a sum of 1.
+    is_normalized: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the model needs to know of config.json; names as there."""
+    """A decoder; names as in transformers' configurations where they have them."""
 
     source: Path  # the file, for error messages
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
     max_position_embeddings: int
-    rms_norm_eps: float
-    rope: RopeConfig
-    tie_word_embeddings: bool
-    attention_bias: bool
-    mlp_bias: bool
+    layers: tuple[LayerConfig, ...]
+    norm: NormConfig
+    mlp: MlpConfig
+    names: WeightNames
+    experts: ExpertsConfig | None = None
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    attention_output_bias: bool = False
+    # Each query and key head is normed before it is rotated.
+    has_query_key_norm: bool = False
+    # The outputs of attention and MLP are normed before they join the residual stream.
+    has_output_norms: bool = False
+    has_embedding_norm: bool = False
+    embedding_scale: float = 1.0
+    # Rows of the position embedding that come before position 0; None: there is no position embedding.
+    position_offset: int | None = None
+    # Logits become cap * tanh(logit / cap).
+    logit_soft_cap: float | None = None
 
+    @property
+    def num_hidden_layers(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
 
-def parse_config(values: Mapping[str, object], source: Path) -> ModelConfig:
-    """Check the contents of config.json; defaults are those of transformers' LlamaConfig.
-
-    Raises: ModelLoadError: a value is missing, has the wrong type, or asks for what is not supported.
-    """
-    fields = _Fields(values, source)
-    architectures = values.get("architectures")
-    if not isinstance(architectures, list) or not architectures:
-        raise ModelLoadError(f"{source} names no architecture")
-    _refuse_unsupported(values, source)
-    hidden_size = fields.integer("hidden_size")
-    num_attention_heads = fields.integer("num_attention_heads")
-    num_key_value_heads = fields.integer("num_key_value_heads", num_attention_heads)
-    if num_attention_heads % num_key_value_heads:
-        raise ModelLoadError(
-            f"{source} has {num_attention_heads} attention heads, not a multiple of {num_key_value_heads} KV heads"
-        )
-    head_dim = fields.integer("head_dim", hidden_size // num_attention_heads)
-    if head_dim % 2:
-        raise ModelLoadError(f"{source} has head_dim {head_dim}; rotary embedding needs an even one")
-    max_position_embeddings = fields.integer("max_position_embeddings", 2048)
-    return ModelConfig(
-        source=source,
-        architecture=str(architectures[0]),
-        vocab_size=fields.integer("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size"),
-        num_hidden_layers=fields.integer("num_hidden_layers"),
-        num_attention_heads=num_attention_heads,
-        num_key_value_heads=num_key_value_heads,
-        head_dim=head_dim,
-        max_position_embeddings=max_position_embeddings,
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=_parse_rope(values, source, max_position_embeddings),
-        tie_word_embeddings=fields.flag("tie_word_embeddings"),
-        attention_bias=fields.flag("attention_bias"),
-        mlp_bias=fields.flag("mlp_bias"),
-    )
-
-
-class _Fields:
-    """Typed access to a JSON object, with errors that name file and field. null means absent."""
-
-    def __init__(self, values: Mapping[str, object], source: Path) -> None:
-        self._values = values
-        self._source = source
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelLoadError(f"{self._source} has {name} {value!r}; it must be a whole number above 0")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self._get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise ModelLoadError(f"{self._source} has {name} {value!r}; it must be a number above 0")
-        return float(value)
-
-    def flag(self, name: str) -> bool:
-        value = self._get(name, False)
-        if not isinstance(value, bool):
-            raise ModelLoadError(f"{self._source} has {name} {value!r}; it must be true or false")
-        return value
-
-    def _get(self, name: str, default: float | None) -> object:
-        value = self._values.get(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise ModelLoadError(f"{self._source} has no {name}")
-        return value
-
-
-def _refuse_unsupported(values: Mapping[str, object], source: Path) -> None:
-    if values.get("hidden_act", "silu") != "silu":
-        raise ModelLoadError(f"{source} has hidden_act {values['hidden_act']!r}; only 'silu' is supported")
-    for name in ("quantization_config", "sliding_window"):
-        if values.get(name) is not None:
-            raise ModelLoadError(f"{source} has a {name}, which is not supported")
-
-
-def _parse_rope(values: Mapping[str, object], source: Path, max_position_embeddings: int) -> RopeConfig:
-    """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    parameters = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    if not isinstance(parameters, dict):
-        raise ModelLoadError(f"{source} has rope parameters {parameters!r}; they must be an object")
-    fields = _Fields({"rope_theta": values.get("rope_theta"), **parameters}, source)
-    theta = fields.number("rope_theta", 10_000.0)
-    rope_type = parameters.get("rope_type", parameters.get("type", "default"))
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0 or rope_type not in ("default", "llama3"):
-        raise ModelLoadError(f"{source} has rope parameters {parameters!r}; supported types are default and llama3")
-    if rope_type == "default":
-        return RopeConfig(theta)
-    scaling = Llama3Scaling(
-        factor=fields.number("factor"),
-        low_freq_factor=fields.number("low_freq_factor"),
-        high_freq_factor=fields.number("high_freq_factor"),
-        original_max_position_embeddings=fields.integer("original_max_position_embeddings", max_position_embeddings),
-    )
-    return RopeConfig(theta, scaling)
+    @property
+    def sliding_window_tokens(self) -> int:
+        """Return the tokens after which no layer sees one any more, 0: some layer sees all."""
+        windows = [layer.attention.window_tokens for layer in self.layers]
+        return 0 if None in windows else max(window for window in windows if window is not None)

@@ -2,13 +2,14 @@
 
 A *segment* is all the work from the output of one attention to the input of the next:
 
-    residual += attended @ attention_output          the end of a layer, which the first segment has not
-    residual += mlp(rms_norm(residual))
-    result    = rms_norm(residual) @ projection      the next layer's q, k and v, before rotation
+    residual += attention_output(attended)           the end of a layer, which the first segment has not
+    residual += mlp(norm(residual))
+    result    = projection(norm(residual))           the next layer's q, k and v, before rotation
 
 A decoder of n layers is n segments with an attention behind each, the end of the last layer, and the head, which is
-a segment without a layer's end. `DenseKernels` makes them. It has two implementations: `TorchDense` (any device and
-number format; the reference) and `executor_svc.native.NativeDense` (C, float32 on a CPU).
+a segment without a layer's end. `DenseKernels` makes them. It has two implementations: `TorchDense` (every model, any
+device and number format; the reference) and `executor_svc.native.NativeDense` (C, float32 on a CPU, RMSNorm and
+SwiGLU).
 """
 
 from collections.abc import Sequence
@@ -16,21 +17,20 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
+import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
+
+from executor_svc.models.config import Activation
 
 
 class WeightTarget(Protocol):
-    """Where the loader puts one tensor of a checkpoint. A `torch.Tensor` is one."""
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the tensor."""
+    """Where the loader puts weights. A `torch.Tensor` is one."""
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensor, for the progress bar."""
+        """Size of what is put there, for the progress bar."""
 
     def copy_(self, source: torch.Tensor, /) -> object:
-        """Take over the values of a tensor of this shape, converted as needed."""
+        """Take over the values of a tensor of the right shape, converted as needed."""
 
 
 class Matrix(Protocol):
@@ -49,14 +49,54 @@ MatrixT = TypeVar("MatrixT", bound=Matrix)
 
 
 @dataclass(frozen=True, slots=True)
-class LayerEnd(Generic[MatrixT]):
-    """The weights of a layer behind its attention, with a SwiGLU MLP: down(silu(gate(x)) * up(x))."""
+class Norm:
+    """RMSNorm or LayerNorm over the last dimension.
 
-    attention_output: MatrixT
-    norm: torch.Tensor  # [hidden_size], before the MLP
-    gate: MatrixT
+    A weight of another number format than the input decides in which one is computed: that of Gemma is float32.
+    """
+
+    weight: torch.Tensor  # [size]
+    bias: torch.Tensor | None  # [size]
+    epsilon: float
+    is_layer_norm: bool = False
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [..., size] normed, in the number format of `x`."""
+        converted = x.to(self.weight.dtype)
+        if self.is_layer_norm:
+            return F.layer_norm(converted, self.weight.shape, self.weight, self.bias, self.epsilon).to(x.dtype)
+        return F.rms_norm(converted, self.weight.shape, self.weight, self.epsilon).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp(Generic[MatrixT]):
+    """down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x)))."""
+
+    gate: MatrixT | None
     up: MatrixT
     down: MatrixT
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Experts(Generic[MatrixT]):
+    """A mixture of experts. Source: Shazeer et al. 2017, "Outrageously Large Neural Networks"."""
+
+    router: torch.Tensor  # [num_experts, hidden_size]
+    experts: tuple[Mlp[MatrixT], ...]
+    num_chosen: int  # experts that a token goes to
+    is_normalized: bool  # whether their weights are scaled to a sum of 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerEnd(Generic[MatrixT]):
+    """The weights of a layer behind its attention. The norms of outputs come before they join the residual stream."""
+
+    attention_output: MatrixT
+    attention_output_norm: Norm | None
+    mlp_norm: Norm
+    mlp: Mlp[MatrixT] | Experts[MatrixT]
+    mlp_output_norm: Norm | None
 
 
 class Segment(Protocol):
@@ -95,23 +135,17 @@ class DenseKernels(Protocol[MatrixT]):
     def matrix(self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False) -> MatrixT:
         """Return a linear map of `len(sizes)` parts with uninitialised weights."""
 
-    def vector(self, size: int) -> torch.Tensor:
-        """Return an uninitialised vector, [size]."""
-
     def embed(self, embedding: MatrixT, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of a matrix that belong to the tokens, [num_tokens, num_inputs], free to be written."""
 
-    def segment(
-        self, layer_end: LayerEnd[MatrixT] | None, norm: torch.Tensor, projection: MatrixT, norm_epsilon: float
-    ) -> Segment:
+    def segment(self, layer_end: LayerEnd[MatrixT] | None, norm: Norm, projection: MatrixT) -> Segment:
         """Join weights, filled by now or later, to a segment.
 
         Args:
             layer_end: The layer that ends here; None in the first segment and in the head.
-            norm: Weight of the RMSNorm before the projection, [hidden_size].
+            norm: Before the projection.
             projection: To the next layer's q, k and v, or to logits.
-            norm_epsilon: Of both norms.
         """
 
-    def last_segment(self, layer_end: LayerEnd[MatrixT], norm_epsilon: float) -> LastSegment:
+    def last_segment(self, layer_end: LayerEnd[MatrixT]) -> LastSegment:
         """Join the weights of the last layer's end."""

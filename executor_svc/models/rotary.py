@@ -9,7 +9,7 @@ import math
 import torch
 
 from executor_svc.attention import Rotation
-from executor_svc.models.config import RopeConfig
+from executor_svc.models.config import LinearScaling, RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
@@ -19,6 +19,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     scaling = rope.scaling
     if scaling is None:
         return frequencies
+    if isinstance(scaling, LinearScaling):
+        return frequencies / scaling.factor
     # Source: Llama 3.1: waves longer than the training context are stretched by `factor`, short
     # ones stay, the ones between are mixed.
     turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)

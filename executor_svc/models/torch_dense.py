@@ -1,15 +1,26 @@
-"""The dense part of a model in plain torch operations: any device, any number format; the reference."""
+"""The dense part of a model in plain torch operations: any model, any device, any number format; the reference."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
-from executor_svc.models.dense import LayerEnd
+from executor_svc.models.config import Activation
+from executor_svc.models.dense import Experts, LayerEnd, Mlp, Norm
 from executor_svc.models.layers import Linear, QuantizedLinear
+from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 
 TorchMatrix = Linear | QuantizedLinear
+
+ACTIVATIONS: Final[Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
 
 
 class TorchDense:
@@ -19,36 +30,40 @@ class TorchDense:
         dtype: Number format of activations, and of weights that are not quantized.
         device: Where the model runs.
         is_int8: Whether weights are quantized to int8 as they are loaded, the embedding included.
+        group: The ranks that share the model: each multiplies by its columns of the second matrix of a pair, and
+            the results are added up.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, *, is_int8: bool = False) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_int8: bool = False,
+        group: TensorParallelGroup = SINGLE_RANK,
+    ) -> None:
         self.dtype = dtype
         self.device = device
         self._is_int8 = is_int8
+        self._group = group
 
     def matrix(self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False) -> TorchMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
         make = QuantizedLinear if self._is_int8 else Linear
         return make(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
 
-    def vector(self, size: int) -> torch.Tensor:
-        """Return an uninitialised vector, [size]."""
-        return torch.empty(size, dtype=self.dtype, device=self.device)
-
     def embed(self, embedding: TorchMatrix, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of the tokens; see `DenseKernels`."""
         return embedding.rows(token_ids)
 
-    def segment(
-        self, layer_end: LayerEnd[TorchMatrix] | None, norm: torch.Tensor, projection: TorchMatrix, norm_epsilon: float
-    ) -> "TorchSegment":
+    def segment(self, layer_end: LayerEnd[TorchMatrix] | None, norm: Norm, projection: TorchMatrix) -> "TorchSegment":
         """Join weights to a segment; see `DenseKernels`."""
-        last_segment = None if layer_end is None else TorchLastSegment(layer_end, norm_epsilon)
-        return TorchSegment(last_segment, norm, projection, norm_epsilon)
+        last_segment = None if layer_end is None else TorchLastSegment(layer_end, self._group)
+        return TorchSegment(last_segment, norm, projection)
 
-    def last_segment(self, layer_end: LayerEnd[TorchMatrix], norm_epsilon: float) -> "TorchLastSegment":
+    def last_segment(self, layer_end: LayerEnd[TorchMatrix]) -> "TorchLastSegment":
         """Join the weights of the last layer's end; see `DenseKernels`."""
-        return TorchLastSegment(layer_end, norm_epsilon)
+        return TorchLastSegment(layer_end, self._group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +71,18 @@ class TorchLastSegment:
     """See `executor_svc.models.dense.LastSegment`."""
 
     layer_end: LayerEnd[TorchMatrix]
-    norm_epsilon: float
+    group: TensorParallelGroup
 
     def __call__(self, attended: torch.Tensor, residual: torch.Tensor) -> None:
         """End a layer."""
         layer = self.layer_end
-        residual += layer.attention_output(attended)
-        normed = F.rms_norm(residual, layer.norm.shape, layer.norm, self.norm_epsilon)
-        residual += layer.down(F.silu(layer.gate(normed), inplace=True).mul_(layer.up(normed)))
+        output = self.group.all_reduce(layer.attention_output(attended))
+        residual += output if layer.attention_output_norm is None else layer.attention_output_norm(output)
+        normed = layer.mlp_norm(residual)
+        mlp = layer.mlp
+        output = _run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed)
+        output = self.group.all_reduce(output)
+        residual += output if layer.mlp_output_norm is None else layer.mlp_output_norm(output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +90,34 @@ class TorchSegment:
     """See `executor_svc.models.dense.Segment`."""
 
     layer_end: TorchLastSegment | None
-    norm: torch.Tensor
+    norm: Norm
     projection: TorchMatrix
-    norm_epsilon: float
 
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
         """Run the segment."""
         if self.layer_end is not None:
             assert attended is not None, "only where no layer ends there is no attention before"
             self.layer_end(attended, residual)
-        return self.projection(F.rms_norm(residual, self.norm.shape, self.norm, self.norm_epsilon))
+        return self.projection(self.norm(residual))
+
+
+def _run_mlp(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
+    """Map [num_rows, hidden_size] to the same shape."""
+    activate = ACTIVATIONS[mlp.activation]
+    if mlp.gate is None:
+        return mlp.down(activate(mlp.up(x)))
+    return mlp.down(activate(mlp.gate(x)).mul_(mlp.up(x)))
+
+
+def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
+    """Send each row of [num_rows, hidden_size] to the experts that the router chooses; return their weighted sum."""
+    scores = F.linear(x, mixture.router).float().softmax(-1)
+    weights, chosen = scores.topk(mixture.num_chosen)  # [num_rows, num_chosen]
+    if mixture.is_normalized:
+        weights /= weights.sum(-1, keepdim=True)
+    weights = weights.to(x.dtype)
+    result = torch.zeros_like(x)
+    for expert in np.unique(chosen.cpu().numpy()).tolist():
+        rows, choices = (chosen == expert).nonzero(as_tuple=True)
+        result.index_add_(0, rows, _run_mlp(mixture.experts[expert], x[rows]) * weights[rows, choices, None])
+    return result

@@ -5,7 +5,7 @@
 """
 
 from executor_svc.native.build import build_library, cache_directory
-from executor_svc.native.dense import NativeDense
+from executor_svc.native.dense import NativeDense, missing_in_native_dense
 from executor_svc.native.errors import NativeUnavailableError
 from executor_svc.native.library import NativeLibrary
 
@@ -21,4 +21,4 @@ def load_library(num_threads: int) -> NativeLibrary:
     return NativeLibrary(build_library(cache_directory()), num_threads)
 
 
-__all__ = ["NativeDense", "NativeLibrary", "NativeUnavailableError", "load_library"]
+__all__ = ["NativeDense", "NativeLibrary", "NativeUnavailableError", "load_library", "missing_in_native_dense"]

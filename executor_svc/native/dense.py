@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from executor_svc.models.dense import LayerEnd
+from executor_svc.models.config import ModelConfig
+from executor_svc.models.dense import LayerEnd, Mlp, Norm
 from executor_svc.native.library import NativeLibrary, SegmentStruct
 from executor_svc.native.matrix import PackedMatrix
 
@@ -27,10 +28,6 @@ class NativeDense:
         """Return a map with uninitialised weights; see `DenseKernels`."""
         return PackedMatrix(self._library, num_inputs, sizes, has_bias, self._is_int8)
 
-    def vector(self, size: int) -> torch.Tensor:
-        """Return an uninitialised vector, [size]."""
-        return torch.empty(size)
-
     def embed(self, embedding: PackedMatrix, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of the tokens; see `DenseKernels`."""
         hidden = torch.empty(len(token_ids), embedding.num_inputs)
@@ -38,18 +35,26 @@ class NativeDense:
         return hidden
 
     def segment(
-        self,
-        layer_end: LayerEnd[PackedMatrix] | None,
-        norm: torch.Tensor,
-        projection: PackedMatrix,
-        norm_epsilon: float,
+        self, layer_end: LayerEnd[PackedMatrix] | None, norm: Norm, projection: PackedMatrix
     ) -> "NativeSegment":
         """Join weights to a segment; see `DenseKernels`."""
-        return NativeSegment(self._library, layer_end, norm, projection, norm_epsilon)
+        return NativeSegment(self._library, layer_end, norm, projection)
 
-    def last_segment(self, layer_end: LayerEnd[PackedMatrix], norm_epsilon: float) -> "NativeLastSegment":
+    def last_segment(self, layer_end: LayerEnd[PackedMatrix]) -> "NativeLastSegment":
         """Join the weights of the last layer's end; see `DenseKernels`."""
-        return NativeLastSegment(self._library, layer_end, norm_epsilon)
+        return NativeLastSegment(self._library, layer_end)
+
+
+def missing_in_native_dense(config: ModelConfig) -> str | None:
+    """Say in a few words what a model has that the library does not compute; None: it computes all of it."""
+    missing = {
+        "LayerNorm": config.norm.is_layer_norm,
+        f"the activation {config.mlp.activation}": config.mlp.activation != "silu",
+        "an MLP without a gate": not config.mlp.is_gated,
+        "a mixture of experts": config.experts is not None,
+        "norms behind attention and MLP": config.has_output_norms,
+    }
+    return next((what for what, is_missing in missing.items() if is_missing), None)
 
 
 class NativeSegment:
@@ -59,16 +64,15 @@ class NativeSegment:
         self,
         library: NativeLibrary,
         layer_end: LayerEnd[PackedMatrix] | None,
-        norm: torch.Tensor,
+        norm: Norm,
         projection: PackedMatrix,
-        norm_epsilon: float,
     ) -> None:
         self._library = library
         self._weights = (layer_end, norm, projection)  # the struct has pointers into them
         self._num_outputs = projection.num_outputs
-        self._struct = _make_struct(layer_end, len(norm), norm_epsilon)
+        self._struct = _make_struct(layer_end, norm)
         self._struct.projection = projection.struct
-        self._struct.norm = norm.data_ptr()
+        self._struct.norm = norm.weight.data_ptr()
 
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
         """Run the segment."""
@@ -80,28 +84,32 @@ class NativeSegment:
 class NativeLastSegment:
     """See `executor_svc.models.dense.LastSegment`."""
 
-    def __init__(self, library: NativeLibrary, layer_end: LayerEnd[PackedMatrix], norm_epsilon: float) -> None:
+    def __init__(self, library: NativeLibrary, layer_end: LayerEnd[PackedMatrix]) -> None:
         self._library = library
         self._weights = layer_end  # the struct has pointers into it
-        self._struct = _make_struct(layer_end, len(layer_end.norm), norm_epsilon)
+        self._struct = _make_struct(layer_end, layer_end.mlp_norm)
 
     def __call__(self, attended: torch.Tensor, residual: torch.Tensor) -> None:
         """End the last layer."""
         self._library.segment(self._struct, attended, residual, None)
 
 
-def _make_struct(layer_end: LayerEnd[PackedMatrix] | None, hidden_size: int, norm_epsilon: float) -> SegmentStruct:
-    """Return a segment without a projection."""
+def _make_struct(layer_end: LayerEnd[PackedMatrix] | None, norm: Norm) -> SegmentStruct:
+    """Return a segment without a projection; all norms of a model have the epsilon of `norm`."""
+    hidden_size = len(norm.weight)
     if layer_end is None:
-        return SegmentStruct(hidden_size=hidden_size, norm_epsilon=norm_epsilon)
+        return SegmentStruct(hidden_size=hidden_size, norm_epsilon=norm.epsilon)
+    mlp = layer_end.mlp
+    assert isinstance(mlp, Mlp), "see missing_in_native_dense"
+    assert mlp.gate is not None, "see missing_in_native_dense"
     return SegmentStruct(
         attention_output=layer_end.attention_output.struct,
-        gate=layer_end.gate.struct,
-        up=layer_end.up.struct,
-        down=layer_end.down.struct,
-        post_attention_norm=layer_end.norm.data_ptr(),
+        gate=mlp.gate.struct,
+        up=mlp.up.struct,
+        down=mlp.down.struct,
+        post_attention_norm=layer_end.mlp_norm.weight.data_ptr(),
         hidden_size=hidden_size,
-        intermediate_size=layer_end.gate.num_outputs,
+        intermediate_size=mlp.gate.num_outputs,
         has_layer_end=1,
-        norm_epsilon=norm_epsilon,
+        norm_epsilon=norm.epsilon,
     )

@@ -1,7 +1,7 @@
 """The collectives of the forward pass, for one rank and for several."""
 
 from datetime import timedelta
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -55,6 +55,9 @@ class SingleRank:
         return number
 
 
+SINGLE_RANK: Final = SingleRank()
+
+
 class DistributedGroup:
     """Several ranks, joined by torch.distributed: gloo on CPUs, NCCL on GPUs.
 
@@ -73,7 +76,8 @@ class DistributedGroup:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all ranks, in place of `partial`, which is contiguous."""
+        """Return the sum over all ranks, in place of `partial` if that is contiguous."""
+        partial = partial.contiguous()
         dist.all_reduce(partial)
         return partial
 
@@ -85,9 +89,10 @@ class DistributedGroup:
         return None if parts is None else torch.cat(parts, dim=1)
 
     def broadcast(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the `values` of rank 0, in place of our own."""
-        dist.broadcast(values, src=0)
-        return values
+        """Return the `values` of rank 0 on the device that they came from, in place of our own if that is ours."""
+        ours = values.to(self._device)
+        dist.broadcast(ours, src=0)
+        return ours.to(values.device)
 
     def least(self, number: int) -> int:
         """Return the least `number` of all ranks."""

@@ -1,6 +1,6 @@
 """Log-probabilities: log-softmax of the raw float32 logits, of chosen tokens and of the likeliest ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,8 +88,7 @@ def prompt_logprobs(
     """
     logprobs: list[Float32Array] = []
     found: list[Alternatives] = []
-    for begin in range(0, len(token_ids), PROMPT_TOKENS_AT_ONCE):
-        span = slice(begin, begin + PROMPT_TOKENS_AT_ONCE)
+    for span in prompt_spans(len(token_ids)):
         rows = np.arange(len(token_ids[span]), dtype=np.int32)
         some, alternatives = logprobs_of(to_logits(hidden[span]), rows, token_ids[span], num_alternatives[span])
         logprobs.append(some)
@@ -101,6 +100,12 @@ def prompt_logprobs(
     return joined, Alternatives(
         np.concatenate([part.token_ids for part in found]), np.concatenate([part.logprobs for part in found])
     )
+
+
+def prompt_spans(num_tokens: int) -> Iterator[slice]:
+    """Return the parts of [num_tokens] prompt tokens whose logits are in memory at one time."""
+    for begin in range(0, num_tokens, PROMPT_TOKENS_AT_ONCE):
+        yield slice(begin, min(begin + PROMPT_TOKENS_AT_ONCE, num_tokens))
 
 
 def take_first(token_ids: torch.Tensor, logprobs: torch.Tensor, counts: Int32Array) -> Alternatives:

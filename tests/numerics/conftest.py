@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaForCausalLM, MistralForCausalLM
 
-from executor_svc.torch_worker import load_worker
+from executor_svc.worker_loading import load_worker
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
 from tests.numerics.tiny_models import VARIANTS, save_tiny_model
 
@@ -30,14 +30,14 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TinyModel
 def recorder(monkeypatch: pytest.MonkeyPatch) -> RecordingSampler:
     """The sampler of every worker that is loaded in this test."""
     sampler = RecordingSampler()
-    monkeypatch.setattr("executor_svc.torch_worker.Sampler", lambda: sampler)
+    monkeypatch.setattr("executor_svc.worker_loading.Sampler", lambda: sampler)
     return sampler
 
 
 @pytest.fixture
 def make_driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., StepDriver]:
     """Load a model with a cache full of NaN and return a driver for it."""
-    monkeypatch.setattr("executor_svc.torch_worker.CacheEngine", PoisonedCacheEngine)
+    monkeypatch.setattr("executor_svc.worker_loading.CacheEngine", PoisonedCacheEngine)
 
     def make(model: TinyModel, block_size_tokens: int = 4, num_device_blocks: int = 600, seed: int = 0) -> StepDriver:
         worker = load_worker(

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from executor_svc.torch_worker import TorchWorker, load_worker
+from executor_svc.torch_worker import TorchWorker
+from executor_svc.worker_loading import load_worker
 from tests.numerics.driver import PoisonedCacheEngine
 
 
@@ -28,7 +29,7 @@ class RealModel:
     def new_worker(self) -> TorchWorker:
         """Load the model once more: another instance, and nothing in its cache."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("executor_svc.torch_worker.CacheEngine", PoisonedCacheEngine)
+            patch.setattr("executor_svc.worker_loading.CacheEngine", PoisonedCacheEngine)
             return load_worker(
                 str(self._directory),
                 block_size_tokens=self._block_size_tokens,

@@ -11,9 +11,9 @@ from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.errors import ModelLoadError
 from executor_svc.kernels import CpuKernels, make_model
 from executor_svc.model_directory import ModelDirectory
-from executor_svc.models.config import parse_config
+from executor_svc.models import parse_config
 from executor_svc.native import NativeUnavailableError
-from executor_svc.torch_worker import load_worker
+from executor_svc.worker_loading import load_worker
 from shared.step import TableDelta
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import RecordingSampler, StepDriver

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from executor_svc.models.dense import DenseKernels, LayerEnd
+from executor_svc.models.dense import DenseKernels, LayerEnd, Mlp, Norm
 from executor_svc.models.torch_dense import TorchDense
 from executor_svc.native import NativeDense
 from tests.numerics.native import LANES, native_library
@@ -38,17 +38,17 @@ def make_segment(kernels: DenseKernels[Any], shape: Shape, seed: int = 1) -> Any
             part.copy_(torch.randn(part.shape, generator=generator) / num_inputs**0.5)
         return made
 
-    def vector(size: int) -> torch.Tensor:
-        return kernels.vector(size).copy_(torch.rand(size, generator=generator) + 0.5)
+    def norm() -> Norm:
+        return Norm(torch.rand(shape.hidden, generator=generator) + 0.5, None, EPSILON)
 
-    layer_end = LayerEnd(
-        matrix(shape.attended, [shape.hidden]),
-        vector(shape.hidden),
+    mlp = Mlp(
         matrix(shape.hidden, [shape.intermediate]),
         matrix(shape.hidden, [shape.intermediate]),
         matrix(shape.intermediate, [shape.hidden]),
+        "silu",
     )
-    return kernels.segment(layer_end, vector(shape.hidden), matrix(shape.hidden, shape.projected), EPSILON)
+    layer_end = LayerEnd(matrix(shape.attended, [shape.hidden]), None, norm(), mlp, None)
+    return kernels.segment(layer_end, norm(), matrix(shape.hidden, shape.projected))
 
 
 def run_both(
@@ -137,7 +137,7 @@ def test_the_last_segment_has_no_projection(lanes: str) -> None:
         updated, expected = residual.clone(), residual.clone()
         whole(attended.clone(), expected)
         layer_end = whole._weights[0] if isinstance(kernels, NativeDense) else whole.layer_end.layer_end
-        kernels.last_segment(layer_end, EPSILON)(attended.clone(), updated)
+        kernels.last_segment(layer_end)(attended.clone(), updated)
         assert torch.equal(updated, expected)
         results.append(updated)
     torch.testing.assert_close(results[0], results[1], rtol=2e-5, atol=2e-5)

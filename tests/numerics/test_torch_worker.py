@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from executor_svc.errors import ModelLoadError
-from executor_svc.models import LlamaForCausalLM
-from executor_svc.torch_worker import load_worker
+from executor_svc.models import Decoder
+from executor_svc.worker_loading import load_worker
 from shared.errors import InvalidStepError, StepFailedError
 from shared.step import SamplingRow, Step, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
@@ -172,7 +172,7 @@ def test_a_failing_forward_pass_becomes_step_failed(
     def fail(*arguments: object) -> torch.Tensor:
         raise RuntimeError("out of everything")
 
-    monkeypatch.setattr(LlamaForCausalLM, "forward", fail)
+    monkeypatch.setattr(Decoder, "forward", fail)
 
     with pytest.raises(StepFailedError, match="step 1 failed: RuntimeError: out of everything") as caught:
         driver.prefill([[3, 4, 5]])

@@ -1,0 +1,149 @@
+"""A decoder-only transformer: a loop of dense segments and attentions over the tokens of a step.
+
+One flat forward pass over the tokens of all sequences of a step. Which sequence a token belongs to is known to
+the attention plan alone. The model is a loop: a segment of dense work (`executor_svc/models/dense.py`), the
+attention of a layer, the next segment. What a family does its own way is in its `ModelConfig`; the weights are made
+by `decoder_weights.py` and filled in place by `executor_svc/weights.py`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from executor_svc.attention import AttentionPlan, LayerCache
+from executor_svc.models.config import ModelConfig
+from executor_svc.models.decoder_weights import DecoderWeights
+from executor_svc.models.dense import DenseKernels
+from executor_svc.models.language_model import ModelShape
+from executor_svc.models.rotary import inverse_frequencies, rotations
+from executor_svc.models.sharding import Shard
+from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
+from executor_svc.weights import Checkpoint
+
+
+class Decoder:
+    """A decoder with uninitialised weights; `load` fills them.
+
+    Args:
+        config: Of the model.
+        kernels: What computes the dense part.
+        group: The ranks that share the model.
+
+    Raises: ModelLoadError: the ranks cannot share this model.
+    """
+
+    # Any: mypy does not solve for the matrices of the kernels here, as it does in DecoderWeights.
+    def __init__(
+        self, config: ModelConfig, kernels: DenseKernels[Any], group: TensorParallelGroup = SINGLE_RANK
+    ) -> None:
+        self.config = config
+        self.dtype = kernels.dtype
+        self.device = kernels.device
+        self._group = group
+        self._shard = Shard.of(config, self._group.rank, self._group.size)
+        self._kernels = kernels
+        self._weights = DecoderWeights(config, kernels, self._shard)
+        self._attention_layers = [self._shard.attention_layer(layer.attention) for layer in config.layers]
+        self._frequencies = {
+            layer.rope: inverse_frequencies(layer.rope, config.head_dim).to(kernels.device)
+            for layer in config.layers
+            if layer.rope is not None
+        }
+
+    @property
+    def shape(self) -> ModelShape:
+        """What the executor needs to know of the model."""
+        config = self.config
+        return ModelShape(
+            num_layers=config.num_hidden_layers,
+            num_kv_heads=self._shard.num_kv_heads,
+            head_dim=config.head_dim,
+            vocab_size=config.vocab_size,
+            max_position_embeddings=config.max_position_embeddings,
+            sliding_window_tokens=config.sliding_window_tokens,
+        )
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[LayerCache],
+        attention: AttentionPlan,
+        wanted: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run the decoder; keys and values of all tokens enter the caches.
+
+        Args:
+            token_ids: [num_tokens] int64 or int32.
+            positions: [num_tokens], each token's position in its sequence.
+            caches: One a layer.
+            attention: The plan of this step.
+            wanted: The tokens whose hidden states are wanted, [num_rows] int64; the last layer ends for them only.
+
+        Returns:
+            Hidden states before the final norm, [num_rows, hidden_size].
+        """
+        weights, num_heads = self._weights, self._shard.num_heads
+        qkv_shape = (token_ids.shape[0], num_heads + 2 * self._shard.num_kv_heads, self.config.head_dim)
+        rotation_of = {rope: rotations(positions, f, self.dtype) for rope, f in self._frequencies.items()}
+        residual = self._embed(token_ids, positions)  # [num_tokens, hidden_size]
+        attended: torch.Tensor | None = None
+        for index, layer in enumerate(self.config.layers):
+            qkv = weights.segments[index](attended, residual).contiguous().view(qkv_shape)
+            if weights.query_norms:
+                self._norm_queries_and_keys(qkv, index)
+            rotation = None if layer.rope is None else rotation_of[layer.rope]
+            attended = attention.attend(qkv, rotation, caches[index], self._attention_layers[index])
+        assert attended is not None, "a model has layers"
+        residual = residual[wanted]
+        weights.last_segment(attended[wanted], residual)
+        return residual
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Map hidden states [num_rows, hidden_size] to raw logits, [num_rows, vocab_size] float32.
+
+        All ranks call this together; only rank 0 gets the logits, the others None.
+        """
+        logits = self._group.gather_columns(self._weights.head(None, hidden))
+        if logits is None:
+            return None
+        logits = logits[:, : self.config.vocab_size].float()
+        cap = self.config.logit_soft_cap
+        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Fill the weights. Raises: ModelLoadError: see `Checkpoint.load_into`."""
+        checkpoint.load_into(self._weights.map.targets, self._is_redundant, self.config.names.optional_prefix)
+
+    def _is_redundant(self, name: str) -> bool:
+        """Whether a checkpoint may hold the tensor `name` although the model computes or shares it."""
+        if name == f"{self.config.names.head}.weight":
+            return self.config.tie_word_embeddings
+        return name.endswith(".rotary_emb.inv_freq")
+
+    def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the first residual stream, [num_tokens, hidden_size]."""
+        config, weights = self.config, self._weights
+        residual = self._look_up(token_ids)
+        if config.embedding_scale != 1.0:
+            residual *= torch.tensor(config.embedding_scale, dtype=self.dtype, device=self.device)
+        if weights.position_embedding is not None:
+            assert config.position_offset is not None
+            residual += weights.position_embedding[positions + config.position_offset]
+        return residual if weights.embedding_norm is None else weights.embedding_norm(residual)
+
+    def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings of the tokens: each rank has those of its part of the vocabulary."""
+        if self._shard.size == 1:
+            return self._kernels.embed(self._weights.embedding, token_ids)
+        begin, end = self._shard.vocabulary
+        is_elsewhere = (token_ids < begin) | (token_ids >= end)
+        embedded = self._kernels.embed(self._weights.embedding, (token_ids - begin).masked_fill(is_elsewhere, 0))
+        return self._group.all_reduce(embedded.masked_fill_(is_elsewhere[:, None], 0))
+
+    def _norm_queries_and_keys(self, qkv: torch.Tensor, index: int) -> None:
+        num_heads, num_kv_heads = self._shard.num_heads, self._shard.num_kv_heads
+        queries, keys = qkv[:, :num_heads], qkv[:, num_heads : num_heads + num_kv_heads]
+        queries.copy_(self._weights.query_norms[index](queries))
+        keys.copy_(self._weights.key_norms[index](keys))

@@ -1,0 +1,195 @@
+"""The weights of a decoder on one rank: made by the kernels, with a map from the tensors of a checkpoint."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+import torch
+
+from executor_svc.models.config import ModelConfig
+from executor_svc.models.dense import DenseKernels, Experts, LayerEnd, MatrixT, Mlp, Norm, Segment
+from executor_svc.models.sharding import Shard
+from executor_svc.models.weight_map import Range, WeightMap
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a tensor of a checkpoint; `tensor` is its name without `.weight` and `.bias`."""
+
+    tensor: str
+    tensor_rows: int  # of all of it
+    ranges: tuple[Range, ...]
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return sum(end - begin for begin, end in self.ranges)
+
+
+class DecoderWeights(Generic[MatrixT]):
+    """All weights, uninitialised, joined to segments; `map` says where each tensor of a checkpoint goes.
+
+    Args:
+        config: Of the model.
+        kernels: What makes matrices and segments.
+        shard: The part of this rank.
+    """
+
+    def __init__(self, config: ModelConfig, kernels: DenseKernels[MatrixT], shard: Shard) -> None:
+        self.map = WeightMap()
+        self._config = config
+        self._kernels = kernels
+        self._shard = shard
+        names = config.names
+        self.embedding = self._vocabulary_matrix(names.embedding)
+        self.embedding_norm = self._norm(names.embedding_norm) if config.has_embedding_norm else None
+        self.position_embedding = self._position_embedding()
+        self.segments: list[Segment] = []
+        self.query_norms: list[Norm] = []
+        self.key_norms: list[Norm] = []
+        layer_end: LayerEnd[MatrixT] | None = None
+        for index in range(config.num_hidden_layers):
+            norm = self._norm(names.attention_norm.format(layer=index))
+            qkv = self._columns(self._qkv_rows(index), has_bias=config.qkv_bias)
+            self.segments.append(kernels.segment(layer_end, norm, qkv))
+            if config.has_query_key_norm:
+                self.query_norms.append(self._norm(names.query_norm.format(layer=index), config.head_dim))
+                self.key_norms.append(self._norm(names.key_norm.format(layer=index), config.head_dim))
+            layer_end = self._layer_end(index)
+        assert layer_end is not None, "a model has layers"
+        self.last_segment = kernels.last_segment(layer_end)
+        head = self.embedding if config.tie_word_embeddings else self._vocabulary_matrix(names.head)
+        self.head = kernels.segment(None, self._norm(names.norm), head)
+
+    def _layer_end(self, index: int) -> LayerEnd[MatrixT]:
+        config, names = self._config, self._config.names
+        return LayerEnd(
+            attention_output=self._row_parallel(
+                names.attention_output.format(layer=index),
+                config.num_attention_heads * config.head_dim,
+                _scaled(self._shard.heads, config.head_dim),
+                has_bias=config.attention_output_bias,
+            ),
+            attention_output_norm=self._output_norm(names.attention_output_norm, index),
+            mlp_norm=self._norm(names.mlp_norm.format(layer=index)),
+            mlp=self._mlp(index) if config.experts is None else self._experts(index),
+            mlp_output_norm=self._output_norm(names.mlp_output_norm, index),
+        )
+
+    def _mlp(self, index: int, expert: int | None = None) -> Mlp[MatrixT]:
+        mlp, names = self._config.mlp, self._config.names
+        gate_up = [name.format(layer=index, expert=expert) for name in names.gate_up]
+        size, (begin, end) = mlp.intermediate_size, self._shard.mlp_columns
+        gate = None
+        if mlp.is_gated:
+            num_rows = 2 * size if len(gate_up) == 1 else size
+            gate = self._columns([Rows(gate_up[0], num_rows, ((begin, end),))], has_bias=mlp.has_bias)
+        if mlp.is_gated and len(gate_up) == 1:
+            up_rows = Rows(gate_up[0], 2 * size, ((size + begin, size + end),))
+        else:
+            up_rows = Rows(gate_up[-1], size, ((begin, end),))
+        return Mlp(
+            gate,
+            self._columns([up_rows], has_bias=mlp.has_bias),
+            self._row_parallel(names.down.format(layer=index, expert=expert), size, (begin, end), mlp.has_bias),
+            mlp.activation,
+        )
+
+    def _experts(self, index: int) -> Experts[MatrixT]:
+        experts = self._config.experts
+        assert experts is not None
+        router = self._tensor(experts.num_experts, self._config.hidden_size)
+        name = self._config.names.router.format(layer=index)
+        self.map.add(f"{name}.weight", tuple(router.shape), router)
+        mlps = tuple(self._mlp(index, expert) for expert in range(experts.num_experts))
+        return Experts(router, mlps, experts.num_chosen, experts.is_normalized)
+
+    def _qkv_rows(self, index: int) -> list[Rows]:
+        """Return this rank's rows of q, of k and of v."""
+        config, names = self._config, self._config.names
+        tensors = [name.format(layer=index) for name in names.qkv]
+        counts = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+        ours = (self._shard.heads, self._shard.kv_heads, self._shard.kv_heads)
+        dim = config.head_dim
+        if names.qkv_layout == "apart":
+            parts = zip(tensors, counts, ours, strict=True)
+            return [Rows(tensor, count * dim, (_scaled(heads, dim),)) for tensor, count, heads in parts]
+        total = sum(counts) * dim
+        if names.qkv_layout == "merged":
+            begins = (0, counts[0], counts[0] + counts[1])
+            return [
+                Rows(tensors[0], total, (_scaled((first + heads[0], first + heads[1]), dim),))
+                for first, heads in zip(begins, ours, strict=True)
+            ]
+        return [
+            Rows(
+                tensors[0], total, tuple(_scaled((3 * head + part, 3 * head + part + 1), dim) for head in range(*heads))
+            )
+            for part, heads in enumerate(ours)
+        ]
+
+    def _columns(self, parts: Sequence[Rows], *, has_bias: bool) -> MatrixT:
+        """Return a matrix of this rank's outputs, from the hidden state."""
+        num_inputs = self._config.hidden_size
+        matrix = self._kernels.matrix(num_inputs, [part.count for part in parts], has_bias=has_bias)
+        for part, weight in zip(parts, matrix.weights, strict=True):
+            self.map.add(f"{part.tensor}.weight", (part.tensor_rows, num_inputs), weight, rows=part.ranges)
+        if has_bias:
+            for part, bias in zip(parts, matrix.biases, strict=True):
+                self.map.add(f"{part.tensor}.bias", (part.tensor_rows,), bias, rows=part.ranges)
+        return matrix
+
+    def _row_parallel(self, name: str, num_inputs: int, ours: Range, has_bias: bool) -> MatrixT:
+        """Return a matrix of this rank's inputs, to the hidden state; the results are summed, so one adds the bias."""
+        num_outputs, adds_bias = self._config.hidden_size, has_bias and self._shard.rank == 0
+        matrix = self._kernels.matrix(ours[1] - ours[0], [num_outputs], has_bias=adds_bias)
+        columns = None if ours == (0, num_inputs) else ours
+        self.map.add(f"{name}.weight", (num_outputs, num_inputs), matrix.weights[0], columns=columns)
+        if adds_bias:
+            self.map.add(f"{name}.bias", (num_outputs,), matrix.biases[0])
+        elif has_bias:
+            self.map.ignore(f"{name}.bias", (num_outputs,))
+        return matrix
+
+    def _vocabulary_matrix(self, name: str) -> MatrixT:
+        """Return this rank's rows of the embedding or the head; what pads them is never read or cut off."""
+        shape = (self._config.vocab_size, self._config.hidden_size)
+        begin, end = self._shard.vocabulary
+        num_padded = self._shard.vocabulary_rows - (end - begin)
+        matrix = self._kernels.matrix(shape[1], [end - begin, num_padded] if num_padded else [end - begin])
+        self.map.ignore(f"{name}.weight", shape)
+        if begin < end:
+            self.map.add(f"{name}.weight", shape, matrix.weights[0], rows=((begin, end),))
+        return matrix
+
+    def _position_embedding(self) -> torch.Tensor | None:
+        config = self._config
+        if config.position_offset is None:
+            return None
+        table = self._tensor(config.max_position_embeddings + config.position_offset, config.hidden_size)
+        self.map.add(f"{config.names.position_embedding}.weight", tuple(table.shape), table)
+        return table
+
+    def _output_norm(self, name: str, index: int) -> Norm | None:
+        return self._norm(name.format(layer=index)) if self._config.has_output_norms else None
+
+    def _norm(self, name: str, size: int | None = None) -> Norm:
+        norm = self._config.norm
+        # 1 + weight in a shorter format would round the weight of Gemma.
+        dtype = torch.float32 if norm.weight_offset else self._kernels.dtype
+        shape = (size or self._config.hidden_size,)
+        weight = self._tensor(*shape, dtype=dtype)
+        self.map.add(f"{name}.weight", shape, weight, offset=norm.weight_offset)
+        bias = None
+        if norm.has_bias:
+            bias = self._tensor(*shape, dtype=dtype)
+            self.map.add(f"{name}.bias", shape, bias)
+        return Norm(weight, bias, norm.epsilon, norm.is_layer_norm)
+
+    def _tensor(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype or self._kernels.dtype, device=self._kernels.device)
+
+
+def _scaled(heads: Range, head_dim: int) -> Range:
+    """Return the rows of a range of heads."""
+    return heads[0] * head_dim, heads[1] * head_dim

@@ -1,0 +1,48 @@
+"""The model families: each file reads a config.json into a `ModelConfig`. To add one, see CONTRIBUTING.md."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from executor_svc.errors import ModelLoadError
+from executor_svc.models.config import ModelConfig
+from executor_svc.models.families.bloom import read_bloom
+from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3
+from executor_svc.models.families.llama import read_llama, read_mistral
+from executor_svc.models.families.mixture import read_mixtral, read_qwen3_moe
+from executor_svc.models.families.opt import read_opt
+from executor_svc.models.families.phi import read_phi3
+from executor_svc.models.families.qwen import read_qwen2, read_qwen3
+from executor_svc.models.fields import ConfigFields
+
+FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingProxyType(
+    {
+        "BloomForCausalLM": read_bloom,
+        "GemmaForCausalLM": read_gemma,
+        "Gemma2ForCausalLM": read_gemma2,
+        "Gemma3ForCausalLM": read_gemma3,
+        "LlamaForCausalLM": read_llama,
+        "MistralForCausalLM": read_mistral,
+        "MixtralForCausalLM": read_mixtral,
+        "OPTForCausalLM": read_opt,
+        "Phi3ForCausalLM": read_phi3,
+        "Qwen2ForCausalLM": read_qwen2,
+        "Qwen3ForCausalLM": read_qwen3,
+        "Qwen3MoeForCausalLM": read_qwen3_moe,
+    }
+)
+
+
+def parse_config(values: Mapping[str, object], source: Path) -> ModelConfig:
+    """Read the contents of config.json.
+
+    Raises: ModelLoadError: there is no such family, or a value is missing, has the wrong type, or asks for what is
+        not supported.
+    """
+    fields = ConfigFields(values, source)
+    if fields.architecture not in FAMILIES:
+        raise ModelLoadError(
+            f"{source} names the architecture {fields.architecture}; supported are {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[fields.architecture](fields)

@@ -1,0 +1,108 @@
+"""What most families share, under the names that transformers' configurations give it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from executor_svc.attention import AttentionLayer
+from executor_svc.errors import ModelLoadError
+from executor_svc.models.config import Activation, LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig
+from executor_svc.models.fields import ConfigFields
+from executor_svc.models.rope_config import read_rope
+from executor_svc.models.weight_names import WeightNames
+
+ACTIVATIONS: Final[Mapping[str, Activation]] = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+def read_decoder(
+    fields: ConfigFields,
+    *,
+    activation: Activation = "silu",
+    is_tied: bool = False,
+    windows: Sequence[int | None] | None = None,
+) -> ModelConfig:
+    """Read a decoder with RMSNorm, rotary embedding and a gated MLP; families replace what they do otherwise.
+
+    Args:
+        fields: config.json.
+        activation: Of the MLP where config.json is silent.
+        is_tied: Whether the head is the embedding where config.json is silent.
+        windows: Sliding window of each layer in tokens; None: all see everything.
+    """
+    fields.refuse({"quantization_config": None})
+    num_layers, hidden_size = fields.integer("num_hidden_layers"), fields.integer("hidden_size")
+    num_heads = fields.integer("num_attention_heads")
+    head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads))
+    if head_dim % 2:
+        raise ModelLoadError(f"{fields.source} has head_dim {head_dim}; rotary embedding needs an even one")
+    max_position_embeddings = fields.integer("max_position_embeddings", 2048)
+    rope = read_rope(fields, max_position_embeddings)
+    return ModelConfig(
+        source=fields.source,
+        architecture=fields.architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        num_attention_heads=num_heads,
+        num_key_value_heads=read_kv_heads(fields, num_heads),
+        head_dim=head_dim,
+        max_position_embeddings=max_position_embeddings,
+        layers=make_layers(windows or [None] * num_layers, rope, scale=head_dim**-0.5),
+        norm=NormConfig(fields.number("rms_norm_eps", 1e-6)),
+        mlp=MlpConfig(fields.integer("intermediate_size"), read_activation(fields, activation)),
+        names=WeightNames(),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", is_tied),
+    )
+
+
+def read_kv_heads(fields: ConfigFields, num_attention_heads: int) -> int:
+    """Read the number of KV heads, which divides that of the attention heads."""
+    num_kv_heads = fields.integer("num_key_value_heads", num_attention_heads)
+    if num_attention_heads % num_kv_heads:
+        raise ModelLoadError(
+            f"{fields.source} has {num_attention_heads} attention heads, not a multiple of {num_kv_heads} KV heads"
+        )
+    return num_kv_heads
+
+
+def read_activation(fields: ConfigFields, default: Activation) -> Activation:
+    """Read the MLP's activation, whichever of its names config.json uses."""
+    for name in ("hidden_activation", "hidden_act", "activation_function"):
+        value = fields.values.get(name)
+        if value is not None:
+            if not isinstance(value, str) or value not in ACTIVATIONS:
+                raise ModelLoadError(f"{fields.source} has {name} {value!r}; supported are {', '.join(ACTIVATIONS)}")
+            return ACTIVATIONS[value]
+    return default
+
+
+def make_layers(
+    windows: Sequence[int | None], rope: RopeConfig | None, *, scale: float, soft_cap: float | None = None
+) -> tuple[LayerConfig, ...]:
+    """Return layers that differ in their windows only."""
+    return tuple(LayerConfig(AttentionLayer(scale, window, soft_cap), rope) for window in windows)
+
+
+def read_windows(fields: ConfigFields, window: int | None, is_windowed_by_default: Sequence[bool]) -> list[int | None]:
+    """Return the window of each layer by `layer_types`.
+
+    Args:
+        fields: config.json.
+        window: Size of a window in tokens; None: there is none.
+        is_windowed_by_default: Which layers have it where config.json does not say so, [num_layers].
+    """
+    layer_types = fields.values.get("layer_types")
+    if layer_types is None:
+        return [window if is_windowed else None for is_windowed in is_windowed_by_default]
+    kinds = {"full_attention": None, "sliding_attention": window}
+    if not isinstance(layer_types, list) or not all(kind in kinds for kind in layer_types):
+        raise ModelLoadError(f"{fields.source} has layer_types {layer_types!r}; supported are {' and '.join(kinds)}")
+    if len(layer_types) != len(is_windowed_by_default):
+        raise ModelLoadError(
+            f"{fields.source} has {len(layer_types)} layer_types for {len(is_windowed_by_default)} layers"
+        )
+    return [kinds[kind] for kind in layer_types]

@@ -1,0 +1,61 @@
+"""What the executor needs of a model, whoever wrote its code."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from executor_svc.attention import AttentionPlan, LayerCache
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes that the cache and the scheduler depend on."""
+
+    num_layers: int
+    num_kv_heads: int  # of this rank
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    # After so many tokens no layer sees one any more; 0: some layer sees all.
+    sliding_window_tokens: int
+
+
+class LanguageModel(Protocol):
+    """A decoder on the paged KV cache."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """Its sizes."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[LayerCache],
+        attention: AttentionPlan,
+        wanted: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run the decoder; keys and values of all tokens enter the caches.
+
+        Args:
+            token_ids: [num_tokens] int64 or int32.
+            positions: [num_tokens], each token's position in its sequence.
+            caches: One a layer.
+            attention: The plan of this step.
+            wanted: The tokens whose hidden states are wanted, [num_rows] int64.
+
+        Returns:
+            What `logits` takes, [num_rows, hidden_size].
+        """
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Map hidden states [num_rows, hidden_size] to raw logits, [num_rows, vocab_size] float32.
+
+        All ranks of a group call this together; only rank 0 gets the logits, the others None.
+        """
