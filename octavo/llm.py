@@ -56,7 +56,8 @@ class LLM:
         verbose: Whether the services' logs go to stderr.
         dtype: Number format of weights and cache; None, here and below: the service's default.
         device: "cpu" or "cuda".
-        kv_cache_gib: Size of the KV cache.
+        kv_cache_gib: Size of the KV cache, in GiB.
+        host_cache_gib: Size of the pool of host memory that preempted sequences are swapped to, in GiB; 0: none.
         max_model_len: Longest sequence, prompt and output together, in tokens.
         max_num_batched_tokens: Token budget of a step.
         max_num_seqs: Most sequences in the batch.
@@ -74,6 +75,7 @@ class LLM:
         dtype: str | None = None,
         device: str | None = None,
         kv_cache_gib: float | None = None,
+        host_cache_gib: float | None = None,
         max_model_len: int | None = None,
         max_num_batched_tokens: int | None = None,
         max_num_seqs: int | None = None,
@@ -84,6 +86,7 @@ class LLM:
             dtype=dtype,
             device=device,
             kv_cache_gib=kv_cache_gib,
+            host_cache_gib=host_cache_gib,
             max_model_len=max_model_len,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,

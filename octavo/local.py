@@ -34,7 +34,8 @@ class LocalOptions:
         listen: HOST:PORT of the scheduler; port 0: the system chooses.
         dtype: Number format of weights and cache, such as "float32".
         device: "cpu" or "cuda".
-        kv_cache_gib: Size of the KV cache.
+        kv_cache_gib: Size of the KV cache, in GiB.
+        host_cache_gib: Size of the pool of host memory that preempted sequences are swapped to, in GiB; 0: none.
         max_model_len: Longest sequence, prompt and output together, in tokens.
         max_num_batched_tokens: Token budget of a step.
         max_num_seqs: Most sequences in the batch.
@@ -46,6 +47,7 @@ class LocalOptions:
     dtype: str | None = None
     device: str | None = None
     kv_cache_gib: float | None = None
+    host_cache_gib: float | None = None
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
@@ -67,6 +69,7 @@ class LocalOptions:
             "dtype": self.dtype,
             "device": self.device,
             "kv-cache-gib": self.kv_cache_gib,
+            "host-cache-gib": self.host_cache_gib,
             "max-model-len": self.max_model_len,
             # The limits of a step are the executor's to say; a scheduler follows what it is told.
             "max-num-batched-tokens": self.max_num_batched_tokens,

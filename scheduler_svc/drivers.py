@@ -53,6 +53,19 @@ class Drivers(Mapping[str, ExecutorDriver]):
         troubles = [driver.last_trouble for driver in self.values() if driver.core is None]
         return "; ".join(filter(None, [*troubles, *self.membership.troubles.values()]))
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether no executor is expected: the one at each address is attached, there or through another address."""
+        attached = {driver.instance_id for driver in self.values() if driver.core is not None}
+        return all(
+            driver.core is not None or (driver.instance_id and driver.instance_id in attached)
+            for driver in self.values()
+        )
+
+    def holder_of(self, instance_id: str) -> ExecutorDriver | None:
+        """Return the driver that has the executor process with this id, or is about to; None: nobody."""
+        return next((d for d in self.values() if d.holds_instance and d.instance_id == instance_id), None)
+
     # Executors come and go -----------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -70,13 +83,14 @@ class Drivers(Mapping[str, ExecutorDriver]):
         driver = self._drivers[address] = ExecutorDriver(self._connect(address), self._owner, self._settings)
         return driver
 
-    def _follow(self, addresses: list[str]) -> None:
+    async def _follow(self, addresses: list[str]) -> None:
         """Retire the drivers whose address is gone, start one for each new address."""
         for address, driver in self.items():
             driver.retire(is_retired=address not in addresses)
         for address in addresses:
             if address not in self:
                 self._start(address)
+        await self._owner.on_addresses_changed()
 
     def _start(self, address: str) -> None:
         driver = self.add(address)

@@ -15,26 +15,28 @@ Read next: `live_requests.py`, `drivers.py`, `core/fleet.py`.
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+from scheduler_svc.adoption import Adoption
 from scheduler_svc.core.fleet import Fleet
-from scheduler_svc.core.limits import PreemptionMode, SchedulerLimits
-from scheduler_svc.core.policy import Policy
+from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.drivers import Drivers
-from scheduler_svc.executor_client import ExecutorClient, ExecutorRefusedError, ExecutorSession
-from scheduler_svc.executor_driver import DriverSettings, ExecutorDriver
+from scheduler_svc.engine_settings import EngineSettings
+from scheduler_svc.executor_client import ExecutorClient, ExecutorSession
+from scheduler_svc.executor_driver import ExecutorDriver
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.membership import Membership
 from scheduler_svc.request import Request
 from scheduler_svc.request_validation import ValidRequest
-from scheduler_svc.served_model import CoreSettings, ServedModel, serving_limits
+from scheduler_svc.served_model import ServedModel
 from scheduler_svc.tokenizer import Tokenizer
 from shared.errors import (
     CacheTooSmallError,
@@ -45,32 +47,9 @@ from shared.errors import (
     UnavailableError,
 )
 
+log = logging.getLogger(__name__)
+
 PREFIX_KEY_BYTES = 32
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """What the engine takes from the configuration.
-
-    `max_losses` is how often in a row a request may lose its executor while it runs there,
-    `queue_retry_after_s` what clients are told when the queue is full, in seconds.
-    """
-
-    core: CoreSettings
-    driver: DriverSettings
-    policy: Policy
-    max_waiting_requests: int
-    max_waiting_requests_per_tenant: int
-    max_beam_width: int
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    has_priorities: bool = False
-    max_losses: int = 3
-    queue_retry_after_s: float = 1.0
-
-    @property
-    def tenants(self) -> frozenset[str] | None:
-        """The only tenants that are served; None: any."""
-        return frozenset(self.tenant_weights) if self.tenant_weights else None
 
 
 class Engine:
@@ -81,7 +60,7 @@ class Engine:
         connect: Makes the client of an address.
         settings: Limits of queue, requests and steps.
         load_tokenizer: Makes the tokenizer from a session, or from the operator's own directory.
-        set_ready: Called with whether new requests are taken, whenever that may have changed.
+        set_ready: Called with whether new requests find an executor, whenever that may have changed.
     """
 
     def __init__(
@@ -93,18 +72,17 @@ class Engine:
         set_ready: Callable[[bool], Awaitable[None]],
     ) -> None:
         self.settings = settings
-        self.model: ServedModel | None = None
         self.is_draining = False
         self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
-        self.fleet = Fleet(self.queue, settings.policy, secrets.token_bytes(PREFIX_KEY_BYTES), self._is_complete)
+        self.fleet = Fleet(self.queue, settings.policy, secrets.token_bytes(PREFIX_KEY_BYTES), self._expects_nobody)
         self.drivers = Drivers(membership, connect, self, settings.driver)
         self.requests = LiveRequests(self.queue, self.drivers.wake)
-        self._load_tokenizer = load_tokenizer
+        self.adoption = Adoption(self.fleet, self.drivers, settings.core, load_tokenizer, self._abort_all)
         self._set_ready = set_ready
+        self._was_ready = False
         self._num_arrivals = 0
+        self._num_checked_of: Counter[str] = Counter()  # by tenant
         self._past_preemptions: Counter[PreemptionMode] = Counter()
-        self._adopting = asyncio.Lock()
-        self._serving_addresses: set[str] = set()  # where the served model was when last attached
 
     # Requests ------------------------------------------------------------------------------------
 
@@ -117,21 +95,34 @@ class Engine:
         """
         settings = self.settings
         if self.is_draining:
-            raise UnavailableError("the scheduler is draining; send the request to another one")
+            raise UnavailableError(f"{self.why_not_ready}; send the request to another one")
         if not self.fleet.cores or self.model is None:
-            cause = f" ({self.last_trouble})" if self.last_trouble else ""
-            raise UnavailableError(f"no executor is attached{cause}; retry in a moment")
+            raise UnavailableError(f"{self.why_not_ready}; retry in a moment")
         if request_id in self.requests:
             raise RequestExistsError(request_id)
         if self.num_waiting >= settings.max_waiting_requests:
             raise QueueFullError(self.num_waiting, settings.queue_retry_after_s)
-        num_of_tenant = self.queue.num_waiting_of(tenant)
+        num_of_tenant = self.queue.num_waiting_of(tenant) + self._num_checked_of[tenant]
         if num_of_tenant >= settings.max_waiting_requests_per_tenant:
             raise QueueFullError(num_of_tenant, settings.queue_retry_after_s, tenant)
         return self.model
 
+    @contextmanager
+    def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
+        """Let a new request count as waiting while it is tokenized and checked; gives the model to check against.
+
+        Raises: UnavailableError, RequestExistsError, QueueFullError: it would not be queued.
+        """
+        model = self.admitting_model(request_id, tenant)
+        self._num_checked_of[tenant] += 1
+        try:
+            yield model
+        finally:
+            self._num_checked_of[tenant] -= 1
+            self._num_checked_of += Counter()  # forgets tenants with none
+
     def submit(self, valid: ValidRequest, checked_for: ServedModel) -> Request:
-        """Queue a request that was checked for a model.
+        """Queue a request that was checked for a model, right after `checking`.
 
         Raises:
             UnavailableError, RequestExistsError, QueueFullError: it was not queued.
@@ -179,6 +170,20 @@ class Engine:
     # What there is -------------------------------------------------------------------------------
 
     @property
+    def model(self) -> ServedModel | None:
+        """What is served, or was last; None: no executor has been attached yet."""
+        return self.adoption.model
+
+    @property
+    def why_not_ready(self) -> str:
+        """Why new requests find no executor, in words; empty: they find one."""
+        if self.is_draining:
+            return "the scheduler is draining"
+        if not self.fleet.cores:
+            return f"no executor is attached ({self.last_trouble})" if self.last_trouble else "no executor is attached"
+        return "" if any(core.takes_groups for core in self.fleet.cores) else "every executor is leaving the fleet"
+
+    @property
     def num_preemptions(self) -> dict[PreemptionMode, int]:
         """Preemptions since the start, over all attachments."""
         counts = self._past_preemptions.copy()
@@ -188,8 +193,8 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a place in a batch, or for an executor; the parked ones count."""
-        return len(self.queue) + len(self.parked)
+        """Requests that wait for a place in a batch, an executor, or their tokens; the parked ones count."""
+        return len(self.queue) + len(self.parked) + self._num_checked_of.total()
 
     @property
     def has_waiting(self) -> bool:
@@ -216,49 +221,9 @@ class Engine:
     async def adopt(self, session: ExecutorSession, address: str) -> Scheduler:
         """Return a core for an executor that was just attached at an address.
 
-        The first one of a fleet says what is served; others must be able to serve the same, also while the
-        first one is away for a restart.
-
         Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.
         """
-        async with self._adopting:  # two that attach at once must agree on the model
-            if self.fleet.cores:
-                limits = self._limits_beside_others(session)
-            else:
-                self._require_same_model(session, address)
-                limits = await self._serve_model_of(session)
-            self._serving_addresses.add(address)
-            return self.fleet.join(limits, session.epoch)
-
-    def _require_same_model(self, session: ExecutorSession, address: str) -> None:
-        """Refuse another model as long as another address of the fleet served ours when it was last attached."""
-        info, served = session.info, self.model
-        if served is None or (info.model_hash, info.dtype) == (served.info.model_hash, served.info.dtype):
-            return
-        self._serving_addresses.discard(address)
-        expected = sorted(self._serving_addresses & self.drivers.keys())
-        if expected:
-            what = f"it has another model or number format, {info.model_id} {info.dtype}"
-            raise ExecutorRefusedError(f"{what}; the fleet serves {served.info.model_id} from {', '.join(expected)}")
-
-    def _limits_beside_others(self, session: ExecutorSession) -> SchedulerLimits:
-        info, served = session.info, self.model
-        assert served is not None, "the first executor said what is served"
-        if (info.model_hash, info.dtype) != (served.info.model_hash, served.info.dtype):
-            raise ExecutorRefusedError(f"it has another model or number format, {info.model_id} {info.dtype}")
-        return serving_limits(info, self.settings.core, served.max_model_len)
-
-    async def _serve_model_of(self, session: ExecutorSession) -> SchedulerLimits:
-        """Serve what this executor, the first one, has; requests for anything else end."""
-        info, old = session.info, self.model
-        if old is not None and (info.model_hash, info.dtype) != (old.info.model_hash, old.info.dtype):
-            self._abort_all("the executor came back with another model")
-            self._serving_addresses.clear()
-        limits = serving_limits(info, self.settings.core)
-        is_same_instance = old is not None and old.info.instance_id == info.instance_id
-        tokenizer = old.tokenizer if old and is_same_instance else await self._load_tokenizer(session)
-        self.model = ServedModel(info, tokenizer, limits.max_model_len, limits.max_num_seqs)
-        return limits
+        return await self.adoption.adopt(session, address)
 
     async def on_attached(self, driver: ExecutorDriver) -> None:
         """The executor takes groups from now on."""
@@ -269,11 +234,25 @@ class Engine:
         """The executor takes groups no more."""
         await self._tell_readiness()
 
-    def _is_complete(self) -> bool:
-        return all(driver.core is not None for driver in self.drivers.values())
+    async def on_addresses_changed(self) -> None:
+        """Executors are to come or to leave: the last one that takes groups may be leaving."""
+        await self._tell_readiness()
+
+    def holder_of(self, instance_id: str) -> ExecutorDriver | None:
+        """Return the driver that has the executor process with this id, or is about to; None: nobody."""
+        return self.drivers.holder_of(instance_id)
+
+    def _expects_nobody(self) -> bool:
+        return self.drivers.is_complete
 
     async def _tell_readiness(self) -> None:
-        await self._set_ready(bool(self.fleet.cores) and not self.is_draining)
+        why_not = self.why_not_ready
+        if why_not and self._was_ready:
+            log.info("event=not_ready cause=%r", why_not)
+        elif not why_not and not self._was_ready:
+            log.info("event=ready")
+        self._was_ready = not why_not
+        await self._set_ready(self._was_ready)
 
     def take_back(self, core: Scheduler) -> None:
         """The executor is gone: queue its groups again, except those that lost too many."""

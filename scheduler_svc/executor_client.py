@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc
@@ -75,8 +75,11 @@ class ExecutorClient:
         ]
 
     @contextlib.asynccontextmanager
-    async def attach(self) -> AsyncIterator["ExecutorSession"]:
+    async def attach(self, claim: Callable[[str], None]) -> AsyncIterator["ExecutorSession"]:
         """Attach, open the stream and keep the lease until the block ends.
+
+        Args:
+            claim: Called with the executor's instance_id before it is attached; what it raises is raised.
 
         Raises:
             ExecutorRefusedError: it answers, but not for us or not yet.
@@ -84,7 +87,7 @@ class ExecutorClient:
         """
         async with grpc.aio.insecure_channel(self.address, options=self._options) as channel:
             stub = pb_grpc.ExecutionServiceStub(channel)
-            attached = await self._attach(stub)
+            attached = await self._attach(stub, claim)
             session = ExecutorSession(stub, attached.epoch, decode_info(attached.info), self._timings)
             heartbeat = asyncio.create_task(session.keep_lease(), name="heartbeat")
             try:
@@ -94,7 +97,9 @@ class ExecutorClient:
                 heartbeat.cancel()
                 session.close()
 
-    async def _attach(self, stub: "pb_grpc.ExecutionServiceAsyncStub") -> pb.AttachResponse:
+    async def _attach(
+        self, stub: "pb_grpc.ExecutionServiceAsyncStub", claim: Callable[[str], None]
+    ) -> pb.AttachResponse:
         request = pb.AttachRequest(
             scheduler_id=self._scheduler_id,
             lease_ms=round(self._timings.lease_s * 1000),
@@ -102,6 +107,8 @@ class ExecutorClient:
             max_wire_version=MAX_WIRE_VERSION,
         )
         try:
+            info = await stub.GetExecutorInfo(pb.GetExecutorInfoRequest(), timeout=self._timings.connect_timeout_s)
+            claim(info.instance_id)
             return await stub.Attach(request, timeout=self._timings.connect_timeout_s)
         except grpc.aio.AioRpcError as error:
             kind = ExecutorLostError if error.code() in _NO_ANSWER else ExecutorRefusedError

@@ -30,7 +30,13 @@ RECHECK_INTERVAL_S = 0.5
 
 
 class DriverOwner(Protocol):
-    """What a driver asks of the engine."""
+    """What drivers ask of the engine."""
+
+    async def on_addresses_changed(self) -> None:
+        """Drivers were started, retired, or are not retired any more."""
+
+    def holder_of(self, instance_id: str) -> "ExecutorDriver | None":
+        """Return the driver that has the executor process with this id, or is about to; None: nobody."""
 
     async def adopt(self, session: ExecutorSession, address: str) -> Scheduler:
         """Return a core for an executor that was just attached.
@@ -93,6 +99,8 @@ class ExecutorDriver:
         step_log: The last steps of the last attachment.
         num_losses: How often an attachment was lost.
         last_trouble: Why the executor is not attached; empty: it is, or no trouble is known.
+        instance_id: The executor process that answers at the address; empty: none did when last asked.
+        holds_instance: Whether it is this driver that has it, or is about to: it may have several addresses.
         is_retired: Whether the address is gone from the fleet.
         is_asleep: Whether nothing but `work` makes the driver look at the queue.
         work: Set by whoever changes something that the core may act on.
@@ -105,6 +113,8 @@ class ExecutorDriver:
         self.step_log = StepLog()
         self.num_losses = 0
         self.last_trouble = ""
+        self.instance_id = ""
+        self.holds_instance = False
         self.is_retired = False
         self.is_asleep = False
         self.work = asyncio.Event()
@@ -134,6 +144,7 @@ class ExecutorDriver:
                 log.exception("event=engine_failed executor=%s", self.address)
                 core, self.core, self.session = self.core, None, None
                 self._owner.fail_all(core)
+            self.holds_instance = False
             await self._owner.on_detached(self)
             if not self.is_retired:
                 await asyncio.sleep(self._settings.retry_interval_s)
@@ -141,7 +152,7 @@ class ExecutorDriver:
     async def _run_attachment(self) -> None:
         """Attach and drive the executor until it is lost, or retired and out of work; its requests are kept."""
         try:
-            async with self.client.attach() as session:
+            async with self.client.attach(self._claim) as session:
                 self.core, self.session = await self._owner.adopt(session, self.address), session
                 self.core.takes_groups = not self.is_retired
                 self.step_log.clear()
@@ -154,7 +165,22 @@ class ExecutorDriver:
             if self.core is not None:
                 self.num_losses += 1
                 self._give_back_core("retired" if self.is_retired else "executor_lost")
+            elif isinstance(error, ExecutorLostError):
+                self.instance_id = ""
             self._report_trouble(error)
+
+    def _claim(self, instance_id: str) -> None:
+        """Take the executor process that answers, before it is attached: a second Attach would end the first.
+
+        Raises: ExecutorRefusedError: the driver of another address has it.
+        """
+        self.instance_id = instance_id
+        holder = self._owner.holder_of(instance_id) if instance_id else None
+        if holder is not None:
+            raise ExecutorRefusedError(
+                f"it is the executor of {holder.address}, under another address; used only there"
+            )
+        self.holds_instance = True
 
     def _give_back_core(self, event: str) -> None:
         """Part with the core; its requests, which the log counts, are computed elsewhere."""

@@ -9,7 +9,8 @@ from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.core.results import Alternatives
 from scheduler_svc.core.sequence import FinishReason
-from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.engine import Engine
+from scheduler_svc.engine_settings import EngineSettings
 from scheduler_svc.output import Delta, Output, PromptDelta
 from scheduler_svc.request import Request
 from scheduler_svc.request_limits import RequestLimits
@@ -39,10 +40,10 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Run one prompt; the call's end, however it comes, ends the request."""
         check_request_fields(request)
-        model = self._engine.admitting_model(request.request_id, request.tenant)
-        prompt_token_ids, banned_words = await asyncio.to_thread(tokenize, request, model)
-        limits = request_limits(model, self._engine.settings)
-        valid = validate_request(request, prompt_token_ids, limits, banned_words)
+        with self._engine.checking(request.request_id, request.tenant) as model:
+            prompt_token_ids, banned_words = await asyncio.to_thread(tokenize, request, model)
+            limits = request_limits(model, self._engine.settings)
+            valid = validate_request(request, prompt_token_ids, limits, banned_words)
         live = self._engine.submit(valid, checked_for=model)
         try:
             yield pb.GenerateResponse(

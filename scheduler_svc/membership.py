@@ -55,8 +55,8 @@ class Membership:
         named = sorted(set().union(*self._resolved.values()) - set(self._static))
         return [*dict.fromkeys(self._static), *named]
 
-    async def watch(self, on_change: Callable[[list[str]], None]) -> None:
-        """Call `on_change` with the addresses now and whenever they change.
+    async def watch(self, on_change: Callable[[list[str]], Awaitable[None]]) -> None:
+        """Await `on_change` with the addresses now and whenever they change.
 
         Returns at once if there is no name to look up, since nothing can change; else until cancelled.
         """
@@ -66,7 +66,7 @@ class Membership:
                 await self._look_up(name)
             if self.addresses != last:
                 last = self.addresses
-                on_change(last)
+                await on_change(last)
             if not self._names:
                 return
             await asyncio.sleep(self._interval_s)

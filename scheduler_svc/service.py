@@ -11,7 +11,8 @@ from scheduler_svc.admin_servicer import AdminServicer
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.core.policy import FcfsPolicy, PriorityPolicy
-from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.engine import Engine
+from scheduler_svc.engine_settings import EngineSettings
 from scheduler_svc.executor_client import ExecutorClient, ExecutorSession, SessionTimings
 from scheduler_svc.executor_driver import DriverSettings
 from scheduler_svc.generation_servicer import GenerationServicer

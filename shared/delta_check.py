@@ -22,6 +22,7 @@ from shared.step import (
     SamplingRow,
     TableDelta,
     find_repeated,
+    next_generation,
 )
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class _Projection:
         self._require_in_range(slot, what)
         if self.live[slot]:
             raise InvalidStepError(f"slot {slot} is {what} but live")
-        if generation != self.table.generation[slot] + 1:
+        if generation != next_generation(int(self.table.generation[slot])):
             raise InvalidStepError(
                 f"slot {slot} is {what} with generation {generation} after {self.table.generation[slot]}"
             )

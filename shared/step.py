@@ -138,6 +138,14 @@ class Admission:
     num_prompt_logprobs: int = NO_LOGPROBS
 
 
+def next_generation(generation: int) -> int:
+    """Return the generation of the next use of a slot. It is an int32; 0 follows the largest one.
+
+    Two uses would be taken for each other only if all the others came and went while a step is in flight.
+    """
+    return (generation + 1) & INT32_MAX
+
+
 @dataclass(frozen=True, slots=True)
 class Fork:
     """A slot that branches off `parent_slot`: it shares tokens and blocks, and samples in its own way."""

@@ -131,6 +131,7 @@ _SERVICE_OPTIONS = (
     click.option("--dtype", help="Number format of weights and cache, such as float32."),
     click.option("--device", help="cpu or cuda."),
     click.option("--kv-cache-gib", type=float, help="Size of the KV cache."),
+    click.option("--host-cache-gib", type=float, help="Host memory for swapped sequences; 0: none."),
     click.option("--max-model-len", type=int, help="Longest sequence, prompt and output, in tokens."),
     click.option("--max-num-batched-tokens", type=int, help="Token budget of a step."),
     click.option("--max-num-seqs", type=int, help="Most sequences in the batch."),

@@ -254,7 +254,7 @@ class Admissions:
             group.has_run = True
             group.first_scheduled_at_s = plan.now_s
             group.num_cached_tokens = len(allocation.sequences[0].found) * self._blocks.block_size
-        if group.beam_search is not None and group.beams is None:
+        if group.beam_search is not None:
             self._searches.start(group)
         self._batch.join(group)
         tables = self._blocks.allocate(allocation)

@@ -1,7 +1,23 @@
 """The batch: which groups run, and which slot of the batch table each of their sequences has.
 
 The batch table holds what the executor must know as well; the columns beside it here are the
-scheduler's own. Slots that are left are released in the table by the next step.
+scheduler's own.
+
+Words, here and in the modules around:
+    left       a slot whose sequence ended, was preempted or was a beam that died; the next step releases it
+    late       a token that a sent step still delivers to a sequence that was preempted meanwhile
+    unborn     a sequence that has no slot yet: it forks off the lead of its group at the end of the prompt
+    gone       a block that fell out of the sliding window: freed, its entry in the block table is garbage
+    held back  a running sequence that gets no token in a step, since it lacks a block that is sure to come
+
+Counters of the tokens of a slot:
+    table.num_tokens            all, with those that sent steps will sample
+    num_known_tokens            those of them whose values have arrived; the others are still to come
+    table.num_scheduled_tokens  those whose keys and values the cache holds once the sent steps have run
+    num_computed_tokens         those of them that a result acknowledged, or that the prefix cache had
+
+`sequence.token_ids` has one owner at a time: the waiting or swapped sequence itself, or, while it runs,
+its slot of the table; `Prefills.start` hands the tokens to the slot, `Preemption.leave` takes them back.
 """
 
 import bisect
@@ -17,7 +33,7 @@ from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.stopping import StopChecker
 from shared.batch_table import BatchTable, StepLayout
-from shared.step import NO_LOGPROBS, BoolArray, Int32Array, no_slots
+from shared.step import NO_LOGPROBS, BoolArray, Int32Array, next_generation, no_slots
 
 # Returns `SequenceGroup.order` of a group, which may not have joined yet.
 OrderOf = Callable[[SequenceGroup], tuple[int, int]]
@@ -117,7 +133,7 @@ class Batch:
     ) -> int:
         """Give a sequence a slot; return it. The first `num_gone_blocks` are out of the window already."""
         slot = self.free_slots.pop()
-        sequence.slot, sequence.generation = slot, int(self.table.generation[slot]) + 1
+        sequence.slot, sequence.generation = slot, next_generation(int(self.table.generation[slot]))
         sequence.status = SequenceStatus.RUNNING
         self.sequence_in_slot[slot] = sequence
         group = sequence.group

@@ -180,16 +180,21 @@ class BeamSearch:
         *,
         vocab_size: int,
     ) -> None:
-        assert num_prompt_tokens < max_num_tokens
         self.params: Final = params
+        self._num_prompt_tokens: Final = num_prompt_tokens
         # Each beam has at most one continuation an end token, so that among so many `beam_width` go on.
         self._num_ranked = max(2, 1 + len(stop_token_ids)) * params.beam_width
         self.num_candidates: Final = min(self._num_ranked, vocab_size)
-        self._max_num_output_tokens = max_num_tokens - num_prompt_tokens
         self._stop_token_ids: Int32Array = np.array(sorted(stop_token_ids), np.int32)
         self._num_output_tokens = 0
+        self.limit_length(max_num_tokens)
         self._live = [Beam(0.0)]
         self._ended: list[_Ended] = []
+
+    def limit_length(self, max_num_tokens: int) -> None:
+        """Let hypotheses have at most so many tokens, prompt and output; more than the live beams have."""
+        self._max_num_output_tokens = max_num_tokens - self._num_prompt_tokens
+        assert self._num_output_tokens < self._max_num_output_tokens
 
     @property
     def live(self) -> list[Beam]:

@@ -52,16 +52,20 @@ class Searches:
         self.ready: dict[SequenceGroup, list[Continuation]] = {}
 
     def start(self, group: SequenceGroup) -> None:
-        """Begin the search of a group that is admitted for the first time."""
+        """Begin the search of a group that is admitted, or go on with it under the length limit of this executor."""
         assert group.beam_search is not None
         conditions = group.stop_conditions
+        max_num_tokens = conditions.length_limit(group.num_prompt_tokens, self._max_model_len)
+        if group.beams is not None:
+            group.beams.limit_length(max_num_tokens)
+            return
         stop_token_ids = conditions.stop_token_ids
         if not conditions.ignore_eos:
             stop_token_ids |= self._eos_token_ids
         group.beams = BeamSearch(
             group.beam_search,
             group.num_prompt_tokens,
-            conditions.length_limit(group.num_prompt_tokens, self._max_model_len),
+            max_num_tokens,
             stop_token_ids,
             vocab_size=self._vocab_size,
         )

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
 from executor_svc.fake_worker import FakeWorker
 from octavo.admin.v1 import admin_service_pb2 as admin
@@ -15,7 +16,7 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.membership import Membership
 from shared.errors import StepFailedError
 from shared.step import Step, StepResult
-from tests.support.stack import Answer, ExecutorProcess, Stack, collect, running_stack, token_request
+from tests.support.stack import Answer, ExecutorProcess, Stack, collect, readiness, running_stack, token_request
 
 NUM_TOKENS = 40
 REQUESTS = [
@@ -409,6 +410,51 @@ async def test_a_name_that_cannot_be_looked_up_keeps_its_executors() -> None:
         assert len((await collect(stack, token_request(5, 5))).token_ids) == 5
         directory.is_down = False
         await until(lambda: not stack.engine.last_trouble)
+
+
+async def test_an_executor_with_two_addresses_is_used_once_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    directory = Directory()
+    async with running_stack(slow_worker(), membership=directory.membership(), ready=False) as stack:
+        numeric = stack.executor.address
+        named = numeric.replace("127.0.0.1", "localhost")
+        directory.addresses = {numeric, named}
+        await stack.attached()
+        drivers = stack.engine.drivers
+        await until(lambda: "under another address" in stack.engine.last_trouble)
+        [used] = [driver for driver in drivers.values() if driver.core is not None]
+        [other] = [driver for driver in drivers.values() if driver is not used]
+        assert drivers.is_complete
+        assert len((await collect(stack, token_request(20, 60))).token_ids) == 60
+        assert used.session is not None
+        assert (used.session.epoch, used.num_losses, other.num_losses) == (1, 0, 0)
+
+        directory.addresses = {other.address}
+        await until(lambda: other.core is not None)
+        assert len((await collect(stack, token_request(20, 60))).token_ids) == 60
+        assert list(drivers) == [other.address]
+    assert sum("under another address" in message for message in caplog.messages) == 1
+
+
+async def test_health_says_whether_an_executor_stays() -> None:
+    directory = Directory()
+    async with running_stack(slow_worker(), membership=directory.membership(), ready=False) as stack:
+
+        async def told(status: int) -> None:
+            while await readiness(stack) != status:
+                pass
+
+        directory.addresses = {stack.executor.address}
+        await told(health_pb2.HealthCheckResponse.SERVING)
+        running = stack.generation.Generate(endless(1))
+        await until(lambda: stack.num_groups_on(stack.executor) == 1)
+        directory.addresses = set()
+        await told(health_pb2.HealthCheckResponse.NOT_SERVING)
+        assert stack.num_groups_on(stack.executor) == 1
+        directory.addresses = {stack.executor.address}
+        await told(health_pb2.HealthCheckResponse.SERVING)
+        running.cancel()
 
 
 # Preemption meets the end ----------------------------------------------------------------------------

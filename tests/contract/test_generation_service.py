@@ -8,14 +8,14 @@ import grpc
 import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from executor_svc.fake_worker import FakeWorker
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from tests.support.stack import Stack, collect, running_stack, token_request
+from tests.support.stack import Stack, collect, readiness, running_stack, token_request
 
 A_LONG_TIME = 100_000  # tokens; no test waits for them
 
@@ -25,15 +25,6 @@ async def refusal(stack: Stack, request: pb.GenerateRequest) -> grpc.aio.AioRpcE
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(stack, request)
     return caught.value
-
-
-async def readiness(stack: Stack) -> int:
-    """Return what health says under the name that Kubernetes probes."""
-    async with grpc.aio.insecure_channel(stack.address) as channel:
-        health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
-        answer = await health.Check(health_pb2.HealthCheckRequest(service="readiness"))
-    status: int = answer.status
-    return status
 
 
 async def all_blocks_are_free(stack: Stack) -> bool:

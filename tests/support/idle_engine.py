@@ -6,7 +6,8 @@ from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.policy import FcfsPolicy
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.engine import Engine, EngineSettings
+from scheduler_svc.engine import Engine
+from scheduler_svc.engine_settings import EngineSettings
 from scheduler_svc.executor_client import ExecutorClient, ExecutorSession, SessionTimings
 from scheduler_svc.executor_driver import DriverSettings
 from scheduler_svc.membership import Membership
@@ -24,16 +25,15 @@ async def _load_no_tokenizer(session: ExecutorSession) -> Tokenizer:
     raise AssertionError("nobody attaches")
 
 
-async def _ignore(is_attached: bool) -> None:
-    """Nobody is told."""
-
-
 class IdleEngine:
     """An engine with executors that are only looked at, and its requests.
 
     Args:
         addresses: Executors that there ought to be.
         limits: Of the core of each one; None: they are not attached.
+
+    Attributes:
+        readiness: What was told of it, in order.
     """
 
     def __init__(self, addresses: Sequence[str], limits: SchedulerLimits | None) -> None:
@@ -45,7 +45,8 @@ class IdleEngine:
             max_waiting_requests_per_tenant=1000,
             max_beam_width=4,
         )
-        self.engine = Engine(Membership(addresses, 1.0), _client, settings, _load_no_tokenizer, _ignore)
+        self.readiness: list[bool] = []
+        self.engine = Engine(Membership(addresses, 1.0), _client, settings, _load_no_tokenizer, self._set_ready)
         self.cores: list[Scheduler] = []
         self._tokenizer = make_tokenizer(byte_level_backend())
         for address in addresses:
@@ -61,6 +62,9 @@ class IdleEngine:
         request.num_losses = num_losses
         self.engine.requests.add(request)
         return request
+
+    async def _set_ready(self, is_ready: bool) -> None:
+        self.readiness.append(is_ready)
 
 
 def _client(address: str) -> ExecutorClient:

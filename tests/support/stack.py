@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_svc.execution_servicer import ExecutionServicer
 from executor_svc.fake_worker import FakeWorker
@@ -154,6 +155,15 @@ def token_request(
         token_ids=generation_service_pb2.TokenIds(ids=ids),
         sampling_params=generation_pb2.SamplingParams(**values),  # type: ignore[arg-type]
     )
+
+
+async def readiness(stack: Stack) -> int:
+    """Return what health says under the name that Kubernetes probes."""
+    async with grpc.aio.insecure_channel(stack.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        answer = await health.Check(health_pb2.HealthCheckRequest(service="readiness"))
+    status: int = answer.status
+    return status
 
 
 @dataclass(slots=True)

@@ -150,7 +150,7 @@ class Driver:
     outputs: dict[tuple[int, int], list[int]] = field(default_factory=lambda: defaultdict(list))
     reasons: dict[tuple[int, int], FinishReason] = field(default_factory=dict)
     cut_short: set[tuple[int, int]] = field(default_factory=set)
-    failed: set[int] = field(default_factory=set)
+    failed: list[int] = field(default_factory=list)
     searches_over: set[int] = field(default_factory=set)
     num_preemptions: dict[PreemptionMode, int] = field(default_factory=lambda: dict.fromkeys(PreemptionMode, 0))
     num_cached_tokens: int = 0
@@ -195,7 +195,7 @@ class Driver:
                     self.queue.add(group)
                 else:
                     assert group.num_slots > 1, "a lone sequence always fits"
-                    self.failed.add(arrival)
+                    self.failed.append(arrival)
 
     def is_live(self, group: SequenceGroup) -> bool:
         return group.arrival not in self.failed and bool(group.live_sequences)
@@ -230,7 +230,8 @@ class Driver:
         step = self.scheduler.schedule(float(now))
         for failure in self.scheduler.take_failures():
             assert len(failure.group.sequences) > 1, f"a lone sequence failed: {failure.message}"
-            self.failed.add(failure.group.arrival)
+            assert failure.group.arrival not in self.failed, "a group failed twice"
+            self.failed.append(failure.group.arrival)
         self.scheduler.check_integrity()
         if step is None:
             return False

@@ -1,14 +1,17 @@
 """What the offline API asks for, against a stand-in scheduler; its life is in tests/e2e/test_llm_lifecycle.py."""
 
 import asyncio
+import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.commands.up import up
 from octavo.errors import LocalServiceError
-from octavo.local import LocalServices
+from octavo.local import LocalOptions, LocalServices
 from octavo.outputs import ChatMessage, RequestOutput
 from tests.unit.octavo.stand_in import StandIn
 
@@ -42,6 +45,33 @@ async def ask(
 
     monkeypatch.setattr(LocalServices, "from_options", from_options)
     return await asyncio.to_thread(run)
+
+
+def test_every_option_of_the_services_is_one_of_the_command_line_and_of_the_offline_api() -> None:
+    options = {field.name for field in fields(LocalOptions)}
+    assert {param.name for param in up.params} == options | {"verbose"}
+    assert options - {"listen", "max_waiting_requests"} <= inspect.signature(LLM).parameters.keys()
+
+
+def test_the_options_of_the_offline_api_reach_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: dict[str, Any] = {
+        "model": "some/model",
+        "dtype": "float32",
+        "device": "cpu",
+        "kv_cache_gib": 2.0,
+        "host_cache_gib": 0.25,
+        "max_model_len": 64,
+        "max_num_batched_tokens": 128,
+        "max_num_seqs": 3,
+    }
+
+    def from_options(options: LocalOptions, **_: object) -> LocalServices:
+        assert options == LocalOptions(**wanted)
+        raise LocalServiceError("as asked")
+
+    monkeypatch.setattr(LocalServices, "from_options", from_options)
+    with pytest.raises(LocalServiceError, match="as asked"):
+        LLM(**wanted, progress=False)
 
 
 async def test_each_prompt_has_all_its_outputs(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,12 +232,17 @@ def test_a_directory_without_a_tokenizer_is_refused_at_once(tmp_path: Path) -> N
 
 def test_options_become_flags_and_absent_ones_stay_with_the_services() -> None:
     options = LocalOptions(
-        model="/models/x", listen="127.0.0.1:50051", kv_cache_gib=0.5, max_num_seqs=8, max_waiting_requests=9
+        model="/models/x",
+        listen="127.0.0.1:50051",
+        kv_cache_gib=0.5,
+        host_cache_gib=0,
+        max_num_seqs=8,
+        max_waiting_requests=9,
     )
     end_with_parent = "--exit-on-stdin-close"
     assert options.executor_command()[1:] == [
         *("-P", "-m", "executor_svc", "--listen", "127.0.0.1:0", end_with_parent),
-        *("--model", "/models/x", "--kv-cache-gib", "0.5", "--max-num-seqs", "8"),
+        *("--model", "/models/x", "--kv-cache-gib", "0.5", "--host-cache-gib", "0", "--max-num-seqs", "8"),
     ]
     assert options.scheduler_command()[1:] == [
         *("-P", "-m", "scheduler_svc", "--listen", "127.0.0.1:50051", end_with_parent, "--max-waiting-requests", "9"),

@@ -1,7 +1,7 @@
 """Drivers come and go with the addresses; the executors here refuse whoever comes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NoReturn, cast
 
@@ -25,20 +25,20 @@ class ToldMembership(Membership):
     def addresses(self) -> list[str]:
         return self._told
 
-    async def watch(self, on_change: Callable[[list[str]], None]) -> None:
+    async def watch(self, on_change: Callable[[list[str]], Awaitable[None]]) -> None:
         self._on_change = on_change
-        on_change(self._told)
+        await on_change(self._told)
 
-    def tell(self, *addresses: str) -> None:
+    async def tell(self, *addresses: str) -> None:
         self._told = list(addresses)
-        self._on_change(self._told)
+        await self._on_change(self._told)
 
 
 class RefusingClient(ExecutorClient):
     def __init__(self, address: str) -> None:
         super().__init__(address, "the test", SessionTimings(), 2**20)
 
-    def attach(self) -> NoReturn:
+    def attach(self, claim: Callable[[str], None]) -> NoReturn:
         raise ExecutorRefusedError(f"{self.address} loads")
 
 
@@ -49,6 +49,9 @@ class Owner:
         self.gate = asyncio.Event()
         self.gate.set()
         self.when_told: Callable[[], None] = lambda: None
+
+    async def on_addresses_changed(self) -> None:
+        """Nothing here depends on it."""
 
     async def on_detached(self, driver: ExecutorDriver) -> None:
         await self.gate.wait()
@@ -104,7 +107,7 @@ async def test_a_new_address_gets_a_driver_and_that_of_a_gone_one_is_retired_and
     stage = Stage("a:1", "b:1")
     async with stage.running():
         staying, leaving = stage.drivers["a:1"], stage.drivers["b:1"]
-        stage.membership.tell("a:1", "c:1")
+        await stage.membership.tell("a:1", "c:1")
         assert leaving.is_retired
         await settle()
         assert list(stage.drivers) == ["a:1", "c:1"]
@@ -120,7 +123,7 @@ async def test_an_address_that_comes_back_before_its_driver_has_ended_keeps_it()
         await stage.wait_in_the_owner()
         was_retired: list[bool] = []
         for addresses in ([], ["a:1"]):
-            stage.membership.tell(*addresses)
+            await stage.membership.tell(*addresses)
             was_retired.append(driver.is_retired)
         stage.owner.gate.set()
         await settle()
@@ -132,20 +135,21 @@ async def test_an_address_that_comes_back_before_its_driver_has_ended_keeps_it()
 async def test_an_address_that_comes_back_in_the_moment_its_driver_ends_gets_a_new_one() -> None:
     stage = Stage("a:1")
     came_back: list[ExecutorDriver] = []
+    tasks: list[asyncio.Task[None]] = []
 
-    def come_back() -> None:
+    async def come_back() -> None:
         came_back.append(stage.drivers["a:1"])
-        stage.membership.tell("a:1")
+        await stage.membership.tell("a:1")
 
     def come_back_after_the_end() -> None:
-        if not came_back:
-            asyncio.get_running_loop().call_soon(come_back)
+        if not tasks:
+            tasks.append(asyncio.create_task(come_back()))
 
     async with stage.running():
         ended = stage.drivers["a:1"]
         await stage.wait_in_the_owner()
         stage.owner.when_told = come_back_after_the_end
-        stage.membership.tell()
+        await stage.membership.tell()
         stage.owner.gate.set()
         await settle()
         assert came_back == [ended]
@@ -173,6 +177,33 @@ async def test_the_last_trouble_is_that_of_executors_which_are_not_attached_and_
     stage.membership.troubles["pods:1"] = "pods:1 cannot be looked up"
     assert stage.drivers.last_trouble == "b:1 is gone; c:1 is gone; pods:1 cannot be looked up"
     assert untried.last_trouble == ""
+
+
+def test_an_executor_that_is_attached_through_another_address_is_not_expected() -> None:
+    stage = Stage()
+    first, alias, other = (stage.drivers.add(address) for address in ("a:1", "alias:1", "b:1"))
+    core = cast("Scheduler", object())
+    was_complete: list[bool] = []
+    for first.core, first.instance_id, alias.instance_id in (
+        (None, "", ""),
+        (core, "", ""),
+        (core, "one", "one"),
+        (core, "one", "another one"),
+        (None, "one", "one"),
+    ):
+        other.core = first.core
+        was_complete.append(stage.drivers.is_complete)
+    assert was_complete == [False, False, True, False, False]
+
+
+def test_an_executor_belongs_to_the_driver_that_claimed_it() -> None:
+    stage = Stage()
+    first, alias = (stage.drivers.add(address) for address in ("a:1", "alias:1"))
+    first.instance_id = alias.instance_id = "one"
+    assert stage.drivers.holder_of("one") is None
+    alias.holds_instance = True
+    assert stage.drivers.holder_of("one") is alias
+    assert stage.drivers.holder_of("another one") is None
 
 
 @pytest.mark.parametrize(("wake", "woken"), [(Drivers.wake, [True, True]), (Drivers.wake_sleepers, [False, True])])

@@ -1,5 +1,6 @@
 """The engine's own rules, on cores that nobody drives."""
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from executor_svc.fake_worker import FakeWorker
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.served_model import ServedModel
-from shared.errors import OctavoServiceError, QueueFullError
+from shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError
 from tests.support.driving import group, small_limits
 from tests.support.idle_engine import IdleEngine
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
@@ -18,7 +19,7 @@ def crowded() -> IdleEngine:
     idle = IdleEngine(["a"], small_limits())
     engine = idle.engine
     engine.settings = replace(engine.settings, max_waiting_requests_per_tenant=1)
-    engine.model = ServedModel(FakeWorker().info, make_tokenizer(byte_level_backend()), 24, 4)
+    engine.adoption.model = ServedModel(FakeWorker().info, make_tokenizer(byte_level_backend()), 24, 4)
     idle.add(group(0, 4))
     return idle
 
@@ -31,6 +32,57 @@ def test_a_tenant_whose_share_of_the_queue_is_full_is_refused() -> None:
 def test_a_full_share_of_the_queue_keeps_nobody_else_out() -> None:
     engine = crowded().engine
     assert engine.admitting_model("new", "another") is engine.model
+
+
+def test_a_request_that_is_being_tokenized_has_its_place_in_the_queue() -> None:
+    idle = crowded()
+    engine = idle.engine
+    engine.settings = replace(engine.settings, max_waiting_requests=3)
+    with engine.checking("first", "another"):
+        with pytest.raises(QueueFullError, match="of tenant 'another'"):
+            engine.admitting_model("second", "another")
+        with engine.checking("second", "a third one"):
+            assert engine.num_waiting == 3
+            with pytest.raises(QueueFullError, match=r"full \(3 requests\)"):
+                engine.admitting_model("third", "a fourth one")
+    assert engine.num_waiting == 1
+    assert engine.admitting_model("third", "another") is engine.model
+
+
+def test_a_request_that_is_refused_while_it_is_tokenized_leaves_its_place() -> None:
+    engine = crowded().engine
+    with pytest.raises(InvalidFieldError), engine.checking("bad", "another"):
+        raise InvalidFieldError("text", "empty", "at least 1 character long")
+    assert engine.num_waiting == 1
+
+
+async def test_a_scheduler_whose_last_executor_leaves_is_not_ready_until_one_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "scheduler_svc.engine")
+    idle = IdleEngine(["a", "b"], small_limits())
+    engine, (first, second) = idle.engine, idle.engine.drivers.values()
+    await engine.on_addresses_changed()
+    for retired in ([first], [first, second], [second], []):
+        for driver in (first, second):
+            driver.retire(is_retired=driver in retired)
+        await engine.on_addresses_changed()
+    await engine.start_draining()
+    assert idle.readiness == [True, True, False, True, True, False]
+    assert caplog.messages == [
+        "event=ready",
+        "event=not_ready cause='every executor is leaving the fleet'",
+        "event=ready",
+        "event=not_ready cause='the scheduler is draining'",
+    ]
+
+
+async def test_a_scheduler_without_executors_is_not_ready_and_says_why() -> None:
+    idle = IdleEngine(["a"], None)
+    idle.engine.drivers["a"].last_trouble = "it loads"
+    await idle.engine.on_detached(idle.engine.drivers["a"])
+    assert idle.readiness == [False]
+    assert idle.engine.why_not_ready == "no executor is attached (it loads)"
 
 
 def test_a_bug_ends_the_requests_of_its_core_and_those_that_wait_and_no_others() -> None:

@@ -72,11 +72,13 @@ class VirtualClient(ExecutorClient):
         self.sessions: list[VirtualSession] = []
 
     @asynccontextmanager
-    async def attach(self) -> AsyncIterator[VirtualSession]:
+    async def attach(self, claim: Callable[[str], None]) -> AsyncIterator[VirtualSession]:
         if self.refusals:
             raise self.refusals.pop(0)
-        self.sessions.append(VirtualSession(len(self.sessions) + 1))
-        yield self.sessions[-1]
+        session = VirtualSession(len(self.sessions) + 1)
+        claim(session.info.instance_id)
+        self.sessions.append(session)
+        yield session
 
 
 class Owner:
@@ -87,6 +89,13 @@ class Owner:
         self.token_ids: list[int] = []
         self.events: list[str] = []
         self.when_adopted: Callable[[], None] = lambda: None
+        self.holder: ExecutorDriver | None = None
+
+    async def on_addresses_changed(self) -> None:
+        raise AssertionError("a driver does not say so")
+
+    def holder_of(self, instance_id: str) -> ExecutorDriver | None:
+        return self.holder
 
     async def adopt(self, session: ExecutorSession, address: str) -> Scheduler:
         self.when_adopted()
@@ -265,6 +274,36 @@ async def test_a_refusal_is_no_loss_and_is_logged_once_for_each_reason(caplog: p
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     told = [reasons[0], *reasons[2:]]
     assert warned == [f"event=no_executor address={ADDRESS} cause={reason!r}" for reason in told]
+
+
+async def test_an_executor_of_another_driver_is_not_attached_a_second_time_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stage, other = Stage(), Stage()
+    stage.owner.holder = other.driver
+    async with stage.running():
+        await settle()
+        assert stage.client.sessions == []
+        assert stage.owner.events.count("detached") > 1
+        was_held = [stage.driver.holds_instance]
+        stage.owner.holder = None
+        await settle()
+        was_held.append(stage.driver.holds_instance)
+        assert was_held == [False, True]
+        assert stage.driver.instance_id == stage.session.info.instance_id
+    assert stage.driver.num_losses == 0
+    cause = f"it is the executor of {ADDRESS}, under another address; used only there"
+    assert caplog.messages == [f"event=no_executor address={ADDRESS} cause={cause!r}"]
+
+
+async def test_an_address_where_nobody_answers_any_more_has_no_executor() -> None:
+    stage = Stage()
+    async with stage.running():
+        stage.client.refusals = [ExecutorLostError("nobody answers")] * 100
+        stage.session.lose()
+        await settle()
+        assert stage.driver.instance_id == ""
+        assert not stage.driver.holds_instance
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """From a GenerateRequest to the events of its stream, with an engine that the test plays itself."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,12 +12,14 @@ import pytest
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc import generation_servicer
 from scheduler_svc.core.beam_search import Hypothesis
 from scheduler_svc.core.sequence import FinishReason
 from scheduler_svc.engine import Engine
 from scheduler_svc.generation_servicer import GenerationServicer
 from scheduler_svc.request import Request
 from scheduler_svc.request_validation import ValidRequest
+from scheduler_svc.served_model import ServedModel
 from shared.errors import InvalidFieldError, QueueFullError, RequestAbortedError
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
 
@@ -36,14 +39,19 @@ class PlayedEngine:
         self.submitted: asyncio.Queue[Request] = asyncio.Queue()
         self.aborted: list[str] = []
         self.crowded_tenant: str | None = None
+        self.num_checked = 0
 
-    def admitting_model(self, request_id: str, tenant: str) -> SimpleNamespace:
+    @contextmanager
+    def checking(self, request_id: str, tenant: str) -> Iterator[SimpleNamespace]:
         if tenant == self.crowded_tenant:
             raise QueueFullError(1, 1.0, tenant)
-        return self.model
+        self.num_checked += 1
+        yield self.model
+        self.num_checked -= 1
 
     def submit(self, valid: ValidRequest, checked_for: SimpleNamespace) -> Request:
         assert checked_for is self.model
+        assert not self.num_checked, "it counts as checked and as submitted"
         request = Request(valid.to_group(arrival=1), valid.answer_options, TOKENIZER, 0.0)
         self.submitted.put_nowait(request)
         return request
@@ -73,6 +81,21 @@ async def accepted(engine: PlayedEngine, events: AsyncIterator[pb.GenerateRespon
 def push_text(request: Request, output_index: int, text: str, logprob: float | None = None) -> None:
     for token_id in text.encode():
         request.push(output_index, token_id, logprob)
+
+
+async def test_a_request_holds_a_place_in_the_queue_while_it_is_tokenized(
+    engine: PlayedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenize, held = generation_servicer.tokenize, []
+
+    def watched(request: pb.GenerateRequest, model: ServedModel) -> tuple[list[int], list[list[int]]]:
+        held.append(engine.num_checked)
+        return tokenize(request, model)
+
+    monkeypatch.setattr(generation_servicer, "tokenize", watched)
+    await accepted(engine, generate(engine))
+    assert held == [1]
+    assert engine.num_checked == 0
 
 
 async def test_a_tenant_whose_share_of_the_queue_is_full_is_refused_and_no_other(engine: PlayedEngine) -> None:

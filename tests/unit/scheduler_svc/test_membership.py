@@ -29,9 +29,16 @@ class Names:
             await asyncio.sleep(0)
 
 
+async def watch(membership: Membership, on_change: Callable[[list[str]], None]) -> None:
+    async def tell(addresses: list[str]) -> None:
+        on_change(addresses)
+
+    await membership.watch(tell)
+
+
 @asynccontextmanager
 async def watching(membership: Membership, on_change: Callable[[list[str]], None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(membership.watch(on_change))
+    task = asyncio.create_task(watch(membership, on_change))
     try:
         yield
     finally:
@@ -41,7 +48,7 @@ async def watching(membership: Membership, on_change: Callable[[list[str]], None
 
 async def test_a_list_is_told_once_in_its_order_and_without_repetition() -> None:
     seen: list[list[str]] = []
-    await Membership(["b:2", "a:1", "b:2"], INTERVAL_S).watch(seen.append)
+    await watch(Membership(["b:2", "a:1", "b:2"], INTERVAL_S), seen.append)
     assert seen == [["b:2", "a:1"]]
 
 
