@@ -1,10 +1,11 @@
 """What sampling costs beside a step of the model: each feature by itself, and all at once.
 
-    python -m benchmarks.sampler [--rounds 30] [--model DIRECTORY]
+    python -m benchmarks.sampler [--rounds 30] [--model DIRECTORY] [--cpu-kernels auto]
 
 32 rows with histories of 256 tokens, on logits that the demo model has after pieces of this project's text;
-the step decodes one token behind each of these pieces, greedily. Samplers and steps take turns, so that a
-slow spell of the machine hits all; the table has the median of each and its share of the step.
+the step decodes one token behind each of these pieces, greedily. Model and sampler use the same kernels. Samplers
+and steps take turns, so that a slow spell of the machine hits all; the table has the median of each and its share
+of the step.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
@@ -21,6 +23,10 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from benchmarks.machine import describe_machine
+from executor_svc.config import ExecutorConfig
+from executor_svc.kernels import CpuKernels
+from executor_svc.native import NativeUnavailableError
+from executor_svc.native.sampling import load_sampling
 from executor_svc.sample_rows import SampleRows
 from executor_svc.sampler import Sampler
 from executor_svc.torch_worker import TorchWorker
@@ -32,6 +38,7 @@ from shared.token_rules import TokenRules, pack_mask, pad_words
 NUM_ROWS = 32
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 128
 TEXTS = "README.md", "ARCHITECTURE.md"
+LEAST_ROUNDS, MOST_ROUNDS = 30, OUTPUT_TOKENS - 1
 
 
 def rules_of(vocab_size: int) -> dict[str, TokenRules]:
@@ -127,21 +134,37 @@ def decoding_step(worker: TorchWorker, prompts: Int32Array) -> Callable[[], obje
     return lambda: worker.execute(Step(1, next(step_ids), TableDelta()))
 
 
-def measure(directory: Path, num_rounds: int) -> tuple[list[float], dict[str, list[float]], int]:
+def make_sampler(cpu_kernels: CpuKernels) -> Sampler:
+    """Return a sampler with the C library, or without it: "torch" was asked for, or "auto" and it cannot be had."""
+    if cpu_kernels == "torch":
+        return Sampler()
+    try:
+        return Sampler(load_sampling(torch.get_num_threads()))
+    except NativeUnavailableError:
+        if cpu_kernels == "native":
+            raise
+        return Sampler()
+
+
+def measure(
+    directory: Path, num_rounds: int, cpu_kernels: CpuKernels
+) -> tuple[list[float], dict[str, list[float]], int]:
     """Return the times of the step and of each case in seconds, and the size of the vocabulary."""
     prompts = text_prompts(directory)
     with torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         logits = model(torch.from_numpy(prompts.astype(np.int64)), logits_to_keep=1).logits[:, 0].contiguous()
-    worker = load_worker(str(directory), dtype="float32", num_device_blocks=1024, num_host_blocks=0)
+    worker = load_worker(
+        ExecutorConfig(model=str(directory), dtype="float32", num_device_blocks=1024, num_host_blocks=0)
+    )
     vocab_size = worker.info.vocab_size
-    decode, sampler = decoding_step(worker, prompts), Sampler()
+    decode, sampler = decoding_step(worker, prompts), make_sampler(cpu_kernels)
     rows = {name: sample_rows(*how, vocab_size) for name, how in cases(vocab_size).items()}
     every_row = np.arange(NUM_ROWS, dtype=np.int32)
     steps: list[float] = []
     times: dict[str, list[float]] = {name: [] for name in rows}
     with torch.inference_mode():
-        for _ in range(min(num_rounds, OUTPUT_TOKENS - 1)):
+        for _ in range(num_rounds):
             started = time.perf_counter()
             decode()
             steps.append(time.perf_counter() - started)
@@ -155,10 +178,15 @@ def measure(directory: Path, num_rounds: int) -> tuple[list[float], dict[str, li
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="What sampling costs beside a step of the model.")
-    parser.add_argument("--rounds", type=int, default=30, help="times that each is measured, at most 127 (default: 30)")
+    parser.add_argument("--rounds", type=int, default=LEAST_ROUNDS, help="times that each is measured (default: 30)")
     parser.add_argument("--model", type=Path, help="Hugging Face directory (default: the demo model)")
+    parser.add_argument("--cpu-kernels", choices=get_args(CpuKernels), default="auto", help="(default: auto)")
     arguments = parser.parse_args()
-    steps, times, vocab_size = measure(arguments.model or prepare_model("smollm2"), arguments.rounds)
+    if not LEAST_ROUNDS <= arguments.rounds <= MOST_ROUNDS:
+        parser.error(f"--rounds is {arguments.rounds}; it is {LEAST_ROUNDS} to {MOST_ROUNDS}")
+    steps, times, vocab_size = measure(
+        arguments.model or prepare_model("smollm2"), arguments.rounds, arguments.cpu_kernels
+    )
     step_s = statistics.median(steps)
     table = Table(title=f"Sampling {NUM_ROWS} rows of {vocab_size} logits; a step takes {step_s * 1e3:.1f} ms")
     table.add_column("sampling")

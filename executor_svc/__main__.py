@@ -1,46 +1,44 @@
-"""`python -m executor_svc`: the executor with a real model."""
+"""`python -m executor_svc`: the executor with a real model, or one rank of it."""
 
 import os
 import sys
+from contextlib import ExitStack
 
 from executor_svc.config import ExecutorConfig
 from executor_svc.errors import ModelLoadError
+from executor_svc.parallel.ranks import RankAssignment, assignment_from
 from executor_svc.service import run_executor
 from executor_svc.worker import Worker
 from shared.config import load_config_or_exit
 
 
 def main() -> int:
-    """Run the executor; return the exit code."""
+    """Run the executor, or a rank that follows it; return the exit code."""
     config = load_config_or_exit(ExecutorConfig, sys.argv[1:], os.environ)
-    return run_executor(config, lambda: _load_worker(config))
-
-
-def _load_worker(config: ExecutorConfig) -> Worker:
-    """Load the model. Torch is imported here, so that the server answers before that is done."""
-    _spin_less()
     try:
+        assignment = assignment_from(os.environ, config.tp)
+    except ModelLoadError as error:
+        print(f"octavo executor: {error}", file=sys.stderr)
+        return 1
+    _spin_less()
+    if assignment is not None and assignment.rank > 0:
+        from executor_svc.parallel.rank_process import run_following_rank
+
+        return run_following_rank(config, assignment)
+    with ExitStack() as at_end:
+        return run_executor(config, lambda: _load_worker(config, assignment, at_end))
+
+
+def _load_worker(config: ExecutorConfig, assignment: RankAssignment | None, at_end: ExitStack) -> Worker:
+    """Load the model. Torch is imported here, so that the server answers before that is done."""
+    try:
+        from executor_svc.parallel.rank_process import load_leader
         from executor_svc.worker_loading import load_worker
     except ModuleNotFoundError as error:
         raise ModelLoadError(f"the package {error.name} is missing; install octavo[executor]") from error
-    return load_worker(
-        config.model,
-        device=config.device,
-        dtype=config.dtype,
-        quantization=config.quantization,
-        cpu_kernels=config.cpu_kernels,
-        block_size_tokens=config.block_size_tokens,
-        num_device_blocks=config.num_device_blocks,
-        num_threads=config.num_threads,
-        kv_cache_gib=config.kv_cache_gib,
-        num_host_blocks=config.num_host_blocks,
-        host_cache_gib=config.host_cache_gib,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_message_bytes=config.max_message_bytes,
-        model_id=config.model_id,
-    )
+    if config.tp > 1:
+        return load_leader(config, assignment, sys.argv[1:], os.environ, at_end)
+    return load_worker(config)
 
 
 def _spin_less() -> None:

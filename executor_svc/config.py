@@ -60,10 +60,17 @@ class ExecutorConfig(_BatchConfig):
         description="What computes float32 on a CPU. native: C, compiled on this machine at the first start; torch: "
         "torch; auto: native where there are a compiler and AVX2, else torch.",
     )
+    tp: int = Field(
+        1,
+        ge=1,
+        description="Tensor parallelism: ranks that share the model, each a process with its part of every layer. They "
+        "are started on this machine, unless a launcher such as torchrun has started one process for each.",
+    )
     num_threads: int | None = Field(
         None,
         ge=1,
-        description="Threads that compute on a CPU; by default one a core. Fewer leave cores to other work.",
+        description="Threads that compute on a CPU, of each rank; by default the ranks share the cores. Fewer leave "
+        "cores to other work.",
     )
     kv_cache_gib: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="Size of the KV cache in GiB; fits beside a small model anywhere."

@@ -58,7 +58,7 @@ def _native_library(
 ) -> NativeLibrary | None:
     """Return the C library; None if it is not to be used, or, with one line in the log, if it cannot be had."""
     is_elsewhere = device.type != "cpu" or dtype != torch.float32
-    if cpu_kernels == "torch" or (cpu_kernels == "auto" and is_elsewhere):
+    if cpu_kernels == "torch" or (cpu_kernels == "auto" and (is_elsewhere or tp_size > 1)):
         return None
     try:
         if is_elsewhere:

@@ -2,114 +2,106 @@
 
 import uuid
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from executor_svc.cache_engine import CacheEngine, CacheShape, available_memory_bytes
+from executor_svc.config import ExecutorConfig
 from executor_svc.errors import ModelLoadError
-from executor_svc.kernels import CpuKernels, Quantization, make_model
+from executor_svc.kernels import make_model
 from executor_svc.model_directory import find_model_directory
 from executor_svc.model_runner import ModelRunner
 from executor_svc.models.families import parse_config
+from executor_svc.models.sharding import Shard
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.sampler import Sampler
 from executor_svc.torch_worker import TorchWorker
 from executor_svc.weights import Checkpoint
 from shared.executor_info import ExecutorInfo
 
-DeviceName = Literal["cpu", "cuda"]
-DtypeName = Literal["float32", "bfloat16", "float16"]
-
 
 def load_worker(
-    model: str,
-    *,
-    device: DeviceName = "cpu",
-    dtype: DtypeName = "float32",
-    quantization: Quantization = "none",
-    cpu_kernels: CpuKernels = "auto",
-    num_threads: int | None = None,
-    block_size_tokens: int = 16,
-    num_device_blocks: int | None = None,
-    kv_cache_gib: float = 2.0,
-    num_host_blocks: int | None = None,
-    host_cache_gib: float = 0.5,
-    max_model_len: int | None = None,
-    max_num_seqs: int = 256,
-    max_num_batched_tokens: int = 2048,
-    max_message_bytes: int = 64 * 2**20,
-    model_id: str | None = None,
-    group: TensorParallelGroup = SINGLE_RANK,
+    config: ExecutorConfig, group: TensorParallelGroup = SINGLE_RANK, device: torch.device | None = None
 ) -> TorchWorker:
     """Load a model and make its worker.
 
     Args:
-        model: A Hugging Face directory, or a hub id if there is no such directory.
-        device: Where the model runs.
-        dtype: Number format of weights and cache.
-        quantization: "int8": weights become int8 as they are loaded.
-        cpu_kernels: What computes on a CPU; see `executor_svc.kernels.make_model`.
-        num_threads: Threads that compute on a CPU; None: torch's own choice, one a core.
-        block_size_tokens: Tokens in a block, 1 to 1,024.
-        num_device_blocks: Blocks of the cache; None: as many as `kv_cache_gib` holds.
-        kv_cache_gib: Size of the cache in GiB; unused if `num_device_blocks` is given.
-        num_host_blocks: Blocks of the host pool for swapping; None: as many as `host_cache_gib` holds.
-        host_cache_gib: Size of the host pool in GiB; unused if `num_host_blocks` is given.
-        max_model_len: Longest sequence in tokens; None: what config.json says.
-        max_num_seqs: Slots of the batch table.
-        max_num_batched_tokens: Reported to the scheduler, which keeps to it.
-        max_message_bytes: Reported to the scheduler, which keeps to it.
-        model_id: Reported name; None: `model`, for a directory its last path component.
+        config: The settings of the executor.
         group: The ranks that share the model; all of them load it at the same time.
+        device: Of this rank; None: the first of the kind that is configured.
 
     Raises:
         ModelLoadError: the model, or a setting, does not work; the message names the file or the setting.
     """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ModelLoadError("the device is cuda, but torch finds no CUDA device")
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
-    directory = find_model_directory(model)
-    torch_device, torch_dtype = torch.device(device), _torch_dtype(dtype)
-    network, backend = make_model(
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    directory = find_model_directory(config.model)
+    device, dtype = device or find_device(config.device, 0), _torch_dtype(config.dtype)
+    model, backend = make_model(
         parse_config(directory.config(), directory.path / "config.json"),
-        torch_dtype,
-        torch_device,
-        cpu_kernels=cpu_kernels,
-        quantization=quantization,
+        dtype,
+        device,
+        cpu_kernels=config.cpu_kernels,
+        quantization=config.quantization,
         group=group,
     )
-    shape = network.shape
-    model_len = _checked_model_len(shape.max_position_embeddings, max_model_len, directory.path / "config.json")
-    cache_shape = CacheShape(shape.num_layers, block_size_tokens, shape.num_kv_heads, shape.head_dim, torch_dtype)
-    num_blocks = cache_shape.num_blocks_in(kv_cache_gib) if num_device_blocks is None else num_device_blocks
-    if num_host_blocks is None:
-        num_host_blocks = cache_shape.num_blocks_in(host_cache_gib)
-    # Ranks may share a machine, and have the same settings: the check counts this rank alone.
-    _check_cache_size(cache_shape, num_blocks, num_host_blocks, device)
+    shape = model.shape
+    model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, directory.path / "config.json")
+    cache_shape = CacheShape(shape.num_layers, config.block_size_tokens, shape.num_kv_heads, shape.head_dim, dtype)
+    num_blocks, num_host_blocks = _count_blocks(config, cache_shape, group)
     checkpoint = Checkpoint(directory.path)
-    network.load(checkpoint)
-    cache_engine = CacheEngine(cache_shape, num_blocks, num_host_blocks, torch_device)
+    model.load(checkpoint)
+    cache_engine = CacheEngine(cache_shape, num_blocks, num_host_blocks, device)
     info = ExecutorInfo(
         instance_id=uuid.uuid4().hex,
-        model_id=model_id or _model_id(model),
-        model_hash=checkpoint.model_hash(quantization),
-        dtype=dtype,
-        block_size_tokens=block_size_tokens,
-        num_device_blocks=group.least(num_blocks),
-        num_host_blocks=group.least(num_host_blocks),
+        model_id=config.model_id or _model_id(config.model),
+        model_hash=checkpoint.model_hash(config.quantization),
+        dtype=config.dtype,
+        block_size_tokens=config.block_size_tokens,
+        num_device_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
         max_model_len=model_len,
         vocab_size=shape.vocab_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_message_bytes=max_message_bytes,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_message_bytes=config.max_message_bytes,
         eos_token_ids=directory.eos_token_ids(),
         tp_size=group.size,
         sliding_window_tokens=shape.sliding_window_tokens,
     )
-    runner = ModelRunner(network, cache_engine.layers, backend)
+    runner = ModelRunner(model, cache_engine.layers, backend)
     return TorchWorker(info, runner, cache_engine, Sampler(), directory.tokenizer_files(), group)
+
+
+def check_model(config: ExecutorConfig) -> None:
+    """Raise ModelLoadError if so many ranks cannot share the model; nothing of it is loaded."""
+    directory = find_model_directory(config.model)
+    Shard.of(parse_config(directory.config(), directory.path / "config.json"), rank=0, size=config.tp)
+
+
+def find_device(name: str, local_rank: int) -> torch.device:
+    """Return the device of a rank. Raises: ModelLoadError: there is none."""
+    if name == "cpu":
+        return torch.device("cpu")
+    num_devices = torch.cuda.device_count()
+    if num_devices == 0:
+        raise ModelLoadError("the device is cuda, but torch finds no CUDA device")
+    if local_rank >= num_devices:
+        raise ModelLoadError(
+            f"rank {local_rank} of this machine needs a CUDA device of its own; torch finds {num_devices}"
+        )
+    return torch.device("cuda", local_rank)
+
+
+def _count_blocks(config: ExecutorConfig, shape: CacheShape, group: TensorParallelGroup) -> tuple[int, int]:
+    """Return the blocks on the device and on the host: so many as every rank has room for."""
+    num_blocks, num_host_blocks = config.num_device_blocks, config.num_host_blocks
+    if num_blocks is None:
+        num_blocks = shape.num_blocks_in(config.kv_cache_gib)
+    if num_host_blocks is None:
+        num_host_blocks = shape.num_blocks_in(config.host_cache_gib)
+    _check_cache_size(shape, num_blocks, num_host_blocks, config.device)
+    return group.least(num_blocks), group.least(num_host_blocks)
 
 
 def _checked_model_len(limit: int, max_model_len: int | None, source: Path) -> int:
@@ -120,7 +112,7 @@ def _checked_model_len(limit: int, max_model_len: int | None, source: Path) -> i
     return max_model_len
 
 
-def _check_cache_size(shape: CacheShape, num_blocks: int, num_host_blocks: int, device: DeviceName) -> None:
+def _check_cache_size(shape: CacheShape, num_blocks: int, num_host_blocks: int, device: str) -> None:
     """Refuse a cache without a block, or one that this machine has no memory for.
 
     A machine's memory is only promised when it is taken; too much of it would end the process later,
@@ -138,7 +130,7 @@ def _check_cache_size(shape: CacheShape, num_blocks: int, num_host_blocks: int, 
         )
 
 
-def _torch_dtype(dtype: DtypeName) -> torch.dtype:
+def _torch_dtype(dtype: str) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
 
 

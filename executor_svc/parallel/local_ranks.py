@@ -1,8 +1,10 @@
 """The other ranks of a group on this machine: the same program, started with the variables of a launcher."""
 
+import contextlib
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 from executor_svc.errors import ModelLoadError
@@ -30,7 +32,7 @@ class LocalRanks:
             # -P: a folder named like one of our packages, where the user stands, must not come first.
             self._processes[rank] = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *argv],
-                env={**environ, **assignment.to_environment()},
+                env={**environ, **assignment.to_environment(), "LOCAL_WORLD_SIZE": str(size)},
                 stdin=subprocess.DEVNULL,
             )
 
@@ -51,6 +53,14 @@ class LocalRanks:
         if code is None:
             return None
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until all have ended; those that have not after `timeout_s` are killed."""
+        deadline_s = time.monotonic() + timeout_s
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline_s - time.monotonic()))
+        self.kill()
 
     def kill(self) -> None:
         """End those that still run, at once."""

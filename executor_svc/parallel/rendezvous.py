@@ -31,6 +31,7 @@ JOIN_TIMEOUT_S = 300.0
 # Longest wait in a collective. Within a step ranks differ by the noise of their machines.
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)
 REAP_TIMEOUT_S = 1.0
+STOP_TIMEOUT_S = 5.0
 _ADDRESS_KEY = "steps"
 
 _logger = logging.getLogger(__name__)
@@ -77,8 +78,17 @@ class LeadingRank:
         _logger.info("event=group_joined rank=0 size=%d", size)
 
     def close(self) -> None:
-        """Let the other ranks end in order."""
+        """Let the other ranks end in order, and wait for those on this machine."""
         self.channel.close()
+        self.group.close()
+        if self._local_ranks is not None:
+            self._local_ranks.wait(STOP_TIMEOUT_S)
+
+    def end(self, reason: str) -> NoReturn:
+        """End this process at once, and those that it started, even if they are frozen."""
+        if self._local_ranks is not None:
+            self._local_ranks.kill()
+        end_group(reason)
 
     def _check_local_ranks(self) -> None:
         if self._local_ranks is not None:
@@ -89,7 +99,7 @@ class LeadingRank:
         deadline_s = time.monotonic() + REAP_TIMEOUT_S
         while self._local_ranks is not None and not endings and time.monotonic() < deadline_s:
             endings = self._local_ranks.endings()
-        end_group("; ".join([reason, *endings]))
+        self.end("; ".join([reason, *endings]))
 
 
 class FollowingRank:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaForCausalLM, MistralForCausalLM
 
+from executor_svc.config import ExecutorConfig
 from executor_svc.worker_loading import load_worker
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
 from tests.numerics.tiny_models import VARIANTS, save_tiny_model
@@ -41,11 +42,13 @@ def make_driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., StepDriver]:
 
     def make(model: TinyModel, block_size_tokens: int = 4, num_device_blocks: int = 600, seed: int = 0) -> StepDriver:
         worker = load_worker(
-            str(model.directory),
-            block_size_tokens=block_size_tokens,
-            num_device_blocks=num_device_blocks,
-            num_host_blocks=64,
-            max_num_seqs=64,
+            ExecutorConfig(
+                model=str(model.directory),
+                block_size_tokens=block_size_tokens,
+                num_device_blocks=num_device_blocks,
+                num_host_blocks=64,
+                max_num_seqs=64,
+            )
         )
         return StepDriver(worker, seed)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from executor_svc.config import ExecutorConfig
 from executor_svc.torch_worker import TorchWorker
 from executor_svc.worker_loading import load_worker
 from tests.numerics.driver import PoisonedCacheEngine
@@ -31,11 +32,13 @@ class RealModel:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("executor_svc.worker_loading.CacheEngine", PoisonedCacheEngine)
             return load_worker(
-                str(self._directory),
-                block_size_tokens=self._block_size_tokens,
-                num_device_blocks=self.num_blocks,
-                num_host_blocks=self.num_blocks,
-                max_num_seqs=128,
+                ExecutorConfig(
+                    model=str(self._directory),
+                    block_size_tokens=self._block_size_tokens,
+                    num_device_blocks=self.num_blocks,
+                    num_host_blocks=self.num_blocks,
+                    max_num_seqs=128,
+                )
             )
 
     def worker(self) -> TorchWorker:

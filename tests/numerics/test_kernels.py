@@ -8,6 +8,7 @@ import torch
 
 from executor_svc.attention import TorchAttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
+from executor_svc.config import ExecutorConfig
 from executor_svc.errors import ModelLoadError
 from executor_svc.kernels import CpuKernels, make_model
 from executor_svc.model_directory import ModelDirectory
@@ -31,7 +32,7 @@ def _library() -> None:
 
 
 def driver(model: TinyModel, **settings: object) -> StepDriver:
-    return StepDriver(load_worker(str(model.directory), num_device_blocks=64, **settings))  # type: ignore[arg-type]
+    return StepDriver(load_worker(ExecutorConfig(model=str(model.directory), num_device_blocks=64, **settings)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from executor_svc.config import ExecutorConfig
 from executor_svc.randomness import uniforms
 from executor_svc.sampler.drawing import draw
 from executor_svc.worker_loading import load_worker
@@ -174,7 +175,7 @@ def test_mistral_without_sliding_window_equals_transformers(
 
 def test_bfloat16_stays_near_float32(tiny_models: dict[str, TinyModel]) -> None:
     model, prompt = tiny_models["gqa"], random_prompt(20)
-    driver = StepDriver(load_worker(str(model.directory), dtype="bfloat16", num_device_blocks=8))
+    driver = StepDriver(load_worker(ExecutorConfig(model=str(model.directory), dtype="bfloat16", num_device_blocks=8)))
     admission = driver.admission(0, prompt, 3, SamplingRow(num_logprobs=0))
 
     first = driver.execute(TableDelta(admissions=(admission,), prefill_chunks=pairs((0, 20))))

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from executor_svc.config import ExecutorConfig
 from executor_svc.errors import ModelLoadError
 from executor_svc.models import Decoder
 from executor_svc.worker_loading import load_worker
@@ -28,7 +29,9 @@ def model(tiny_models: dict[str, TinyModel]) -> TinyModel:
 
 def test_info_describes_model_cache_and_limits(model: TinyModel) -> None:
     info = load_worker(
-        str(model.directory), block_size_tokens=8, num_device_blocks=33, num_host_blocks=7, max_num_seqs=5
+        ExecutorConfig(
+            model=str(model.directory), block_size_tokens=8, num_device_blocks=33, num_host_blocks=7, max_num_seqs=5
+        )
     ).info
 
     assert info.model_id == "gqa"
@@ -42,22 +45,29 @@ def test_cache_size_in_gib_gives_the_number_of_blocks(model: TinyModel) -> None:
     block_bytes = 2 * 2 * 16 * 2 * 8 * 4
 
     info = load_worker(
-        str(model.directory), kv_cache_gib=10.5 * block_bytes / 2**30, host_cache_gib=3.5 * block_bytes / 2**30
+        ExecutorConfig(
+            model=str(model.directory),
+            kv_cache_gib=10.5 * block_bytes / 2**30,
+            host_cache_gib=3.5 * block_bytes / 2**30,
+        )
     ).info
 
     assert (info.num_device_blocks, info.num_host_blocks) == (10, 3)
 
 
 def test_each_load_is_a_new_instance_of_the_same_model(model: TinyModel) -> None:
-    first = load_worker(str(model.directory), num_device_blocks=1).info
-    second = load_worker(str(model.directory), num_device_blocks=1).info
+    first = load_worker(ExecutorConfig(model=str(model.directory), num_device_blocks=1)).info
+    second = load_worker(ExecutorConfig(model=str(model.directory), num_device_blocks=1)).info
 
     assert first.instance_id != second.instance_id
     assert first.model_hash == second.model_hash
 
 
 def test_model_hash_differs_between_models(tiny_models: dict[str, TinyModel]) -> None:
-    hashes = {load_worker(str(m.directory), num_device_blocks=1).info.model_hash for m in tiny_models.values()}
+    hashes = {
+        load_worker(ExecutorConfig(model=str(m.directory), num_device_blocks=1)).info.model_hash
+        for m in tiny_models.values()
+    }
 
     assert len(hashes) == len(tiny_models)
 
@@ -66,7 +76,10 @@ def test_model_hash_differs_between_trainings_of_one_configuration(tmp_path: Pat
     for seed in (1, 2):
         save_tiny_model(tmp_path / str(seed), seed=seed)
 
-    hashes = {load_worker(str(tmp_path / str(seed)), num_device_blocks=1).info.model_hash for seed in (1, 2)}
+    hashes = {
+        load_worker(ExecutorConfig(model=str(tmp_path / str(seed)), num_device_blocks=1)).info.model_hash
+        for seed in (1, 2)
+    }
 
     assert len(hashes) == 2
 
@@ -80,17 +93,17 @@ def test_eos_ids_come_from_generation_config_first(
     directory = Path(shutil.copytree(model.directory, tmp_path / "copy"))
     (directory / "generation_config.json").write_text(json.dumps(generation_config))
 
-    assert load_worker(str(directory), num_device_blocks=1).info.eos_token_ids == expected
+    assert load_worker(ExecutorConfig(model=str(directory), num_device_blocks=1)).info.eos_token_ids == expected
 
 
 def test_tokenizer_files_are_those_that_exist(model: TinyModel, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(model.directory, tmp_path / "copy"))
-    assert load_worker(str(directory), num_device_blocks=1).tokenizer_files() == ()
+    assert load_worker(ExecutorConfig(model=str(directory), num_device_blocks=1)).tokenizer_files() == ()
     tokenizer = Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str().encode()
     (directory / "tokenizer.json").write_bytes(tokenizer)
     (directory / "chat_template.jinja").write_text("hello")
 
-    files = load_worker(str(directory), num_device_blocks=1).tokenizer_files()
+    files = load_worker(ExecutorConfig(model=str(directory), num_device_blocks=1)).tokenizer_files()
 
     assert {file.name: file.content for file in files if file.name != "generation_config.json"} == {
         "tokenizer.json": tokenizer,
@@ -104,28 +117,28 @@ def test_a_broken_tokenizer_file_is_named(content: str, model: TinyModel, tmp_pa
     (directory / "tokenizer.json").write_text(content)
 
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
-        load_worker(str(directory), num_device_blocks=1)
+        load_worker(ExecutorConfig(model=str(directory), num_device_blocks=1))
 
 
 def test_a_cache_larger_than_the_memory_is_refused(model: TinyModel) -> None:
     with pytest.raises(ModelLoadError, match=r"1000000\.0 GiB, but \d+\.\d GiB of memory are available"):
-        load_worker(str(model.directory), kv_cache_gib=1e6, host_cache_gib=0)
+        load_worker(ExecutorConfig(model=str(model.directory), kv_cache_gib=1e6, host_cache_gib=0))
 
 
 def test_a_host_pool_larger_than_the_memory_is_refused(model: TinyModel) -> None:
     with pytest.raises(ModelLoadError, match=r"GiB of memory are available; .* --host-cache-gib"):
-        load_worker(str(model.directory), num_device_blocks=1, host_cache_gib=1e6)
+        load_worker(ExecutorConfig(model=str(model.directory), num_device_blocks=1, host_cache_gib=1e6))
 
 
-@pytest.mark.parametrize("limit", [0, MAX_MODEL_LEN + 1])
+@pytest.mark.parametrize("limit", [MAX_MODEL_LEN + 1, 10**6])
 def test_max_model_len_beyond_the_model_is_refused(limit: int, model: TinyModel) -> None:
     with pytest.raises(ModelLoadError, match=f"max_model_len is {limit}"):
-        load_worker(str(model.directory), max_model_len=limit)
+        load_worker(ExecutorConfig(model=str(model.directory), max_model_len=limit))
 
 
 def test_a_cache_too_small_for_one_block_is_refused(model: TinyModel) -> None:
     with pytest.raises(ModelLoadError, match="no room for even one block"):
-        load_worker(str(model.directory), kv_cache_gib=1e-9)
+        load_worker(ExecutorConfig(model=str(model.directory), kv_cache_gib=1e-9))
 
 
 def refused_steps() -> dict[str, Step]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from executor_svc.config import ExecutorConfig
 from executor_svc.errors import ModelLoadError
 from executor_svc.model_directory import ModelDirectory
 from executor_svc.models import parse_config
@@ -60,7 +61,7 @@ def shard(directory: Path) -> dict[str, str]:
 
 def load_error(directory: Path | str) -> str:
     with pytest.raises(ModelLoadError) as caught:
-        load_worker(str(directory), num_device_blocks=1)
+        load_worker(ExecutorConfig(model=str(directory), num_device_blocks=1))
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -220,7 +221,7 @@ def test_tensors_that_the_model_computes_itself_may_be_stored(directory: Path) -
     edit_tensors(directory, lambda tensors: tensors.update({name: torch.zeros(4)}))
     edit_config(directory, tie_word_embeddings=True)
 
-    assert load_worker(str(directory), num_device_blocks=1).info.vocab_size == 97
+    assert load_worker(ExecutorConfig(model=str(directory), num_device_blocks=1)).info.vocab_size == 97
 
 
 def test_missing_shard(directory: Path) -> None:

@@ -1,0 +1,75 @@
+"""A process that is one rank of a group: rank 0 becomes a worker of the service, the others follow it."""
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+import torch
+
+from executor_svc.config import ExecutorConfig
+from executor_svc.errors import ModelLoadError
+from executor_svc.parallel.rank_worker import LeaderWorker, follow
+from executor_svc.parallel.ranks import RankAssignment
+from executor_svc.parallel.rendezvous import FollowingRank, LeadingRank
+from executor_svc.worker import Worker
+from executor_svc.worker_loading import check_model, find_device, load_worker
+from shared.errors import StepFailedError
+from shared.grpc_server import configure_logging
+
+
+def load_leader(
+    config: ExecutorConfig,
+    assignment: RankAssignment | None,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    at_end: ExitStack,
+) -> Worker:
+    """Join the group as rank 0 and load its part of the model.
+
+    Args:
+        config: With `tp` above 1.
+        assignment: By a launcher; None: start the other ranks on this machine.
+        argv: Arguments of this process, for the ranks that it starts.
+        environ: Its environment.
+        at_end: Gets what ends the other ranks in order.
+
+    Raises: ModelLoadError: the others do not come, or the model cannot be loaded.
+    """
+    check_model(config)
+    local_rank = 0 if assignment is None else assignment.local_rank
+    device = find_device(config.device, local_rank)
+    leading = LeadingRank(assignment, config.tp, argv, environ, device)
+    at_end.callback(leading.close)
+    _share_cores(config, config.tp if assignment is None else _local_size(environ))
+    return LeaderWorker(load_worker(config, leading.group, device), leading.channel, leading.end)
+
+
+def run_following_rank(config: ExecutorConfig, assignment: RankAssignment) -> int:
+    """Run a rank above 0 until rank 0 ends; return the exit code."""
+    configure_logging(config.log_level)
+    # A terminal or a cluster tells all ranks to stop at once; rank 0 lets its requests end, and then says so.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        device = find_device(config.device, assignment.local_rank)
+        following = FollowingRank(assignment, device)
+        _share_cores(config, _local_size(os.environ))
+        follow(load_worker(config, following.group, device), following.connection)
+    except (ModelLoadError, StepFailedError) as error:
+        print(f"octavo executor: rank {assignment.rank}: {error}", file=sys.stderr)
+        return 1
+    following.group.close()
+    return 0
+
+
+def _local_size(environ: Mapping[str, str]) -> int:
+    """Return how many ranks this machine has; launchers and `LocalRanks` say it."""
+    return int(environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _share_cores(config: ExecutorConfig, local_size: int) -> None:
+    """Give each rank of this machine its share of the cores; more threads than cores would wait for each other."""
+    if config.num_threads is None:
+        torch.set_num_threads(max(1, torch.get_num_threads() // local_size))

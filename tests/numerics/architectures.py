@@ -1,0 +1,252 @@
+"""Architectures that the executor runs, as tiny random models; one line each. Read by tests and by
+`benchmarks/architectures.py`.
+
+The sizes that all lines share are `SIZES`, of which a model takes those that its configuration has. A line holds what
+is special: settings without which the architecture would do less than its real models do.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from executor_svc.attention import AttentionBackend, AttentionMetadata, LayerCache, TorchAttentionBackend
+from executor_svc.models.language_model import LanguageModel
+from executor_svc.models.transformers_model import load_transformers_model
+
+VOCAB_SIZE = 97
+BLOCK_SIZE_TOKENS = 4
+NUM_BLOCKS = 128
+PROMPT_LENGTHS = (1, 15, 16, 17, 40)
+NUM_NEW_TOKENS = 12
+
+SIZES: Mapping[str, object] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    # Mixtures of experts have many names for the same numbers.
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 16,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_k": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
+# A window, shorter than the prompts, in the first of two layers.
+ONE_WINDOW = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+ALL_WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention"] * 2}
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 2.5,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+
+# By the name in config.json.
+ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
+    "AfmoeForCausalLM": ONE_WINDOW,
+    "ApertusForCausalLM": {},
+    "ArceeForCausalLM": {"rope_parameters": YARN},
+    "AriaTextForCausalLM": {},
+    "BitNetForCausalLM": {},
+    "CohereForCausalLM": {"logit_scale": 0.3, "use_qk_norm": True},
+    "Cohere2ForCausalLM": {**ONE_WINDOW, "logit_scale": 0.3},
+    "Cohere2MoeForCausalLM": ONE_WINDOW,
+    "CTRLLMHeadModel": {"dff": 48},
+    "CwmForCausalLM": {**ONE_WINDOW, "rope_parameters": LINEAR_ROPE},
+    "DbrxForCausalLM": {
+        "d_model": 32,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.5, "rope_theta": 10_000.0},
+        "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 48, "moe_top_k": 2},
+    },
+    "Dots1ForCausalLM": {**ONE_WINDOW, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "Emu3ForCausalLM": {},
+    "Ernie4_5ForCausalLM": {},
+    "Ernie4_5_MoeForCausalLM": {"moe_layer_start_index": 1},
+    "Exaone4ForCausalLM": ONE_WINDOW,
+    "ExaoneMoeForCausalLM": ONE_WINDOW,
+    "FlexOlmoForCausalLM": {},
+    "GPT2LMHeadModel": {"scale_attn_by_inverse_layer_idx": True},
+    "GPTBigCodeForCausalLM": {},
+    "GPTNeoXForCausalLM": {"rope_parameters": PARTIAL_ROPE},
+    "GlmForCausalLM": {},
+    "Glm4ForCausalLM": {},
+    "Glm4MoeForCausalLM": {"first_k_dense_replace": 1, "use_qk_norm": True},
+    "GraniteForCausalLM": GRANITE,
+    "GraniteMoeForCausalLM": GRANITE,
+    "GraniteMoeSharedForCausalLM": {**GRANITE, "shared_intermediate_size": 16},
+    "HeliumForCausalLM": {},
+    "HunYuanDenseV1ForCausalLM": {"rope_parameters": {**DYNAMIC_ROPE, "alpha": 50.0}},
+    "HunYuanMoEV1ForCausalLM": {},
+    "HYV3ForCausalLM": {},
+    "HyperCLOVAXForCausalLM": {},
+    "Jais2ForCausalLM": {},
+    "JetMoeForCausalLM": {"kv_channels": 8},
+    "Kolibri1ForCausalLM": ALL_WINDOWS,
+    "LagunaForCausalLM": ONE_WINDOW,
+    "MellumForCausalLM": ONE_WINDOW,
+    "MiniMaxM2ForCausalLM": {},
+    "MinistralForCausalLM": ONE_WINDOW,
+    "Ministral3ForCausalLM": {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}},
+    "ModernBertDecoderForCausalLM": {"local_attention": 18, "layer_types": ["full_attention", "sliding_attention"]},
+    "NanoChatForCausalLM": {"final_logit_softcapping": 3.0},
+    "NemotronForCausalLM": {},
+    "OlmoForCausalLM": {"clip_qkv": 1.5},
+    "Olmo2ForCausalLM": {"rope_parameters": DYNAMIC_ROPE},
+    "Olmo3ForCausalLM": ONE_WINDOW,
+    "OlmoeForCausalLM": {},
+    "PersimmonForCausalLM": {},
+    "PhiForCausalLM": {"qk_layernorm": True},
+    "PhimoeForCausalLM": {"sliding_window": 9},
+    "Qwen2MoeForCausalLM": {},
+    "SeedOssForCausalLM": {},
+    "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
+    "SolarOpenForCausalLM": {},
+    "Starcoder2ForCausalLM": {"sliding_window": 9},
+    "VaultGemmaForCausalLM": {**ONE_WINDOW, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 20.0},
+}
+
+
+@torch.no_grad()
+def save_tiny_architecture(directory: Path, name: str, settings: Mapping[str, object]) -> Any:
+    """Save a random model of an architecture, float32; return transformers' form of it, with eager attention."""
+    model_class = getattr(transformers, name)
+    config_class = model_class.config_class
+    known = {*inspect.signature(config_class.__init__).parameters, *config_class.attribute_map}
+    assert known.issuperset(settings), f"{name} has no {set(settings) - known}"
+    sizes = {key: value for key, value in SIZES.items() if key in known}
+    config = config_class.from_dict({**sizes, **settings})
+    config._attn_implementation = "eager"
+    model = model_class(config)
+    generator = torch.Generator().manual_seed(7)
+    for parameter_name, parameter in model.named_parameters():
+        # transformers starts biases at 0, norms at 1 and the rest near 0: too tame to show a mistake.
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+        if parameter.ndim == 1 and parameter_name.endswith("weight"):  # of a norm
+            parameter.add_(1.0)
+    model.eval()
+    model.save_pretrained(directory)
+    return model
+
+
+def load_architecture(directory: Path) -> tuple[LanguageModel, AttentionBackend]:
+    """Load a model as the executor does, float32 on the CPU."""
+    return load_transformers_model(directory, torch.float32, torch.device("cpu")), TorchAttentionBackend()
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How a model on the paged cache compares with plain transformers."""
+
+    # Largest difference of a logit, at every position of a prompt.
+    logit_difference: float
+    # Largest distance of a greedy token from the best logit of the reference after the same history; 0: all equal.
+    greedy_distance: float
+
+
+@torch.inference_mode()
+def compare_with_transformers(model: LanguageModel, backend: AttentionBackend, reference: Any) -> Comparison:
+    """Compare logits of a prompt of 45 tokens, and greedy outputs of five prompts that are decoded together."""
+    prompt = _random_tokens(45)
+    actual = PagedRun(model, backend).prompt_logits(prompt, chunk_size=16)
+    expected = reference(input_ids=torch.tensor([prompt]), use_cache=False).logits[0]
+    assert actual.shape == expected.shape
+    prompts = [_random_tokens(length) for length in PROMPT_LENGTHS]
+    outputs = PagedRun(model, backend).generate(prompts, NUM_NEW_TOKENS, chunk_size=7)
+    distances = []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        logits = reference(input_ids=torch.tensor([prompt + output]), use_cache=False).logits[0]
+        scores = logits[len(prompt) - 1 : -1]
+        chosen = scores.gather(1, torch.tensor(output)[:, None])[:, 0]
+        distances.append(float((scores.amax(-1) - chosen).max()))
+    return Comparison(float((actual - expected).abs().max()), max(distances))
+
+
+class PagedRun:
+    """Runs sequences on a cache of its own that is NaN where nobody has written; block tables are scrambled."""
+
+    def __init__(self, model: LanguageModel, backend: AttentionBackend) -> None:
+        self._model = model
+        self._backend = backend
+        self._free_blocks = np.random.default_rng(0).permutation(NUM_BLOCKS).astype(np.int32)
+        shape = (NUM_BLOCKS, BLOCK_SIZE_TOKENS, model.shape.num_kv_heads, model.shape.head_dim)
+        self._caches = [
+            LayerCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan))
+            for _ in range(model.shape.num_layers)
+        ]
+
+    def prompt_logits(self, prompt: Sequence[int], chunk_size: int) -> torch.Tensor:
+        """Return the logits at every position, [num_tokens, vocab_size]."""
+        table = self._block_tables(1, len(prompt))
+        starts = range(0, len(prompt), chunk_size)
+        return torch.cat([self._step([prompt[start : start + chunk_size]], [start], table)[0] for start in starts])
+
+    def generate(self, prompts: Sequence[list[int]], num_new_tokens: int, chunk_size: int) -> list[list[int]]:
+        """Return greedy outputs. Short prompts decode while longer ones are still computed."""
+        sequences = [list(prompt) for prompt in prompts]
+        ends = [len(prompt) + num_new_tokens for prompt in prompts]
+        computed = [0] * len(prompts)
+        tables = self._block_tables(len(prompts), max(ends))
+        while live := [row for row, end in enumerate(ends) if len(sequences[row]) < end]:
+            live.sort(key=lambda row: len(sequences[row]) - computed[row] > 1)  # decodes lead
+            chunks = [sequences[row][computed[row] : computed[row] + chunk_size] for row in live]
+            logits = self._step(chunks, [computed[row] for row in live], tables[live])
+            for row, chunk, chunk_logits in zip(live, chunks, logits, strict=True):
+                computed[row] += len(chunk)
+                if computed[row] == len(sequences[row]):
+                    sequences[row].append(int(chunk_logits[-1].argmax()))
+        return [sequence[len(prompt) :] for sequence, prompt in zip(sequences, prompts, strict=True)]
+
+    def _block_tables(self, num_rows: int, num_tokens: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        num_blocks = -(-num_tokens // BLOCK_SIZE_TOKENS)
+        taken, self._free_blocks = np.split(self._free_blocks, [num_rows * num_blocks])
+        return taken.reshape(num_rows, num_blocks)
+
+    def _step(
+        self, chunks: Sequence[Sequence[int]], starts: Sequence[int], tables: np.ndarray[Any, np.dtype[np.int32]]
+    ) -> tuple[torch.Tensor, ...]:
+        """Run a chunk of each row; return the logits of their tokens, each [chunk_len, vocab_size]."""
+        lengths = [len(chunk) for chunk in chunks]
+        positions = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        slots = [
+            table[part // BLOCK_SIZE_TOKENS].astype(np.int64) * BLOCK_SIZE_TOKENS + part % BLOCK_SIZE_TOKENS
+            for table, part in zip(tables, positions, strict=True)
+        ]
+        metadata = AttentionMetadata(
+            np.array(starts, np.int32), np.array(lengths, np.int32), tables, torch.from_numpy(np.concatenate(slots))
+        )
+        token_ids = torch.tensor([token_id for chunk in chunks for token_id in chunk])
+        plan = self._backend.plan(metadata, self._caches[0])
+        hidden = self._model.forward(
+            token_ids, torch.from_numpy(np.concatenate(positions)), self._caches, plan, torch.arange(len(token_ids))
+        )
+        logits = self._model.logits(hidden)
+        assert logits is not None, "there is one rank"
+        return torch.split(logits, lengths)
+
+
+def _random_tokens(num_tokens: int) -> list[int]:
+    token_ids: list[int] = np.random.default_rng(num_tokens).integers(3, VOCAB_SIZE, num_tokens).tolist()
+    return token_ids

@@ -1,0 +1,29 @@
+"""Tiny random models of the families that have code of our own; settings as in `architectures.py`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+# By the name in config.json. Windows are shorter than the prompts.
+NATIVE_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
+    "BloomForCausalLM": {"n_head": 4, "n_layer": 2},
+    "GemmaForCausalLM": {},
+    "Gemma2ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20},
+    "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20, "num_hidden_layers": 7},
+    "LlamaForCausalLM": {"rope_parameters": LLAMA3_ROPE},
+    "MistralForCausalLM": {"sliding_window": 9},
+    "MixtralForCausalLM": {},
+    "OPTForCausalLM": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "Phi3ForCausalLM": {"sliding_window": 11},
+    "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    "Qwen3ForCausalLM": {},
+    "Qwen3MoeForCausalLM": {"norm_topk_prob": True},
+}

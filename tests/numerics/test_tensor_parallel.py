@@ -1,0 +1,146 @@
+"""A model that several ranks share gives the tokens and logits of the model in one process, whatever the family."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from executor_svc.config import ExecutorConfig
+from executor_svc.errors import ModelLoadError
+from executor_svc.torch_worker import TorchWorker
+from executor_svc.worker_loading import check_model, load_worker
+from shared.step import SamplingRow, StepResult, TableDelta, pairs
+from tests.numerics.architectures import save_tiny_architecture
+from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
+from tests.numerics.native_architectures import NATIVE_ARCHITECTURES
+from tests.numerics.reference import assert_close, random_prompt
+from tests.numerics.threaded_group import ThreadedRanks
+
+PROMPTS = [random_prompt(length, seed=length) for length in (1, 15, 17, 40)]
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny model of each family: 4 heads, 2 KV heads, 97 tokens, so that 4 ranks share KV heads and pad."""
+    folder = tmp_path_factory.mktemp("families")
+    for name, settings in NATIVE_ARCHITECTURES.items():
+        save_tiny_architecture(folder / name, name, settings)
+    return {name: folder / name for name in NATIVE_ARCHITECTURES}
+
+
+@pytest.fixture
+def cleanup(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
+    monkeypatch.setattr("executor_svc.worker_loading.CacheEngine", PoisonedCacheEngine)
+    with ExitStack() as stack:
+        yield stack
+
+
+def config_of(directory: Path, **settings: object) -> ExecutorConfig:
+    return ExecutorConfig.model_validate(
+        {
+            "model": str(directory),
+            "block_size_tokens": 4,
+            "num_device_blocks": 100,
+            "num_host_blocks": 16,
+            "max_num_seqs": 8,
+            **settings,
+        }
+    )
+
+
+def last_logits(worker: TorchWorker) -> torch.Tensor:
+    sampler = worker._sampler
+    assert isinstance(sampler, RecordingSampler)
+    return sampler.logits
+
+
+def ranks_of(directory: Path, tp: int, cleanup: ExitStack) -> ThreadedRanks:
+    ranks = ThreadedRanks(config_of(directory), tp)
+    cleanup.callback(ranks.close)
+    return ranks
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("name", NATIVE_ARCHITECTURES)
+def test_tokens_equal_those_of_one_process(
+    name: str, tp: int, directories: dict[str, Path], cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samplers: list[RecordingSampler] = []
+    monkeypatch.setattr(
+        "executor_svc.worker_loading.Sampler", lambda: samplers.append(RecordingSampler()) or samplers[-1]
+    )
+    alone = StepDriver(load_worker(config_of(directories[name])))
+    expected = alone.generate(PROMPTS, num_new_tokens=10, chunk_size=7)
+    logits = samplers[0].logits
+
+    ranks = ranks_of(directories[name], tp, cleanup)
+    driver = StepDriver(ranks)
+    outputs = driver.generate(PROMPTS, num_new_tokens=10, chunk_size=7)
+
+    assert outputs == expected
+    leader = ranks.workers[0]._sampler
+    assert isinstance(leader, RecordingSampler)
+    assert_close(leader.logits, logits)
+    for worker in ranks.workers[1:]:
+        assert np.array_equal(worker.table.token_ids, ranks.table.token_ids)
+
+
+def test_each_rank_has_its_part_of_the_memory(directories: dict[str, Path], cleanup: ExitStack) -> None:
+    whole = load_worker(config_of(directories["LlamaForCausalLM"]))
+
+    halves = ranks_of(directories["LlamaForCausalLM"], 2, cleanup).workers
+    quarters = ranks_of(directories["LlamaForCausalLM"], 4, cleanup).workers
+
+    def kv_heads(worker: object) -> int:
+        return worker._cache_engine.layers[0].keys.shape[2]  # type: ignore[attr-defined, no-any-return]
+
+    assert kv_heads(whole) == 2
+    assert [kv_heads(worker) for worker in halves] == [1, 1]
+    assert [kv_heads(worker) for worker in quarters] == [1, 1, 1, 1]  # two ranks have the same one
+    assert halves[0].info.tp_size == 2
+
+
+def test_the_least_number_of_blocks_counts(directories: dict[str, Path], cleanup: ExitStack) -> None:
+    ranks = ranks_of(directories["LlamaForCausalLM"], 2, cleanup)
+
+    assert {worker.info.num_device_blocks for worker in ranks.workers} == {100}
+
+
+def test_log_probabilities_of_the_prompt_come_from_all_ranks(directories: dict[str, Path], cleanup: ExitStack) -> None:
+    sampling = SamplingRow(temperature=0.8, seed=5, num_logprobs=3)
+
+    def run(driver: StepDriver) -> StepResult:
+        admission = replace(driver.admission(0, PROMPTS[3], num_new_tokens=2, sampling=sampling), num_prompt_logprobs=2)
+        return driver.execute(TableDelta(admissions=(admission,), prefill_chunks=pairs((0, len(PROMPTS[3])))))
+
+    expected = run(StepDriver(load_worker(config_of(directories["Qwen3ForCausalLM"]))))
+    actual = run(StepDriver(ranks_of(directories["Qwen3ForCausalLM"], 2, cleanup)))
+
+    assert actual.sampled_token_ids.tolist() == expected.sampled_token_ids.tolist()
+    assert expected.prompt_logprobs is not None
+    assert actual.prompt_logprobs is not None
+    assert len(actual.prompt_logprobs) == len(PROMPTS[3]) - 1
+    torch.testing.assert_close(
+        torch.from_numpy(actual.prompt_logprobs), torch.from_numpy(expected.prompt_logprobs), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("tp", "reason"), [(3, "4 attention heads"), (8, "4 attention heads"), (6, "4 attention heads")]
+)
+def test_ranks_that_cannot_share_the_heads_are_refused(tp: int, reason: str, directories: dict[str, Path]) -> None:
+    config = config_of(directories["LlamaForCausalLM"], tp=tp)
+
+    with pytest.raises(ModelLoadError, match=f"tp is {tp}, but .*config.json has {reason}, which so many ranks cannot"):
+        check_model(config)
+
+
+def test_ranks_that_cannot_share_the_mlp_are_refused(tmp_path: Path) -> None:
+    save_tiny_architecture(tmp_path, "LlamaForCausalLM", {"intermediate_size": 50})
+
+    with pytest.raises(ModelLoadError, match="an intermediate_size of 50"):
+        check_model(config_of(tmp_path, tp=4))

@@ -1,0 +1,97 @@
+"""A tensor-parallel group of threads in one process: the collectives by hand, every rank with its own worker."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from executor_svc.config import ExecutorConfig
+from executor_svc.torch_worker import TorchWorker
+from executor_svc.worker_loading import load_worker
+from shared.batch_table import BatchTable
+from shared.executor_info import ExecutorInfo
+from shared.step import Step, StepResult
+
+TIMEOUT_S = 30.0
+
+
+class Exchange:
+    """Where the ranks leave a value and take those of all."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._values: list[Any] = [None] * size
+        self._barrier = threading.Barrier(size, timeout=TIMEOUT_S)
+
+    def all_of(self, rank: int, value: Any) -> list[Any]:
+        """Return the values of all ranks, in their order."""
+        self._values[rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()
+        return values
+
+    def abort(self) -> None:
+        """Let ranks that wait fail."""
+        self._barrier.abort()
+
+
+class ThreadedGroup:
+    """One rank; see `TensorParallelGroup`."""
+
+    def __init__(self, exchange: Exchange, rank: int) -> None:
+        self.rank = rank
+        self.size = exchange.size
+        self._exchange = exchange
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._exchange.all_of(self.rank, partial.clone())).sum(0)
+
+    def gather_columns(self, part: torch.Tensor) -> torch.Tensor | None:
+        parts = self._exchange.all_of(self.rank, part.clone())
+        return torch.cat(parts, dim=1) if self.rank == 0 else None
+
+    def broadcast(self, values: torch.Tensor) -> torch.Tensor:
+        return values.copy_(self._exchange.all_of(self.rank, values.clone())[0])
+
+    def least(self, number: int) -> int:
+        return min(self._exchange.all_of(self.rank, number))
+
+
+class ThreadedRanks:
+    """The workers of all ranks as one worker; see `executor_svc.worker.Worker`."""
+
+    def __init__(self, config: ExecutorConfig, size: int) -> None:
+        self._exchange = Exchange(size)
+        self._threads = ThreadPoolExecutor(size)
+        groups = [ThreadedGroup(self._exchange, rank) for rank in range(size)]
+        self.workers: list[TorchWorker] = self._on_all(lambda rank: load_worker(config, groups[rank]))
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self.workers[0].info
+
+    @property
+    def table(self) -> BatchTable:
+        return self.workers[0].table
+
+    def execute(self, step: Step) -> StepResult:
+        result: StepResult = self._on_all(lambda rank: self.workers[rank].execute(step))[0]
+        return result
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+    def _on_all(self, run: Callable[[int], Any]) -> list[Any]:
+        def run_or_abort(rank: int) -> Any:
+            try:
+                return run(rank)
+            except BaseException:
+                self._exchange.abort()
+                raise
+
+        return [
+            future.result() for future in [self._threads.submit(run_or_abort, i) for i in range(self._exchange.size)]
+        ]
