@@ -72,8 +72,19 @@ class ExecutorConfig(_BatchConfig):
         description="Threads that compute on a CPU, of each rank; by default the ranks share the cores. Fewer leave "
         "cores to other work.",
     )
-    kv_cache_gib: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="Size of the KV cache in GiB; fits beside a small model anywhere."
+    kv_cache_gib: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Size of the KV cache in GiB, of each rank. Without it a CPU gives a quarter of the memory that is "
+        "free once the weights are loaded, and a GPU what gpu_memory_utilization leaves.",
+    )
+    gpu_memory_utilization: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Share of a GPU's memory to use in all: weights, the largest step, which is run once at the start "
+        "to measure it, and for the rest the KV cache.",
     )
     num_device_blocks: int | None = Field(
         None, ge=1, description="Blocks of the KV cache; without it as many as kv_cache_gib holds."

@@ -1,17 +1,22 @@
 """From settings to a worker: find the model, make it, load its weights, make its cache."""
 
 import uuid
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from executor_svc.cache_engine import CacheEngine, CacheShape, available_memory_bytes
+from executor_svc.attention import AttentionBackend, AttentionMetadata
+from executor_svc.block_count import CudaMemory, count_blocks, cpu_cache_bytes, gpu_cache_bytes
+from executor_svc.cache_engine import CacheEngine, CacheShape
 from executor_svc.config import ExecutorConfig
 from executor_svc.errors import ModelLoadError
 from executor_svc.kernels import make_model
 from executor_svc.model_directory import find_model_directory
 from executor_svc.model_runner import ModelRunner
 from executor_svc.models.families import parse_config
+from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.sharding import Shard
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.sampler import Sampler
@@ -21,7 +26,10 @@ from shared.executor_info import ExecutorInfo
 
 
 def load_worker(
-    config: ExecutorConfig, group: TensorParallelGroup = SINGLE_RANK, device: torch.device | None = None
+    config: ExecutorConfig,
+    group: TensorParallelGroup = SINGLE_RANK,
+    device: torch.device | None = None,
+    local_size: int = 1,
 ) -> TorchWorker:
     """Load a model and make its worker.
 
@@ -29,6 +37,7 @@ def load_worker(
         config: The settings of the executor.
         group: The ranks that share the model; all of them load it at the same time.
         device: Of this rank; None: the first of the kind that is configured.
+        local_size: How many ranks share the memory of this machine.
 
     Raises:
         ModelLoadError: the model, or a setting, does not work; the message names the file or the setting.
@@ -48,9 +57,18 @@ def load_worker(
     shape = model.shape
     model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, directory.path / "config.json")
     cache_shape = CacheShape(shape.num_layers, config.block_size_tokens, shape.num_kv_heads, shape.head_dim, dtype)
-    num_blocks, num_host_blocks = _count_blocks(config, cache_shape, group)
+    count_blocks(config, cache_shape, lambda: cache_shape.bytes_per_block)  # what is asked for is refused at once
     checkpoint = Checkpoint(directory.path)
     model.load(checkpoint)
+
+    def free_cache_bytes() -> int:
+        if device.type == "cpu":
+            return cpu_cache_bytes(local_size)
+        run = partial(largest_step, model, backend, config, cache_shape)
+        return gpu_cache_bytes(CudaMemory(device), config.gpu_memory_utilization, run)
+
+    blocks = count_blocks(config, cache_shape, free_cache_bytes)
+    num_blocks, num_host_blocks = group.least(blocks.device), group.least(blocks.host)
     cache_engine = CacheEngine(cache_shape, num_blocks, num_host_blocks, device)
     info = ExecutorInfo(
         instance_id=uuid.uuid4().hex,
@@ -93,15 +111,34 @@ def find_device(name: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def _count_blocks(config: ExecutorConfig, shape: CacheShape, group: TensorParallelGroup) -> tuple[int, int]:
-    """Return the blocks on the device and on the host: so many as every rank has room for."""
-    num_blocks, num_host_blocks = config.num_device_blocks, config.num_host_blocks
-    if num_blocks is None:
-        num_blocks = shape.num_blocks_in(config.kv_cache_gib)
-    if num_host_blocks is None:
-        num_host_blocks = shape.num_blocks_in(config.host_cache_gib)
-    _check_cache_size(shape, num_blocks, num_host_blocks, config.device)
-    return group.least(num_blocks), group.least(num_host_blocks)
+def largest_step(
+    model: LanguageModel, backend: AttentionBackend, config: ExecutorConfig, shape: CacheShape
+) -> torch.Tensor | None:
+    """Run as many tokens as a step may have, in prompts as long as they can be, on a cache of their own.
+
+    Returns:
+        Logits of as many rows as a step may sample, [num_rows, vocab_size] float32, on rank 0; else None.
+    """
+    num_tokens = config.max_num_batched_tokens
+    longest = min(num_tokens, model.shape.max_position_embeddings)
+    lengths = np.array([longest] * (num_tokens // longest) + [num_tokens % longest], np.int32)
+    lengths = lengths[lengths > 0]
+    table_width = -(-longest // shape.block_size)
+    engine = CacheEngine(shape, len(lengths) * table_width, 0, model.device)
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    first_slots = np.repeat(np.arange(len(lengths)) * table_width * shape.block_size, lengths)
+    metadata = AttentionMetadata(
+        starts=np.zeros(len(lengths), np.int32),
+        lengths=lengths,
+        block_tables=np.arange(len(lengths) * table_width, dtype=np.int32).reshape(-1, table_width),
+        slot_mapping=torch.from_numpy(first_slots + positions).to(model.device),
+    )
+    plan = backend.plan(metadata, engine.layers[0])
+    token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=model.device)
+    wanted = torch.arange(min(num_tokens, config.max_num_seqs), device=model.device)
+    with torch.inference_mode():
+        at = torch.from_numpy(positions).to(model.device)
+        return model.logits(model.forward(token_ids, at, engine.layers, plan, wanted))
 
 
 def _checked_model_len(limit: int, max_model_len: int | None, source: Path) -> int:
@@ -110,24 +147,6 @@ def _checked_model_len(limit: int, max_model_len: int | None, source: Path) -> i
     if not 1 <= max_model_len <= limit:
         raise ModelLoadError(f"max_model_len is {max_model_len}; {source} allows 1 to {limit}")
     return max_model_len
-
-
-def _check_cache_size(shape: CacheShape, num_blocks: int, num_host_blocks: int, device: str) -> None:
-    """Refuse a cache without a block, or one that this machine has no memory for.
-
-    A machine's memory is only promised when it is taken; too much of it would end the process later,
-    under load.
-    """
-    if num_blocks < 1:
-        raise ModelLoadError(f"the KV cache has no room for even one block of {shape.bytes_per_block} bytes")
-    available = available_memory_bytes()
-    num_in_memory = num_host_blocks + (num_blocks if device == "cpu" else 0)
-    if available is not None and num_in_memory * shape.bytes_per_block > available:
-        wanted_gib = num_in_memory * shape.bytes_per_block / 2**30
-        raise ModelLoadError(
-            f"the KV cache would take {wanted_gib:.1f} GiB, but {available / 2**30:.1f} GiB of memory are available; "
-            "choose less with --kv-cache-gib and --host-cache-gib"
-        )
 
 
 def _torch_dtype(dtype: str) -> torch.dtype:

@@ -42,8 +42,10 @@ def load_leader(
     device = find_device(config.device, local_rank)
     leading = LeadingRank(assignment, config.tp, argv, environ, device)
     at_end.callback(leading.close)
-    _share_cores(config, config.tp if assignment is None else _local_size(environ))
-    return LeaderWorker(load_worker(config, leading.group, device), leading.channel, leading.end)
+    local_size = config.tp if assignment is None else _local_size(environ)
+    _share_cores(config, local_size)
+    worker = load_worker(config, leading.group, device, local_size)
+    return LeaderWorker(worker, leading.channel, leading.end)
 
 
 def run_following_rank(config: ExecutorConfig, assignment: RankAssignment) -> int:
@@ -55,8 +57,9 @@ def run_following_rank(config: ExecutorConfig, assignment: RankAssignment) -> in
     try:
         device = find_device(config.device, assignment.local_rank)
         following = FollowingRank(assignment, device)
-        _share_cores(config, _local_size(os.environ))
-        follow(load_worker(config, following.group, device), following.connection)
+        local_size = _local_size(os.environ)
+        _share_cores(config, local_size)
+        follow(load_worker(config, following.group, device, local_size), following.connection)
     except (ModelLoadError, StepFailedError) as error:
         print(f"octavo executor: rank {assignment.rank}: {error}", file=sys.stderr)
         return 1

@@ -69,22 +69,15 @@ def ranks_of(directory: Path, tp: int, cleanup: ExitStack) -> ThreadedRanks:
 def test_tokens_equal_those_of_one_process(
     name: str, tp: int, directories: dict[str, Path], cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    samplers: list[RecordingSampler] = []
-    monkeypatch.setattr(
-        "executor_svc.worker_loading.Sampler", lambda: samplers.append(RecordingSampler()) or samplers[-1]
-    )
-    alone = StepDriver(load_worker(config_of(directories[name])))
-    expected = alone.generate(PROMPTS, num_new_tokens=10, chunk_size=7)
-    logits = samplers[0].logits
+    monkeypatch.setattr("executor_svc.worker_loading.Sampler", RecordingSampler)
+    alone = load_worker(config_of(directories[name]))
+    expected = StepDriver(alone).generate(PROMPTS, num_new_tokens=10, chunk_size=7)
 
     ranks = ranks_of(directories[name], tp, cleanup)
-    driver = StepDriver(ranks)
-    outputs = driver.generate(PROMPTS, num_new_tokens=10, chunk_size=7)
+    outputs = StepDriver(ranks).generate(PROMPTS, num_new_tokens=10, chunk_size=7)
 
     assert outputs == expected
-    leader = ranks.workers[0]._sampler
-    assert isinstance(leader, RecordingSampler)
-    assert_close(leader.logits, logits)
+    assert_close(last_logits(ranks.workers[0]), last_logits(alone))
     for worker in ranks.workers[1:]:
         assert np.array_equal(worker.table.token_ids, ranks.table.token_ids)
 

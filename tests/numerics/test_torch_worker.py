@@ -10,10 +10,14 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from executor_svc.cache_engine import CacheShape
 from executor_svc.config import ExecutorConfig
 from executor_svc.errors import ModelLoadError
-from executor_svc.models import Decoder
-from executor_svc.worker_loading import load_worker
+from executor_svc.kernels import make_model
+from executor_svc.model_directory import ModelDirectory
+from executor_svc.models import Decoder, parse_config
+from executor_svc.weights import Checkpoint
+from executor_svc.worker_loading import largest_step, load_worker
 from shared.errors import InvalidStepError, StepFailedError
 from shared.step import SamplingRow, Step, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
@@ -241,3 +245,18 @@ def test_logprobs_are_those_of_the_raw_logits_for_rows_that_asked(model: TinyMod
     expected = float(torch.log_softmax(raw, -1)[int(result.sampled_token_ids[0])])
     assert result.logprobs[0] == pytest.approx(expected, abs=1e-4)
     assert np.isnan(result.logprobs[1])
+
+
+def test_the_largest_step_runs_on_a_cache_of_its_own(model: TinyModel) -> None:
+    config = ExecutorConfig(model=str(model.directory), max_num_batched_tokens=300, max_num_seqs=8)
+    directory = ModelDirectory(model.directory)
+    network, backend = make_model(
+        parse_config(directory.config(), model.directory), torch.float32, torch.device("cpu"), cpu_kernels="torch"
+    )
+    network.load(Checkpoint(model.directory))
+
+    logits = largest_step(network, backend, config, CacheShape(2, 16, 2, 8, torch.float32))
+
+    assert logits is not None
+    assert logits.shape == (8, VOCAB_SIZE)
+    assert not logits.isnan().any()

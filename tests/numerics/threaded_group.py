@@ -11,7 +11,7 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.torch_worker import TorchWorker
 from executor_svc.worker_loading import load_worker
 from shared.batch_table import BatchTable
-from shared.executor_info import ExecutorInfo
+from shared.executor_info import ExecutorInfo, TokenizerFile
 from shared.step import Step, StepResult
 
 TIMEOUT_S = 30.0
@@ -57,7 +57,8 @@ class ThreadedGroup:
         return values.copy_(self._exchange.all_of(self.rank, values.clone())[0])
 
     def least(self, number: int) -> int:
-        return min(self._exchange.all_of(self.rank, number))
+        numbers: list[int] = self._exchange.all_of(self.rank, number)
+        return min(numbers)
 
 
 class ThreadedRanks:
@@ -76,6 +77,13 @@ class ThreadedRanks:
     @property
     def table(self) -> BatchTable:
         return self.workers[0].table
+
+    def reset(self) -> None:
+        for worker in self.workers:
+            worker.reset()
+
+    def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
+        return self.workers[0].tokenizer_files()
 
     def execute(self, step: Step) -> StepResult:
         result: StepResult = self._on_all(lambda rank: self.workers[rank].execute(step))[0]

@@ -1,0 +1,131 @@
+"""How many blocks the KV cache gets: as configured, or what the memory has room for."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from executor_svc.cache_engine import CacheShape, available_memory_bytes
+from executor_svc.config import ExecutorConfig
+from executor_svc.errors import ModelLoadError
+
+# A CPU's memory is shared with everything else that runs on the machine.
+CPU_CACHE_SHARE = 0.25
+# Where the system does not say what is free.
+FALLBACK_CACHE_GIB = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+class GpuMemory(Protocol):
+    """The memory of one GPU, in bytes."""
+
+    def total(self) -> int:
+        """Return all of it."""
+
+    def free(self) -> int:
+        """Return what nobody uses; memory that torch keeps for later is in use."""
+
+    def measure_peak(self, run: Callable[[], object]) -> int:
+        """Return the most that torch used at one time during `run`, what it used before included."""
+
+    def used_by_torch(self) -> int:
+        """Return what tensors take, and what torch keeps for later."""
+
+
+class CudaMemory:
+    """The memory of a CUDA device; see `GpuMemory`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def total(self) -> int:
+        """Return all of it."""
+        return int(torch.cuda.mem_get_info(self._device)[1])
+
+    def free(self) -> int:
+        """Return what nobody uses."""
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
+    def measure_peak(self, run: Callable[[], object]) -> int:
+        """Return the most that torch used at one time during `run`."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        run()
+        torch.cuda.synchronize(self._device)
+        peak = int(torch.cuda.max_memory_allocated(self._device))
+        torch.cuda.empty_cache()
+        return peak
+
+    def used_by_torch(self) -> int:
+        """Return what tensors take, and what torch keeps for later."""
+        return int(torch.cuda.memory_reserved(self._device))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """Blocks of the device pool and of the host pool."""
+
+    device: int
+    host: int
+
+
+def gpu_cache_bytes(memory: GpuMemory, utilization: float, run_largest_step: Callable[[], object]) -> int:
+    """Return what the cache of a GPU may take, with the weights loaded; may be below 0.
+
+    What others use of the device (its own libraries, other processes) is what is neither free nor torch's.
+    """
+    peak = memory.measure_peak(run_largest_step)
+    others = memory.total() - memory.free() - memory.used_by_torch()
+    budget = int(memory.total() * utilization)
+    _logger.info(
+        "event=gpu_memory total_gib=%.1f utilization=%.2f peak_gib=%.2f others_gib=%.2f cache_gib=%.2f",
+        *(memory.total() / 2**30, utilization, peak / 2**30, others / 2**30, (budget - peak - others) / 2**30),
+    )
+    return budget - peak - others
+
+
+def cpu_cache_bytes(local_size: int) -> int:
+    """Return what the cache of one of `local_size` ranks on this machine takes, with the weights loaded."""
+    available = available_memory_bytes()
+    if available is None:
+        return int(FALLBACK_CACHE_GIB * 2**30)
+    return int(available * CPU_CACHE_SHARE) // local_size
+
+
+def count_blocks(config: ExecutorConfig, shape: CacheShape, free_cache_bytes: Callable[[], int]) -> BlockCounts:
+    """Return how many blocks this rank has room for.
+
+    Args:
+        config: May say it in blocks or in GiB.
+        shape: What a block is.
+        free_cache_bytes: What the memory has room for; asked only if `config` says nothing.
+
+    Raises: ModelLoadError: there is no room for even one block, or a CPU's memory is too small for what is asked for.
+    """
+    num_blocks, num_host_blocks = config.num_device_blocks, config.num_host_blocks
+    if num_blocks is None:
+        num_bytes = free_cache_bytes() if config.kv_cache_gib is None else int(config.kv_cache_gib * 2**30)
+        num_blocks = num_bytes // shape.bytes_per_block
+    if num_host_blocks is None:
+        num_host_blocks = shape.num_blocks_in(config.host_cache_gib)
+    if num_blocks < 1:
+        raise ModelLoadError(f"the KV cache has no room for even one block of {shape.bytes_per_block} bytes")
+    _check_memory(shape, num_host_blocks + (num_blocks if config.device == "cpu" else 0))
+    return BlockCounts(num_blocks, num_host_blocks)
+
+
+def _check_memory(shape: CacheShape, num_blocks: int) -> None:
+    """Refuse so many blocks in this machine's memory if it has no room for them.
+
+    It is only promised when it is asked for, and taken later; too much of it would end the process under load.
+    """
+    available = available_memory_bytes()
+    if available is not None and num_blocks * shape.bytes_per_block > available:
+        wanted_gib = num_blocks * shape.bytes_per_block / 2**30
+        raise ModelLoadError(
+            f"the KV cache would take {wanted_gib:.1f} GiB, but {available / 2**30:.1f} GiB of memory are available; "
+            "choose less with --kv-cache-gib and --host-cache-gib"
+        )

@@ -1,0 +1,106 @@
+"""The KV cache gets what is configured, or what the memory has room for."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from executor_svc import block_count
+from executor_svc.block_count import BlockCounts, count_blocks, cpu_cache_bytes, gpu_cache_bytes
+from executor_svc.cache_engine import CacheShape
+from executor_svc.config import ExecutorConfig
+from executor_svc.errors import ModelLoadError
+
+GIB = 2**30
+# 2 * 2 layers * 16 tokens * 2 heads * 32 dimensions * 4 bytes = 16 KiB
+SHAPE = CacheShape(num_layers=2, block_size=16, num_kv_heads=2, head_dim=32, dtype=torch.float32)
+
+
+def config(**settings: object) -> ExecutorConfig:
+    return ExecutorConfig.model_validate({"model": "any", "host_cache_gib": 0, **settings})
+
+
+def never() -> int:
+    raise AssertionError("nobody has to look at the memory")
+
+
+class FakeGpu:
+    """80 GiB: 3 of another process, 20 of weights in torch's hands, 5 more while a step runs."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+
+    def total(self) -> int:
+        return 80 * GIB
+
+    def free(self) -> int:
+        return 80 * GIB - 3 * GIB - self.used_by_torch()
+
+    def used_by_torch(self) -> int:
+        return 21 * GIB  # some of it kept for later
+
+    def measure_peak(self, run: Callable[[], object]) -> int:
+        run()
+        return 25 * GIB
+
+    def run_step(self) -> None:
+        self.num_steps += 1
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_count, "available_memory_bytes", lambda: 8 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"num_device_blocks": 7, "num_host_blocks": 3}, BlockCounts(7, 3)),
+        ({"num_device_blocks": 7, "kv_cache_gib": 1.0}, BlockCounts(7, 0)),
+        ({"kv_cache_gib": 1.0, "host_cache_gib": 0.5}, BlockCounts(65_536, 32_768)),
+    ],
+)
+@pytest.mark.usefixtures("memory")
+def test_what_is_configured_counts(settings: dict[str, object], expected: BlockCounts) -> None:
+    assert count_blocks(config(**settings), SHAPE, never) == expected
+
+
+@pytest.mark.usefixtures("memory")
+def test_else_the_memory_counts() -> None:
+    assert count_blocks(config(), SHAPE, lambda: 10 * SHAPE.bytes_per_block + 5) == BlockCounts(10, 0)
+
+
+@pytest.mark.parametrize("free", [-5 * GIB, 0, SHAPE.bytes_per_block - 1])
+def test_no_room_for_a_block_is_refused(free: int) -> None:
+    with pytest.raises(ModelLoadError, match="no room for even one block of 16384 bytes"):
+        count_blocks(config(), SHAPE, lambda: free)
+
+
+@pytest.mark.usefixtures("memory")
+def test_more_than_the_memory_of_the_machine_is_refused() -> None:
+    with pytest.raises(ModelLoadError, match=r"would take 9\.0 GiB, but 8\.0 GiB of memory are available"):
+        count_blocks(config(kv_cache_gib=8.5, host_cache_gib=0.5), SHAPE, never)
+    on_gpu = config(kv_cache_gib=8.5, host_cache_gib=0.5, device="cuda")
+    assert count_blocks(on_gpu, SHAPE, never).device == 8.5 * GIB // SHAPE.bytes_per_block
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_cpu_gives_a_quarter_of_what_is_free_shared_by_its_ranks() -> None:
+    assert cpu_cache_bytes(local_size=1) == 2 * GIB
+    assert cpu_cache_bytes(local_size=4) == GIB // 2
+
+
+def test_without_word_from_the_system_a_cpu_gives_a_gibibyte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_count, "available_memory_bytes", lambda: None)
+
+    assert cpu_cache_bytes(local_size=1) == GIB
+
+
+def test_a_gpu_gives_what_its_share_leaves_beside_the_largest_step_and_others() -> None:
+    gpu = FakeGpu()
+
+    num_bytes = gpu_cache_bytes(gpu, 0.9, gpu.run_step)
+
+    assert num_bytes == 72 * GIB - 25 * GIB - 3 * GIB
+    assert gpu.num_steps == 1
+    assert gpu_cache_bytes(gpu, 0.3, gpu.run_step) < 0
