@@ -2,21 +2,22 @@
 
     python -m benchmarks.throughput [--rounds 3] [--model DIRECTORY] [--cpu-kernels auto] [--streams 1 32]
 
-Two workloads of random token ids, greedy, end-of-sequence ignored: one stream and 32 streams, each
-128 tokens in and 128 out. Octavo runs as users run it: client, scheduler and executor in three
-processes over gRPC, once with float32 weights and once with `--quantization int8`. transformers runs
-the same ids as one batch in this process, float32, same number of threads. All take turns, so that a
-slow spell of the machine hits all; the table has the median of each, and the median over the rounds of
-its ratio to transformers.
+Two workloads of random token ids, greedy, end-of-sequence ignored: one stream and 32 streams, each 128 tokens in and
+128 out. One stream is measured as it decodes, without the time to the first token, which a request for one token takes
+with another prompt; several as a whole, prompts included. Octavo runs as users run it: client, scheduler and executor
+in three processes over gRPC, once with float32 weights and once with `--quantization int8`. transformers runs the same
+ids as one batch in this process, float32, same number of threads. All take turns, so that a slow spell of the machine
+hits all; the table has the median of each, and the median over the rounds of its ratio to transformers.
 """
 
 import argparse
 import asyncio
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,7 @@ FIRST_ORDINARY_ID = 100  # below are special tokens in the demo model
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One run of one workload; `output_tokens_per_s` over the whole time, prefill included."""
+    """One run of one workload; of one stream the rate of decoding, of several that of the whole run."""
 
     system: str
     num_streams: int
@@ -54,19 +55,19 @@ def random_prompts(num_streams: int, vocab_size: int, seed: int) -> list[list[in
     return generator.integers(FIRST_ORDINARY_ID, vocab_size, (num_streams, PROMPT_TOKENS)).tolist()  # type: ignore[no-any-return]
 
 
-async def run_octavo(client: Client, prompts: list[list[int]]) -> float:
-    """Return the output tokens a second of one run through both services."""
-    params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+async def run_octavo(client: Client, prompts: list[list[int]], num_output_tokens: int) -> float:
+    """Return the seconds of one run through both services."""
+    params = SamplingParams(temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True)
     started = time.perf_counter()
     outputs = await asyncio.gather(*(client.generate(prompt, params) for prompt in prompts))
     elapsed_s = time.perf_counter() - started
     num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-    assert num_tokens == len(prompts) * OUTPUT_TOKENS, "a stream ended early"
-    return num_tokens / elapsed_s
+    assert num_tokens == len(prompts) * num_output_tokens, "a stream ended early"
+    return elapsed_s
 
 
-def run_transformers(model: torch.nn.Module, prompts: list[list[int]]) -> float:
-    """Return the output tokens a second of one `generate` with the same prompts as a batch."""
+async def run_transformers(model: torch.nn.Module, prompts: list[list[int]], num_output_tokens: int) -> float:
+    """Return the seconds of one `generate` with the same prompts as a batch."""
     input_ids = torch.tensor(prompts)
     started = time.perf_counter()
     with torch.inference_mode():
@@ -74,12 +75,25 @@ def run_transformers(model: torch.nn.Module, prompts: list[list[int]]) -> float:
             input_ids,
             attention_mask=torch.ones_like(input_ids),
             do_sample=False,
-            min_new_tokens=OUTPUT_TOKENS,
-            max_new_tokens=OUTPUT_TOKENS,
+            min_new_tokens=num_output_tokens,
+            max_new_tokens=num_output_tokens,
         )
     elapsed_s = time.perf_counter() - started
-    assert output.shape == (len(prompts), PROMPT_TOKENS + OUTPUT_TOKENS)
-    return len(prompts) * OUTPUT_TOKENS / elapsed_s
+    assert output.shape == (len(prompts), PROMPT_TOKENS + num_output_tokens)
+    return elapsed_s
+
+
+Run = Callable[[list[list[int]], int], Awaitable[float]]
+
+
+async def measure_rate(run: Run, num_streams: int, vocab_size: int, seed: int) -> float:
+    """Return the output tokens a second of one run; see `Measurement`."""
+    first_token_s = 0.0
+    if num_streams == 1:
+        first_token_s = await run(random_prompts(1, vocab_size, seed=1_000 + seed), 1)
+    elapsed_s = await run(random_prompts(num_streams, vocab_size, seed), OUTPUT_TOKENS)
+    num_tokens = OUTPUT_TOKENS - 1 if num_streams == 1 else num_streams * OUTPUT_TOKENS
+    return num_tokens / (elapsed_s - first_token_s)
 
 
 async def measure(
@@ -91,23 +105,20 @@ async def measure(
     measurements: list[Measurement] = []
     options = LocalOptions(model=str(model_directory), dtype="float32")
     async with AsyncExitStack() as stack:
-        clients: dict[str, Client] = {}
+        runs: dict[str, Run] = {"transformers": partial(run_transformers, model)}
         for system, quantization in (("octavo", "none"), ("octavo int8", "int8")):
             command = [*options.executor_command(), "--quantization", quantization, "--cpu-kernels", cpu_kernels]
             services = await stack.enter_async_context(LocalServices(command, options.scheduler_command()))
-            clients[system] = await stack.enter_async_context(Client(services.address))
-            await run_octavo(clients[system], random_prompts(2, vocab_size, seed=0))
-        run_transformers(model, random_prompts(2, vocab_size, seed=0))
+            client = await stack.enter_async_context(Client(services.address))
+            runs[system] = partial(run_octavo, client)
+        for run in runs.values():
+            await run(random_prompts(2, vocab_size, seed=0), OUTPUT_TOKENS)
         with Progress() as progress:
             task = progress.add_task("measuring", total=num_rounds * len(streams) * len(SYSTEMS))
             for round_index in range(num_rounds):
                 for num_streams in streams:
-                    prompts = random_prompts(num_streams, vocab_size, seed=1 + round_index)
                     for system in SYSTEMS:
-                        if system in clients:
-                            rate = await run_octavo(clients[system], prompts)
-                        else:
-                            rate = run_transformers(model, prompts)
+                        rate = await measure_rate(runs[system], num_streams, vocab_size, seed=1 + round_index)
                         measurements.append(Measurement(system, num_streams, rate))
                         progress.advance(task)
     return measurements
