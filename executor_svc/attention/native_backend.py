@@ -2,8 +2,11 @@
 
 A plan cuts the step into tiles of query tokens of one sequence, and into tasks that the threads take in turn: a
 tile, a KV head, a part of the keys. Keys are split only where there are too few tiles to keep the threads busy, or
-one sequence is much longer than the others.
+one sequence is much longer than the others. Tasks cover the keys that a window leaves to see, so they are planned once
+for each window, when the first layer asks for it.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +31,16 @@ class NativeAttentionBackend:
         self._library = library
 
     def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> "NativeAttentionPlan":
-        """Prepare a step: tiles and tasks."""
+        """Prepare a step."""
         return NativeAttentionPlan(self._library, metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tasks:
+    """The work of a step under one window."""
+
+    tiles: npt.NDArray[np.int32]  # [num_tiles, 6]
+    tasks: npt.NDArray[np.int32]  # [num_tasks, 2]
 
 
 class NativeAttentionPlan:
@@ -39,31 +50,38 @@ class NativeAttentionPlan:
         self._library = library
         self._metadata = metadata
         self._block_tables = np.ascontiguousarray(metadata.block_tables, np.int32)
-        self._struct: StepStruct | None = None
-        self._kept: tuple[object, ...] = ()
+        self._longest = int((metadata.starts + metadata.lengths).max())
+        self._structs: dict[AttentionLayer, StepStruct] = {}
+        self._tasks: dict[int, _Tasks] = {}  # by window
+        self._slopes: list[npt.NDArray[np.float32]] = []  # the structs have pointers into them
 
     def attend(
         self, qkv: torch.Tensor, rotation: Rotation | None, cache: LayerCache, layer: AttentionLayer
     ) -> torch.Tensor:
         """Rotate, write the keys and values of all tokens into the cache, then attend."""
         num_tokens, num_vectors, head_dim = qkv.shape
-        assert rotation is not None
         assert qkv.is_contiguous(), "tokens lie one after the other"
-        if self._struct is None:
-            self._struct = self._make_struct(qkv.shape, rotation, cache)
-        self._struct.cos, self._struct.sin = rotation.cos.data_ptr(), rotation.signed_sin.data_ptr()
+        struct = self._structs.get(layer)
+        if struct is None:
+            struct = self._structs[layer] = self._make_struct(qkv.shape, cache, layer)
+        if rotation is None:
+            struct.cos = struct.sin = None
+        else:
+            struct.cos, struct.sin = rotation.cos.data_ptr(), rotation.signed_sin.data_ptr()
         out = torch.empty(num_tokens, (num_vectors - 2 * cache.keys.shape[2]) * head_dim)
-        self._library.attention(self._struct, qkv, cache.keys, cache.values, out)
+        self._library.attention(struct, qkv, cache.keys, cache.values, out)
         return out
 
-    def _make_struct(self, qkv_shape: torch.Size, rotation: Rotation, cache: LayerCache) -> StepStruct:
+    def _make_struct(self, qkv_shape: torch.Size, cache: LayerCache, layer: AttentionLayer) -> StepStruct:
         num_tokens, num_vectors, head_dim = qkv_shape
         num_kv_heads = cache.keys.shape[2]
         num_heads = num_vectors - 2 * num_kv_heads
-        tile_tokens = max(1, TILE_QUERIES // (num_heads // num_kv_heads))
-        tiles = query_tiles(self._metadata.starts, self._metadata.lengths, tile_tokens)
-        tasks = split_keys(tiles, self._library.num_threads * TASKS_PER_THREAD / num_kv_heads)
-        self._kept = (tiles, tasks)  # the struct has pointers into them
+        window = self._longest if layer.window_tokens is None else min(layer.window_tokens, self._longest)
+        tasks = self._tasks_under(window, num_heads, num_kv_heads)
+        slopes: npt.NDArray[np.float32] | None = None
+        if layer.alibi_slopes is not None:
+            slopes = np.array(layer.alibi_slopes, np.float32)
+            self._slopes.append(slopes)
         return StepStruct(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -71,15 +89,29 @@ class NativeAttentionPlan:
             block_size=cache.block_size,
             num_tokens=num_tokens,
             table_width=self._block_tables.shape[1],
+            window=window,
+            scale=layer.scale,
+            soft_cap=layer.soft_cap or 0.0,
+            slopes=None if slopes is None else slopes.ctypes.data,
             slot_mapping=self._metadata.slot_mapping.data_ptr(),
             block_tables=self._block_tables.ctypes.data,
-            tiles=tiles.ctypes.data,
-            num_tiles=len(tiles),
-            most_tokens=int(tiles[:, 2].max()),
-            tasks=tasks.ctypes.data,
-            num_tasks=len(tasks),
-            num_partials=int(tiles[tiles[:, 4] > 1, 4].sum()),
+            tiles=tasks.tiles.ctypes.data,
+            num_tiles=len(tasks.tiles),
+            most_tokens=int(tasks.tiles[:, 2].max()),
+            tasks=tasks.tasks.ctypes.data,
+            num_tasks=len(tasks.tasks),
+            num_partials=int(tasks.tiles[tasks.tiles[:, 4] > 1, 4].sum()),
         )
+
+    def _tasks_under(self, window: int, num_heads: int, num_kv_heads: int) -> _Tasks:
+        """Return the work of layers whose tokens see the last `window` positions."""
+        tasks = self._tasks.get(window)
+        if tasks is None:
+            tile_tokens = max(1, TILE_QUERIES // (num_heads // num_kv_heads))
+            tiles = query_tiles(self._metadata.starts, self._metadata.lengths, tile_tokens)
+            num_wanted = self._library.num_threads * TASKS_PER_THREAD / num_kv_heads
+            tasks = self._tasks[window] = _Tasks(tiles, split_keys(tiles, num_wanted, window))
+        return tasks
 
 
 def query_tiles(starts: Int32Array, lengths: Int32Array, tile_tokens: int) -> npt.NDArray[np.int32]:
@@ -101,17 +133,18 @@ def query_tiles(starts: Int32Array, lengths: Int32Array, tile_tokens: int) -> np
     return tiles
 
 
-def split_keys(tiles: npt.NDArray[np.int32], num_wanted: float) -> npt.NDArray[np.int32]:
+def split_keys(tiles: npt.NDArray[np.int32], num_wanted: float, window: int) -> npt.NDArray[np.int32]:
     """Split the keys of tiles that are a large part of the work; return the tasks, [num_tasks, 2]: tile and split.
 
     Args:
         tiles: Of `query_tiles`; the number of splits and the place of their partial results are filled in.
         num_wanted: Into how many equal tasks the whole should about fall.
+        window: Positions that a token sees.
     """
-    contexts = tiles[:, 3] + tiles[:, 2]
-    work = contexts.astype(np.float64) * tiles[:, 2]
+    num_keys = np.minimum(tiles[:, 3] + tiles[:, 2], window + tiles[:, 2] - 1)
+    work = num_keys.astype(np.float64) * tiles[:, 2]
     splits = np.ceil(work * num_wanted / work.sum()).astype(np.int32)
-    splits = np.clip(splits, 1, np.maximum(1, contexts // MIN_SPLIT_KEYS))
+    splits = np.clip(splits, 1, np.maximum(1, num_keys // MIN_SPLIT_KEYS))
     num_partials = np.where(splits > 1, splits, 0)
     tiles[:, 4] = splits
     tiles[:, 5] = np.cumsum(num_partials) - num_partials

@@ -48,7 +48,7 @@ class SegmentStruct(ctypes.Structure):
 
 
 class StepStruct(ctypes.Structure):
-    """`Step` of attention.c."""
+    """`Step` of attention_block.h."""
 
     _fields_ = (
         ("num_heads", _LONG),
@@ -57,6 +57,10 @@ class StepStruct(ctypes.Structure):
         ("block_size", _LONG),
         ("num_tokens", _LONG),
         ("table_width", _LONG),
+        ("window", _LONG),
+        ("scale", _FLOAT),
+        ("soft_cap", _FLOAT),
+        ("slopes", _POINTER),
         ("cos", _POINTER),
         ("sin", _POINTER),
         ("slot_mapping", _POINTER),

@@ -1,106 +1,125 @@
-"""The C attention equals the torch one on a cache full of NaN, whatever the shapes and the block tables."""
+"""The C attention equals the torch one on a cache full of NaN, whatever the layer, the shapes and the block tables."""
+
+import itertools
 
 import numpy as np
 import pytest
 import torch
 
-from executor_svc.attention import (
-    AttentionBackend,
-    AttentionLayer,
-    AttentionMetadata,
-    LayerCache,
-    Rotation,
-    TorchAttentionBackend,
-)
+from executor_svc.attention import AttentionLayer, LayerCache, TorchAttentionBackend
 from executor_svc.attention.native_backend import MIN_SPLIT_KEYS, NativeAttentionBackend, query_tiles, split_keys
-from executor_svc.models.config import RopeConfig
-from executor_svc.models.rotary import inverse_frequencies, rotations
+from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step, alibi_slopes
 from tests.numerics.native import LANES, native_library
 
-DECODES = [(0, 1), (1, 1), (7, 1), (95, 1), (96, 1), (97, 1), (130, 1)]
-CHUNKS = [(0, 2), (0, 33), (5, 3), (90, 40), (200, 2)]
+ALL = [*DECODES, *CHUNKS]
 
 
-class Case:
-    """Sequences of which (computed, new) tokens are given, in a cache of scattered blocks that is NaN elsewhere."""
-
-    def __init__(self, rows: list[tuple[int, int]], heads: tuple[int, int], head_dim: int, block_size: int) -> None:
-        rng = np.random.default_rng(3)
-        generator = torch.Generator().manual_seed(3)
-        starts, lengths = np.array(rows, np.int32).T.copy()
-        num_blocks = -(-(starts + lengths) // block_size)
-        free = rng.permutation(int(num_blocks.sum()) + 3).astype(np.int32)
-        tables = np.full((len(rows), num_blocks.max()), free[-1], np.int32)  # beyond a row's blocks: any block
-        for row, number in enumerate(num_blocks):
-            tables[row, :number], free = free[:number], free[number:]
-        self.num_heads, self.num_kv_heads = heads
-        shape = (int(num_blocks.sum()) + 3, block_size, self.num_kv_heads, head_dim)
-        self.keys, self.values = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
-        positions, slots = [], []
-        for row, (start, length) in enumerate(rows):
-            for position in range(start + length):
-                slot = int(tables[row, position // block_size]) * block_size + position % block_size
-                if position >= start:
-                    positions.append(position)
-                    slots.append(slot)
-                else:
-                    for pool in (self.keys, self.values):
-                        pool.flatten(0, 1)[slot] = torch.randn(shape[2:], generator=generator)
-        self.metadata = AttentionMetadata(starts, lengths, tables, torch.tensor(slots))
-        self.qkv = torch.randn(len(slots), self.num_heads + 2 * self.num_kv_heads, head_dim, generator=generator)
-        self.rotation: Rotation = rotations(
-            torch.tensor(positions), inverse_frequencies(RopeConfig(10_000.0), head_dim), torch.float32
-        )
-
-    def attend(self, backend: AttentionBackend) -> tuple[torch.Tensor, LayerCache]:
-        cache = LayerCache(self.keys.clone(), self.values.clone())
-        return backend.plan(self.metadata, cache).attend(
-            self.qkv.clone(), self.rotation, cache, AttentionLayer(self.qkv.shape[2] ** -0.5)
-        ), cache
-
-
-def check(case: Case, lanes: str) -> None:
-    ours, our_cache = case.attend(NativeAttentionBackend(native_library(lanes)))
-    theirs, their_cache = case.attend(TorchAttentionBackend())
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-6)
+def check(inputs: LayerInput, lanes: str, layer: AttentionLayer, *, rtol: float = 1e-5, atol: float = 5e-6) -> None:
+    ours, our_cache = inputs.attend(NativeAttentionBackend(native_library(lanes)), layer)
+    theirs, their_cache = inputs.attend(TorchAttentionBackend(), layer)
+    torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
     for our_pool, their_pool in ((our_cache.keys, their_cache.keys), (our_cache.values, their_cache.values)):
         torch.testing.assert_close(our_pool, their_pool, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def check_shapes(rows: Rows, heads: tuple[int, int], head_dim: int, block_size: int, lanes: str) -> None:
+    """Compare a plain layer, and one with every option."""
+    check(LayerInput(Step(rows, block_size), heads, head_dim), lanes, AttentionLayer(head_dim**-0.5))
+    layer = AttentionLayer(head_dim**-0.5, 40, 1.5, alibi_slopes(heads[0]))
+    check(LayerInput(Step(rows, block_size, 40), heads, head_dim), lanes, layer)
 
 
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("block_size", [1, 3, 16, 32, 128])
 def test_every_block_size(block_size: int, lanes: str) -> None:
-    for rows in (DECODES, CHUNKS, DECODES + CHUNKS):
-        check(Case(rows, (6, 2), 16, block_size), lanes)
+    for rows in (DECODES, CHUNKS, ALL):
+        check_shapes(rows, (6, 2), 16, block_size, lanes)
 
 
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 9, 71])
 def test_every_number_of_query_heads_for_a_kv_head(group: int, lanes: str) -> None:
     for num_kv_heads in (1, 3):
-        check(Case(DECODES + CHUNKS, (group * num_kv_heads, num_kv_heads), 8, 16), lanes)
+        check_shapes(ALL, (group * num_kv_heads, num_kv_heads), 8, 16, lanes)
 
 
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("head_dim", [2, 6, *range(8, 129, 8), 192, 256])
 def test_every_head_dim(head_dim: int, lanes: str) -> None:
-    check(Case([(0, 1), (50, 1), (0, 20), (97, 9)], (4, 2), head_dim, 16), lanes)
+    check_shapes([(0, 1), (50, 1), (0, 20), (97, 9)], (4, 2), head_dim, 16, lanes)
 
 
 @pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("is_rotated", [True, False])
+@pytest.mark.parametrize("has_alibi", [False, True])
+@pytest.mark.parametrize("soft_cap", [None, 1.5])
+@pytest.mark.parametrize("window", [None, 1, 2, 16, 95, 96, 97, 1_000])
+def test_every_combination(
+    window: int | None, soft_cap: float | None, has_alibi: bool, is_rotated: bool, lanes: str
+) -> None:
+    layer = AttentionLayer(0.7, window, soft_cap, alibi_slopes(6) if has_alibi else None)
+    check(LayerInput(Step(ALL, 16, window), (6, 2), 16, is_rotated=is_rotated), lanes, layer)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("block_size", [5, 16])
+def test_a_window_begins_anywhere_in_a_block(block_size: int, lanes: str) -> None:
+    rows = [(200 + offset, 1) for offset in range(block_size)] + [(100 + offset, 7) for offset in range(block_size)]
+    for window in (*range(1, 2 * block_size + 2), 96 + block_size, 192, 202):
+        check(LayerInput(Step(rows, block_size, window), (2, 1), 8), lanes, AttentionLayer(0.25, window))
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("head_dim", [1, 5, 33])
+def test_without_rotation_the_number_of_dimensions_may_be_odd(head_dim: int, lanes: str) -> None:
+    check(LayerInput(Step(ALL, 16), (4, 2), head_dim, is_rotated=False), lanes, AttentionLayer(0.25))
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("window", [None, 300, 1_000])
 @pytest.mark.parametrize("rows", [[(2_000, 1)], [(1_500, 40)], [(2_000, 1), (3, 1), (0, 1)], [(0, 700)]])
-def test_a_long_context_is_split_over_the_threads(rows: list[tuple[int, int]], lanes: str) -> None:
-    check(Case(rows, (4, 2), 16, 16), lanes)
+def test_a_long_context_is_split_over_the_threads(rows: Rows, window: int | None, lanes: str) -> None:
+    inputs = LayerInput(Step(rows, 16, window), (4, 2), 16)
+    for soft_cap, slopes in itertools.product((None, 1.5), (None, alibi_slopes(4))):
+        check(inputs, lanes, AttentionLayer(0.25, window, soft_cap, slopes))
 
 
-def test_large_scores_do_not_overflow() -> None:
-    case = Case(DECODES + CHUNKS, (4, 2), 16, 16)
-    case.qkv.mul_(100)
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize(("windows", "gone_window"), [((16, 40, 16), 40), ((None, 16, 150, None), None)])
+def test_layers_of_one_plan_attend_each_in_its_own_way(
+    windows: tuple[int | None, ...], gone_window: int | None, lanes: str
+) -> None:
+    step = Step([*ALL, (600, 1)], 16, gone_window)
+    kinds = list(itertools.product(windows, (None, 1.5), (None, alibi_slopes(4), (0.3, 0.2, 0.1, 0.0)), (True, False)))
+    layers = [AttentionLayer(0.25, window, soft_cap, slopes) for window, soft_cap, slopes, _ in kinds]
+    inputs = [LayerInput(step, (4, 2), 8, is_rotated=kind[3], seed=seed) for seed, kind in enumerate(kinds)]
+    caches = [LayerCache(each.keys.clone(), each.values.clone()) for each in inputs]
 
-    for lanes in LANES:
-        ours, _ = case.attend(NativeAttentionBackend(native_library(lanes)))
-        theirs, _ = case.attend(TorchAttentionBackend())
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    plan = NativeAttentionBackend(native_library(lanes)).plan(step.metadata, caches[0])
+
+    for each, cache, layer in zip(inputs, caches, layers, strict=True):
+        ours = plan.attend(each.qkv.clone(), each.rotation, cache, layer)
+        theirs, _ = each.attend(TorchAttentionBackend(), layer)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("soft_cap", [None, 50.0])
+def test_large_scores_do_not_overflow(soft_cap: float | None, lanes: str) -> None:
+    inputs = LayerInput(Step(ALL, 16), (4, 2), 16)
+    inputs.qkv.mul_(100)
+
+    layer = AttentionLayer(0.25, soft_cap=soft_cap)
+    ours, _ = inputs.attend(NativeAttentionBackend(native_library(lanes)), layer)
+    theirs, _ = inputs.attend(TorchAttentionBackend(), layer)
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("soft_cap", [1e-3, 0.1, 1.0, 10.0, 1e4])
+def test_soft_caps_of_every_size(soft_cap: float, lanes: str) -> None:
+    """Scores of about 4: from all at the cap to none near it."""
+    check(LayerInput(Step(ALL, 16), (4, 2), 16), lanes, AttentionLayer(1.0, soft_cap=soft_cap), rtol=2e-5, atol=1e-5)
 
 
 def test_tiles_cover_every_token_once() -> None:
@@ -121,7 +140,7 @@ def test_tiles_cover_every_token_once() -> None:
 def test_keys_are_split_where_one_tile_is_most_of_the_work() -> None:
     tiles = query_tiles(np.array([10_000, 100, 200], np.int32), np.array([1, 1, 1], np.int32), 16)
 
-    tasks = split_keys(tiles, num_wanted=4)
+    tasks = split_keys(tiles, num_wanted=4, window=20_000)
 
     assert tiles[:, 4].tolist() == [4, 1, 1]
     assert tasks.tolist() == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [2, 0]]
@@ -130,4 +149,13 @@ def test_keys_are_split_where_one_tile_is_most_of_the_work() -> None:
 def test_short_contexts_are_not_split() -> None:
     tiles = query_tiles(np.array([2 * MIN_SPLIT_KEYS - 2], np.int32), np.array([1], np.int32), 16)
 
-    assert split_keys(tiles, num_wanted=8).tolist() == [[0, 0]]
+    assert split_keys(tiles, num_wanted=8, window=20_000).tolist() == [[0, 0]]
+
+
+def test_a_window_leaves_less_to_split() -> None:
+    tiles = query_tiles(np.array([10_000, 10_000], np.int32), np.array([1, 2], np.int32), 16)
+
+    tasks = split_keys(tiles, num_wanted=100, window=3 * MIN_SPLIT_KEYS - 1)
+
+    assert tiles[:, 4].tolist() == [2, 3]  # the two tokens see one position more
+    assert tasks.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [1, 2]]

@@ -31,9 +31,14 @@ long octavo_attention_scratch_bytes(const Step *step, int num_threads) {
     return (lay_out(step, 0, &work) * num_threads + partials) * (long)sizeof(float);
 }
 
-// Turn one head by the angles of its position: out = scale * (x * cos + swapped halves of x * sin).
-static void rotate(const float *x, const float *cos, const float *sin, long dim, float scale, float *out) {
-    long half = dim / 2;
+// Turn one head of a token by the angles of its position: out = scale * (x * cos + swapped halves of x * sin).
+static void rotate(const Step *step, long token, const float *x, float scale, float *out) {
+    long dim = step->head_dim, half = dim / 2;
+    if (!step->cos) {
+        for (long i = 0; i < dim; i++) out[i] = scale * x[i];
+        return;
+    }
+    const float *cos = step->cos + token * dim, *sin = step->sin + token * dim;
     for (long i = 0; i < half; i++) {
         float low = x[i], high = x[i + half];
         out[i] = scale * (low * cos[i] + high * sin[i]);
@@ -46,10 +51,9 @@ static void write_cache(const Step *step, const float *qkv, float *keys, float *
     long thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
     long dim = step->head_dim, kv_size = step->num_kv_heads * dim, q_size = step->num_heads * dim;
     for (long t = step->num_tokens * thread / num_threads; t < step->num_tokens * (thread + 1) / num_threads; t++) {
-        const float *key = qkv + t * (q_size + 2 * kv_size) + q_size, *cos = step->cos + t * dim;
+        const float *key = qkv + t * (q_size + 2 * kv_size) + q_size;
         for (long head = 0; head < step->num_kv_heads; head++)
-            rotate(key + head * dim, cos, step->sin + t * dim, dim, 1.0f,
-                   keys + step->slot_mapping[t] * kv_size + head * dim);
+            rotate(step, t, key + head * dim, 1.0f, keys + step->slot_mapping[t] * kv_size + head * dim);
         memcpy(values + step->slot_mapping[t] * kv_size, key + kv_size, (size_t)kv_size * sizeof(float));
     }
 }
@@ -73,21 +77,23 @@ static void attend_part(const Step *step, const QueryTile *tile, long split, lon
     long qkv_size = (step->num_heads + 2 * step->num_kv_heads) * dim;
     for (long i = 0; i < num_rows; i++) {
         long token = tile->first_token + i / group;
-        rotate(qkv + token * qkv_size + (head * group + i % group) * dim, step->cos + token * dim,
-               step->sin + token * dim, dim, 1.0f / sqrtf((float)dim), work->queries + i * dim);
+        rotate(step, token, qkv + token * qkv_size + (head * group + i % group) * dim, step->scale,
+               work->queries + i * dim);
         work->largest[i] = -INFINITY;
         work->weights[i] = 0;
     }
     memset(work->sums, 0, (size_t)(num_rows * dim) * sizeof(float));
-    long context = tile->first_position + tile->num_tokens, size = ceil_div(context, tile->num_splits);
-    long end = least(context, (split + 1) * size), offsets[BLOCK_KEYS + FETCH_KEYS];
-    for (long begin = split * size; begin < end; begin += BLOCK_KEYS) {
+    // What the tile sees: from what its first token sees first, to its last token.
+    long lower = most(0, tile->first_position + 1 - step->window), upper = tile->first_position + tile->num_tokens;
+    long size = ceil_div(upper - lower, tile->num_splits), offsets[BLOCK_KEYS + FETCH_KEYS];
+    long end = least(upper, lower + (split + 1) * size);
+    for (long begin = lower + split * size; begin < end; begin += BLOCK_KEYS) {
         long count = least(BLOCK_KEYS, end - begin);
         find_slots(step, tile, head, begin, end, offsets);
         if (tile->num_tokens == 1 && group <= MAX_DIRECT_HEADS)
-            attend_direct(dim, num_rows, keys, values, offsets, count, work);
+            attend_direct(step, tile, head, keys, values, offsets, begin, count, work);
         else
-            attend_packed(tile, dim, group, num_rows, keys, values, offsets, begin, count, work);
+            attend_packed(step, tile, head, keys, values, offsets, begin, count, work);
     }
 }
 
@@ -137,11 +143,13 @@ static void merge(const Step *step, const QueryTile *tile, long head, float *par
     finish(step, tile, head, &first, out);
 }
 
-// One layer: rotate and write the keys and values of all tokens into the cache, then attend, causally.
+// One layer: rotate and write the keys and values of all tokens into the cache, then attend, causally and within
+// the window.
 //
 // qkv [num_tokens][num_heads + 2 * num_kv_heads][head_dim] before rotation; keys and values
 // [num_blocks][block_size][num_kv_heads][head_dim]; out [num_tokens][num_heads][head_dim]; memory has
-// octavo_attention_scratch_bytes(step, num_threads), aligned to 64 bytes. Slots that nobody wrote are not read.
+// octavo_attention_scratch_bytes(step, num_threads), aligned to 64 bytes. Neither slots that nobody wrote
+// nor entries of the block tables before the window are read.
 void octavo_attention(const Step *step, const float *qkv, float *keys, float *values, float *out, float *memory,
                       int num_threads) {
     Work measure;

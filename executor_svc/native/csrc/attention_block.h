@@ -30,11 +30,14 @@ typedef struct {
     int32_t tile, split;
 } Task;
 
-// A step; the same for all layers.
+// A step, for the layers that attend in one way.
 typedef struct {
     long num_heads, num_kv_heads, head_dim, block_size;
     long num_tokens, table_width;
-    const float *cos, *sin;       // [num_tokens][head_dim], the sines of the first half with a minus
+    long window;                  // a token sees so many last positions, its own included, 1 or more
+    float scale, soft_cap;        // of query . key; soft_cap 0: none
+    const float *slopes;          // of ALiBi, [num_heads]; NULL: none
+    const float *cos, *sin;       // [num_tokens][head_dim], the sines of the first half with a minus; NULL: none
     const int64_t *slot_mapping;  // [num_tokens] block * block_size + offset
     const int32_t *block_tables;  // [][table_width]
     const QueryTile *tiles;
@@ -54,9 +57,51 @@ typedef struct {
     float *values;    // [ceil(head_dim / TILE_COLUMNS)][BLOCK_KEYS][TILE_COLUMNS]
 } Work;
 
+INLINE long most(long a, long b) { return a > b ? a : b; }
+
 // Fetch a vector of `dim` floats that is read soon: blocks are scattered, which the hardware does not foresee.
 INLINE void fetch_vector(const float *vector, long dim) {
     for (long d = 0; d < dim; d += 16) _mm_prefetch((const char *)(vector + d), _MM_HINT_T0);
+}
+
+// tanh(x), relative error below 4e-7.
+// Source: Eigen, ptanh_float: an odd polynomial divided by an even one; beyond the bounds it is 1 in float32.
+INLINE vfloat vf_tanh(vfloat x) {
+    x = vf_min(vf_max(x, vf_all(-7.90531110763549805f)), vf_all(7.90531110763549805f));
+    vfloat square = vf_mul(x, x), p = vf_all(-2.76076847742355e-16f), q = vf_all(1.19825839466702e-06f);
+    p = vf_fma(p, square, vf_all(2.00018790482477e-13f));
+    p = vf_fma(p, square, vf_all(-8.60467152213735e-11f));
+    p = vf_fma(p, square, vf_all(5.12229709037114e-08f));
+    p = vf_fma(p, square, vf_all(1.48572235717979e-05f));
+    p = vf_fma(p, square, vf_all(6.37261928875436e-04f));
+    p = vf_fma(p, square, vf_all(4.89352455891786e-03f));
+    q = vf_fma(q, square, vf_all(1.18534705686654e-04f));
+    q = vf_fma(q, square, vf_all(2.26843463243900e-03f));
+    q = vf_fma(q, square, vf_all(4.89352518554385e-03f));
+    return vf_div(vf_mul(x, p), q);
+}
+
+// Cap the scores of one query and shift them by ALiBi, in whole vectors; `distance` is the position of the first key
+// less that of the query.
+static void shape_scores(float *scores, long count, float soft_cap, float slope, long distance) {
+    const float counting_up[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const vfloat lanes = vf_load(counting_up), cap = vf_all(soft_cap);
+    for (long t = 0; t < count; t += LANES) {
+        vfloat score = vf_load(scores + t);
+        if (soft_cap != 0) score = vf_mul(cap, vf_tanh(vf_div(score, cap)));
+        score = vf_fma(vf_all(slope), vf_add(lanes, vf_all((float)(distance + t))), score);
+        vf_store(scores + t, score);
+    }
+}
+
+// As shape_scores, for all queries of a tile and one KV head, where the layer asks for it.
+static void shape_tile(const Step *step, const QueryTile *tile, long head, long begin, long count, float *scores) {
+    if (step->soft_cap == 0 && !step->slopes) return;
+    long group = step->num_heads / step->num_kv_heads;
+    for (long i = 0; i < tile->num_tokens * group; i++) {
+        float slope = step->slopes ? step->slopes[head * group + i % group] : 0;
+        shape_scores(scores + i * BLOCK_KEYS, count, step->soft_cap, slope, begin - tile->first_position - i / group);
+    }
 }
 
 // scores[heads][keys] of up to 4 heads of one token, straight from the cache; the values of the keys are fetched
@@ -140,11 +185,11 @@ INLINE void add_values(const int heads, const float *scores, const float *values
 // Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
 static void soften(float *scores, long count, long dim, float *largest, float *weight, float *sums) {
     if (!count) return;
-    vfloat most = vf_all(*largest);
+    vfloat peak = vf_all(*largest);
     long t = 0;
-    for (; t + LANES <= count; t += LANES) most = vf_max(most, vf_load(scores + t));
-    for (; t < count; t++) most = vf_max(most, vf_all(scores[t]));  // what pads a vector must not count
-    float now = vf_largest(most);
+    for (; t + LANES <= count; t += LANES) peak = vf_max(peak, vf_load(scores + t));
+    for (; t < count; t++) peak = vf_max(peak, vf_all(scores[t]));  // what pads a vector must not count
+    float now = vf_largest(peak);
     vfloat total = vf_zero();
     for (t = 0; t + LANES <= count; t += LANES) {
         vfloat weights = vf_exp(vf_sub(vf_load(scores + t), vf_all(now)));
@@ -173,12 +218,15 @@ static void soften(float *scores, long count, long dim, float *largest, float *w
         }                                            \
     }
 
-// One block of keys for the few heads of one token. `offsets` has FETCH_KEYS more than `count`.
-static void attend_direct(long dim, long num_rows, const float *keys, const float *values, const long *offsets,
-                          long count, const Work *work) {
+// One block of keys, from position `begin`, for the few heads of one token, which sees all of them. `offsets` has
+// FETCH_KEYS more than `count`.
+static void attend_direct(const Step *step, const QueryTile *tile, long head, const float *keys, const float *values,
+                          const long *offsets, long begin, long count, const Work *work) {
+    long dim = step->head_dim, num_rows = step->num_heads / step->num_kv_heads;
 #define SCORE(n) \
     score_heads(n, work->queries + j * dim, keys, values, offsets, count, dim, work->scores + j * BLOCK_KEYS)
     FOR_HEADS(SCORE)
+    shape_tile(step, tile, head, begin, count, work->scores);
     for (long i = 0; i < num_rows; i++)
         soften(work->scores + i * BLOCK_KEYS, count, dim, work->largest + i, work->weights + i, work->sums + i * dim);
 #define ADD(n) add_values(n, work->scores + j * BLOCK_KEYS, values, offsets, count, dim, work->sums + j * dim)
@@ -215,8 +263,9 @@ static void multiply_packed(long num_rows, long depth, const float *a, long a_st
 }
 
 // One block of keys, from position `begin`, for all queries of a tile: packed, so that they are read in order.
-static void attend_packed(const QueryTile *tile, long dim, long group, long num_rows, const float *keys,
-                          const float *values, const long *offsets, long begin, long count, const Work *work) {
+static void attend_packed(const Step *step, const QueryTile *tile, long head, const float *keys, const float *values,
+                          const long *offsets, long begin, long count, const Work *work) {
+    long dim = step->head_dim, group = step->num_heads / step->num_kv_heads, num_rows = tile->num_tokens * group;
     long columns = round_up(count, LANES);
     for (long t = 0; t < count; t++) {
         const float *key = keys + offsets[t], *value = values + offsets[t];
@@ -227,12 +276,15 @@ static void attend_packed(const QueryTile *tile, long dim, long group, long num_
                    (size_t)least(TILE_COLUMNS, dim - d) * sizeof(float));
     }
     multiply_packed(num_rows, dim, work->queries, dim, work->keys, work->scores, BLOCK_KEYS, columns, false);
+    shape_tile(step, tile, head, begin, count, work->scores);
     for (long i = 0; i < num_rows; i++) {
         float *scores = work->scores + i * BLOCK_KEYS;
-        long num_visible = tile->first_position + i / group + 1 - begin;
-        num_visible = num_visible < 0 ? 0 : least(num_visible, count);
-        soften(scores, num_visible, dim, work->largest + i, work->weights + i, work->sums + i * dim);
-        for (long t = num_visible; t < count; t++) scores[t] = 0;
+        long position = tile->first_position + i / group;
+        long upper = most(0, least(position + 1 - begin, count));
+        long lower = least(most(0, position + 1 - step->window - begin), upper);
+        soften(scores + lower, upper - lower, dim, work->largest + i, work->weights + i, work->sums + i * dim);
+        for (long t = 0; t < lower; t++) scores[t] = 0;
+        for (long t = upper; t < count; t++) scores[t] = 0;
     }
     multiply_packed(num_rows, count, work->scores, BLOCK_KEYS, work->values, work->sums, dim, dim, true);
 }

@@ -1,0 +1,60 @@
+"""Attention written out: scores, what shapes them, softmax, weighted values.
+
+For what torch's fused attention cannot do: it takes no soft cap, and it would round the bias of ALiBi to the
+number format of the queries.
+"""
+
+import torch
+
+from executor_svc.attention.step_reads import score_dtype
+
+# Query tokens that are worked on at once: bounds the memory of the scores.
+TILE_TOKENS = 256
+
+
+def attend_explicitly(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    distances: torch.Tensor,
+    hidden: torch.Tensor,
+    scale: float,
+    soft_cap: float | None,
+    slopes: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attend with the query tokens of n rows, each to the keys of its row.
+
+    Args:
+        query: [n, length, num_heads, head_dim].
+        keys: [n, num_keys, num_kv_heads, head_dim]; finite, also where they are hidden.
+        values: As `keys`.
+        distances: Key position - query position, [n, length, num_keys] in `score_dtype` of the query.
+        hidden: Whether the query does not see the key, [n, length, num_keys] bool; never all of a row.
+        scale: Of query . key.
+        soft_cap: See `AttentionLayer`.
+        slopes: Of ALiBi, [num_heads] in `score_dtype` of the query; None: no ALiBi.
+
+    Returns:
+        [n, length, num_heads, head_dim].
+    """
+    num_rows, length, num_heads, head_dim = query.shape
+    num_keys, num_kv_heads = keys.shape[1:3]
+    transposed_keys, values = keys.permute(0, 2, 3, 1), values.transpose(1, 2)
+    group = num_heads // num_kv_heads
+    output = query.new_empty(query.shape)
+    for begin in range(0, length, TILE_TOKENS):
+        tile = slice(begin, min(begin + TILE_TOKENS, length))
+        scaled = (query[:, tile] * scale).reshape(num_rows, -1, num_kv_heads, group, head_dim)
+        # The query heads that share a KV head act as its query tokens: no copy of K and V a head.
+        scores = scaled.permute(0, 2, 3, 1, 4).reshape(num_rows, num_kv_heads, -1, head_dim) @ transposed_keys
+        scores = scores.to(score_dtype(query.dtype)).view(num_rows, num_kv_heads, group, -1, num_keys)
+        if soft_cap is not None:
+            scores.div_(soft_cap).tanh_().mul_(soft_cap)
+        if slopes is not None:
+            scores.addcmul_(slopes.view(num_kv_heads, group, 1, 1), distances[:, None, None, tile])
+        scores.masked_fill_(hidden[:, None, None, tile], -torch.inf)
+        weights = scores.softmax(-1).to(values.dtype).flatten(2, 3)
+        result = (weights @ values).view(num_rows, num_kv_heads, group, -1, head_dim)
+        output[:, tile] = result.permute(0, 3, 1, 2, 4).flatten(2, 3)
+    return output

@@ -1,0 +1,144 @@
+"""Steps for tests of attention: rows on a paged cache that is NaN where nobody wrote, and a naive attention."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from executor_svc.attention import AttentionBackend, AttentionLayer, AttentionMetadata, LayerCache, Rotation
+
+Doubles = npt.NDArray[np.float64]
+Rows = Sequence[tuple[int, int]]  # (computed, new) tokens of each sequence
+
+DECODES: Rows = [(0, 1), (1, 1), (7, 1), (95, 1), (96, 1), (97, 1), (130, 1)]
+CHUNKS: Rows = [(0, 2), (0, 33), (5, 3), (90, 40), (200, 2)]
+NUM_FREE_BLOCKS = 3
+
+
+class Step:
+    """Where the tokens of a step are: scattered blocks, and block tables full of garbage beside them.
+
+    Args:
+        rows: The sequences.
+        block_size: In tokens.
+        gone_window: The widest window of the layers. What lies before it has no blocks; None: all have theirs.
+    """
+
+    def __init__(self, rows: Rows, block_size: int, gone_window: int | None = None) -> None:
+        self.rows, self.block_size = rows, block_size
+        self.firsts = [
+            0 if gone_window is None else max(0, start + 1 - gone_window) // block_size * block_size
+            for start, _ in rows
+        ]  # the first position of each sequence that has a block
+        starts, lengths = np.array(rows, np.int32).T.copy()
+        first_blocks, num_blocks = np.array(self.firsts) // block_size, -(-(starts + lengths) // block_size)
+        self.num_blocks = int((num_blocks - first_blocks).sum()) + NUM_FREE_BLOCKS
+        free = np.random.default_rng(3).permutation(self.num_blocks).astype(np.int32)
+        # Garbage: a block that nobody writes, and ids that are out of range on either side.
+        garbage = np.array([free[-1], -1, 10**6], np.int32)
+        tables = np.resize(garbage, (len(rows), int(num_blocks.max())))
+        self.slots: list[list[int]] = []  # of each sequence, from `firsts` on
+        for row, (first, end) in enumerate(zip(first_blocks, num_blocks, strict=True)):
+            tables[row, first:end], free = free[: end - first], free[end - first :]
+            positions = np.arange(first * block_size, starts[row] + lengths[row])
+            slots = tables[row, positions // block_size].astype(np.int64) * block_size + positions % block_size
+            self.slots.append(slots.tolist())
+        new_slots = [slot for slots, (_, length) in zip(self.slots, rows, strict=True) for slot in slots[-length:]]
+        self.metadata = AttentionMetadata(starts, lengths, tables, torch.tensor(new_slots))
+
+
+class LayerInput:
+    """What a layer gets in a step: random queries, keys and values, and a random past in its cache."""
+
+    def __init__(
+        self,
+        step: Step,
+        heads: tuple[int, int],
+        head_dim: int,
+        *,
+        is_rotated: bool = True,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 3,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.step, self.dtype = step, dtype
+        self.num_heads, self.num_kv_heads = heads
+        num_tokens = len(step.metadata.slot_mapping)
+        shape = (step.num_blocks, step.block_size, self.num_kv_heads, head_dim)
+        self.keys, self.values = (torch.full(shape, torch.nan, dtype=dtype) for _ in range(2))
+        for slots, (_, length) in zip(step.slots, step.rows, strict=True):
+            past = slots[:-length]
+            for pool in (self.keys, self.values):
+                pool.flatten(0, 1)[past] = torch.randn(len(past), *shape[2:], generator=generator).to(dtype)
+        num_vectors = self.num_heads + 2 * self.num_kv_heads
+        self.qkv = torch.randn(num_tokens, num_vectors, head_dim, generator=generator).to(dtype)
+        self.rotation: Rotation | None = None
+        if is_rotated:
+            angles = 6 * torch.rand(num_tokens, head_dim // 2, generator=generator)
+            cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+            self.rotation = Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+
+    def attend(self, backend: AttentionBackend, layer: AttentionLayer) -> tuple[torch.Tensor, LayerCache]:
+        """Return what a backend answers for a plan of this layer alone, and the cache after it."""
+        cache = LayerCache(self.keys.clone(), self.values.clone())
+        plan = backend.plan(self.step.metadata, cache)
+        return plan.attend(self.qkv.clone(), self.rotation, cache, layer), cache
+
+    def attend_naively(self, layer: AttentionLayer) -> tuple[torch.Tensor, LayerCache]:
+        """Return what `attend` should, in float64: one query at a time, whole sequences in plain tensors."""
+        qkv = self.qkv.double()
+        rotated = qkv[:, : -self.num_kv_heads]
+        if self.rotation is not None:
+            half = rotated.shape[2] // 2
+            cos, sin = (part.double()[:, None, half:] for part in (self.rotation.cos, self.rotation.signed_sin))
+            low, high = rotated[..., :half], rotated[..., half:]
+            rotated = torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+        cache = LayerCache(self.keys.double(), self.values.double())
+        cache.keys.flatten(0, 1)[self.step.metadata.slot_mapping] = rotated[:, self.num_heads :]
+        cache.values.flatten(0, 1)[self.step.metadata.slot_mapping] = qkv[:, -self.num_kv_heads :]
+        queries = rotated[:, : self.num_heads].numpy()
+        output = np.empty_like(queries)
+        token = 0
+        for (start, length), first, slots in zip(self.step.rows, self.step.firsts, self.step.slots, strict=True):
+            missing = np.full((first, *self.keys.shape[2:]), np.nan)
+            keys, values = (
+                np.concatenate((missing, pool.flatten(0, 1)[slots].numpy())) for pool in (cache.keys, cache.values)
+            )
+            for position in range(start, start + length):
+                output[token] = _attend_one(queries[token], keys, values, position, layer)
+                token += 1
+        return torch.from_numpy(output).flatten(1), cache
+
+
+def _attend_one(query: Doubles, keys: Doubles, values: Doubles, position: int, layer: AttentionLayer) -> Doubles:
+    """Attend with the token at a position of a sequence.
+
+    Args:
+        query: [num_heads, head_dim].
+        keys: Of the sequence, [num_positions, num_kv_heads, head_dim].
+        values: As `keys`.
+        position: Of the token.
+        layer: How.
+
+    Returns:
+        [num_heads, head_dim].
+    """
+    first = 0 if layer.window_tokens is None else max(0, position + 1 - layer.window_tokens)
+    keys, values = keys[first : position + 1], values[first : position + 1]
+    group = len(query) // keys.shape[1]
+    output = np.empty_like(query)
+    for head in range(len(query)):
+        scores = layer.scale * (keys[:, head // group] * query[head]).sum(1)
+        if layer.soft_cap is not None:
+            scores = layer.soft_cap * np.tanh(scores / layer.soft_cap)
+        if layer.alibi_slopes is not None:
+            scores = scores + layer.alibi_slopes[head] * (np.arange(first, position + 1) - position)
+        weights = np.exp(scores - scores.max())
+        output[head] = (weights[:, None] * values[:, head // group]).sum(0) / weights.sum()
+    return output
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """Return slopes as models have them, from 0.5 or more down to 2 ** -8."""
+    return tuple(2.0 ** (-8 * (head + 1) / num_heads) for head in range(num_heads))

@@ -1,0 +1,106 @@
+"""The torch attention equals a naive one in float64 that sees whole sequences, on a cache full of NaN."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from executor_svc.attention import AttentionLayer, LayerCache, TorchAttentionBackend
+from executor_svc.attention.explicit_attention import TILE_TOKENS
+from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step, alibi_slopes
+
+WINDOWS = [1, 2, 15, 16, 17, 40, 97, 1_000]
+
+
+def check(inputs: LayerInput, layer: AttentionLayer, *, rtol: float = 1e-5, atol: float = 5e-6) -> None:
+    ours, our_cache = inputs.attend(TorchAttentionBackend(), layer)
+    naive, naive_cache = inputs.attend_naively(layer)
+    assert ours.dtype == inputs.dtype
+    torch.testing.assert_close(ours.double(), naive, rtol=rtol, atol=atol)
+    torch.testing.assert_close(our_cache.keys.double(), naive_cache.keys, rtol=rtol, atol=atol, equal_nan=True)
+    torch.testing.assert_close(our_cache.values.double(), naive_cache.values, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("is_rotated", [True, False])
+@pytest.mark.parametrize("has_alibi", [False, True])
+@pytest.mark.parametrize("soft_cap", [None, 1.5])
+@pytest.mark.parametrize("window", [None, *WINDOWS])
+def test_every_combination(window: int | None, soft_cap: float | None, has_alibi: bool, is_rotated: bool) -> None:
+    layer = AttentionLayer(0.7, window, soft_cap, alibi_slopes(6) if has_alibi else None)
+    for rows in (DECODES, CHUNKS, [*DECODES, *CHUNKS], [*CHUNKS, *DECODES]):
+        check(LayerInput(Step(rows, 16, window), (6, 2), 16, is_rotated=is_rotated), layer)
+
+
+@pytest.mark.parametrize("window", [None, *WINDOWS])
+@pytest.mark.parametrize("block_size", [1, 3, 32, 128])
+def test_every_block_size(block_size: int, window: int | None) -> None:
+    for layer in (AttentionLayer(0.25, window), AttentionLayer(0.25, window, 1.5, alibi_slopes(4))):
+        check(LayerInput(Step([*DECODES, *CHUNKS], block_size, window), (4, 2), 16), layer)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (3, 3), (4, 1), (9, 3), (10, 2)])
+def test_every_number_of_query_heads_for_a_kv_head(heads: tuple[int, int]) -> None:
+    for window, soft_cap, slopes in itertools.product((None, 20), (None, 1.5), (None, alibi_slopes(heads[0]))):
+        check(
+            LayerInput(Step([*DECODES, *CHUNKS], 16, window), heads, 8), AttentionLayer(0.5, window, soft_cap, slopes)
+        )
+
+
+@pytest.mark.parametrize("rows", [[(1_000, 1), (3, 1), (200, 1), (450, 1)], [(0, 700)], [(300, TILE_TOKENS + 1)]])
+@pytest.mark.parametrize("window", [None, 129, 400])
+def test_long_contexts(rows: Rows, window: int | None) -> None:
+    for soft_cap, slopes in ((None, None), (1.5, None), (None, alibi_slopes(2))):
+        check(LayerInput(Step(rows, 16, window), (2, 1), 8), AttentionLayer(0.5, window, soft_cap, slopes))
+
+
+@pytest.mark.parametrize("is_rotated", [True, False])
+@pytest.mark.parametrize(("windows", "gone_window"), [((16, 40), 40), ((5, 16, 5), 16), ((16, None, 200), None)])
+def test_layers_of_one_plan_attend_each_in_its_own_way(
+    windows: tuple[int | None, ...], gone_window: int | None, is_rotated: bool
+) -> None:
+    step = Step([*DECODES, *CHUNKS], 16, gone_window)
+    kinds = [(None, None), (1.5, None), (None, alibi_slopes(4)), (2.5, (0.3, 0.2, 0.1, 0.0))]
+    layers = [
+        AttentionLayer(scale, window, soft_cap, slopes)
+        for scale, (window, (soft_cap, slopes)) in zip(
+            itertools.cycle((0.25, 1.0, 0.5)), itertools.product(windows, kinds), strict=False
+        )
+    ]
+    inputs = [LayerInput(step, (4, 2), 8, is_rotated=is_rotated, seed=seed) for seed in range(len(layers))]
+    caches = [LayerCache(each.keys.clone(), each.values.clone()) for each in inputs]
+
+    plan = TorchAttentionBackend().plan(step.metadata, caches[0])
+
+    for each, cache, layer in zip(inputs, caches, layers, strict=True):
+        ours = plan.attend(each.qkv.clone(), each.rotation, cache, layer)
+        torch.testing.assert_close(ours.double(), each.attend_naively(layer)[0], rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)]
+)
+def test_every_number_format(dtype: torch.dtype, tolerance: float) -> None:
+    for window, soft_cap, slopes in itertools.product((None, 20), (None, 1.5), (None, alibi_slopes(4))):
+        inputs = LayerInput(Step([*DECODES, *CHUNKS], 16, window), (4, 2), 16, is_rotated=False, dtype=dtype)
+        check(inputs, AttentionLayer(0.25, window, soft_cap, slopes), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_steps(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_rows = int(rng.integers(1, 12))
+    starts = rng.integers(0, 300, num_rows) * rng.integers(0, 2, num_rows)
+    lengths = 1 + rng.integers(0, 60, num_rows) * rng.integers(0, 2, num_rows)
+    rows = list(zip(starts.tolist(), lengths.tolist(), strict=True))
+    window = None if rng.random() < 0.3 else int(rng.integers(1, 250))
+    num_kv_heads, group, block_size = (int(rng.integers(1, end)) for end in (4, 6, 40))
+    layer = AttentionLayer(
+        float(rng.uniform(0.1, 1)),
+        window,
+        None if rng.random() < 0.5 else float(rng.uniform(0.5, 5)),
+        None if rng.random() < 0.5 else tuple(rng.uniform(0, 1, num_kv_heads * group).tolist()),
+    )
+    inputs = LayerInput(Step(rows, block_size, window), (num_kv_heads * group, num_kv_heads), 8, seed=seed)
+
+    check(inputs, layer)
