@@ -5,3 +5,7 @@ from shared.errors import OctavoServiceError
 
 class ModelLoadError(OctavoServiceError):
     """The model cannot be loaded; the message is one sentence that names the file or the setting."""
+
+
+class UnsupportedModelError(ModelLoadError):
+    """The model asks for what our own code does not have; that of transformers may have it."""

@@ -40,34 +40,41 @@ def make_model(
         config: Of the model.
         dtype: Number format of activations and cache.
         device: Where it runs.
-        cpu_kernels: "native": the C library; "torch": torch; "auto": the C library if it can be had.
+        cpu_kernels: "native": the C library; "torch": torch; "auto": the C library for all that it has.
         quantization: "int8": weights are quantized as they are loaded.
         group: The ranks that share the model.
 
     Raises: ModelLoadError: the ranks cannot share it, or "native" was asked for and cannot be had.
     """
     is_int8 = quantization == "int8"
-    library = _native_library(config, dtype, device, cpu_kernels, group.size)
-    if library is not None:
-        return Decoder(config, NativeDense(library, is_int8=is_int8)), NativeAttentionBackend(library)
-    return Decoder(config, TorchDense(dtype, device, is_int8=is_int8, group=group), group), TorchAttentionBackend()
+    library = find_library(dtype, device, cpu_kernels)
+    attention = make_attention(library)
+    missing = "tensor parallelism" if group.size > 1 else missing_in_native_dense(config)
+    if library is not None and missing is None:
+        return Decoder(config, NativeDense(library, is_int8=is_int8)), attention
+    if cpu_kernels == "native":
+        raise ModelLoadError(f"cpu_kernels is native, but the dense kernels in C do not have {missing}")
+    if library is not None and group.rank == 0:
+        _logger.info("event=dense_kernels kernels=torch reason=%r", f"those in C do not have {missing}")
+    return Decoder(config, TorchDense(dtype, device, is_int8=is_int8, group=group), group), attention
 
 
-def _native_library(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, cpu_kernels: CpuKernels, tp_size: int
-) -> NativeLibrary | None:
-    """Return the C library; None if it is not to be used, or, with one line in the log, if it cannot be had."""
+def make_attention(library: NativeLibrary | None) -> AttentionBackend:
+    """Return the attention of the C library, or without one that of torch."""
+    return TorchAttentionBackend() if library is None else NativeAttentionBackend(library)
+
+
+def find_library(dtype: torch.dtype, device: torch.device, cpu_kernels: CpuKernels) -> NativeLibrary | None:
+    """Return the C library; None if it is not to be used, or, with one line in the log, if it cannot be had.
+
+    Raises: ModelLoadError: "native" was asked for, and it cannot be had.
+    """
     is_elsewhere = device.type != "cpu" or dtype != torch.float32
-    if cpu_kernels == "torch" or (cpu_kernels == "auto" and (is_elsewhere or tp_size > 1)):
+    if cpu_kernels == "torch" or (cpu_kernels == "auto" and is_elsewhere):
         return None
+    if is_elsewhere:
+        raise ModelLoadError("cpu_kernels is native, but these kernels are for device cpu and dtype float32")
     try:
-        if is_elsewhere:
-            raise NativeUnavailableError("these kernels are for device cpu and dtype float32")
-        if tp_size > 1:
-            raise NativeUnavailableError("these kernels are for one process, and tp is above 1")
-        missing = missing_in_native_dense(config)
-        if missing is not None:
-            raise NativeUnavailableError(f"these kernels do not have {missing}, which {config.architecture} needs")
         library = load_library(torch.get_num_threads())
     except NativeUnavailableError as error:
         if cpu_kernels == "native":

@@ -7,7 +7,7 @@ from executor_svc.model_runner import SampleLogits
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.sample_rows import SampleRows
 from executor_svc.sampler import Sampler
-from executor_svc.sampler.logprobs import prompt_logprobs, prompt_spans
+from executor_svc.sampler.logprobs import prompt_spans
 from shared.batch_table import BatchTable, StepLayout
 from shared.step import UNKNOWN_TOKEN, Step, StepResult
 
@@ -40,7 +40,7 @@ def answer_step(
         candidates = sampler.candidates(logits, computed.logit_rows[beams], rows[beams], layout.num_candidates[beams])
         result.candidate_token_ids, result.candidate_logprobs = candidates.token_ids, candidates.logprobs
     if computed.prompt_hidden is not None:
-        _answer_prompt(result, table, layout, computed.prompt_hidden, model)
+        _answer_prompt(result, table, layout, computed.prompt_hidden, model, sampler)
     return result
 
 
@@ -57,7 +57,12 @@ def _no_tokens(step: Step, num_samples: int) -> StepResult:
 
 
 def _answer_prompt(
-    result: StepResult, table: BatchTable, layout: StepLayout, hidden: torch.Tensor, model: LanguageModel
+    result: StepResult,
+    table: BatchTable,
+    layout: StepLayout,
+    hidden: torch.Tensor,
+    model: LanguageModel,
+    sampler: Sampler,
 ) -> None:
     """Add the log-probabilities of prompt tokens; `hidden` is that of the tokens before them."""
     counts, num_alternatives = layout.num_prompt_logprobs, layout.num_prompt_alternatives
@@ -71,7 +76,7 @@ def _answer_prompt(
         assert logits is not None, "this is rank 0"
         return logits
 
-    result.prompt_logprobs, alternatives = prompt_logprobs(
+    result.prompt_logprobs, alternatives = sampler.prompt_logprobs(
         hidden, to_logits, np.concatenate(token_ids), np.repeat(num_alternatives, counts)
     )
     if alternatives is not None:

@@ -8,16 +8,16 @@ import numpy as np
 import torch
 
 from executor_svc.attention import AttentionBackend, AttentionMetadata
+from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.block_count import CudaMemory, count_blocks, cpu_cache_bytes, gpu_cache_bytes
 from executor_svc.cache_engine import CacheEngine, CacheShape
 from executor_svc.config import ExecutorConfig
 from executor_svc.errors import ModelLoadError
-from executor_svc.kernels import make_model
+from executor_svc.model_choice import choose_model, read_model_config
 from executor_svc.model_directory import find_model_directory
 from executor_svc.model_runner import ModelRunner
-from executor_svc.models.families import parse_config
 from executor_svc.models.language_model import LanguageModel
-from executor_svc.models.sharding import Shard
+from executor_svc.native.sampling import load_sampling
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.sampler import Sampler
 from executor_svc.torch_worker import TorchWorker
@@ -46,20 +46,14 @@ def load_worker(
         torch.set_num_threads(config.num_threads)
     directory = find_model_directory(config.model)
     device, dtype = device or find_device(config.device, 0), _torch_dtype(config.dtype)
-    model, backend = make_model(
-        parse_config(directory.config(), directory.path / "config.json"),
-        dtype,
-        device,
-        cpu_kernels=config.cpu_kernels,
-        quantization=config.quantization,
-        group=group,
-    )
+    chosen = choose_model(directory, config, dtype, device, group)
+    model, backend = chosen.model, chosen.attention
     shape = model.shape
     model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, directory.path / "config.json")
     cache_shape = CacheShape(shape.num_layers, config.block_size_tokens, shape.num_kv_heads, shape.head_dim, dtype)
     count_blocks(config, cache_shape, lambda: cache_shape.bytes_per_block)  # what is asked for is refused at once
     checkpoint = Checkpoint(directory.path)
-    model.load(checkpoint)
+    chosen.load(checkpoint)
 
     def free_cache_bytes() -> int:
         if device.type == "cpu":
@@ -88,13 +82,13 @@ def load_worker(
         sliding_window_tokens=shape.sliding_window_tokens,
     )
     runner = ModelRunner(model, cache_engine.layers, backend)
-    return TorchWorker(info, runner, cache_engine, Sampler(), directory.tokenizer_files(), group)
+    sampler = Sampler(load_sampling(torch.get_num_threads()) if isinstance(backend, NativeAttentionBackend) else None)
+    return TorchWorker(info, runner, cache_engine, sampler, directory.tokenizer_files(), group)
 
 
 def check_model(config: ExecutorConfig) -> None:
     """Raise ModelLoadError if so many ranks cannot share the model; nothing of it is loaded."""
-    directory = find_model_directory(config.model)
-    Shard.of(parse_config(directory.config(), directory.path / "config.json"), rank=0, size=config.tp)
+    read_model_config(find_model_directory(config.model), config)
 
 
 def find_device(name: str, local_rank: int) -> torch.device:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from executor_svc.errors import ModelLoadError
+from executor_svc.errors import ModelLoadError, UnsupportedModelError
 
 
 class ConfigFields:
@@ -56,11 +56,11 @@ class ConfigFields:
         return None if self.values.get(name) is None else self.number(name)
 
     def refuse(self, names: Mapping[str, object]) -> None:
-        """Raise if one of `names` is there with another value than the one that changes nothing."""
+        """Raise UnsupportedModelError if one of `names` is there and not with the value that changes nothing."""
         for name, harmless in names.items():
             value = self.values.get(name)
             if value is not None and value != harmless:
-                raise ModelLoadError(f"{self.source} has {name} {value!r}, which is not supported")
+                raise UnsupportedModelError(f"{self.source} has {name} {value!r}, which is not supported")
 
     def _get(self, name: str, default: float | None) -> object:
         value = self.values.get(name)

@@ -1,6 +1,6 @@
 """The rotary embedding in config.json: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`."""
 
-from executor_svc.errors import ModelLoadError
+from executor_svc.errors import ModelLoadError, UnsupportedModelError
 from executor_svc.models.config import LinearScaling, Llama3Scaling, RopeConfig
 from executor_svc.models.fields import ConfigFields
 
@@ -13,7 +13,7 @@ def read_rope(fields: ConfigFields, max_position_embeddings: int, *, layer_type:
         max_position_embeddings: Of the model.
         layer_type: Which one, in a model with several.
 
-    Raises: ModelLoadError: its type is not one of default, linear and llama3, or it leaves out dimensions.
+    Raises: UnsupportedModelError: its type is not one of default, linear and llama3, or it leaves out dimensions.
     """
     parameters = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
     if isinstance(parameters, dict) and layer_type in parameters:
@@ -25,7 +25,7 @@ def read_rope(fields: ConfigFields, max_position_embeddings: int, *, layer_type:
     theta = rope.number("rope_theta", 10_000.0)
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     if parameters.get("partial_rotary_factor", 1.0) != 1.0 or rope_type not in ("default", "linear", "llama3"):
-        raise ModelLoadError(
+        raise UnsupportedModelError(
             f"{fields.source} has rope parameters {parameters!r}; supported types are default, linear and llama3"
         )
     if rope_type == "default":

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from executor_svc.native.sampling import NativeSampling
 from executor_svc.sampler.likeliest import block_maxima, block_sums, likeliest, weights_of
 from shared.step import Int32Array
 
@@ -43,7 +44,11 @@ def log_totals(
 
 
 def logprobs_of(
-    logits: torch.Tensor, rows: Int32Array, token_ids: Int32Array, num_alternatives: Int32Array
+    logits: torch.Tensor,
+    rows: Int32Array,
+    token_ids: Int32Array,
+    num_alternatives: Int32Array,
+    native: NativeSampling | None = None,
 ) -> tuple[Float32Array, Alternatives | None]:
     """Return the log-probability of one token in each of some rows of logits, [num_rows], and of the likeliest.
 
@@ -53,11 +58,15 @@ def logprobs_of(
         token_ids: The token, [num_rows].
         num_alternatives: How many of the likeliest each row wants, [num_rows], at most vocab_size. None is
             returned for them if no row wants any.
+        native: The C library, if the logits are on a CPU and it can be had.
     """
     distinct, inverse = np.unique(rows, return_inverse=True)
     selected = rows_of(logits, distinct)
-    maxima = block_maxima(selected)
-    totals = log_totals(selected, maxima=maxima)
+    if native is None:
+        maxima = block_maxima(selected)
+        totals = log_totals(selected, maxima=maxima)
+    else:
+        totals, maxima = native.log_totals(selected.contiguous())
     chosen = logits[_index(rows, logits.device), _index(token_ids, logits.device)].cpu().numpy()
     logprobs = (chosen - totals[:, 0].cpu().numpy()[inverse]).astype(np.float32)
     most = int(num_alternatives.max())
@@ -77,6 +86,7 @@ def prompt_logprobs(
     to_logits: Callable[[torch.Tensor], torch.Tensor],
     token_ids: Int32Array,
     num_alternatives: Int32Array,
+    native: NativeSampling | None = None,
 ) -> tuple[Float32Array, Alternatives | None]:
     """Return the log-probability of each of some prompt tokens, [num_tokens], and the likeliest in its place.
 
@@ -85,12 +95,14 @@ def prompt_logprobs(
         to_logits: Turns hidden states into raw float32 logits, [any, vocab_size].
         token_ids: The tokens, [num_tokens].
         num_alternatives: How many of the likeliest are wanted for each, [num_tokens].
+        native: The C library, if the logits are on a CPU and it can be had.
     """
     logprobs: list[Float32Array] = []
     found: list[Alternatives] = []
     for span in prompt_spans(len(token_ids)):
         rows = np.arange(len(token_ids[span]), dtype=np.int32)
-        some, alternatives = logprobs_of(to_logits(hidden[span]), rows, token_ids[span], num_alternatives[span])
+        logits = to_logits(hidden[span])
+        some, alternatives = logprobs_of(logits, rows, token_ids[span], num_alternatives[span], native)
         logprobs.append(some)
         if alternatives is not None:
             found.append(alternatives)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from executor_svc.native.sampling import NativeSampling
 from executor_svc.sample_rows import FlatTokens, SampleRows
 
 # What the 8 tokens of a byte of an allow-list get added: twice as fast as a mask that is filled in.
@@ -18,25 +19,25 @@ _ADDED_BY_BYTE = np.where(
 ).astype(np.float32)
 
 
-def process(scores: torch.Tensor, rows: SampleRows) -> None:
+def process(scores: torch.Tensor, rows: SampleRows, native: NativeSampling | None = None) -> None:
     """Apply the rules and penalties of some rows to their scores.
 
     Args:
         scores: [num_rows, vocab_size] float32, contiguous; overwritten. -inf: the token cannot come.
         rows: The rows, in the same order.
+        native: The C library, if the scores are on a CPU and it can be had.
     """
     _add_biases(scores, rows)
     _penalize_repetition(scores, rows)
     _penalize_output(scores, rows)
     scores.view(-1).index_fill_(0, _places(rows.forbidden_tokens(), scores), -torch.inf)
-    _keep_allowed(scores, rows)
+    _keep_allowed(scores, rows, native)
 
 
 def _add_biases(scores: torch.Tensor, rows: SampleRows) -> None:
     tokens, biases = rows.biased_tokens()
     if len(biases):
-        flat, places = scores.view(-1), _places(tokens, scores)
-        flat[places] += torch.from_numpy(biases).to(scores.device)
+        scores.view(-1).scatter_add_(0, _places(tokens, scores), torch.from_numpy(biases).to(scores.device))
 
 
 def _penalize_repetition(scores: torch.Tensor, rows: SampleRows) -> None:
@@ -60,17 +61,20 @@ def _penalize_output(scores: torch.Tensor, rows: SampleRows) -> None:
     if not len(asking):
         return
     output = rows.history(asking, output_only=True)
-    flat, places = scores.view(-1), _places(output, scores)
-    counts = torch.zeros_like(flat)
-    counts.scatter_add_(0, places, torch.ones_like(places, dtype=scores.dtype))
-    penalties = _of_rows(frequency, output, scores.device) * counts[places]
-    penalties += _of_rows(presence, output, scores.device)
-    flat.scatter_(0, places, flat[places] - penalties)  # a token that is there twice gets the same value twice
+    vocab_size = scores.shape[1]
+    distinct, counts = np.unique(output.rows * vocab_size + output.token_ids, return_counts=True)
+    of_rows = distinct // vocab_size
+    penalties = frequency[of_rows] * counts.astype(np.float32) + presence[of_rows]
+    places = torch.from_numpy(distinct).to(scores.device)
+    scores.view(-1).scatter_add_(0, places, torch.from_numpy(-penalties).to(scores.device))
 
 
-def _keep_allowed(scores: torch.Tensor, rows: SampleRows) -> None:
+def _keep_allowed(scores: torch.Tensor, rows: SampleRows, native: NativeSampling | None) -> None:
     asking, packed = rows.allowed_masks()
     if not len(asking):
+        return
+    if native is not None:
+        native.keep_allowed(scores, asking, packed)
         return
     table = torch.from_numpy(_ADDED_BY_BYTE).to(scores.device)
     added = F.embedding(torch.from_numpy(packed.astype(np.int64)).to(scores.device), table).flatten(1)

@@ -1,19 +1,27 @@
 """The order of the stages: raw log-probabilities, processors, filters, draw. Read it first."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from executor_svc.native.sampling import NativeSampling
 from executor_svc.randomness import uniforms
 from executor_svc.sample_rows import SampleRows
-from executor_svc.sampler.drawing import draw, draw_survivor
-from executor_svc.sampler.filters import WIDTHS, are_cut_by_likelihood, filtered_scores, likeliest_survivors
+from executor_svc.sampler.drawing import Draws, draw, draw_survivor
+from executor_svc.sampler.filters import (
+    WIDTHS,
+    SamplingRows,
+    are_cut_by_likelihood,
+    filtered_scores,
+    likeliest_survivors,
+)
 from executor_svc.sampler.likeliest import largest_index, likeliest
-from executor_svc.sampler.logprobs import Alternatives, logprobs_of, rows_of, take_first
+from executor_svc.sampler.logprobs import Alternatives, logprobs_of, prompt_logprobs, rows_of, take_first
 from executor_svc.sampler.processors import process
-from shared.step import NO_LOGPROBS, Int32Array
+from shared.step import NO_LOGPROBS, BoolArray, Int32Array
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -32,7 +40,15 @@ class Sampled:
 
 
 class Sampler:
-    """Draws one token for each sample row, or lists candidates. Stateless: rows carry their parameters."""
+    """Draws one token for each sample row, or lists candidates. Rows carry their parameters; nothing is kept.
+
+    Args:
+        native: The C library, for logits on a CPU; None: torch does it all, on any device. The two give the same
+            tokens, but where a draw falls on the edge between two, up to rounding.
+    """
+
+    def __init__(self, native: NativeSampling | None = None) -> None:
+        self._native = native
 
     def sample(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Sampled:
         """Return the sampled tokens.
@@ -53,8 +69,8 @@ class Sampler:
             token_ids[plain] = largest_index(rows_of(logits, distinct)).cpu().numpy()[inverse]
         others = np.flatnonzero(~is_greedy | is_processed)
         if len(others):
-            scores = _processed(logits, logit_rows[others], rows[others], is_processed[others])
-            token_ids[others] = _choose(scores, rows[others])
+            scores, of_scores = self._processed(logits, logit_rows[others], rows[others], is_processed[others])
+            token_ids[others] = self._choose(scores, of_scores, rows[others])
         return self._with_logprobs(logits, logit_rows, rows, token_ids)
 
     def candidates(
@@ -74,9 +90,19 @@ class Sampler:
         """
         logprobs = torch.log_softmax(logits.index_select(0, torch.from_numpy(logit_rows).to(logits.device)), -1)
         if rows.are_processed().any():
-            process(logprobs, rows)
+            process(logprobs, rows, self._native)
         values, token_ids = likeliest(logprobs, int(num_candidates.max()))
         return take_first(token_ids, values, num_candidates)
+
+    def prompt_logprobs(
+        self,
+        hidden: torch.Tensor,
+        to_logits: Callable[[torch.Tensor], torch.Tensor],
+        token_ids: Int32Array,
+        num_alternatives: Int32Array,
+    ) -> tuple[Float32Array, Alternatives | None]:
+        """Return the log-probabilities of prompt tokens; see `executor_svc.sampler.logprobs.prompt_logprobs`."""
+        return prompt_logprobs(hidden, to_logits, token_ids, num_alternatives, self._native)
 
     def _with_logprobs(
         self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, token_ids: Int32Array
@@ -86,33 +112,43 @@ class Sampler:
         if not len(asked):
             return Sampled(token_ids)
         logprobs = np.full(len(rows), np.nan, np.float32)
-        logprobs[asked], alternatives = logprobs_of(logits, logit_rows[asked], token_ids[asked], num_logprobs[asked])
+        logprobs[asked], alternatives = logprobs_of(
+            logits, logit_rows[asked], token_ids[asked], num_logprobs[asked], self._native
+        )
         return Sampled(token_ids, logprobs, alternatives)
 
+    def _processed(
+        self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, is_processed: BoolArray
+    ) -> tuple[torch.Tensor, Int32Array]:
+        """Return scores, [any, vocab_size], and which of them each row chooses from; the logits if none changes."""
+        if not is_processed.any():
+            return logits, logit_rows
+        scores = logits.index_select(0, torch.from_numpy(logit_rows).to(logits.device))
+        process(scores, rows, self._native)  # the lists of a row without rules are empty
+        return scores, np.arange(len(rows), dtype=np.int32)
 
-def _processed(
-    logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, is_processed: npt.NDArray[np.bool_]
-) -> torch.Tensor:
-    """Return the scores that the rows choose from, [num_rows, vocab_size]; the logits themselves if none changes."""
-    if not is_processed.any():
-        return rows_of(logits, logit_rows)
-    scores = logits.index_select(0, torch.from_numpy(logit_rows).to(logits.device))
-    process(scores, rows)  # the lists of a row without rules are empty
-    return scores
-
-
-def _choose(scores: torch.Tensor, rows: SampleRows) -> Int32Array:
-    """Return a token for each row, [num_rows]; `scores` are unchanged."""
-    sampling = rows.sampling
-    token_ids = np.empty(len(rows), np.int32)
-    is_greedy = sampling["temperature"] <= 0
-    greedy = np.flatnonzero(is_greedy)
-    if len(greedy):
-        token_ids[greedy] = largest_index(rows_of(scores, greedy)).cpu().numpy()
-    if len(greedy) == len(rows):
+    def _choose(self, scores: torch.Tensor, of_scores: Int32Array, rows: SampleRows) -> Int32Array:
+        """Return a token for each row, [num_rows]; `scores`, [any, vocab_size], are unchanged."""
+        sampling = rows.sampling
+        token_ids = np.empty(len(rows), np.int32)
+        is_greedy = sampling["temperature"] <= 0
+        greedy, drawing = np.flatnonzero(is_greedy), np.flatnonzero(~is_greedy)
+        if len(greedy):
+            token_ids[greedy] = largest_index(rows_of(scores, of_scores[greedy])).cpu().numpy()
+        if not len(drawing):
+            return token_ids
+        draws = uniforms(sampling["seed"], sampling["output_index"], rows.num_output_tokens)[drawing]
+        if self._native is None:
+            token_ids[drawing] = _draw_in_torch(rows_of(scores, of_scores[drawing]), sampling[drawing], draws)
+        else:
+            token_ids[drawing] = self._native.choose(scores, of_scores[drawing], sampling[drawing], draws)
         return token_ids
-    draws = uniforms(sampling["seed"], sampling["output_index"], rows.num_output_tokens)
-    is_open, may_be_cut = ~is_greedy, are_cut_by_likelihood(sampling, scores.shape[1])
+
+
+def _draw_in_torch(scores: torch.Tensor, sampling: SamplingRows, draws: Draws) -> Int32Array:
+    """Return a token for each row, [num_rows], drawn from what the filters leave; `scores` are unchanged."""
+    token_ids = np.empty(len(sampling), np.int32)
+    is_open, may_be_cut = np.ones(len(sampling), np.bool_), are_cut_by_likelihood(sampling, scores.shape[1])
     for width in WIDTHS:
         cut = np.flatnonzero(is_open & may_be_cut)
         if len(cut):

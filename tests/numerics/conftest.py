@@ -31,7 +31,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TinyModel
 def recorder(monkeypatch: pytest.MonkeyPatch) -> RecordingSampler:
     """The sampler of every worker that is loaded in this test."""
     sampler = RecordingSampler()
-    monkeypatch.setattr("executor_svc.worker_loading.Sampler", lambda: sampler)
+    monkeypatch.setattr("executor_svc.worker_loading.Sampler", lambda native: sampler)
     return sampler
 
 

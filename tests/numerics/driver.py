@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from executor_svc.cache_engine import CacheEngine, CacheShape
+from executor_svc.native.sampling import NativeSampling
 from executor_svc.sample_rows import SampleRows
 from executor_svc.sampler import Sampled, Sampler
 from executor_svc.worker import Worker
@@ -106,7 +107,8 @@ class StepDriver:
 class RecordingSampler(Sampler):
     """Keeps the logits of the last step, [num_samples, vocab_size]."""
 
-    def __init__(self) -> None:
+    def __init__(self, native: NativeSampling | None = None) -> None:
+        super().__init__(native)
         self.logits = torch.empty(0)
         self.num_logit_rows = 0
 

@@ -32,7 +32,7 @@ def _library() -> None:
 
 
 def driver(model: TinyModel, **settings: object) -> StepDriver:
-    return StepDriver(load_worker(ExecutorConfig(model=str(model.directory), num_device_blocks=64, **settings)))  # type: ignore[arg-type]
+    return StepDriver(load_worker(ExecutorConfig(model=str(model.directory), num_device_blocks=64, **settings)))
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

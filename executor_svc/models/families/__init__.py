@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from executor_svc.errors import ModelLoadError
+from executor_svc.errors import UnsupportedModelError
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.families.bloom import read_bloom
 from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3
@@ -37,12 +37,13 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
 def parse_config(values: Mapping[str, object], source: Path) -> ModelConfig:
     """Read the contents of config.json.
 
-    Raises: ModelLoadError: there is no such family, or a value is missing, has the wrong type, or asks for what is
-        not supported.
+    Raises:
+        UnsupportedModelError: there is no such family, or a value asks for what it does not have.
+        ModelLoadError: a value is missing or has the wrong type.
     """
     fields = ConfigFields(values, source)
     if fields.architecture not in FAMILIES:
-        raise ModelLoadError(
+        raise UnsupportedModelError(
             f"{source} names the architecture {fields.architecture}; supported are {', '.join(FAMILIES)}"
         )
     return FAMILIES[fields.architecture](fields)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from executor_svc.attention import AttentionLayer
-from executor_svc.errors import ModelLoadError
+from executor_svc.errors import ModelLoadError, UnsupportedModelError
 from executor_svc.models.config import Activation, LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.rope_config import read_rope
@@ -75,7 +75,8 @@ def read_activation(fields: ConfigFields, default: Activation) -> Activation:
         value = fields.values.get(name)
         if value is not None:
             if not isinstance(value, str) or value not in ACTIVATIONS:
-                raise ModelLoadError(f"{fields.source} has {name} {value!r}; supported are {', '.join(ACTIVATIONS)}")
+                supported = ", ".join(ACTIVATIONS)
+                raise UnsupportedModelError(f"{fields.source} has {name} {value!r}; supported are {supported}")
             return ACTIVATIONS[value]
     return default
 
@@ -100,7 +101,8 @@ def read_windows(fields: ConfigFields, window: int | None, is_windowed_by_defaul
         return [window if is_windowed else None for is_windowed in is_windowed_by_default]
     kinds = {"full_attention": None, "sliding_attention": window}
     if not isinstance(layer_types, list) or not all(kind in kinds for kind in layer_types):
-        raise ModelLoadError(f"{fields.source} has layer_types {layer_types!r}; supported are {' and '.join(kinds)}")
+        supported = " and ".join(kinds)
+        raise UnsupportedModelError(f"{fields.source} has layer_types {layer_types!r}; supported are {supported}")
     if len(layer_types) != len(is_windowed_by_default):
         raise ModelLoadError(
             f"{fields.source} has {len(layer_types)} layer_types for {len(is_windowed_by_default)} layers"

@@ -1,0 +1,77 @@
+"""Which models run through transformers' code, as far as config.json tells: known before weights are read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from executor_svc.errors import ModelLoadError
+from executor_svc.model_directory import read_json_object
+
+# Its frequencies depend on the longest sequence of a batch, so a token's keys would depend on its neighbours. Those
+# of the type "dynamic" change beyond max_position_embeddings only, which no sequence reaches.
+BATCH_DEPENDENT_ROPE_TYPE = "longrope"
+PAGED_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def find_architecture(directory: Path) -> tuple[Any, Any]:
+    """Return the transformers class of a model, and its configuration.
+
+    Raises: ModelLoadError: the model cannot run on paged attention, or its configuration is wrong; one sentence.
+    """
+    source = directory / "config.json"
+    raw = read_json_object(source)
+    names = raw.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise ModelLoadError(f"{source} has architectures {names!r}; it must be a list of one name")
+    name = names[0]
+    model_class = _model_class(name, raw)
+    if raw.get("quantization_config") is not None:
+        raise refusal(name, "its weights are quantized (quantization_config), which is not supported")
+    try:
+        config = model_class.config_class.from_dict(dict(raw))
+    except Exception as error:  # of transformers and huggingface_hub, of many types
+        raise ModelLoadError(f"{source} is no configuration of {name}: {error}") from error
+    _check_config(name, config)
+    return model_class, config
+
+
+def refusal(architecture: str, reason: str) -> ModelLoadError:
+    """Return the error that refuses a model."""
+    return ModelLoadError(f"{architecture} cannot run on paged attention: {reason}")
+
+
+def _model_class(name: str, raw: Mapping[str, object]) -> Any:
+    """Return the class of an architecture, if it is a language model whose attention can be exchanged."""
+    if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        if raw.get("auto_map") is not None:
+            raise refusal(name, "its code comes with the model (auto_map), and such code is never run")
+        if hasattr(transformers, name):
+            raise refusal(name, "it is not a causal language model")
+        raise refusal(name, f"transformers {transformers.__version__} does not know it")
+    model_class = getattr(transformers, name)
+    if not model_class._supports_attention_backend:
+        raise refusal(name, "its code in transformers does not let the attention be exchanged")
+    return model_class
+
+
+def _check_config(name: str, config: Any) -> None:
+    if config.get_text_config() is not config:
+        raise refusal(name, "it is made of several models, not of a language model alone")
+    if BATCH_DEPENDENT_ROPE_TYPE in _rope_types(getattr(config, "rope_parameters", None)):
+        raise refusal(name, "its rotary frequencies depend on the other sequences of a batch (longrope)")
+    for layer_type in getattr(config, "layer_types", None) or ():
+        if layer_type not in PAGED_LAYER_TYPES:
+            raise refusal(name, f"it has layers of type {layer_type}")
+    if not isinstance(getattr(config, "max_position_embeddings", None), int):
+        raise refusal(name, "its configuration names no longest sequence (max_position_embeddings)")
+
+
+def _rope_types(parameters: object) -> list[object]:
+    """Return the rotary types; `parameters` are those of the model, or of each type of layer by name."""
+    if not isinstance(parameters, dict):
+        return []
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return [each.get("rope_type", each.get("type")) for each in (parameters, *nested)]

@@ -1,0 +1,189 @@
+"""Decoder-only models that run through transformers' code, with our paged attention in its attention interface.
+
+No model has code of its own here. What a model is like is found out at load time: from its configuration
+(`transformers_config.py`), from a run that records how its layers attend (`transformers_probe.py`), and from
+comparing its logits on the paged cache with those of its own attention (`transformers_check.py`).
+"""
+
+import copy
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from executor_svc.attention import AttentionPlan, LayerCache
+from executor_svc.errors import ModelLoadError
+from executor_svc.models.language_model import ModelShape
+from executor_svc.models.transformers_attention import AttentionHook, PagedStep, attach_hook
+from executor_svc.models.transformers_check import check_logits
+from executor_svc.models.transformers_config import find_architecture, refusal
+from executor_svc.models.transformers_probe import AttentionFacts, probe_attention
+
+logger = logging.getLogger(__name__)
+
+
+class TransformersModel:
+    """A model of transformers on the paged cache. `forward` is not reentrant."""
+
+    def __init__(self, model: Any, base: Any, hook: AttentionHook, attention: AttentionFacts) -> None:
+        self.shape = _shape(model.config, attention)
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self._base = base
+        self._head = _without_base(model, base)
+        self._hook = hook
+        self._layers = attention.layers
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[LayerCache],
+        attention: AttentionPlan,
+        wanted: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run the decoder; keys and values of all tokens enter the caches.
+
+        Args:
+            token_ids: [num_tokens] int64 or int32.
+            positions: [num_tokens], each token's position in its sequence.
+            caches: One a layer.
+            attention: The plan of this step.
+            wanted: The tokens whose hidden states are wanted, [num_rows] int64.
+
+        Returns:
+            Hidden states as the head takes them, [num_rows, hidden_size].
+        """
+        with self._hook.handled_by(PagedStep(attention, caches, self._layers)):
+            output = self._base(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+        hidden: torch.Tensor = output.last_hidden_state[0, wanted]
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map hidden states [num_rows, hidden_size] to raw logits [num_rows, vocab_size], float32."""
+        logits: torch.Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        return logits.float()
+
+
+def load_transformers_model(directory: Path, dtype: torch.dtype, device: torch.device) -> TransformersModel:
+    """Load a model from a Hugging Face directory; nothing is downloaded, and no code of the directory is run.
+
+    Args:
+        directory: Holds config.json and safetensors files.
+        dtype: Number format of weights and cache.
+        device: Where the model runs.
+
+    Raises:
+        ModelLoadError: files are missing or damaged, or the model cannot run on paged attention; one sentence.
+    """
+    model_class, config = find_architecture(directory)
+    with _quiet_transformers():
+        model = _load_weights(model_class, config, directory, dtype, device)
+        return _on_paged_attention(model)
+
+
+@torch.inference_mode()
+def _on_paged_attention(model: Any) -> TransformersModel:
+    """Exchange the attention of a loaded model, after it was seen to be exchangeable."""
+    architecture = type(model).__name__
+    base = getattr(model, model.base_model_prefix, None)
+    if base is None or base is model:
+        raise refusal(architecture, "its code has no part that ends before the head")
+    hook = attach_hook(model)
+    paged = TransformersModel(model, base, hook, probe_attention(model, base, hook))
+    check_logits(model, paged)
+    return paged
+
+
+def _shape(config: Any, attention: AttentionFacts) -> ModelShape:
+    windows = [layer.window_tokens for layer in attention.layers]
+    return ModelShape(
+        num_layers=len(attention.layers),
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        sliding_window_tokens=0 if None in windows else max(window for window in windows if window is not None),
+    )
+
+
+def _load_weights(model_class: Any, config: Any, directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return the model with all of its weights, in memory of its own."""
+    begin_s = time.perf_counter()
+    try:
+        model, info = model_class.from_pretrained(
+            directory,
+            config=config,
+            dtype=dtype,
+            attn_implementation="eager",
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            output_loading_info=True,
+        )
+    except Exception as error:  # of transformers, which fails with many types
+        raise ModelLoadError(f"{directory} cannot be loaded as {model_class.__name__}: {error}") from error
+    wrong = [f"{name} is missing" for name in info["missing_keys"]]
+    wrong += [f"{name} is not of this model" for name in info["unexpected_keys"]]
+    wrong += [f"{name} has shape {list(is_)}, not {list(due)}" for name, is_, due in info["mismatched_keys"]]
+    if wrong:
+        raise ModelLoadError(f"{directory} does not hold a {model_class.__name__}: the tensor {min(wrong)}")
+    model.requires_grad_(False)
+    for parameter in model.parameters():
+        # transformers may leave it mapped to the file: whoever wrote there would change the model.
+        parameter.data = parameter.data.to(device, copy=True)
+    model.to(device)
+    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    duration_s = time.perf_counter() - begin_s
+    logger.info("weights loaded directory=%s bytes=%d duration_s=%.2f", directory, num_bytes, duration_s)
+    return model
+
+
+def _without_base(model: Any, base: Any) -> Any:
+    """Return a model that shares everything with `model`, but takes hidden states in place of running `base`.
+
+    What an architecture does between hidden states and logits (scales, caps, biases) stays in its own code.
+    """
+    head = copy.copy(model)
+    head._modules = {name: _GivenHidden() if module is base else module for name, module in model._modules.items()}
+    return head
+
+
+class _GivenHidden(nn.Module):
+    """Stands for the part of a model before its head; the hidden states come as its input embeddings."""
+
+    def forward(self, *_: object, inputs_embeds: torch.Tensor, **__: object) -> "_GivenOutput":
+        """Return the hidden states [1, num_rows, hidden_size] as they are."""
+        return _GivenOutput(last_hidden_state=inputs_embeds)
+
+
+class _GivenOutput(BaseModelOutputWithPast):  # type: ignore[misc]  # transformers is not followed
+    """Hidden states, and None for whatever else the output of an architecture may have."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Let transformers report nothing but errors, and show progress only to a person."""
+    library = transformers.utils.logging
+    verbosity, had_progress_bar = library.get_verbosity(), library.is_progress_bar_enabled()
+    library.set_verbosity_error()
+    if not sys.stderr.isatty():
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library.set_verbosity(verbosity)
+        if had_progress_bar:
+            library.enable_progress_bar()

@@ -1,0 +1,186 @@
+"""What the layers of a loaded transformers model do with attention: seen in a run, not read from names.
+
+A few tokens go through the model while a recorder answers its attention. Whatever a layer asks of attention that
+paged attention does not do refuses the model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from executor_svc.attention import AttentionLayer
+from executor_svc.models.transformers_attention import PROBED_ATTENTION, AttentionHook, MaskDescription
+from executor_svc.models.transformers_config import refusal
+
+NUM_PROBE_TOKENS = 16
+
+# Options of an attention function that change numbers, and that paged attention knows.
+KNOWN_OPTIONS = frozenset({"scaling", "sliding_window", "softcap", "is_causal"})
+# Options that change nothing: dropout is for training, and queries and keys are rotated already.
+HARMLESS_OPTIONS = frozenset({"dropout", "position_ids"})
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionFacts:
+    """How a model attends; equal for all layers, but for `layers`."""
+
+    num_kv_heads: int
+    head_dim: int
+    layers: tuple[AttentionLayer, ...]
+
+
+def probe_attention(model: Any, base: Any, hook: AttentionHook) -> AttentionFacts:
+    """Run a few tokens through `base` and return what its layers asked for.
+
+    Args:
+        model: The transformers model; left with the probe's attention.
+        base: The part of it that ends before the head.
+        hook: The hook of `model`.
+
+    Raises: ModelLoadError: a layer wants what paged attention does not do; one sentence.
+    """
+    architecture = type(model).__name__
+    recorder = _Recorder()
+    model.set_attn_implementation(PROBED_ATTENTION)
+    positions = torch.arange(NUM_PROBE_TOKENS, device=model.device)
+    try:
+        with hook.handled_by(recorder):
+            base(input_ids=probe_tokens(model)[None], position_ids=positions[None], use_cache=False)
+    except Exception as error:  # code of others, which fails with many types
+        raise refusal(architecture, f"its code does not run with it ({type(error).__name__}: {error})") from error
+    try:
+        return _facts(recorder.calls, model.config)
+    except _UnsupportedAttentionError as error:
+        raise refusal(architecture, str(error)) from error
+
+
+def probe_tokens(model: Any) -> torch.Tensor:
+    """Return the tokens that a model is probed with, [NUM_PROBE_TOKENS] int64, on its device."""
+    vocab_size: int = model.config.vocab_size
+    # Multiples of a prime: spread over the vocabulary, and all different unless that is tiny.
+    return torch.arange(1, NUM_PROBE_TOKENS + 1, device=model.device) * 7919 % vocab_size
+
+
+class _UnsupportedAttentionError(Exception):
+    """The message says what a layer wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of the attention interface, without its tensors."""
+
+    layer_idx: object
+    query_shape: torch.Size  # [1, num_heads, num_tokens, head_dim]
+    key_shape: torch.Size
+    value_shape: torch.Size
+    mask: object
+    is_causal: bool
+    options: Mapping[str, Any]
+
+
+class _Recorder:
+    """Writes down how attention is called, and answers with zeros."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: object,
+        options: Mapping[str, Any],
+    ) -> torch.Tensor:
+        is_causal = options.get("is_causal")
+        call = _Call(
+            getattr(module, "layer_idx", None),
+            query.shape,
+            key.shape,
+            value.shape,
+            attention_mask,
+            bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
+            options,
+        )
+        self.calls.append(call)
+        return value.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
+
+
+def _facts(calls: list[_Call], config: Any) -> AttentionFacts:
+    """Check that all layers attend, in the same shape, and return what they asked for."""
+    num_layers: int = config.num_hidden_layers
+    layer_ids = [call.layer_idx for call in calls]
+    if layer_ids != list(range(num_layers)):
+        num_attending = len({layer_idx for layer_idx in layer_ids if layer_idx in range(num_layers)})
+        if num_attending < num_layers:
+            raise _UnsupportedAttentionError(
+                f"only {num_attending} of its {num_layers} layers call the attention interface, "
+                "and what the others keep of a sequence is not in the cache"
+            )
+        raise _UnsupportedAttentionError("its layers do not attend once each, in turn")
+    first = calls[0]
+    _, num_kv_heads, _, head_dim = first.key_shape
+    for index, call in enumerate(calls):
+        if call.value_shape != call.key_shape:
+            raise _UnsupportedAttentionError(
+                f"its keys have the size {call.key_shape[3]} a head and its values {call.value_shape[3]}"
+            )
+        if (call.query_shape, call.key_shape) != (first.query_shape, first.key_shape):
+            raise _UnsupportedAttentionError(f"layers 0 and {index} differ in the number or size of their heads")
+    layers = tuple(_layer(call, head_dim, config.max_position_embeddings) for call in calls)
+    return AttentionFacts(num_kv_heads, head_dim, layers)
+
+
+def _layer(call: _Call, head_dim: int, max_position_embeddings: int) -> AttentionLayer:
+    """Return how a layer attends."""
+    for name, value in call.options.items():
+        # A flag that is off asks for nothing.
+        if name not in KNOWN_OPTIONS | HARMLESS_OPTIONS and value is not None and value is not False:
+            raise _UnsupportedAttentionError(f"layer {call.layer_idx} hands {name} to attention")
+    if not call.is_causal:
+        raise _UnsupportedAttentionError(f"layer {call.layer_idx} sees later tokens (it is not causal)")
+    scaling, soft_cap = call.options.get("scaling"), call.options.get("softcap")
+    window_tokens = _window(call, max_position_embeddings)
+    return AttentionLayer(
+        scale=head_dim**-0.5 if scaling is None else float(scaling),
+        window_tokens=window_tokens,
+        soft_cap=None if soft_cap is None else float(soft_cap),
+    )
+
+
+def _window(call: _Call, max_position_embeddings: int) -> int | None:
+    """Return the sliding window of a layer; its mask must be causal and show nothing else.
+
+    The mask is what transformers' own attention goes by. Some models hand over `sliding_window` as well.
+    """
+    if not isinstance(call.mask, MaskDescription):
+        raise _UnsupportedAttentionError(f"layer {call.layer_idx} has a mask of its own, or none")
+    window_tokens = call.mask.local_size
+    if not _is_causal_window(call.mask, window_tokens, max_position_embeddings):
+        raise _UnsupportedAttentionError(
+            f"the mask of layer {call.layer_idx} is neither causal nor a causal sliding window"
+        )
+    handed_over = call.options.get("sliding_window")
+    if handed_over is not None and handed_over != window_tokens:
+        raise _UnsupportedAttentionError(
+            f"layer {call.layer_idx} hands a window of {handed_over} tokens to attention, and a mask of {window_tokens}"
+        )
+    return window_tokens
+
+
+def _is_causal_window(mask: MaskDescription, window_tokens: int | None, max_position_embeddings: int) -> bool:
+    """Whether a mask shows the last `window_tokens` positions (None: all) and no later one."""
+    span = max_position_embeddings if window_tokens is None else window_tokens
+    queries = torch.tensor([0, 1, span - 1, span, span + 1, 2 * span + 3])
+    keys = torch.arange(int(queries.max()) + 2)
+    expected = keys <= queries[:, None]
+    if window_tokens is not None:
+        expected &= keys > queries[:, None] - window_tokens
+    try:
+        return torch.equal(mask.visible(queries, keys), expected)
+    except (IndexError, TypeError, RuntimeError):  # it looks at more than positions
+        return False

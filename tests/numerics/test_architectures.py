@@ -1,0 +1,147 @@
+"""Every architecture equals plain transformers on the paged cache, with code of our own or without."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from executor_svc.config import ExecutorConfig
+from executor_svc.errors import ModelLoadError
+from executor_svc.model_choice import read_model_config
+from executor_svc.model_directory import ModelDirectory
+from executor_svc.models import Decoder
+from executor_svc.models.transformers_model import TransformersModel, load_transformers_model
+from tests.numerics.architectures import (
+    ALL_WINDOWS,
+    ARCHITECTURES,
+    ONE_WINDOW,
+    PARTIAL_ROPE,
+    VOCAB_SIZE,
+    YARN,
+    compare_with_transformers,
+    load_architecture,
+    save_tiny_architecture,
+)
+from tests.numerics.identity import TIE
+from tests.numerics.native_architectures import NATIVE_ARCHITECTURES
+
+
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> TransformersModel:
+    return load_transformers_model(directory, dtype, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_logits_and_greedy_tokens_equal_plain_transformers(name: str, tmp_path: Path) -> None:
+    reference = save_tiny_architecture(tmp_path, name, ARCHITECTURES[name])
+    model, backend = load_architecture(tmp_path)
+
+    comparison = compare_with_transformers(model, backend, reference)
+
+    assert comparison.logit_difference < 1e-5
+    assert comparison.greedy_distance < TIE
+
+
+def test_the_shape_of_a_model_is_what_its_layers_were_seen_to_do(tmp_path: Path) -> None:
+    save_tiny_architecture(tmp_path, "Olmo3ForCausalLM", ALL_WINDOWS)
+
+    model = load(tmp_path)
+
+    shape = model.shape
+    assert (shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.vocab_size) == (2, 2, 8, VOCAB_SIZE)
+    assert (shape.max_position_embeddings, shape.sliding_window_tokens) == (128, 9)
+    assert (model.dtype, model.device.type) == (torch.float32, "cpu")
+
+
+def test_a_layer_without_a_window_keeps_all_blocks(tmp_path: Path) -> None:
+    save_tiny_architecture(tmp_path, "Olmo3ForCausalLM", ONE_WINDOW)
+
+    assert load(tmp_path).shape.sliding_window_tokens == 0
+
+
+def test_two_models_do_not_share_a_step(tmp_path: Path) -> None:
+    """The second one is loaded, and runs, between the loading and the run of the first."""
+    references = [
+        save_tiny_architecture(tmp_path / name, name, ARCHITECTURES[name])
+        for name in ("OlmoForCausalLM", "GraniteForCausalLM")
+    ]
+    loaded = [load_architecture(tmp_path / type(reference).__name__) for reference in references]
+
+    for (model, backend), reference in reversed(list(zip(loaded, references, strict=True))):
+        assert compare_with_transformers(model, backend, reference).logit_difference < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_are_loaded_in_the_number_format_that_is_asked_for(dtype: torch.dtype, tmp_path: Path) -> None:
+    save_tiny_architecture(tmp_path, "OlmoeForCausalLM", {})
+
+    model = load(tmp_path, dtype)
+
+    assert model.dtype == dtype
+    with torch.inference_mode():
+        assert model.logits(torch.ones(3, 32, dtype=dtype)).dtype == torch.float32
+
+
+def test_weights_are_in_memory_of_their_own(tmp_path: Path) -> None:
+    save_tiny_architecture(tmp_path, "OlmoForCausalLM", {})
+    model = load(tmp_path)
+    hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    before = model.logits(hidden)
+
+    path = tmp_path / "model.safetensors"
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+
+    assert torch.equal(model.logits(hidden), before)
+
+
+def test_loading_is_reported_in_one_line_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reference = save_tiny_architecture(tmp_path, "OlmoForCausalLM", {})
+    capfd.readouterr()
+
+    with caplog.at_level(logging.INFO):
+        load(tmp_path)
+
+    num_bytes = 4 * reference.num_parameters()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"weights loaded directory={tmp_path} bytes={num_bytes} duration_s=")
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("Qwen3ForCausalLM", {"rope_parameters": YARN}),
+        ("Phi3ForCausalLM", {"rope_parameters": PARTIAL_ROPE}),
+        ("LlamaForCausalLM", {"hidden_act": "mish"}),
+    ],
+)
+def test_settings_that_our_own_code_does_not_have_run_through_transformers(
+    name: str, settings: dict[str, object], tmp_path: Path
+) -> None:
+    reference = save_tiny_architecture(tmp_path, name, settings)
+    model, backend = load_architecture(tmp_path)
+
+    assert isinstance(model, TransformersModel)
+    assert compare_with_transformers(model, backend, reference).logit_difference < 1e-5
+
+
+@pytest.mark.parametrize("name", NATIVE_ARCHITECTURES)
+def test_our_own_code_runs_where_it_can(name: str, tmp_path: Path) -> None:
+    save_tiny_architecture(tmp_path, name, NATIVE_ARCHITECTURES[name])
+
+    assert isinstance(load_architecture(tmp_path)[0], Decoder)
+
+
+@pytest.mark.parametrize(("settings", "setting"), [({"tp": 2}, "tp is 2"), ({"quantization": "int8"}, "quantization")])
+def test_what_needs_our_own_code_is_refused_without_it(
+    settings: dict[str, object], setting: str, tmp_path: Path
+) -> None:
+    save_tiny_architecture(tmp_path, "OlmoForCausalLM", {})
+    config = ExecutorConfig.model_validate({"model": str(tmp_path), **settings})
+
+    with pytest.raises(ModelLoadError, match=f"{setting}.*needs code of our own; but .*OlmoForCausalLM"):
+        read_model_config(ModelDirectory(tmp_path), config)

@@ -1,0 +1,272 @@
+"""What sampling.c chooses equals what the torch form of the sampler chooses, with either width of vectors."""
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor_svc.native.build import FLAGS, build_library, cache_directory
+from executor_svc.native.errors import NativeUnavailableError
+from executor_svc.native.sampling import NativeSampling, load_sampling
+from executor_svc.sampler import Sampler
+from executor_svc.sampler.filters import filtered_scores
+from executor_svc.sampler.likeliest import block_maxima
+from executor_svc.sampler.logprobs import prompt_logprobs
+from executor_svc.sampler.processors import process
+from shared.step import SamplingRow
+from shared.token_rules import TokenRules, pack_mask
+from tests.numerics.native import LANES, NUM_THREADS, native_library
+from tests.numerics.test_processors import ROWS, logits_of
+from tests.support.sample_rows import Row, sample_rows, sampling_of
+
+# Draws that touch both ends of a distribution, and many places between.
+DRAWS = np.concatenate(([0.0, 1 - 2.0**-53], (np.arange(62) + 0.5) / 62))
+
+
+@cache
+def native_sampling(lanes: str) -> NativeSampling:
+    """Return the functions; skip the test on machines that cannot have them."""
+    native_library(lanes)
+    flags = FLAGS if lanes == "widest" else (*FLAGS, "-mno-avx512f")
+    return NativeSampling(build_library(cache_directory(), flags=flags), NUM_THREADS)
+
+
+@pytest.fixture(params=LANES)
+def native(request: pytest.FixtureRequest) -> NativeSampling:
+    return native_sampling(request.param)
+
+
+def choose(
+    native: NativeSampling, scores: torch.Tensor, row: SamplingRow, draws: npt.NDArray[np.float64] = DRAWS
+) -> list[list[int]]:
+    """Return for each row of scores the tokens of all draws."""
+    index = np.repeat(np.arange(len(scores)), len(draws))
+    chosen = native.choose(scores, index, sampling_of(*[row] * len(index)), np.tile(draws, len(scores)))
+    return chosen.reshape(len(scores), len(draws)).tolist()
+
+
+def check_draws(token_ids: list[int], kept: torch.Tensor) -> None:
+    """Fail unless each of DRAWS falls into the part of the distribution that its token has, up to rounding.
+
+    Of thousands of tokens of nearly equal scores, two at the edge of a filter may be in or out.
+    """
+    num_kept = int((kept > -torch.inf).sum())
+    edge = 1e-5 if num_kept < 500 else 2 / num_kept
+    cumulative = kept.double().softmax(-1).cumsum(-1)
+    for token_id, draw in zip(token_ids, DRAWS.tolist(), strict=True):
+        begin = float(cumulative[token_id - 1]) if token_id else 0.0
+        assert begin - edge <= draw <= float(cumulative[token_id]) + edge
+
+
+ROWS_OF_FILTERS = [
+    SamplingRow(temperature=0.7),
+    SamplingRow(temperature=1.3, top_k=1),
+    SamplingRow(temperature=1.0, top_k=40),
+    SamplingRow(temperature=1.0, top_k=4000),  # more than a vocabulary of 5,003 has blocks
+    SamplingRow(temperature=1.0, top_k=100_000),
+    SamplingRow(temperature=1.0, top_p=0.9),
+    SamplingRow(temperature=5.0, top_p=0.99),
+    SamplingRow(temperature=1.0, top_p=1e-6),
+    SamplingRow(temperature=1.0, min_p=0.1),
+    SamplingRow(temperature=1.0, min_p=1.0),
+    SamplingRow(temperature=1.0, typical_p=0.2),
+    SamplingRow(temperature=0.7, typical_p=0.95),
+    SamplingRow(temperature=1.0, top_p=0.97, typical_p=0.5),
+    SamplingRow(temperature=1.0, min_p=0.001, typical_p=0.9),
+    SamplingRow(temperature=1.0, top_k=70, typical_p=0.9),
+    SamplingRow(temperature=0.8, top_k=50, top_p=0.8, min_p=0.05, typical_p=0.9),
+]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 33, 500, 5003])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
+@pytest.mark.parametrize("row", ROWS_OF_FILTERS, ids=repr)
+def test_draws_fall_where_the_torch_form_has_them(
+    row: SamplingRow, spread: float, vocab_size: int, native: NativeSampling
+) -> None:
+    """From one token to nearly all of them."""
+    scores = logits_of(2, seed=vocab_size, vocab_size=vocab_size) * spread
+
+    token_ids = choose(native, scores, row)
+
+    for of_row, kept in zip(token_ids, filtered_scores(scores, sampling_of(row, row)), strict=True):
+        check_draws(of_row, kept)
+        # The ends of what is left, where every token that is too many or missing shows.
+        left = torch.nonzero(kept > -torch.inf)[:, 0].tolist()
+        assert left[0] <= min(of_row)
+        assert max(of_row) <= left[-1]
+        if len(left) <= 2:
+            assert set(of_row) == set(left)
+
+
+@pytest.mark.parametrize("row", ROWS_OF_FILTERS, ids=repr)
+def test_forbidden_tokens_are_never_drawn(row: SamplingRow, native: NativeSampling) -> None:
+    scores = logits_of(3, seed=1, vocab_size=500)
+    scores[:, ::2] = -torch.inf
+    scores[1, 7:] = -torch.inf
+    scores[2, :499] = -torch.inf
+
+    token_ids = choose(native, scores, row)
+
+    assert {token_id % 2 for token_id in token_ids[0]} == {1}
+    assert set(token_ids[1]) <= {1, 3, 5}
+    assert set(token_ids[2]) == {499}
+
+
+@pytest.mark.parametrize(
+    ("row", "kept"),
+    [
+        (SamplingRow(temperature=1.0, top_k=2), {1, 2, 3}),
+        (SamplingRow(temperature=1.0, top_p=0.7), {1, 2, 3}),
+        (SamplingRow(temperature=1.0, top_p=0.5), {1}),
+        (SamplingRow(temperature=1.0, min_p=0.37), {1}),
+        (SamplingRow(temperature=1.0, min_p=0.36), {1, 2, 3}),
+        (SamplingRow(temperature=0.5, top_k=4, min_p=0.001), {0, 1, 2, 3}),
+    ],
+)
+def test_ties_stay_together(row: SamplingRow, kept: set[int], native: NativeSampling) -> None:
+    scores = torch.tensor([[0.0, 3.0, 2.0, 2.0, -1.0, -2.0, -9.0]])
+
+    token_ids = choose(native, scores, row, (np.arange(2000) + 0.5) / 2000)
+
+    assert set(token_ids[0]) == kept
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "typical_p", "kept"),
+    [
+        ([0.4, 0.2, 0.2, 0.2], 0.25, {1, 2, 3}),  # the likeliest is the farthest from the entropy
+        ([0.4, 0.2, 0.2, 0.2], 0.75, {0, 1, 2, 3}),
+        ([0.97, 0.01, 0.01, 0.005, 0.005], 0.95, {0}),
+        ([0.2, 0.2, 0.2, 0.2, 0.2], 0.1, {0, 1, 2, 3, 4}),
+    ],
+)
+def test_typical_tokens(probabilities: list[float], typical_p: float, kept: set[int], native: NativeSampling) -> None:
+    scores = torch.tensor([probabilities]).log()
+
+    token_ids = choose(native, scores, SamplingRow(temperature=1.0, typical_p=typical_p))
+
+    assert set(token_ids[0]) == kept
+
+
+def test_typical_tokens_of_a_wide_distribution_may_be_the_least_likely(native: NativeSampling) -> None:
+    """The likeliest token is farther from the entropy than a tail that is less likely than a nucleus would hold."""
+    shares = ((0.4, 1), (0.5, 20_000), (0.1, 40_000))
+    scores = torch.cat([torch.full((count,), share / count) for share, count in shares]).log()[None]
+    row = SamplingRow(temperature=1.0, typical_p=0.55)
+
+    token_ids = choose(native, scores, row)
+
+    kept = filtered_scores(scores, sampling_of(row))[0]
+    assert torch.nonzero(kept > -torch.inf)[:, 0].tolist() == list(range(1, 60_001))
+    check_draws(token_ids[0], kept)
+
+
+def test_a_temperature_near_zero_is_greedy(native: NativeSampling) -> None:
+    scores = logits_of(4, seed=3) * 100
+
+    for row in (SamplingRow(temperature=1e-40), SamplingRow(temperature=1e-40, top_p=0.9)):
+        token_ids = choose(native, scores, row)
+        assert [set(of_row) for of_row in token_ids] == [{best} for best in scores.argmax(-1).tolist()]
+
+
+@pytest.mark.parametrize("row", ROWS_OF_FILTERS, ids=repr)
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
+def test_scores_that_are_no_numbers_give_a_valid_token(value: float, row: SamplingRow, native: NativeSampling) -> None:
+    scores = torch.full((1, 70), value)
+
+    assert all(0 <= token_id < 70 for token_id in choose(native, scores, row)[0])
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 150, 5003])
+def test_log_totals_and_block_maxima(vocab_size: int, native: NativeSampling) -> None:
+    scores = logits_of(5, seed=4, vocab_size=vocab_size)
+    scores[1, vocab_size // 2 :] -= 200
+    scores[2, 1:] = -torch.inf
+
+    totals, maxima = native.log_totals(scores)
+
+    torch.testing.assert_close(totals, scores.double().logsumexp(-1, keepdim=True), rtol=0, atol=1e-6)
+    assert torch.equal(maxima, block_maxima(scores))
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 150, 5003])
+def test_allow_lists_equal_the_torch_form(vocab_size: int, native: NativeSampling) -> None:
+    logits = logits_of(3, seed=5, vocab_size=vocab_size)
+    allowed = np.random.default_rng(0).choice(vocab_size, -(-vocab_size // 2), replace=False).astype(np.int32)
+    one = np.array([vocab_size - 1], np.int32)
+    rules = [TokenRules(allowed_mask=pack_mask(ids, vocab_size)) for ids in (allowed, one)]
+    rows = sample_rows(Row(rules=rules[0]), Row(), Row(rules=rules[1]))
+    in_torch, in_c = logits.clone(), logits.clone()
+
+    process(in_torch, rows)
+    process(in_c, rows, native)
+
+    assert torch.equal(in_c, in_torch)
+    assert int((in_c == -torch.inf).sum()) == vocab_size - len(allowed) + vocab_size - 1
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@given(rows=st.lists(ROWS, min_size=1, max_size=8), seed=st.integers(0, 1000))
+def test_the_sampler_gives_the_same_with_it_and_without(lanes: str, rows: list[Row], seed: int) -> None:
+    native, logits = native_sampling(lanes), logits_of(len(rows), seed)
+    before, index, table = logits.clone(), np.arange(len(rows), dtype=np.int32)[::-1].copy(), sample_rows(*rows)
+
+    sampled = Sampler(native).sample(logits, index, table)
+
+    expected = Sampler().sample(logits, index, table)
+    assert torch.equal(logits, before)
+    assert sampled.token_ids.tolist() == expected.token_ids.tolist()
+    assert (sampled.logprobs is None) == (expected.logprobs is None)
+    if sampled.logprobs is not None and expected.logprobs is not None:
+        np.testing.assert_allclose(sampled.logprobs, expected.logprobs, atol=1e-5)
+    assert (sampled.alternatives is None) == (expected.alternatives is None)
+    if sampled.alternatives is not None and expected.alternatives is not None:
+        assert sampled.alternatives.token_ids.tolist() == expected.alternatives.token_ids.tolist()
+        np.testing.assert_allclose(sampled.alternatives.logprobs, expected.alternatives.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@given(rows=st.lists(ROWS, min_size=2, max_size=8), seed=st.integers(0, 1000))
+def test_a_row_alone_is_the_row_in_a_batch_to_the_last_bit(lanes: str, rows: list[Row], seed: int) -> None:
+    sampler, logits = Sampler(native_sampling(lanes)), logits_of(len(rows), seed)
+
+    together = sampler.sample(logits, np.arange(len(rows), dtype=np.int32), sample_rows(*rows))
+
+    for index, row in enumerate(rows):
+        alone = sampler.sample(logits[index : index + 1].clone(), np.zeros(1, np.int32), sample_rows(row))
+        assert alone.token_ids[0] == together.token_ids[index]
+        if alone.logprobs is not None:
+            assert together.logprobs is not None
+            assert alone.logprobs[0].tobytes() == together.logprobs[index].tobytes()
+
+
+def test_prompt_logprobs_equal_the_log_softmax(native: NativeSampling) -> None:
+    logits = logits_of(5, seed=6)
+    token_ids = np.array([3, 149, 0, 7, 7], np.int32)
+
+    found, alternatives = prompt_logprobs(
+        torch.arange(5), lambda index: logits[index], token_ids, np.full(5, 2, np.int32), native
+    )
+
+    expected = logits.log_softmax(-1)
+    np.testing.assert_allclose(found, expected[torch.arange(5), torch.from_numpy(token_ids).long()], atol=1e-5)
+    assert alternatives is not None
+    assert alternatives.token_ids.tolist() == expected.topk(2).indices.flatten().tolist()
+
+
+def test_what_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+
+    with pytest.raises(NativeUnavailableError, match="there is no C compiler"):
+        load_sampling(1)
+
+
+def test_scores_of_another_layout_are_refused(native: NativeSampling) -> None:
+    for scores in (torch.zeros(4, 3).t(), torch.zeros(3, 4, dtype=torch.float64)):
+        with pytest.raises(AssertionError):
+            native.log_totals(scores)

@@ -1,0 +1,244 @@
+"""Models that paged attention does not fit are refused, each in one sentence."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.masking_utils import create_causal_mask
+from transformers.models.olmo import modeling_olmo
+
+from executor_svc.errors import ModelLoadError
+from tests.numerics.architectures import load_architecture, save_tiny_architecture
+
+CANNOT = "cannot run on paged attention: "
+
+REFUSED_CONFIGS: dict[str, tuple[dict[str, object], str]] = {
+    "no architecture": ({}, "names no architecture"),
+    "unknown": (
+        {"architectures": ["FooForCausalLM"]},
+        rf"FooForCausalLM {CANNOT}transformers \S+ does not know it",
+    ),
+    "remote code": (
+        {"architectures": ["FooForCausalLM"], "auto_map": {"AutoModelForCausalLM": "foo.FooForCausalLM"}},
+        rf"FooForCausalLM {CANNOT}its code comes with the model \(auto_map\), and such code is never run",
+    ),
+    "not causal": (
+        {"architectures": ["T5ForConditionalGeneration"]},
+        f"T5ForConditionalGeneration {CANNOT}it is not a causal language model",
+    ),
+    "fixed attention": (
+        {"architectures": ["StableLmForCausalLM"]},
+        f"StableLmForCausalLM {CANNOT}its code in transformers does not let the attention be exchanged",
+    ),
+    "quantized": (
+        {"architectures": ["BitNetForCausalLM"], "quantization_config": {"quant_method": "bitnet"}},
+        rf"BitNetForCausalLM {CANNOT}its weights are quantized \(quantization_config\), which is not supported",
+    ),
+    "wrong type": (
+        {"architectures": ["OlmoForCausalLM"], "num_attention_heads": "many"},
+        "config.json is no configuration of OlmoForCausalLM: .*num_attention_heads",
+    ),
+    "several models": (
+        {"architectures": ["FuyuForCausalLM"]},
+        f"FuyuForCausalLM {CANNOT}it is made of several models, not of a language model alone",
+    ),
+    "longrope": (
+        {
+            "architectures": ["PhimoeForCausalLM"],
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0],
+                "long_factor": [2.0],
+                "short_mscale": 1.0,
+                "long_mscale": 1.0,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+        rf"PhimoeForCausalLM {CANNOT}its rotary frequencies depend on the other sequences of a batch \(longrope\)",
+    ),
+    "chunked attention": (
+        {"architectures": ["Llama4ForCausalLM"]},
+        f"Llama4ForCausalLM {CANNOT}it has layers of type chunked_attention",
+    ),
+    "linear attention": (
+        {"architectures": ["MiniMaxForCausalLM"]},
+        f"MiniMaxForCausalLM {CANNOT}it has layers of type linear_attention",
+    ),
+    "no longest sequence": (
+        {"architectures": ["RecurrentGemmaForCausalLM"], "block_types": ["attention"]},
+        rf"RecurrentGemmaForCausalLM {CANNOT}its configuration names no longest sequence \(max_position_embeddings\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_CONFIGS)
+def test_a_configuration_that_cannot_work_is_refused_before_weights_are_read(case: str, tmp_path: Path) -> None:
+    config, sentence = REFUSED_CONFIGS[case]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(ModelLoadError, match=sentence):
+        load_architecture(tmp_path)
+
+
+REFUSED_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "attention sinks": ("GptOssForCausalLM", {}, "layer 0 hands s_aux to attention"),
+    "latent attention": (
+        "DeepseekV3ForCausalLM",
+        {"num_key_value_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
+        "its keys have the size 16 a head and its values 8",
+    ),
+    "different heads": (
+        "Gemma4UnifiedForCausalLM",
+        {"layer_types": ["sliding_attention", "full_attention"]},
+        "layers 0 and 1 differ in the number or size of their heads",
+    ),
+    "bidirectional layers": ("BertLMHeadModel", {}, r"layer 0 sees later tokens \(it is not causal\)"),
+    "bidirectional mask": (
+        "Gemma3ForCausalLM",
+        {"use_bidirectional_attention": True},
+        r"layer 0 sees later tokens \(it is not causal\)",
+    ),
+    "layers that run twice": ("DiffLlamaForCausalLM", {}, "its layers do not attend once each, in turn"),
+    "mask as a tensor": ("DogeForCausalLM", {}, "its code does not run with it .*MaskDescription"),
+    "part of another model": ("MllamaForCausalLM", {}, "its code has no part that ends before the head"),
+    "convolutions": (
+        "Lfm2ForCausalLM",
+        {"layer_types": ["conv", "full_attention"]},
+        "it has layers of type conv",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_MODELS)
+def test_a_model_whose_layers_want_something_else_is_refused(case: str, tmp_path: Path) -> None:
+    name, settings, reason = REFUSED_MODELS[case]
+    save_tiny_architecture(tmp_path, name, settings)
+
+    with pytest.raises(ModelLoadError, match=f"^{name} {CANNOT}{reason}"):
+        load_architecture(tmp_path)
+
+
+def calling_with(**changes: object) -> Callable[[Any], Any]:
+    """Return what wraps a forward method, and hands `changes` over with its arguments."""
+
+    def wrap(forward: Any) -> Any:
+        return lambda self, *args, **kwargs: forward(self, *args, **{**kwargs, **changes})
+
+    return wrap
+
+
+def without_attention_in_layer_1(forward: Any) -> Any:
+    def changed(self: Any, hidden_states: torch.Tensor, *args: object, **kwargs: object) -> Any:
+        if self.layer_idx == 1:
+            return hidden_states, None
+        return forward(self, hidden_states, *args, **kwargs)
+
+    return changed
+
+
+def adding_the_token_before(forward: Any) -> Any:
+    """State of a layer outside the cache: a chunk does not know the token before it."""
+
+    def changed(self: Any, hidden_states: torch.Tensor, *args: object, **kwargs: object) -> Any:
+        return forward(self, hidden_states + hidden_states.roll(1, 1), *args, **kwargs)
+
+    return changed
+
+
+CHANGED_MODELS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "other window": (
+        "OlmoAttention",
+        calling_with(sliding_window=5),
+        "layer 0 hands a window of 5 tokens to attention, and a mask of None",
+    ),
+    "no mask": (
+        "OlmoAttention",
+        calling_with(attention_mask=None),
+        "layer 0 has a mask of its own, or none",
+    ),
+    "a layer that does not attend": (
+        "OlmoAttention",
+        without_attention_in_layer_1,
+        "only 1 of its 2 layers call the attention interface, and what the others keep of a sequence is not in "
+        "the cache",
+    ),
+    "positions that are counted": (
+        "OlmoModel",
+        calling_with(position_ids=None),
+        r"its logits differ from those of its own attention by [\d.]+e-0\d of their length, above 3.5e-04",
+    ),
+    "state beside the cache": (
+        "OlmoAttention",
+        adding_the_token_before,
+        r"its logits differ from those of its own attention by [\d.]+e-0\d of their length, above 3.5e-04",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED_MODELS)
+def test_code_that_paged_attention_does_not_fit_is_refused(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class_name, change, reason = CHANGED_MODELS[case]
+    save_tiny_architecture(tmp_path, "OlmoForCausalLM", {})
+    changed_class = getattr(modeling_olmo, class_name)
+    monkeypatch.setattr(changed_class, "forward", change(changed_class.forward))
+
+    with pytest.raises(ModelLoadError, match=f"^OlmoForCausalLM {CANNOT}{reason}"):
+        load_architecture(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"or_mask_function": lambda batch, head, query, key: key == query + 1},
+        # Chunks that are longer than what a model is probed with.
+        {"and_mask_function": lambda batch, head, query, key: key // 64 == query // 64},
+    ],
+    ids=["next token", "chunks"],
+)
+def test_a_mask_that_is_no_causal_window_is_refused(
+    changes: dict[str, Callable[..., torch.Tensor]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_architecture(tmp_path, "OlmoForCausalLM", {})
+    monkeypatch.setattr(modeling_olmo, "create_causal_mask", partial(create_causal_mask, **changes))
+
+    with pytest.raises(ModelLoadError, match="the mask of layer 0 is neither causal nor a causal sliding window"):
+        load_architecture(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"), "up_proj.weight is missing"),
+        (lambda tensors: tensors.update(extra=torch.zeros(1)), "extra is not of this model"),
+        (
+            lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(3, 4)}),
+            r"up_proj.weight has shape \[3, 4\], not \[48, 32\]",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_by_name(
+    change: Callable[[dict[str, torch.Tensor]], object], sentence: str, tmp_path: Path
+) -> None:
+    save_tiny_architecture(tmp_path, "OlmoForCausalLM", {})
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(ModelLoadError, match=f"does not hold a OlmoForCausalLM: the tensor .*{sentence}"):
+        load_architecture(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"damaged")])
+def test_files_that_cannot_be_read_are_refused(damage: Callable[[Path], object], tmp_path: Path) -> None:
+    save_tiny_architecture(tmp_path, "OlmoForCausalLM", {})
+    damage(tmp_path / "model.safetensors")
+
+    with pytest.raises(ModelLoadError, match=f"{tmp_path} cannot be loaded as OlmoForCausalLM: "):
+        load_architecture(tmp_path)

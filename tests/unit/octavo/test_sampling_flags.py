@@ -1,0 +1,122 @@
+"""Each sampling flag of the command line reaches the request; a value that cannot is one sentence."""
+
+import asyncio
+from dataclasses import fields
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from octavo.cli import main
+from octavo.commands.generate import generate
+from octavo.sampling_params import SamplingParams
+from tests.unit.octavo.stand_in import StandIn
+
+# The flag and its value, as typed; the field of the message and its value, as JSON has it (64-bit integers are text).
+# The numbers are powers of two, which float32 holds exactly.
+FLAGS: list[tuple[str, str, object]] = [
+    ("--temperature 0.5", "temperature", 0.5),
+    ("--temperature 0", "temperature", 0),
+    ("--top-k 40", "top_k", 40),
+    ("--top-p 0.75", "top_p", 0.75),
+    ("--min-p 0.125", "min_p", 0.125),
+    ("--typical-p 0.25", "typical_p", 0.25),
+    ("--repetition-penalty 1.25", "repetition_penalty", 1.25),
+    ("--presence-penalty -0.5", "presence_penalty", -0.5),
+    ("--frequency-penalty 0.5", "frequency_penalty", 0.5),
+    ("--logit-bias 42=-1.5", "logit_bias", [{"token_id": 42, "bias": -1.5}]),
+    ("--logit-bias 7=2 --logit-bias 3=1", "logit_bias", [{"token_id": 7, "bias": 2}, {"token_id": 3, "bias": 1}]),
+    ("--logit-bias 7=2 --logit-bias 7=1", "logit_bias", [{"token_id": 7, "bias": 1}]),
+    ("--ban sky", "banned_words", ["sky"]),
+    ("--ban sky --ban blue", "banned_words", ["sky", "blue"]),
+    ("--ban-token-id 5 --ban-token-id 0", "banned_token_ids", [5, 0]),
+    ("--allow-token-id 1 --allow-token-id 3", "allowed_token_ids", [1, 3]),
+    ("--min-tokens 2", "min_tokens", 2),
+    ("--seed 18446744073709551615", "seed", "18446744073709551615"),
+    ("--max-tokens 3", "max_tokens", 3),
+    ("--stop a --stop b", "stop", ["a", "b"]),
+    ("--stop-token-id 9", "stop_token_ids", [9]),
+    ("--ignore-eos", "ignore_eos", True),
+    ("--n 2", "n", 2),
+    ("--best-of 3", "best_of", 3),
+    ("--beam-width 4", "beam_width", 4),
+    ("--length-penalty -0.5", "length_penalty", -0.5),
+    ("--early-stopping true", "early_stopping", "EARLY_STOPPING_TRUE"),
+    ("--early-stopping false", "early_stopping", "EARLY_STOPPING_FALSE"),
+    ("--early-stopping never", "early_stopping", "EARLY_STOPPING_NEVER"),
+    ("--json --logprobs 2", "logprobs", 2),
+    ("--json --prompt-logprobs 0", "prompt_logprobs", 0),
+]
+
+
+def status_of(address: str, flags: str) -> object:
+    """Run `octavo generate` in this process with the flags; return its exit status."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(["generate", "Why?", "--raw", "--address", address, *flags.split()])
+    return exit_info.value.code
+
+
+@pytest.mark.parametrize(("flags", "name", "value"), FLAGS, ids=[flags for flags, _, _ in FLAGS])
+async def test_a_flag_reaches_its_field_and_no_other(flags: str, name: str, value: object, stand_in: StandIn) -> None:
+    status = await asyncio.to_thread(status_of, stand_in.address, flags)
+
+    assert status == 0
+    [request] = stand_in.requests
+    assert MessageToDict(request.sampling_params, preserving_proto_field_name=True) == {name: value}
+
+
+def test_the_table_has_every_sampling_flag() -> None:
+    names = {field.name for field in fields(SamplingParams)}
+    of_command = {flag for param in generate.params if param.name in names for flag in param.opts}
+
+    in_table = {word for flags, _, _ in FLAGS for word in flags.split() if word.startswith("--")}
+
+    assert of_command == in_table - {"--json"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--temperature hot", "'--temperature': 'hot' is not a valid float"),
+        ("--top-k -1", "sampling_params.top_k is -1; "),
+        ("--top-k 1.5", "'--top-k': '1.5' is not a valid integer"),
+        ("--top-p most", "'--top-p': 'most' is not a valid float"),
+        ("--min-p little", "'--min-p': 'little' is not a valid float"),
+        ("--typical-p often", "'--typical-p': 'often' is not a valid float"),
+        ("--repetition-penalty high", "'--repetition-penalty': 'high' is not a valid float"),
+        ("--presence-penalty high", "'--presence-penalty': 'high' is not a valid float"),
+        ("--frequency-penalty high", "'--frequency-penalty': 'high' is not a valid float"),
+        ("--logit-bias 42", "'--logit-bias': '42' is not ID=BIAS"),
+        ("--logit-bias =1", "'--logit-bias': '=1' is not ID=BIAS"),
+        ("--logit-bias sky=1", "'--logit-bias': 'sky=1' is not ID=BIAS"),
+        ("--logit-bias 42=much", "'--logit-bias': '42=much' is not ID=BIAS"),
+        ("--logit-bias 1=1 --logit-bias 2", "'--logit-bias': '2' is not ID=BIAS"),
+        ("--logit-bias 4294967296=1", "sampling_params.logit_bias is "),
+        ("--ban", "'--ban' requires an argument"),
+        ("--ban-token-id sky", "'--ban-token-id': 'sky' is not a valid integer"),
+        ("--ban-token-id 4294967296", "sampling_params.banned_token_ids is "),
+        ("--allow-token-id 1.5", "'--allow-token-id': '1.5' is not a valid integer"),
+        ("--allow-token-id 4294967296", "sampling_params.allowed_token_ids is "),
+        ("--stop-token-id 4294967296", "sampling_params.stop_token_ids is "),
+        ("--min-tokens -2", "sampling_params.min_tokens is -2; "),
+        ("--max-tokens -2", "sampling_params.max_tokens is -2; "),
+        ("--seed -3", "sampling_params.seed is -3; "),
+        ("--seed 18446744073709551616", "sampling_params.seed is 18446744073709551616; "),
+        ("--n -1", "sampling_params.n is -1; "),
+        ("--best-of two", "'--best-of': 'two' is not a valid integer"),
+        ("--beam-width -1", "sampling_params.beam_width is -1; "),
+        ("--length-penalty long", "'--length-penalty': 'long' is not a valid float"),
+        ("--early-stopping soon", "'--early-stopping': 'soon' is not one of"),
+    ],
+)
+async def test_a_value_that_no_field_takes_is_one_sentence(
+    flags: str, sentence: str, stand_in: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = await asyncio.to_thread(status_of, stand_in.address, flags)
+
+    captured = capsys.readouterr()
+    assert status in (1, 2)
+    assert captured.out == ""
+    assert captured.err.startswith("octavo: ")
+    assert captured.err.count("\n") == 1
+    assert sentence in captured.err
+    assert not stand_in.requests
