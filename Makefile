@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: help demo test test-all check protos baseline bench bench-core coverage clean
+.PHONY: help demo test test-all check protos baseline models bench bench-core coverage clean
 
 help:
 	@echo "make demo      ask a real model a question through both services"
 	@echo "make test      the quick suite (under 8 minutes)"
 	@echo "make test-all  every test"
 	@echo "make check     format, lint, types, import contracts, protos (under a minute)"
+	@echo "make models    the architectures that run, each compared with transformers"
 	@echo "make bench     tokens per second beside transformers, in one run"
 	@echo "make bench-core CPU time of the scheduler's core by itself"
 	@echo "make protos    write the stubs anew after a change in protos/"
@@ -57,6 +58,9 @@ baseline: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/octavo model prepare smollm2
 	$(BIN)/python -m benchmarks.throughput
+
+models: $(INSTALLED)
+	$(BIN)/python -m benchmarks.architectures
 
 bench-core: $(INSTALLED)
 	$(BIN)/python -m benchmarks.scheduler_core

@@ -1,6 +1,6 @@
 """Which architectures the executor runs, as a Markdown table: tiny random models against plain transformers.
 
-    python -m benchmarks.architectures
+    python -m benchmarks.architectures [ARCHITECTURE ...]
 
 Logits are compared at every position of a prompt, greedy tokens of prompts that are decoded together. float32 on the
 CPU. The exit code is 1 if an architecture differs.
@@ -51,13 +51,16 @@ def main() -> None:
         "| architecture | code | largest difference of a logit, as a part of the largest logit | greedy tokens |"
     )
     console.print("|---|---|---|---|")
+    names = sys.argv[1:] or list(ARCHITECTURES)
+    if unknown := set(names) - set(ARCHITECTURES):
+        sys.exit(f"tests/numerics/architectures.py has no {min(unknown)}")
     num_equal = 0
-    for name in ARCHITECTURES:
+    for name in names:
         row, is_equal = table_row(name)
         console.print(row)
         num_equal += is_equal
-    console.print(f"\n{num_equal} of {len(ARCHITECTURES)} equal transformers.")
-    sys.exit(num_equal < len(ARCHITECTURES))
+    console.print(f"\n{num_equal} of {len(names)} equal transformers.")
+    sys.exit(num_equal < len(names))
 
 
 if __name__ == "__main__":

@@ -85,4 +85,8 @@ def _from_transformers(
 
     _logger.info("event=model_code code=transformers reason=%r", str(reason))
     attention = make_attention(find_library(dtype, device, config.cpu_kernels))
-    return ChosenModel(load_transformers_model(directory.path, dtype, device), attention, lambda _: None)
+    try:
+        model = load_transformers_model(directory.path, dtype, device)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{error}; our own code cannot run it either: {reason}") from error
+    return ChosenModel(model, attention, lambda _: None)

@@ -141,7 +141,8 @@ def save_tiny_architecture(directory: Path, name: str, settings: Mapping[str, ob
     config_class = model_class.config_class
     known = {*inspect.signature(config_class.__init__).parameters, *config_class.attribute_map}
     assert known.issuperset(settings), f"{name} has no {set(settings) - known}"
-    sizes = {key: value for key, value in SIZES.items() if key in known}
+    # An alias of transformers (hidden_size for d_model) would win over the name of the configuration.
+    sizes = {k: v for k, v in SIZES.items() if k in known and config_class.attribute_map.get(k) not in settings}
     config = config_class.from_dict({**sizes, **settings})
     config._attn_implementation = "eager"
     model = model_class(config)

@@ -14,13 +14,15 @@ LLAMA3_ROPE = {
 
 # By the name in config.json. Windows are shorter than the prompts.
 NATIVE_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
-    "BloomForCausalLM": {"n_head": 4, "n_layer": 2},
+    "BloomForCausalLM": {},
     "GemmaForCausalLM": {},
     "Gemma2ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20},
     "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20, "num_hidden_layers": 7},
     "LlamaForCausalLM": {"rope_parameters": LLAMA3_ROPE},
     "MistralForCausalLM": {"sliding_window": 9},
     "MixtralForCausalLM": {},
+    # No power of two heads: ALiBi has slopes between those of the nearest one.
+    "MptForCausalLM": {"hidden_size": 48, "num_attention_heads": 12, "attn_config": {"softmax_scale": 0.3}},
     "OPTForCausalLM": {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "Phi3ForCausalLM": {"sliding_window": 11},
     "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,23 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> TransformersMod
     return load_transformers_model(directory, dtype, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+# Of those without code of our own: learned positions, windows, scaled residuals, experts, yarn, soft caps.
+SAMPLE = (
+    "ArceeForCausalLM",
+    "Cohere2ForCausalLM",
+    "GPT2LMHeadModel",
+    "GraniteForCausalLM",
+    "Olmo3ForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "VaultGemmaForCausalLM",
+)
+
+
+def slow_unless(is_quick: bool, value: str) -> Any:
+    return value if is_quick else pytest.param(value, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [slow_unless(n in SAMPLE or n in NATIVE_ARCHITECTURES, n) for n in ARCHITECTURES])
 def test_logits_and_greedy_tokens_equal_plain_transformers(name: str, tmp_path: Path) -> None:
     reference = save_tiny_architecture(tmp_path, name, ARCHITECTURES[name])
     model, backend = load_architecture(tmp_path)

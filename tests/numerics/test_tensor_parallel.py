@@ -25,7 +25,9 @@ PROMPTS = [random_prompt(length, seed=length) for length in (1, 15, 17, 40)]
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny model of each family: 4 heads, 2 KV heads, 97 tokens, so that 4 ranks share KV heads and pad."""
+    """A tiny model of each family: most have 4 heads and 2 KV heads, so that of 4 ranks two share one; 97 tokens, so
+    that the vocabulary is padded.
+    """
     folder = tmp_path_factory.mktemp("families")
     for name, settings in NATIVE_ARCHITECTURES.items():
         save_tiny_architecture(folder / name, name, settings)
@@ -64,7 +66,7 @@ def ranks_of(directory: Path, tp: int, cleanup: ExitStack) -> ThreadedRanks:
     return ranks
 
 
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NATIVE_ARCHITECTURES)
 def test_tokens_equal_those_of_one_process(
     name: str, tp: int, directories: dict[str, Path], cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch
@@ -80,6 +82,17 @@ def test_tokens_equal_those_of_one_process(
     assert_close(last_logits(ranks.workers[0]), last_logits(alone))
     for worker in ranks.workers[1:]:
         assert np.array_equal(worker.table.token_ids, ranks.table.token_ids)
+
+
+def test_ranks_that_share_a_kv_head_give_the_tokens_of_one_process(
+    directories: dict[str, Path], cleanup: ExitStack
+) -> None:
+    directory = directories["Qwen3ForCausalLM"]
+    expected = StepDriver(load_worker(config_of(directory))).generate(PROMPTS, num_new_tokens=10, chunk_size=7)
+
+    outputs = StepDriver(ranks_of(directory, 4, cleanup)).generate(PROMPTS, num_new_tokens=10, chunk_size=7)
+
+    assert outputs == expected
 
 
 def test_each_rank_has_its_part_of_the_memory(directories: dict[str, Path], cleanup: ExitStack) -> None:

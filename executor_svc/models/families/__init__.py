@@ -11,6 +11,7 @@ from executor_svc.models.families.bloom import read_bloom
 from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3
 from executor_svc.models.families.llama import read_llama, read_mistral
 from executor_svc.models.families.mixture import read_mixtral, read_qwen3_moe
+from executor_svc.models.families.mpt import read_mpt
 from executor_svc.models.families.opt import read_opt
 from executor_svc.models.families.phi import read_phi3
 from executor_svc.models.families.qwen import read_qwen2, read_qwen3
@@ -25,6 +26,8 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
         "LlamaForCausalLM": read_llama,
         "MistralForCausalLM": read_mistral,
         "MixtralForCausalLM": read_mixtral,
+        "MPTForCausalLM": read_mpt,  # so MosaicML's own checkpoints call it
+        "MptForCausalLM": read_mpt,
         "OPTForCausalLM": read_opt,
         "Phi3ForCausalLM": read_phi3,
         "Qwen2ForCausalLM": read_qwen2,
@@ -44,6 +47,6 @@ def parse_config(values: Mapping[str, object], source: Path) -> ModelConfig:
     fields = ConfigFields(values, source)
     if fields.architecture not in FAMILIES:
         raise UnsupportedModelError(
-            f"{source} names the architecture {fields.architecture}; supported are {', '.join(FAMILIES)}"
+            f"{source} names the architecture {fields.architecture}, which has no code of our own"
         )
     return FAMILIES[fields.architecture](fields)

@@ -3,10 +3,9 @@
 Source: BigScience Workshop 2022, "BLOOM"; the slopes: Press et al. 2021, "Train Short, Test Long".
 """
 
-import math
-
 from executor_svc.attention import AttentionLayer
 from executor_svc.models.config import LayerConfig, MlpConfig, ModelConfig, NormConfig
+from executor_svc.models.families.common import alibi_slopes
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.weight_names import WeightNames
 
@@ -22,7 +21,7 @@ _NAMES = WeightNames(
     gate_up=(f"{_LAYER}.mlp.dense_h_to_4h",),
     down=f"{_LAYER}.mlp.dense_4h_to_h",
     norm="transformer.ln_f",
-    optional_prefix="transformer.",
+    optional_prefix="transformer.",  # bigscience's own checkpoints are without
 )
 
 
@@ -53,11 +52,3 @@ def read_bloom(fields: ConfigFields) -> ModelConfig:
         attention_output_bias=True,
         has_embedding_norm=True,
     )
-
-
-def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """Return the slope of each head: 2 ** (-8 i / n) for a power of two n, with slopes of 2 n between for the rest."""
-    closest = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2 ** (-8 * i / closest) for i in range(1, closest + 1)]
-    slopes += [2 ** (-4 * i / closest) for i in range(1, 2 * (num_heads - closest), 2)]
-    return tuple(slopes)

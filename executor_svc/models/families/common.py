@@ -1,5 +1,6 @@
 """What most families share, under the names that transformers' configurations give it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -108,3 +109,14 @@ def read_windows(fields: ConfigFields, window: int | None, is_windowed_by_defaul
             f"{fields.source} has {len(layer_types)} layer_types for {len(is_windowed_by_default)} layers"
         )
     return [kinds[kind] for kind in layer_types]
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """Return the slope of each head: 2 ** (-8 i / n) for a power of two n, with slopes of 2 n between for the rest.
+
+    Source: Press et al. 2021, "Train Short, Test Long".
+    """
+    closest = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * i / closest) for i in range(1, closest + 1)]
+    slopes += [2 ** (-4 * i / closest) for i in range(1, 2 * (num_heads - closest), 2)]
+    return tuple(slopes)
