@@ -74,7 +74,7 @@ class RaisingHandlers(grpc.GenericRpcHandler):
         kinds: dict[str, Callable[[], Any]] = {
             "/test/UnaryUnary": lambda: grpc.unary_unary_rpc_method_handler(self.answer),
             "/test/UnaryStream": lambda: grpc.unary_stream_rpc_method_handler(self.answer_many),
-            "/test/StreamStream": lambda: grpc.stream_stream_rpc_method_handler(self.answer_many),
+            "/test/StreamStream": lambda: grpc.stream_stream_rpc_method_handler(self.answer_stream),
             "/test/Aborting": lambda: grpc.unary_unary_rpc_method_handler(self.abort),
         }
         make = kinds.get(handler_call_details.method)
@@ -82,6 +82,12 @@ class RaisingHandlers(grpc.GenericRpcHandler):
 
     async def answer(self, request: bytes, context: Any) -> bytes:
         raise self.error
+
+    async def answer_stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        """Take the request first: a client that still sends when the call ends sees INTERNAL."""
+        async for request in requests:
+            async for answer in self.answer_many(request, context):
+                yield answer
 
     async def answer_many(self, request: Any, context: Any) -> AsyncIterator[bytes]:
         try:
