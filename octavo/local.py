@@ -33,7 +33,9 @@ class LocalOptions:
         model: Hugging Face directory or hub id, for the executor.
         listen: HOST:PORT of the scheduler; port 0: the system chooses.
         dtype: Number format of weights and cache, such as "float32".
+        quantization: "none" or "int8".
         device: "cpu" or "cuda".
+        tp: Ranks that share the model, each a process.
         kv_cache_gib: Size of the KV cache, in GiB.
         host_cache_gib: Size of the pool of host memory that preempted sequences are swapped to, in GiB; 0: none.
         max_model_len: Longest sequence, prompt and output together, in tokens.
@@ -45,7 +47,9 @@ class LocalOptions:
     model: str
     listen: str = "127.0.0.1:0"
     dtype: str | None = None
+    quantization: str | None = None
     device: str | None = None
+    tp: int | None = None
     kv_cache_gib: float | None = None
     host_cache_gib: float | None = None
     max_model_len: int | None = None
@@ -67,7 +71,9 @@ class LocalOptions:
         """Return the command that starts the executor; its port is chosen by the system."""
         flags = {
             "dtype": self.dtype,
+            "quantization": self.quantization,
             "device": self.device,
+            "tp": self.tp,
             "kv-cache-gib": self.kv_cache_gib,
             "host-cache-gib": self.host_cache_gib,
             "max-model-len": self.max_model_len,

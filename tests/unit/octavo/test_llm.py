@@ -57,7 +57,9 @@ def test_the_options_of_the_offline_api_reach_the_services(monkeypatch: pytest.M
     wanted: dict[str, Any] = {
         "model": "some/model",
         "dtype": "float32",
+        "quantization": "int8",
         "device": "cpu",
+        "tp": 2,
         "kv_cache_gib": 2.0,
         "host_cache_gib": 0.25,
         "max_model_len": 64,

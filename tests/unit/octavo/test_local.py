@@ -234,6 +234,8 @@ def test_options_become_flags_and_absent_ones_stay_with_the_services() -> None:
     options = LocalOptions(
         model="/models/x",
         listen="127.0.0.1:50051",
+        quantization="int8",
+        tp=2,
         kv_cache_gib=0.5,
         host_cache_gib=0,
         max_num_seqs=8,
@@ -242,7 +244,20 @@ def test_options_become_flags_and_absent_ones_stay_with_the_services() -> None:
     end_with_parent = "--exit-on-stdin-close"
     assert options.executor_command()[1:] == [
         *("-P", "-m", "executor_svc", "--listen", "127.0.0.1:0", end_with_parent),
-        *("--model", "/models/x", "--kv-cache-gib", "0.5", "--host-cache-gib", "0", "--max-num-seqs", "8"),
+        *(
+            "--model",
+            "/models/x",
+            "--quantization",
+            "int8",
+            "--tp",
+            "2",
+            "--kv-cache-gib",
+            "0.5",
+            "--host-cache-gib",
+            "0",
+            "--max-num-seqs",
+            "8",
+        ),
     ]
     assert options.scheduler_command()[1:] == [
         *("-P", "-m", "scheduler_svc", "--listen", "127.0.0.1:50051", end_with_parent, "--max-waiting-requests", "9"),
