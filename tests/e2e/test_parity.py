@@ -98,8 +98,9 @@ async def scheduler_state(client: Client) -> admin_service_pb2.GetSchedulerState
         return await stub.GetSchedulerState(admin_service_pb2.GetSchedulerStateRequest())
 
 
-async def assert_all_at_once(client: Client, reference: Reference) -> None:
-    outputs = await asyncio.gather(*(generate(client, prompt) for prompt in reference.prompts))
+async def assert_all_at_once(client: Client, reference: Reference, num_prompts: int | None = None) -> None:
+    """Ask the first `num_prompts` prompts together, by default all."""
+    outputs = await asyncio.gather(*(generate(client, prompt) for prompt in reference.prompts[:num_prompts]))
     for index, output in enumerate(outputs):
         reference.assert_same(index, output)
 
@@ -135,6 +136,9 @@ async def test_with_a_pool_so_small_that_sequences_are_preempted(demo_model: Pat
     num_blocks = -(-(max(LENGTHS) + NUM_OUTPUT_TOKENS) // 16)
     async with services(demo_model, "--num-device-blocks", str(num_blocks)) as client:
         await assert_all_at_once(client, reference)
+    # The short prompts enter together, fill the pool with their first tokens, and grow by a block or two each.
+    async with services(demo_model, "--num-device-blocks", "20") as client:
+        await assert_all_at_once(client, reference, num_prompts=16)
         state = await scheduler_state(client)
         assert state.num_preemptions > 0
         assert state.num_used_blocks == 0
