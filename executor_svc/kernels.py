@@ -1,12 +1,14 @@
 """Which kernels run a model: the C library on a CPU, else plain torch."""
 
 import logging
+from functools import partial
 from typing import Literal
 
 import torch
 
 from executor_svc.attention import AttentionBackend, TorchAttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
+from executor_svc.attention.native_layers import NativeLayers
 from executor_svc.errors import ModelLoadError
 from executor_svc.models import Decoder, ModelConfig
 from executor_svc.models.torch_dense import TorchDense
@@ -51,7 +53,8 @@ def make_model(
     attention = make_attention(library)
     missing = "tensor parallelism" if group.size > 1 else missing_in_native_dense(config)
     if library is not None and missing is None:
-        return Decoder(config, NativeDense(library, is_int8=is_int8)), attention
+        dense = NativeDense(library, is_int8=is_int8)
+        return Decoder(config, dense, make_layer_loop=partial(NativeLayers, library)), attention
     if cpu_kernels == "native":
         raise ModelLoadError(f"cpu_kernels is native, but the dense kernels in C do not have {missing}")
     if library is not None and group.rank == 0:

@@ -61,21 +61,27 @@ class NativeAttentionPlan:
         """Rotate, write the keys and values of all tokens into the cache, then attend."""
         num_tokens, num_vectors, head_dim = qkv.shape
         assert qkv.is_contiguous(), "tokens lie one after the other"
+        num_heads = num_vectors - 2 * cache.keys.shape[2]
         struct = self._structs.get(layer)
         if struct is None:
-            struct = self._structs[layer] = self._make_struct(qkv.shape, cache, layer)
+            struct = self._structs[layer] = self.step_struct(num_tokens, num_heads, None, cache, layer)
         if rotation is None:
             struct.cos = struct.sin = None
         else:
             struct.cos, struct.sin = rotation.cos.data_ptr(), rotation.signed_sin.data_ptr()
-        out = torch.empty(num_tokens, (num_vectors - 2 * cache.keys.shape[2]) * head_dim)
+        out = torch.empty(num_tokens, num_heads * head_dim)
         self._library.attention(struct, qkv, cache.keys, cache.values, out)
         return out
 
-    def _make_struct(self, qkv_shape: torch.Size, cache: LayerCache, layer: AttentionLayer) -> StepStruct:
-        num_tokens, num_vectors, head_dim = qkv_shape
-        num_kv_heads = cache.keys.shape[2]
-        num_heads = num_vectors - 2 * num_kv_heads
+    def step_struct(
+        self, num_tokens: int, num_heads: int, rotation: Rotation | None, cache: LayerCache, layer: AttentionLayer
+    ) -> StepStruct:
+        """Describe the step for layers that attend like this one.
+
+        The struct has pointers into the plan and the rotation, which must live as long as it is used. Arguments as of
+        `attend`; `cache` stands for all layers.
+        """
+        num_kv_heads, head_dim = cache.keys.shape[2:]
         window = self._longest if layer.window_tokens is None else min(layer.window_tokens, self._longest)
         tasks = self._tasks_under(window, num_heads, num_kv_heads)
         slopes: npt.NDArray[np.float32] | None = None
@@ -93,6 +99,8 @@ class NativeAttentionPlan:
             scale=layer.scale,
             soft_cap=layer.soft_cap or 0.0,
             slopes=None if slopes is None else slopes.ctypes.data,
+            cos=None if rotation is None else rotation.cos.data_ptr(),
+            sin=None if rotation is None else rotation.signed_sin.data_ptr(),
             slot_mapping=self._metadata.slot_mapping.data_ptr(),
             block_tables=self._block_tables.ctypes.data,
             tiles=tasks.tiles.ctypes.data,

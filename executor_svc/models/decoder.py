@@ -1,8 +1,8 @@
 """A decoder-only transformer: a loop of dense segments and attentions over the tokens of a step.
 
 One flat forward pass over the tokens of all sequences of a step. Which sequence a token belongs to is known to
-the attention plan alone. The model is a loop: a segment of dense work (`executor_svc/models/dense.py`), the
-attention of a layer, the next segment. What a family does its own way is in its `ModelConfig`; the weights are made
+the attention plan alone. The model is a loop (`layer_loop.py`): a segment of dense work (`dense.py`), the attention of
+a layer, the next segment. What a family does its own way is in its `ModelConfig`; the weights are made
 by `decoder_weights.py` and filled in place by `executor_svc/weights.py`.
 """
 
@@ -16,6 +16,7 @@ from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights
 from executor_svc.models.dense import DenseKernels
 from executor_svc.models.language_model import ModelShape
+from executor_svc.models.layer_loop import LayerByLayer, LayerLoop, MakeLayerLoop
 from executor_svc.models.rotary import inverse_frequencies, rotations
 from executor_svc.models.sharding import Shard
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
@@ -29,13 +30,19 @@ class Decoder:
         config: Of the model.
         kernels: What computes the dense part.
         group: The ranks that share the model.
+        make_layer_loop: What runs the layers, for kernels that have a loop of their own; it is not used for models
+            with something between a segment and an attention.
 
     Raises: ModelLoadError: the ranks cannot share this model.
     """
 
     # Any: mypy does not solve for the matrices of the kernels here, as it does in DecoderWeights.
     def __init__(
-        self, config: ModelConfig, kernels: DenseKernels[Any], group: TensorParallelGroup = SINGLE_RANK
+        self,
+        config: ModelConfig,
+        kernels: DenseKernels[Any],
+        group: TensorParallelGroup = SINGLE_RANK,
+        make_layer_loop: MakeLayerLoop | None = None,
     ) -> None:
         self.config = config
         self.dtype = kernels.dtype
@@ -43,8 +50,13 @@ class Decoder:
         self._group = group
         self._shard = Shard.of(config, self._group.rank, self._group.size)
         self._kernels = kernels
-        self._weights = DecoderWeights(config, kernels, self._shard)
-        self._attention_layers = [self._shard.attention_layer(layer.attention) for layer in config.layers]
+        weights = self._weights = DecoderWeights(config, kernels, self._shard)
+        attention_layers = [self._shard.attention_layer(layer.attention) for layer in config.layers]
+        self._run_layers: LayerLoop
+        if make_layer_loop is None or weights.query_norms:
+            self._run_layers = LayerByLayer(weights.segments, attention_layers, weights.query_norms, weights.key_norms)
+        else:
+            self._run_layers = make_layer_loop(weights.segments, attention_layers)
         self._frequencies = {
             layer.rope: inverse_frequencies(layer.rope, config.head_dim).to(kernels.device)
             for layer in config.layers
@@ -84,20 +96,12 @@ class Decoder:
         Returns:
             Hidden states before the final norm, [num_rows, hidden_size].
         """
-        weights, num_heads = self._weights, self._shard.num_heads
-        qkv_shape = (token_ids.shape[0], num_heads + 2 * self._shard.num_kv_heads, self.config.head_dim)
         rotation_of = {rope: rotations(positions, f, self.dtype) for rope, f in self._frequencies.items()}
         residual = self._embed(token_ids, positions)  # [num_tokens, hidden_size]
-        attended: torch.Tensor | None = None
-        for index, layer in enumerate(self.config.layers):
-            qkv = weights.segments[index](attended, residual).contiguous().view(qkv_shape)
-            if weights.query_norms:
-                self._norm_queries_and_keys(qkv, index)
-            rotation = None if layer.rope is None else rotation_of[layer.rope]
-            attended = attention.attend(qkv, rotation, caches[index], self._attention_layers[index])
-        assert attended is not None, "a model has layers"
+        layer_rotations = [None if layer.rope is None else rotation_of[layer.rope] for layer in self.config.layers]
+        attended = self._run_layers(residual, layer_rotations, caches, attention)
         residual = residual[wanted]
-        weights.last_segment(attended[wanted], residual)
+        self._weights.last_segment(attended[wanted], residual)
         return residual
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
@@ -141,9 +145,3 @@ class Decoder:
         is_elsewhere = (token_ids < begin) | (token_ids >= end)
         embedded = self._kernels.embed(self._weights.embedding, (token_ids - begin).masked_fill(is_elsewhere, 0))
         return self._group.all_reduce(embedded.masked_fill_(is_elsewhere[:, None], 0))
-
-    def _norm_queries_and_keys(self, qkv: torch.Tensor, index: int) -> None:
-        num_heads, num_kv_heads = self._shard.num_heads, self._shard.num_kv_heads
-        queries, keys = qkv[:, :num_heads], qkv[:, num_heads : num_heads + num_kv_heads]
-        queries.copy_(self._weights.query_norms[index](queries))
-        keys.copy_(self._weights.key_norms[index](keys))

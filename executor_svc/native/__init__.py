@@ -1,11 +1,12 @@
 """The C library for CPUs: dense segments and paged attention, float32 with float32 or int8 weights.
 
 `csrc/` is the library, `build.py` compiles it, `library.py` calls it; `matrix.py` and `dense.py` are the
-`DenseKernels` of the models, and `executor_svc/attention/native_backend.py` is the attention.
+`DenseKernels` of the models. `executor_svc/attention/native_backend.py` is the attention, `native_layers.py` beside it
+the loop over the layers in C.
 """
 
 from executor_svc.native.build import build_library, cache_directory
-from executor_svc.native.dense import NativeDense, missing_in_native_dense
+from executor_svc.native.dense import NativeDense, NativeSegment, missing_in_native_dense
 from executor_svc.native.errors import NativeUnavailableError
 from executor_svc.native.library import NativeLibrary
 
@@ -21,4 +22,11 @@ def load_library(num_threads: int) -> NativeLibrary:
     return NativeLibrary(build_library(cache_directory()), num_threads)
 
 
-__all__ = ["NativeDense", "NativeLibrary", "NativeUnavailableError", "load_library", "missing_in_native_dense"]
+__all__ = [
+    "NativeDense",
+    "NativeLibrary",
+    "NativeSegment",
+    "NativeUnavailableError",
+    "load_library",
+    "missing_in_native_dense",
+]

@@ -69,15 +69,15 @@ class NativeSegment:
     ) -> None:
         self._library = library
         self._weights = (layer_end, norm, projection)  # the struct has pointers into them
-        self._num_outputs = projection.num_outputs
-        self._struct = _make_struct(layer_end, norm)
-        self._struct.projection = projection.struct
-        self._struct.norm = norm.weight.data_ptr()
+        self.num_outputs = projection.num_outputs
+        self.struct = _make_struct(layer_end, norm)
+        self.struct.projection = projection.struct
+        self.struct.norm = norm.weight.data_ptr()
 
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
         """Run the segment."""
-        out = torch.empty(residual.shape[0], self._num_outputs)
-        self._library.segment(self._struct, attended, residual, out)
+        out = torch.empty(residual.shape[0], self.num_outputs)
+        self._library.segment(self.struct, attended, residual, out)
         return out
 
 

@@ -30,7 +30,7 @@ class MatrixStruct(ctypes.Structure):
 
 
 class SegmentStruct(ctypes.Structure):
-    """`Segment` of segment.c."""
+    """`Segment` of layers.h."""
 
     _fields_ = (
         ("attention_output", MatrixStruct),
@@ -48,7 +48,7 @@ class SegmentStruct(ctypes.Structure):
 
 
 class StepStruct(ctypes.Structure):
-    """`Step` of attention_block.h."""
+    """`Step` of step.h."""
 
     _fields_ = (
         ("num_heads", _LONG),
@@ -74,6 +74,17 @@ class StepStruct(ctypes.Structure):
     )
 
 
+class LayerStruct(ctypes.Structure):
+    """`Layer` of layers.c."""
+
+    _fields_ = (
+        ("segment", _POINTER),
+        ("step", _POINTER),
+        ("keys", _POINTER),
+        ("values", _POINTER),
+    )
+
+
 _FUNCTIONS: tuple[tuple[str, type | None, Sequence[type]], ...] = (
     ("octavo_panel_columns", _LONG, ()),
     ("octavo_lanes", _LONG, ()),
@@ -85,6 +96,8 @@ _FUNCTIONS: tuple[tuple[str, type | None, Sequence[type]], ...] = (
     ("octavo_segment", None, (_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
     ("octavo_attention_scratch_bytes", _LONG, (_POINTER, _INT)),
     ("octavo_attention", None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
+    ("octavo_layers_scratch_bytes", _LONG, (_POINTER, _LONG, _LONG, _INT)),
+    ("octavo_layers", None, (_POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
 )
 
 
@@ -131,14 +144,14 @@ class NativeLibrary:
         assert residual.is_contiguous(), "rows lie one after the other"
         assert attended is None or attended.is_contiguous(), "rows lie one after the other"
         num_rows = residual.shape[0]  # len() of a tensor costs several times as much
-        scratch = self._scratch_memory("segment", self._library.octavo_segment_scratch_bytes(byref(segment), num_rows))
+        num_bytes = self._library.octavo_segment_scratch_bytes(byref(segment), num_rows)
         self._library.octavo_segment(
             byref(segment),
             num_rows,
             None if attended is None else attended.data_ptr(),
             residual.data_ptr(),
             None if out is None else out.data_ptr(),
-            scratch,
+            self._scratch_memory("segment", num_bytes),
             self.num_threads,
         )
 
@@ -154,6 +167,28 @@ class NativeLibrary:
             values.data_ptr(),
             out.data_ptr(),
             self._scratch_memory("attention", num_bytes),
+            self.num_threads,
+        )
+
+    def layers(
+        self,
+        layers: ctypes.Array[LayerStruct],
+        residual: torch.Tensor,
+        qkv: torch.Tensor,
+        attended: torch.Tensor,
+    ) -> None:
+        """Run segments and attentions in turn; see octavo_layers. `qkv` is scratch, `attended` the result."""
+        assert residual.is_contiguous(), "rows lie one after the other"
+        num_rows = residual.shape[0]
+        num_bytes = self._library.octavo_layers_scratch_bytes(layers, len(layers), num_rows, self.num_threads)
+        self._library.octavo_layers(
+            layers,
+            len(layers),
+            num_rows,
+            residual.data_ptr(),
+            qkv.data_ptr(),
+            attended.data_ptr(),
+            self._scratch_memory("layers", num_bytes),
             self.num_threads,
         )
 

@@ -1,10 +1,10 @@
 // Paged attention of one layer that reads the cache in place; see octavo_attention.
 #include <math.h>
 #include <omp.h>
-#include <stdatomic.h>
 #include <string.h>
 
 #include "attention_block.h"
+#include "layers.h"
 
 static long most_rows(const Step *step) { return step->most_tokens * (step->num_heads / step->num_kv_heads); }
 
@@ -47,10 +47,10 @@ static void rotate(const Step *step, long token, const float *x, float scale, fl
 }
 
 // Rotate the keys of this thread's tokens and write them and the values into the cache.
-static void write_cache(const Step *step, const float *qkv, float *keys, float *values) {
-    long thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
-    long dim = step->head_dim, kv_size = step->num_kv_heads * dim, q_size = step->num_heads * dim;
-    for (long t = step->num_tokens * thread / num_threads; t < step->num_tokens * (thread + 1) / num_threads; t++) {
+static void write_cache(const Step *step, const float *qkv, float *keys, float *values, const Member *member) {
+    long dim = step->head_dim, kv_size = step->num_kv_heads * dim, q_size = step->num_heads * dim, begin, end;
+    share(member, step->num_tokens, &begin, &end);
+    for (long t = begin; t < end; t++) {
         const float *key = qkv + t * (q_size + 2 * kv_size) + q_size;
         for (long head = 0; head < step->num_kv_heads; head++)
             rotate(step, t, key + head * dim, 1.0f, keys + step->slot_mapping[t] * kv_size + head * dim);
@@ -143,6 +143,32 @@ static void merge(const Step *step, const QueryTile *tile, long head, float *par
     finish(step, tile, head, &first, out);
 }
 
+void run_attention(const Step *step, const float *qkv, float *keys, float *values, float *out, float *memory,
+                   const Member *member) {
+    Work work;
+    long work_size = lay_out(step, (uintptr_t)memory, &work), num_heads = step->num_kv_heads;
+    float *partials = memory + work_size * member->num_threads;
+    lay_out(step, (uintptr_t)(memory + work_size * member->thread), &work);
+    write_cache(step, qkv, keys, values, member);
+    wait_for_all(member);
+    for (long i = member->thread; i < step->num_tasks * num_heads; i = next_task(member)) {
+        const Task *task = step->tasks + i / num_heads;
+        const QueryTile *tile = step->tiles + task->tile;
+        attend_part(step, tile, task->split, i % num_heads, qkv, keys, values, &work);
+        if (tile->num_splits == 1) {
+            finish(step, tile, i % num_heads, &work, out);
+        } else {
+            Work partial = partial_of(step, tile, task->split, i % num_heads, partials);
+            save_partial(step, tile, &work, &partial);
+        }
+    }
+    if (!step->num_partials) return;
+    wait_for_all(member);
+    for (long i = member->thread; i < step->num_tiles * num_heads; i = next_task(member))
+        if (step->tiles[i / num_heads].num_splits > 1)
+            merge(step, step->tiles + i / num_heads, i % num_heads, partials, out);
+}
+
 // One layer: rotate and write the keys and values of all tokens into the cache, then attend, causally and within
 // the window.
 //
@@ -152,32 +178,10 @@ static void merge(const Step *step, const QueryTile *tile, long head, float *par
 // nor entries of the block tables before the window are read.
 void octavo_attention(const Step *step, const float *qkv, float *keys, float *values, float *out, float *memory,
                       int num_threads) {
-    Work measure;
-    long work_size = lay_out(step, 0, &measure), num_heads = step->num_kv_heads;
-    float *partials = memory + work_size * num_threads;
-    atomic_long tickets = 0, merges = 0;
+    Meeting meeting = {0};
 #pragma omp parallel num_threads(num_threads)
     {
-        Work work;
-        lay_out(step, (uintptr_t)(memory + work_size * omp_get_thread_num()), &work);
-        write_cache(step, qkv, keys, values);
-#pragma omp barrier
-        for (long i; (i = atomic_fetch_add(&tickets, 1)) < step->num_tasks * num_heads;) {
-            const Task *task = step->tasks + i / num_heads;
-            const QueryTile *tile = step->tiles + task->tile;
-            attend_part(step, tile, task->split, i % num_heads, qkv, keys, values, &work);
-            if (tile->num_splits == 1) {
-                finish(step, tile, i % num_heads, &work, out);
-            } else {
-                Work partial = partial_of(step, tile, task->split, i % num_heads, partials);
-                save_partial(step, tile, &work, &partial);
-            }
-        }
-        if (step->num_partials) {
-#pragma omp barrier
-            for (long i; (i = atomic_fetch_add(&merges, 1)) < step->num_tiles * num_heads;)
-                if (step->tiles[i / num_heads].num_splits > 1)
-                    merge(step, step->tiles + i / num_heads, i % num_heads, partials, out);
-        }
+        const Member member = {&meeting, omp_get_thread_num(), omp_get_num_threads()};
+        run_attention(step, qkv, keys, values, out, memory, &member);
     }
 }

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "step.h"
 #include "tile.h"
 
 // Keys that are scored at once. Both are multiples of every TILE_VECTORS * LANES.
@@ -16,36 +17,6 @@
 // Query heads of one token that are scored directly on the cache; more of them pay for packing the keys.
 #define MAX_DIRECT_HEADS 8
 
-// Query tokens of one sequence that are worked on together, all of them against the same keys.
-typedef struct {
-    int32_t row;             // of the block table
-    int32_t first_token;     // in the step
-    int32_t num_tokens;
-    int32_t first_position;  // of the first token in its sequence
-    int32_t num_splits;      // parts of the keys that are worked on apart
-    int32_t first_partial;   // where the results of the parts go, if there are several
-} QueryTile;
-
-typedef struct {
-    int32_t tile, split;
-} Task;
-
-// A step, for the layers that attend in one way.
-typedef struct {
-    long num_heads, num_kv_heads, head_dim, block_size;
-    long num_tokens, table_width;
-    long window;                  // a token sees so many last positions, its own included, 1 or more
-    float scale, soft_cap;        // of query . key; soft_cap 0: none
-    const float *slopes;          // of ALiBi, [num_heads]; NULL: none
-    const float *cos, *sin;       // [num_tokens][head_dim], the sines of the first half with a minus; NULL: none
-    const int64_t *slot_mapping;  // [num_tokens] block * block_size + offset
-    const int32_t *block_tables;  // [][table_width]
-    const QueryTile *tiles;
-    long num_tiles, most_tokens;  // of any tile
-    const Task *tasks;            // for each KV head
-    long num_tasks, num_partials;
-} Step;
-
 // Memory of one thread, and of the partial results.
 typedef struct {
     float *queries;   // [most rows][head_dim] scaled
@@ -56,8 +27,6 @@ typedef struct {
     float *keys;      // [BLOCK_KEYS / TILE_COLUMNS][head_dim][TILE_COLUMNS]
     float *values;    // [ceil(head_dim / TILE_COLUMNS)][BLOCK_KEYS][TILE_COLUMNS]
 } Work;
-
-INLINE long most(long a, long b) { return a > b ? a : b; }
 
 // Fetch a vector of `dim` floats that is read soon: blocks are scattered, which the hardware does not foresee.
 INLINE void fetch_vector(const float *vector, long dim) {

@@ -11,6 +11,10 @@
 #define LARGEST_WEIGHT 127
 #define LARGEST_INPUT 32767
 
+// Pairs of inputs of one tile between two fetches of the panel that comes next: they have a whole number of cache
+// lines, so that no more than the panel is fetched. What lies behind it is another thread's.
+#define FETCH_PAIRS 4
+
 // Quantize rows [first, first + num_rows) of a matrix from `weight` [num_rows][num_inputs].
 // Parts may come in any order; the padding must be 0 already.
 void octavo_pack_int8(const Matrix *matrix, long first, long num_rows, const float *weight, int num_threads) {
@@ -79,8 +83,9 @@ INLINE void tile_product_int8(const int rows, long num_groups, const int16_t *co
             for (int j = 0; j < PANEL_VECTORS; j++) sum[i][j] = vi_zero();
 #pragma GCC unroll 4
         for (int pair = 0; pair < GROUP / 2; pair++) {
+            if (pair % FETCH_PAIRS == 0)
 #pragma GCC unroll 1
-            for (int line = 0; line < fetch_lines; line++, fetch += 64) _mm_prefetch(fetch, _MM_HINT_T1);
+                for (int line = 0; line < fetch_lines; line++, fetch += 64) _mm_prefetch(fetch, _MM_HINT_T1);
             vint column[PANEL_VECTORS];
 #pragma GCC unroll 3
             for (int j = 0; j < PANEL_VECTORS; j++, panel += 2 * LANES) column[j] = vi_load_bytes(panel);
@@ -135,7 +140,7 @@ static void multiply_tiles(long num_groups, const int16_t *codes, long code_stri
             ROWS(1)
         }
 #undef ROWS
-        fetch += num_groups * (GROUP / 2) * fetch_lines * 64;
+        fetch += num_groups * (GROUP / 2 / FETCH_PAIRS) * fetch_lines * 64;
     }
 }
 
@@ -148,7 +153,7 @@ void multiply_int8(const Matrix *matrix, long panel, long next, const Rows *in, 
     long num_columns = least(PANEL_COLUMNS, matrix->num_outputs - panel * PANEL_COLUMNS);
     const int16_t *codes = in->codes + first_row * in->stride;
     // The panel has PANEL_COLUMNS * 2 bytes for each of the padded / 2 pairs of each tile.
-    int fetch_lines = (int)ceil_div(ceil_div(PANEL_COLUMNS * 2, 64), ceil_div(num_rows, TILE_ROWS));
+    int fetch_lines = (int)ceil_div(PANEL_COLUMNS * 2 * FETCH_PAIRS / 64, ceil_div(num_rows, TILE_ROWS));
     multiply_tiles(num_groups, codes, in->stride, in->scales + first_row, num_rows, columns, scales, fetch, fetch_lines,
                    out, out_stride, num_columns, add);
     if (!matrix->bias) return;

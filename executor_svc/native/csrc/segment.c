@@ -3,24 +3,10 @@
 #include <omp.h>
 #include <string.h>
 
-#include "dense.h"
+#include "layers.h"
 
 // Rows that one task multiplies with a panel: inputs of so many rows stay in L2 beside the panel.
 #define TASK_ROWS 128
-
-// One layer's end, and what reads its result. Names as in a Llama checkpoint.
-typedef struct {
-    Matrix attention_output, gate, up, down;  // used if has_layer_end
-    const float *post_attention_norm;         // [hidden_size]
-    Matrix projection;                        // the next layer's q, k and v, or the head; no outputs: nothing follows
-    const float *norm;                        // [hidden_size], before the projection
-    long hidden_size, intermediate_size;
-    long has_layer_end;
-    float norm_epsilon;
-} Segment;
-
-// Tasks of a phase that were taken; threads take the next one when they are ready, so that a slow core does less.
-typedef atomic_long Tickets;
 
 typedef struct {
     Rows attended, normed, activated;
@@ -66,15 +52,15 @@ INLINE void multiply(const Matrix *matrix, long panel, long next, const Rows *in
 }
 
 // out[num_rows][num_outputs] (=|+=) in @ matrix.T + bias, shared by the threads of a region.
-static void project(const Matrix *matrix, const Rows *in, float *out, bool add, Tickets *tickets) {
+static void project(const Matrix *matrix, const Rows *in, float *out, bool add, const Member *member) {
     long num_panels = ceil_div(matrix->num_outputs, PANEL_COLUMNS);
-    long num_tasks = num_panels * ceil_div(in->num_rows, TASK_ROWS), task = atomic_fetch_add(tickets, 1);
-    while (task < num_tasks) {
-        long next = atomic_fetch_add(tickets, 1), panel = task % num_panels, first = task / num_panels * TASK_ROWS;
+    long num_tasks = num_panels * ceil_div(in->num_rows, TASK_ROWS);
+    for (long task = member->thread, next; task < num_tasks; task = next) {
+        next = next_task(member);
+        long panel = task % num_panels, first = task / num_panels * TASK_ROWS;
         multiply(matrix, panel, next < num_tasks ? next % num_panels : panel, in, first,
                  least(TASK_ROWS, in->num_rows - first), out + first * matrix->num_outputs + panel * PANEL_COLUMNS,
                  matrix->num_outputs, add);
-        task = next;
     }
 }
 
@@ -88,12 +74,13 @@ static void gate_values(float *a, const float *b, long count) {
 }
 
 // activated = silu(normed @ gate.T) * (normed @ up.T), shared by the threads of a region.
-static void activate(const Segment *segment, const Rows *normed, const Rows *activated, Tickets *tickets) {
+static void activate(const Segment *segment, const Rows *normed, const Rows *activated, const Member *member) {
     long num_outputs = segment->intermediate_size, num_panels = ceil_div(num_outputs, PANEL_COLUMNS);
-    long num_tasks = num_panels * ceil_div(normed->num_rows, TASK_ROWS), task = atomic_fetch_add(tickets, 1);
+    long num_tasks = num_panels * ceil_div(normed->num_rows, TASK_ROWS);
     float up[TASK_ROWS * PANEL_COLUMNS];
-    while (task < num_tasks) {
-        long next = atomic_fetch_add(tickets, 1), panel = task % num_panels, first = task / num_panels * TASK_ROWS;
+    for (long task = member->thread, next; task < num_tasks; task = next) {
+        next = next_task(member);
+        long panel = task % num_panels, first = task / num_panels * TASK_ROWS;
         long num_rows = least(TASK_ROWS, normed->num_rows - first);
         long num_columns = least(PANEL_COLUMNS, num_outputs - panel * PANEL_COLUMNS);
         long upcoming = next < num_tasks ? next % num_panels : panel;
@@ -102,22 +89,12 @@ static void activate(const Segment *segment, const Rows *normed, const Rows *act
         multiply(&segment->up, panel, upcoming, normed, first, num_rows, up, PANEL_COLUMNS, false);
         for (long i = 0; i < num_rows; i++)
             gate_values(out + i * activated->stride, up + i * PANEL_COLUMNS, num_columns);
-        task = next;
     }
 }
 
-// The rows of thread `thread` of `num_threads`.
-static void rows_of_thread(long num_rows, long *begin, long *end) {
-    long thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
-    *begin = num_rows * thread / num_threads;
-    *end = num_rows * (thread + 1) / num_threads;
-}
-
-// out = residual / rms(residual) * weight, this thread's rows; in int8 also their codes.
+// out = residual / rms(residual) * weight, the rows [begin, end); in int8 also their codes.
 static void normalize(const float *residual, const float *weight, long size, float epsilon, bool is_int8,
-                      const Rows *out) {
-    long begin, end;
-    rows_of_thread(out->num_rows, &begin, &end);
+                      const Rows *out, long begin, long end) {
     for (long row = begin; row < end; row++) {
         const float *x = residual + row * size;
         float *y = out->values + row * out->stride;
@@ -135,50 +112,55 @@ static void normalize(const float *residual, const float *weight, long size, flo
     if (is_int8) quantize_rows(out, size, out->values, out->stride, begin, end);
 }
 
+void run_segment(const Segment *segment, long num_rows, float *attended, float *residual, float *out, void *memory,
+                 const Member *member) {
+    Scratch scratch;
+    lay_out(segment, num_rows, (uintptr_t)memory, &scratch);
+    bool is_int8 = has_int8(segment);
+    long hidden_size = segment->hidden_size, width = segment->attention_output.num_inputs, begin, end;
+    share(member, num_rows, &begin, &end);
+    if (segment->has_layer_end) {
+        if (is_int8) {
+            quantize_rows(&scratch.attended, width, attended, width, begin, end);
+            wait_for_all(member);
+        } else {
+            scratch.attended = (Rows){num_rows, width, attended, NULL, NULL};
+        }
+        project(&segment->attention_output, &scratch.attended, residual, true, member);
+        wait_for_all(member);
+        normalize(residual, segment->post_attention_norm, hidden_size, segment->norm_epsilon, is_int8,
+                  &scratch.normed, begin, end);
+        wait_for_all(member);
+        activate(segment, &scratch.normed, &scratch.activated, member);
+        wait_for_all(member);
+        if (is_int8) {
+            quantize_rows(&scratch.activated, segment->intermediate_size, scratch.activated.values,
+                          scratch.activated.stride, begin, end);
+            wait_for_all(member);
+        }
+        project(&segment->down, &scratch.activated, residual, true, member);
+    }
+    if (!segment->projection.num_outputs) return;
+    if (segment->has_layer_end) wait_for_all(member);
+    normalize(residual, segment->norm, hidden_size, segment->norm_epsilon, is_int8, &scratch.normed, begin, end);
+    wait_for_all(member);
+    project(&segment->projection, &scratch.normed, out, false, member);
+}
+
 // Run a segment on rows of tokens:
 //   residual += attended @ attention_output.T                                        with a layer's end only
 //   residual += (silu(h @ gate.T) * (h @ up.T)) @ down.T, h = rms_norm(residual)       with a layer's end only
 //   out = rms_norm(residual) @ projection.T                                          with a projection only
 //
 // attended [num_rows][inputs of attention_output], residual [num_rows][hidden_size], out [num_rows][outputs of
-// projection]; scratch has octavo_segment_scratch_bytes(segment, num_rows), aligned to 64 bytes.
+// projection]; scratch has octavo_segment_scratch_bytes(...), aligned to 64 bytes.
 void octavo_segment(const Segment *segment, long num_rows, float *attended, float *residual, float *out, void *memory,
                     int num_threads) {
-    Scratch scratch;
-    lay_out(segment, num_rows, (uintptr_t)memory, &scratch);
-    bool is_int8 = has_int8(segment);
-    long hidden_size = segment->hidden_size, width = segment->attention_output.num_inputs;
-    if (!is_int8 && segment->has_layer_end) scratch.attended = (Rows){num_rows, width, attended, NULL, NULL};
-    Tickets tickets[4] = {0, 0, 0, 0};
+    Meeting meeting = {0};
 #pragma omp parallel num_threads(num_threads)
     {
-        long begin, end;
-        rows_of_thread(num_rows, &begin, &end);
-        if (segment->has_layer_end) {
-            if (is_int8) {
-                quantize_rows(&scratch.attended, width, attended, width, begin, end);
-#pragma omp barrier
-            }
-            project(&segment->attention_output, &scratch.attended, residual, true, &tickets[0]);
-#pragma omp barrier
-            normalize(residual, segment->post_attention_norm, hidden_size, segment->norm_epsilon, is_int8,
-                      &scratch.normed);
-#pragma omp barrier
-            activate(segment, &scratch.normed, &scratch.activated, &tickets[1]);
-#pragma omp barrier
-            if (is_int8) {
-                quantize_rows(&scratch.activated, segment->intermediate_size, scratch.activated.values,
-                              scratch.activated.stride, begin, end);
-#pragma omp barrier
-            }
-            project(&segment->down, &scratch.activated, residual, true, &tickets[2]);
-#pragma omp barrier
-        }
-        if (segment->projection.num_outputs) {
-            normalize(residual, segment->norm, hidden_size, segment->norm_epsilon, is_int8, &scratch.normed);
-#pragma omp barrier
-            project(&segment->projection, &scratch.normed, out, false, &tickets[3]);
-        }
+        const Member member = {&meeting, omp_get_thread_num(), omp_get_num_threads()};
+        run_segment(segment, num_rows, attended, residual, out, memory, &member);
     }
 }
 

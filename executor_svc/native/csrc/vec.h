@@ -119,6 +119,7 @@ INLINE void vi_store_int16_part(int16_t *p, vint v, long count) {
 #error "needs AVX2 and FMA, or AVX-512 F, BW, VL and DQ"
 #endif
 
+INLINE long most(long a, long b) { return a > b ? a : b; }
 INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }
 INLINE long round_up(long a, long b) { return ceil_div(a, b) * b; }
