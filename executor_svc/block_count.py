@@ -112,7 +112,10 @@ def count_blocks(config: ExecutorConfig, shape: CacheShape, free_cache_bytes: Ca
     if num_host_blocks is None:
         num_host_blocks = shape.num_blocks_in(config.host_cache_gib)
     if num_blocks < 1:
-        raise ModelLoadError(f"the KV cache has no room for even one block of {shape.bytes_per_block} bytes")
+        raise ModelLoadError(
+            f"the KV cache has no room for even one block of {shape.bytes_per_block} bytes; choose more with "
+            "--kv-cache-gib, or smaller blocks with --block-size-tokens"
+        )
     _check_memory(shape, num_host_blocks + (num_blocks if config.device == "cpu" else 0))
     return BlockCounts(num_blocks, num_host_blocks)
 

@@ -21,7 +21,7 @@ from octavo.errors import LocalServiceError
 _SERVING_LINE = re.compile(rb"^octavo \w+ serving on (\S+)\s*$")
 
 # A line of a service's log that may say why it ended.
-_ALARMING_LINE = re.compile(r"^time=\S+ level=(WARNING|ERROR|CRITICAL) ")
+_ALARMING_LINE = re.compile(r"^time=\S+ level=(ERROR|CRITICAL) ")
 
 # More than a pipe and its reader hold: output that was on its way may follow the last words in the log.
 _LOG_TAIL_BYTES = 512 * 1024
@@ -76,6 +76,11 @@ class ChildProcess:
         words = _last_words(self._log_path, speaker=f"octavo {self.name}: ", is_any_line_telling=status >= 0)
         said = f": {words}" if words else ""
         return LocalServiceError(f"the {self.name} stopped ({cause}){said} [log: {self._log_path}]")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it ran and does not any more."""
+        return self._process is not None and self._process.returncode is not None
 
     async def stop(self, grace_s: float) -> None:
         """Ask the child to end (SIGTERM); kill it, and what it started, after `grace_s` seconds.
@@ -140,7 +145,7 @@ def _last_words(log_path: Path, *, speaker: str, is_any_line_telling: bool) -> s
     """Return what the service told people last, else its last line that may say why it ended, else "".
 
     With `is_any_line_telling` that is any line: a program that ends by itself ends with its reason, such
-    as the last line of a traceback. One that is killed ends anywhere; there only warnings and errors count.
+    as the last line of a traceback. One that is killed ends anywhere; there only errors count.
     """
     with log_path.open("rb") as log:
         log.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))

@@ -23,6 +23,7 @@ _START_TIMEOUT_S = 1800.0
 
 # A little more than the services give the streams in flight.
 _STOP_GRACE_S = 25.0
+_FAILURE_GRACE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,9 +194,13 @@ class LocalServices:
             await asyncio.gather(failure, task, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Stop the scheduler, then the executor; stopping twice is fine."""
+        """Stop the scheduler, then the executor; stopping twice is fine.
+
+        They get time for the streams in flight, unless one of them is gone already: none could end then.
+        """
+        grace_s = _FAILURE_GRACE_S if any(child.has_ended for child in self._children) else _STOP_GRACE_S
         while self._children:
-            await self._children.pop().stop(_STOP_GRACE_S)
+            await self._children.pop().stop(grace_s)
         folder, self._log_folder = self._log_folder, None
         if folder is not None and not self._are_logs_wanted:
             shutil.rmtree(folder, ignore_errors=True)

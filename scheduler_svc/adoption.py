@@ -82,7 +82,7 @@ class Adoption:
         """Serve what this executor, the first one, has; requests for anything else end."""
         info, old = session.info, self.model
         if old is not None and (info.model_hash, info.dtype) != (old.info.model_hash, old.info.dtype):
-            self._on_other_model("the executor came back with another model")
+            self._on_other_model("the executor came back with another model, number format or quantization")
             self._serving_addresses.clear()
         limits = serving_limits(info, self._settings)
         is_same_instance = old is not None and old.info.instance_id == info.instance_id

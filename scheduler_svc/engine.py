@@ -130,7 +130,9 @@ class Engine:
         """
         model = self.admitting_model(valid.request_id, valid.tenant)
         if model.info.model_hash != checked_for.info.model_hash:
-            raise UnavailableError("the executor came back with another model; send the request again")
+            raise UnavailableError(
+                "the executor came back with another model, number format or quantization; send the request again"
+            )
         group = valid.to_group(self._num_arrivals + 1)
         if not self.fleet.can_ever_take(group):
             raise CacheTooSmallError(self.fleet.why_never(group))

@@ -237,6 +237,10 @@ def _limit(details: ErrorDetails) -> str:
             return f"one of {bounds['expected']}"
         case "string_pattern_mismatch" if bounds["pattern"] == ADDRESS_PATTERN:
             return "host:port, with a port from 0 to 65535"
+        case "string_pattern_mismatch":
+            return "of the form that --help describes"
+        case "too_short":
+            return f"at least {bounds['min_length']}"
         case "string_too_short":
             return f"at least {bounds['min_length']} characters long"
         case "string_too_long":

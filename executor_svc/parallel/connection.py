@@ -7,10 +7,13 @@ silence, and a frozen process is.
 
 import contextlib
 import enum
+import math
 import queue
+import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 
 _HEADER = struct.Struct("<IB")
@@ -56,6 +59,9 @@ class Connection:
         self._socket = sock
         self._silence_limit_s = silence_limit_s
         self._on_loss = on_loss
+        self._sign_interval_s = silence_limit_s / SIGNS_OF_LIFE
+        self._last_sign_s = time.monotonic()
+        self._thawed_s = -math.inf
         self._ended = threading.Event()
         self._ending = threading.Lock()
         self._sending = threading.Lock()
@@ -86,6 +92,7 @@ class Connection:
     def _receive(self) -> None:
         try:
             while True:
+                self._wait_for_frame()
                 kind, payload = receive_frame(self._socket, self.peer)
                 if kind is FrameKind.FAILED:
                     raise ConnectionLostError(f"{self.peer} failed: {payload.decode(errors='replace')}")
@@ -103,8 +110,24 @@ class Connection:
         finally:
             self._socket.close()
 
+    def _wait_for_frame(self) -> None:
+        """Wait until a frame begins. Raises: TimeoutError: the peer has been silent for too long."""
+        while not select.select([self._socket], [], [], self._silence_limit_s)[0]:
+            if not self._was_frozen():
+                raise TimeoutError
+
+    def _was_frozen(self) -> bool:
+        """Whether this process stood still in the last wait, as in a machine that slept: the peers may have, too."""
+        now_s = time.monotonic()
+        is_late = now_s - self._last_sign_s > 2 * self._sign_interval_s
+        return is_late or now_s - self._thawed_s < self._silence_limit_s
+
     def _say_alive(self) -> None:
-        while not self._ended.wait(self._silence_limit_s / SIGNS_OF_LIFE):
+        while not self._ended.wait(self._sign_interval_s):
+            now_s = time.monotonic()
+            if now_s - self._last_sign_s > 2 * self._sign_interval_s:
+                self._thawed_s = now_s
+            self._last_sign_s = now_s
             self.send(FrameKind.ALIVE)
 
     def _lose(self, reason: str) -> None:

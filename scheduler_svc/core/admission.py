@@ -237,11 +237,11 @@ class Admissions:
         if longest >= limits.max_model_len:
             return f"{longest} tokens and one more do not fit into max_model_len, {limits.max_model_len}"
         if group.num_slots > limits.max_num_seqs:
-            return f"it needs {group.num_slots} slots of the batch, which has {limits.max_num_seqs}"
+            return f"the request needs {group.num_slots} slots of the batch, which has {limits.max_num_seqs}"
         num_blocks = self._blocks.num_blocks_ever_needed(group)
         return (
-            f"it needs {num_blocks} blocks and does not fit into the KV cache of {limits.num_blocks} blocks "
-            f"of {limits.block_size} tokens"
+            f"the request needs {num_blocks} blocks and does not fit into the KV cache of {limits.num_blocks} blocks "
+            f"of {limits.block_size} tokens; --kv-cache-gib of the executor sets its size"
         )
 
     def _is_long(self, allocation: AdmissionPlan) -> bool:

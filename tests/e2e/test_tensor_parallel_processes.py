@@ -138,6 +138,21 @@ async def test_a_frozen_rank_ends_the_group_within_seconds(model: Path) -> None:
 
 
 @pytest.mark.slow
+async def test_a_group_whose_machine_slept_goes_on(model: Path, expected: list[int]) -> None:
+    async with running_service(EXECUTOR, *flags(model, 2)) as executor, running_client(executor.address) as client:
+        await tokens_of(client)
+        ranks = [executor.process.pid, *children_of(executor)]
+        for pid in ranks:
+            os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(13)  # longer than a rank may be silent
+        for pid in ranks:
+            os.kill(pid, signal.SIGCONT)
+        await client.wait_until_ready(60)  # the scheduler has given it up meanwhile, and attaches again
+        assert await tokens_of(client) == expected
+        assert executor.process.returncode is None
+
+
+@pytest.mark.slow
 async def test_a_launcher_starts_one_process_for_each_rank(model: Path, expected: list[int]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]

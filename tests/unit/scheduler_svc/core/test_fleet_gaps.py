@@ -56,7 +56,7 @@ def test_a_group_that_only_an_absent_executor_holds_waits_for_it() -> None:
     obstacle = bench.fleet.place(wide, 0.0)
     assert isinstance(obstacle, Obstacle)
     assert obstacle.wait is Wait.ASIDE
-    assert obstacle.reason == "it needs 3 slots of the batch, which has 2; another executor is expected back"
+    assert obstacle.reason == "the request needs 3 slots of the batch, which has 2; another executor is expected back"
 
     bench.attach(small_limits(max_num_seqs=4))
     bench.run()
@@ -71,7 +71,7 @@ def test_a_group_that_fits_nowhere_fails_once_the_fleet_is_complete() -> None:
     bench.run()
     away[0] = False
     bench.run()
-    assert bench.failures == {0: "it needs 3 slots of the batch, which has 2"}
+    assert bench.failures == {0: "the request needs 3 slots of the batch, which has 2"}
 
 
 def test_cores_that_all_leave_still_end_what_they_preempted_and_take_nothing_new() -> None:

@@ -69,10 +69,11 @@ def test_preempted_groups_are_in_the_way_of_newcomers() -> None:
     ("candidate", "reason"),
     [
         (group(0, 12), "12 tokens and one more do not fit into max_model_len, 12"),
-        (group(0, 2, num_sequences=5), "it needs 5 slots of the batch, which has 4"),
+        (group(0, 2, num_sequences=5), "the request needs 5 slots of the batch, which has 4"),
         (
             group(0, 8, num_sequences=2),
-            "it needs 4 blocks and does not fit into the KV cache of 3 blocks of 4 tokens",
+            "the request needs 4 blocks and does not fit into the KV cache of 3 blocks of 4 tokens; "
+            "--kv-cache-gib of the executor sets its size",
         ),
     ],
 )
