@@ -52,8 +52,8 @@ class ExecutorConfig(_BatchConfig):
     )
     quantization: Literal["none", "int8"] = Field(
         "none",
-        description="int8: weights become int8 with a scale for 32 of them as they are loaded, a quarter of float32's "
-        "memory; on a CPU a single stream is more than twice as fast, and the outputs change a little.",
+        description="int8: weights become int8 as they are loaded, a quarter of float32's memory, and the outputs "
+        "change a little; on a CPU a single stream is more than twice as fast; a GPU needs the package torchao for it.",
     )
     cpu_kernels: Literal["auto", "native", "torch"] = Field(
         "auto",

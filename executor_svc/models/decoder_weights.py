@@ -156,7 +156,8 @@ class DecoderWeights(Generic[MatrixT]):
         shape = (self._config.vocab_size, self._config.hidden_size)
         begin, end = self._shard.vocabulary
         num_padded = self._shard.vocabulary_rows - (end - begin)
-        matrix = self._kernels.matrix(shape[1], [end - begin, num_padded] if num_padded else [end - begin])
+        sizes = [end - begin, num_padded] if num_padded else [end - begin]
+        matrix = self._kernels.matrix(shape[1], sizes, is_vocabulary=True)
         self.map.ignore(f"{name}.weight", shape)
         if begin < end:
             self.map.add(f"{name}.weight", shape, matrix.weights[0], rows=((begin, end),))

@@ -132,8 +132,17 @@ class DenseKernels(Protocol[MatrixT]):
     def device(self) -> torch.device:
         """Where the model runs."""
 
-    def matrix(self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False) -> MatrixT:
-        """Return a linear map of `len(sizes)` parts with uninitialised weights."""
+    def matrix(
+        self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, is_vocabulary: bool = False
+    ) -> MatrixT:
+        """Return a linear map of `len(sizes)` parts with uninitialised weights.
+
+        Args:
+            num_inputs: Inputs of the map.
+            sizes: Outputs of each part.
+            has_bias: Whether a bias is added.
+            is_vocabulary: Whether it is the embedding or the head, whose rows are looked up.
+        """
 
     def embed(self, embedding: MatrixT, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of a matrix that belong to the tokens, [num_tokens, num_inputs], free to be written."""

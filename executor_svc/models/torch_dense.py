@@ -11,9 +11,10 @@ import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 from executor_svc.models.config import Activation
 from executor_svc.models.dense import Experts, LayerEnd, Mlp, Norm
 from executor_svc.models.layers import Linear, QuantizedLinear
+from executor_svc.models.torchao_linear import TorchaoLinear
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 
-TorchMatrix = Linear | QuantizedLinear
+TorchMatrix = Linear | QuantizedLinear | TorchaoLinear
 
 ACTIVATIONS: Final[Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]]] = {
     "silu": F.silu,
@@ -29,7 +30,8 @@ class TorchDense:
     Args:
         dtype: Number format of activations, and of weights that are not quantized.
         device: Where the model runs.
-        is_int8: Whether weights are quantized to int8 as they are loaded, the embedding included.
+        is_int8: Whether weights are quantized to int8 as they are loaded: on a GPU by torchao, all but the
+            vocabulary; elsewhere by the reference, all of them.
         group: The ranks that share the model: each multiplies by its columns of the second matrix of a pair, and
             the results are added up.
     """
@@ -44,12 +46,18 @@ class TorchDense:
     ) -> None:
         self.dtype = dtype
         self.device = device
-        self._is_int8 = is_int8
+        self._int8_linear: type[QuantizedLinear | TorchaoLinear] | None = None
+        if is_int8:
+            self._int8_linear = TorchaoLinear if device.type == "cuda" else QuantizedLinear
         self._group = group
 
-    def matrix(self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False) -> TorchMatrix:
+    def matrix(
+        self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, is_vocabulary: bool = False
+    ) -> TorchMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
-        make = QuantizedLinear if self._is_int8 else Linear
+        make: type[TorchMatrix] = self._int8_linear or Linear
+        if is_vocabulary and make is TorchaoLinear:
+            make = Linear
         return make(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
 
     def embed(self, embedding: TorchMatrix, token_ids: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,9 @@ class NativeDense:
         self.dtype = torch.float32
         self.device = torch.device("cpu")
 
-    def matrix(self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False) -> PackedMatrix:
+    def matrix(
+        self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, is_vocabulary: bool = False
+    ) -> PackedMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
         return PackedMatrix(self._library, num_inputs, sizes, has_bias, self._is_int8)
 
