@@ -23,6 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 EXECUTOR = "executor_svc"
 SCHEDULER = "scheduler_svc"
 PROMPT = list(range(97, 117))
+NUM_LONG_TOKENS = 900
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
 
@@ -90,7 +91,7 @@ async def test_two_ranks_answer_like_one_process_and_end_in_order(model: Path, e
 
 
 async def test_a_killed_rank_ends_the_group_and_the_stream_goes_on_in_the_next(model: Path) -> None:
-    long = SamplingParams(temperature=0.0, max_tokens=3000, ignore_eos=True)
+    long = SamplingParams(temperature=0.0, max_tokens=NUM_LONG_TOKENS, ignore_eos=True)
     executor = await start_service(EXECUTOR, *flags(model, 2))
     async with running_client(executor.address) as client:
         token_ids: list[int] = []
@@ -112,10 +113,10 @@ async def test_a_killed_rank_ends_the_group_and_the_stream_goes_on_in_the_next(m
         async with asyncio.timeout(20):
             assert await executor.process.wait() == 1
         num_before = len(token_ids)
-        assert num_before < 3000
+        assert num_before < NUM_LONG_TOKENS
         async with running_service(EXECUTOR, *flags(model, 1, "--listen", executor.address)):
             assert await stream == token_ids
-            assert len(token_ids) == 3000
+            assert len(token_ids) == NUM_LONG_TOKENS
             # The same prompt once more, without a loss in the middle.
             undisturbed = await client.generate(PROMPT, long)
             assert list(undisturbed.outputs[0].token_ids) == token_ids
