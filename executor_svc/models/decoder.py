@@ -84,18 +84,7 @@ class Decoder:
         attention: AttentionPlan,
         wanted: torch.Tensor,
     ) -> torch.Tensor:
-        """Run the decoder; keys and values of all tokens enter the caches.
-
-        Args:
-            token_ids: [num_tokens] int64 or int32.
-            positions: [num_tokens], each token's position in its sequence.
-            caches: One a layer.
-            attention: The plan of this step.
-            wanted: The tokens whose hidden states are wanted, [num_rows] int64; the last layer ends for them only.
-
-        Returns:
-            Hidden states before the final norm, [num_rows, hidden_size].
-        """
+        """Run the decoder; see `LanguageModel.forward`. The last layer ends for the wanted tokens only."""
         rotation_of = {rope: rotations(positions, f, self.dtype) for rope, f in self._frequencies.items()}
         residual = self._embed(token_ids, positions)  # [num_tokens, hidden_size]
         layer_rotations = [None if layer.rope is None else rotation_of[layer.rope] for layer in self.config.layers]

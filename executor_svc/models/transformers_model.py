@@ -50,18 +50,7 @@ class TransformersModel:
         attention: AttentionPlan,
         wanted: torch.Tensor,
     ) -> torch.Tensor:
-        """Run the decoder; keys and values of all tokens enter the caches.
-
-        Args:
-            token_ids: [num_tokens] int64 or int32.
-            positions: [num_tokens], each token's position in its sequence.
-            caches: One a layer.
-            attention: The plan of this step.
-            wanted: The tokens whose hidden states are wanted, [num_rows] int64.
-
-        Returns:
-            Hidden states as the head takes them, [num_rows, hidden_size].
-        """
+        """Run the decoder; see `LanguageModel.forward`."""
         with self._hook.handled_by(PagedStep(attention, caches, self._layers)):
             output = self._base(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
         hidden: torch.Tensor = output.last_hidden_state[0, wanted]
