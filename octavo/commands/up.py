@@ -39,7 +39,7 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         at = "" if services.address == DEFAULT_ADDRESS else f" --address {services.address}"
         click.echo(f'try: octavo generate "Why is the sky blue?"{at}')
         await services.run_beside(_wait_for(stop_wanted))
-        click.echo("stopping; Ctrl-C again stops at once", err=True)
+        click.echo("stopping, when the streams have ended or after 20 s; Ctrl-C again stops at once", err=True)
     finally:
         await services.stop()
 

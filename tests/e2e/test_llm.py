@@ -86,6 +86,7 @@ def test_up_serves_until_sigterm_and_leaves_nothing(demo_model: Path) -> None:
         up.send_signal(signal.SIGTERM)
         _, stderr = up.communicate()
     assert answer.stdout.strip() != ""
-    assert (up.returncode, stderr.strip()) == (0, "stopping; Ctrl-C again stops at once")
+    said = "stopping, when the streams have ended or after 20 s; Ctrl-C again stops at once"
+    assert (up.returncode, stderr.strip()) == (0, said)
     assert len(children) == 2
     assert not any(os.path.exists(f"/proc/{pid}") for pid in children)
