@@ -9,6 +9,8 @@ from executor_svc.attention.interface import (
     AttentionLayer,
     AttentionMetadata,
     AttentionPlan,
+    DecodeBatch,
+    DecodePlanner,
     LayerCache,
     Rotation,
 )
@@ -19,6 +21,8 @@ __all__ = [
     "AttentionLayer",
     "AttentionMetadata",
     "AttentionPlan",
+    "DecodeBatch",
+    "DecodePlanner",
     "LayerCache",
     "Rotation",
     "TorchAttentionBackend",

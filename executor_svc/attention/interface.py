@@ -40,6 +40,18 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """Decodes on the device, one token a row. A CUDA graph reads these tensors anew at each replay.
+
+    Rows that pad a batch are rows like others: their block is one that no sequence has.
+    """
+
+    num_visible_tokens: torch.Tensor  # [num_rows] int32: what the row's query sees, its own token included; 1 or more
+    block_tables: torch.Tensor  # [num_rows, max_num_blocks] int32; what lies beyond a row's blocks is garbage
+    slot_mapping: torch.Tensor  # [num_rows] int64, as in `AttentionMetadata`
+
+
+@dataclass(frozen=True, slots=True)
 class Rotation:
     """The rotary embedding of the tokens of a step; equal for all heads."""
 
@@ -91,3 +103,14 @@ class AttentionBackend(Protocol):
 
     def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> AttentionPlan:
         """Prepare a step. `cache` stands for all layers: shapes, dtype and device are equal."""
+
+
+class DecodePlanner(Protocol):
+    """A backend whose decodes can be captured in a CUDA graph."""
+
+    def decode_plan(self, batch: DecodeBatch, cache: LayerCache) -> AttentionPlan:
+        """Prepare decodes that depend on nothing on the host.
+
+        The plan's `attend` launches the same kernels with the same arguments whatever the tensors of `batch` hold,
+        and waits for nothing.
+        """

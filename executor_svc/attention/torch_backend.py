@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
 from executor_svc.attention.explicit_attention import attend_explicitly
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, LayerCache, Rotation
+from executor_svc.attention.key_value_write import write_in_torch
 from executor_svc.attention.step_reads import DecodeBucket, PrefillChunk, StepReads, plan_reads, score_dtype
 
 
@@ -41,12 +42,7 @@ class TorchAttentionPlan:
         self, qkv: torch.Tensor, rotation: Rotation | None, cache: LayerCache, layer: AttentionLayer
     ) -> torch.Tensor:
         """Rotate, write the keys and values of all tokens into the cache, then attend; see `AttentionPlan`."""
-        num_kv_heads = cache.keys.shape[2]
-        num_heads = qkv.shape[1] - 2 * num_kv_heads
-        rotated = qkv[:, :-num_kv_heads] if rotation is None else rotation.apply(qkv[:, :-num_kv_heads])
-        query, key, value = rotated[:, :num_heads], rotated[:, num_heads:], qkv[:, -num_kv_heads:]
-        cache.keys.flatten(0, 1)[self._metadata.slot_mapping] = key
-        cache.values.flatten(0, 1)[self._metadata.slot_mapping] = value
+        query, key, value = write_in_torch(qkv, rotation, self._metadata.slot_mapping, cache)
         reads = self._reads_under(layer.window_tokens, cache)
         if len(reads.buckets) == 1 and reads.buckets[0].rows is None:
             return self._decode(reads.buckets[0], query, cache, layer).flatten(1)

@@ -1,0 +1,44 @@
+"""The first half of paged attention: rotate queries and keys, write keys and values into the cache."""
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from executor_svc.attention.interface import LayerCache, Rotation
+
+
+class RotatedHeads(NamedTuple):
+    """The heads of a step's tokens after rotation; views of one tensor where that is possible."""
+
+    query: torch.Tensor  # [num_tokens, num_heads, head_dim]
+    key: torch.Tensor  # [num_tokens, num_kv_heads, head_dim]
+    value: torch.Tensor  # the same
+
+
+class WriteKeysAndValues(Protocol):
+    """Rotates and writes; there is one implementation in torch and one in Triton."""
+
+    def __call__(
+        self, qkv: torch.Tensor, rotation: Rotation | None, slot_mapping: torch.Tensor, cache: LayerCache
+    ) -> RotatedHeads:
+        """Write the keys and values of all tokens into their slots.
+
+        Args:
+            qkv: Before rotation, [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; may be overwritten.
+            rotation: Of the tokens; None: they are rotated already, or never.
+            slot_mapping: [num_tokens] int64, as in `AttentionMetadata`.
+            cache: The layer's block pool; written.
+        """
+
+
+def write_in_torch(
+    qkv: torch.Tensor, rotation: Rotation | None, slot_mapping: torch.Tensor, cache: LayerCache
+) -> RotatedHeads:
+    """Rotate and write in plain torch operations, on any device; see `WriteKeysAndValues`."""
+    num_kv_heads = cache.keys.shape[2]
+    num_heads = qkv.shape[1] - 2 * num_kv_heads
+    rotated = qkv[:, :-num_kv_heads] if rotation is None else rotation.apply(qkv[:, :-num_kv_heads])
+    heads = RotatedHeads(rotated[:, :num_heads], rotated[:, num_heads:], qkv[:, -num_kv_heads:])
+    cache.keys.flatten(0, 1)[slot_mapping] = heads.key
+    cache.values.flatten(0, 1)[slot_mapping] = heads.value
+    return heads
