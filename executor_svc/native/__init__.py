@@ -1,8 +1,8 @@
-"""The C library for CPUs: dense segments and paged attention, float32 with float32 or int8 weights.
+"""The C library for CPUs: dense segments, paged attention and sampling, float32 with float32 or int8 weights.
 
-`csrc/` is the library, `build.py` compiles it, `library.py` calls it; `matrix.py` and `dense.py` are the
-`DenseKernels` of the models. `executor_svc/attention/native_backend.py` is the attention, `native_layers.py` beside it
-the loop over the layers in C.
+`csrc/` is the library, `build.py` compiles it, `binding.py` loads it, `library.py` and `sampling.py` call it;
+`matrix.py` and `dense.py` are the `DenseKernels` of the models. `executor_svc/attention/native_backend.py` is the
+attention, `native_layers.py` beside it the loop over the layers in C.
 """
 
 from executor_svc.native.build import build_library, cache_directory

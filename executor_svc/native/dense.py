@@ -109,7 +109,7 @@ def _make_struct(layer_end: LayerEnd[PackedMatrix] | None, norm: Norm) -> Segmen
         gate=mlp.gate.struct,
         up=mlp.up.struct,
         down=mlp.down.struct,
-        post_attention_norm=layer_end.mlp_norm.weight.data_ptr(),
+        mlp_norm=layer_end.mlp_norm.weight.data_ptr(),
         hidden_size=hidden_size,
         intermediate_size=mlp.gate.num_outputs,
         has_layer_end=1,

@@ -1,8 +1,4 @@
-"""ctypes bindings of the compiled library: tensors in, pointers out.
-
-The library is loaded without linking to torch. It needs OpenMP's runtime, libgomp; torch has loaded its own by
-then under the same name, and the loader takes that one, so that there is one pool of threads.
-"""
+"""ctypes bindings of dense work and attention: tensors in, pointers out."""
 
 import ctypes
 from collections.abc import Sequence
@@ -11,21 +7,18 @@ from pathlib import Path
 
 import torch
 
-from executor_svc.native.errors import NativeUnavailableError
-
-_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
-_ALIGNMENT = 64  # bytes; what scratch memory must begin at
+from executor_svc.native.binding import FLOAT, INT, LONG, POINTER, Function, ScratchMemory, bind
 
 
 class MatrixStruct(ctypes.Structure):
     """`Matrix` of dense.h."""
 
     _fields_ = (
-        ("num_outputs", _LONG),
-        ("num_inputs", _LONG),
-        ("panels", _POINTER),
-        ("scales", _POINTER),
-        ("bias", _POINTER),
+        ("num_outputs", LONG),
+        ("num_inputs", LONG),
+        ("panels", POINTER),
+        ("scales", POINTER),
+        ("bias", POINTER),
     )
 
 
@@ -37,13 +30,13 @@ class SegmentStruct(ctypes.Structure):
         ("gate", MatrixStruct),
         ("up", MatrixStruct),
         ("down", MatrixStruct),
-        ("post_attention_norm", _POINTER),
+        ("mlp_norm", POINTER),
         ("projection", MatrixStruct),
-        ("norm", _POINTER),
-        ("hidden_size", _LONG),
-        ("intermediate_size", _LONG),
-        ("has_layer_end", _LONG),
-        ("norm_epsilon", _FLOAT),
+        ("norm", POINTER),
+        ("hidden_size", LONG),
+        ("intermediate_size", LONG),
+        ("has_layer_end", LONG),
+        ("norm_epsilon", FLOAT),
     )
 
 
@@ -51,26 +44,26 @@ class StepStruct(ctypes.Structure):
     """`Step` of step.h."""
 
     _fields_ = (
-        ("num_heads", _LONG),
-        ("num_kv_heads", _LONG),
-        ("head_dim", _LONG),
-        ("block_size", _LONG),
-        ("num_tokens", _LONG),
-        ("table_width", _LONG),
-        ("window", _LONG),
-        ("scale", _FLOAT),
-        ("soft_cap", _FLOAT),
-        ("slopes", _POINTER),
-        ("cos", _POINTER),
-        ("sin", _POINTER),
-        ("slot_mapping", _POINTER),
-        ("block_tables", _POINTER),
-        ("tiles", _POINTER),
-        ("num_tiles", _LONG),
-        ("most_tokens", _LONG),
-        ("tasks", _POINTER),
-        ("num_tasks", _LONG),
-        ("num_partials", _LONG),
+        ("num_heads", LONG),
+        ("num_kv_heads", LONG),
+        ("head_dim", LONG),
+        ("block_size", LONG),
+        ("num_tokens", LONG),
+        ("table_width", LONG),
+        ("window", LONG),
+        ("scale", FLOAT),
+        ("soft_cap", FLOAT),
+        ("slopes", POINTER),
+        ("cos", POINTER),
+        ("sin", POINTER),
+        ("slot_mapping", POINTER),
+        ("block_tables", POINTER),
+        ("tiles", POINTER),
+        ("num_tiles", LONG),
+        ("most_tokens", LONG),
+        ("tasks", POINTER),
+        ("num_tasks", LONG),
+        ("num_partials", LONG),
     )
 
 
@@ -78,26 +71,26 @@ class LayerStruct(ctypes.Structure):
     """`Layer` of layers.c."""
 
     _fields_ = (
-        ("segment", _POINTER),
-        ("step", _POINTER),
-        ("keys", _POINTER),
-        ("values", _POINTER),
+        ("segment", POINTER),
+        ("step", POINTER),
+        ("keys", POINTER),
+        ("values", POINTER),
     )
 
 
-_FUNCTIONS: tuple[tuple[str, type | None, Sequence[type]], ...] = (
-    ("octavo_panel_columns", _LONG, ()),
-    ("octavo_lanes", _LONG, ()),
-    ("octavo_pack_float", None, (_POINTER, _LONG, _LONG, _POINTER, _INT)),
-    ("octavo_pack_int8", None, (_POINTER, _LONG, _LONG, _POINTER, _INT)),
-    ("octavo_read_rows_float", None, (_POINTER, _LONG, _POINTER, _POINTER, _INT)),
-    ("octavo_read_rows_int8", None, (_POINTER, _LONG, _POINTER, _POINTER, _INT)),
-    ("octavo_segment_scratch_bytes", _LONG, (_POINTER, _LONG)),
-    ("octavo_segment", None, (_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
-    ("octavo_attention_scratch_bytes", _LONG, (_POINTER, _INT)),
-    ("octavo_attention", None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
-    ("octavo_layers_scratch_bytes", _LONG, (_POINTER, _LONG, _LONG, _INT)),
-    ("octavo_layers", None, (_POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
+_FUNCTIONS: Sequence[Function] = (
+    ("octavo_panel_columns", LONG, ()),
+    ("octavo_lanes", LONG, ()),
+    ("octavo_pack_float", None, (POINTER, LONG, LONG, POINTER, INT)),
+    ("octavo_pack_int8", None, (POINTER, LONG, LONG, POINTER, INT)),
+    ("octavo_read_rows_float", None, (POINTER, LONG, POINTER, POINTER, INT)),
+    ("octavo_read_rows_int8", None, (POINTER, LONG, POINTER, POINTER, INT)),
+    ("octavo_segment_scratch_bytes", LONG, (POINTER, LONG)),
+    ("octavo_segment", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER, INT)),
+    ("octavo_attention_scratch_bytes", LONG, (POINTER, INT)),
+    ("octavo_attention", None, (POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, INT)),
+    ("octavo_layers_scratch_bytes", LONG, (POINTER, LONG, LONG, INT)),
+    ("octavo_layers", None, (POINTER, LONG, LONG, POINTER, POINTER, POINTER, POINTER, INT)),
 )
 
 
@@ -114,18 +107,11 @@ class NativeLibrary:
     """
 
     def __init__(self, path: Path, num_threads: int) -> None:
-        try:
-            library = ctypes.CDLL(str(path))
-        except OSError as error:
-            raise NativeUnavailableError(f"{path} cannot be loaded: {error}") from error
-        for name, result, arguments in _FUNCTIONS:
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-        self._library = library
-        self._scratch: dict[str, torch.Tensor] = {}
+        self._library = bind(path, _FUNCTIONS)
+        self._scratch = ScratchMemory()
         self.num_threads = num_threads
-        self.panel_columns: int = library.octavo_panel_columns()
-        self.num_lanes: int = library.octavo_lanes()
+        self.panel_columns: int = self._library.octavo_panel_columns()
+        self.num_lanes: int = self._library.octavo_lanes()
 
     def pack(self, matrix: MatrixStruct, first_row: int, weight: torch.Tensor) -> None:
         """Write `weight`, [num_rows, num_inputs], into a matrix from `first_row`; quantize it for an int8 one."""
@@ -151,7 +137,7 @@ class NativeLibrary:
             None if attended is None else attended.data_ptr(),
             residual.data_ptr(),
             None if out is None else out.data_ptr(),
-            self._scratch_memory("segment", num_bytes),
+            self._scratch.address(num_bytes),
             self.num_threads,
         )
 
@@ -166,7 +152,7 @@ class NativeLibrary:
             keys.data_ptr(),
             values.data_ptr(),
             out.data_ptr(),
-            self._scratch_memory("attention", num_bytes),
+            self._scratch.address(num_bytes),
             self.num_threads,
         )
 
@@ -188,14 +174,6 @@ class NativeLibrary:
             residual.data_ptr(),
             qkv.data_ptr(),
             attended.data_ptr(),
-            self._scratch_memory("layers", num_bytes),
+            self._scratch.address(num_bytes),
             self.num_threads,
         )
-
-    def _scratch_memory(self, name: str, num_bytes: int) -> int:
-        """Return the address of at least `num_bytes`, aligned; kept, so that no call pays for page faults again."""
-        memory = self._scratch.get(name)
-        if memory is None or memory.nbytes < num_bytes + _ALIGNMENT:
-            memory = torch.empty(num_bytes + num_bytes // 4 + _ALIGNMENT, dtype=torch.uint8)
-            self._scratch[name] = memory
-        return -(-memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT

@@ -3,18 +3,16 @@
 `executor_svc/sampler/` has the same in torch, for every device.
 """
 
-import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from executor_svc.native.binding import INT, LONG, POINTER, Function, ScratchMemory, bind
 from executor_svc.native.build import build_library, cache_directory
-from executor_svc.native.errors import NativeUnavailableError
 
-_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-_ALIGNMENT = 64  # bytes; what scratch memory must begin at
 _BLOCK = 32  # BLOCK of sampling.c
 
 # `Choice` of sampling.c.
@@ -32,6 +30,13 @@ _CHOICE = np.dtype(
 )
 _FROM_SAMPLING_ROW = ("temperature", "top_p", "min_p", "typical_p", "top_k")
 
+_FUNCTIONS: Sequence[Function] = (
+    ("octavo_choose_scratch_bytes", LONG, (LONG, INT)),
+    ("octavo_choose", None, (POINTER, LONG, LONG, POINTER, POINTER, POINTER, INT)),
+    ("octavo_log_totals", None, (POINTER, LONG, LONG, POINTER, POINTER, INT)),
+    ("octavo_keep_allowed", None, (POINTER, LONG, LONG, POINTER, POINTER, INT)),
+)
+
 
 class NativeSampling:
     """The functions of sampling.c, and their scratch memory: one call at a time.
@@ -46,21 +51,9 @@ class NativeSampling:
     """
 
     def __init__(self, path: Path, num_threads: int) -> None:
-        try:
-            library = ctypes.CDLL(str(path))
-        except OSError as error:
-            raise NativeUnavailableError(f"{path} cannot be loaded: {error}") from error
-        for name, result, arguments in (
-            ("octavo_choose_scratch_bytes", _LONG, (_LONG, _INT)),
-            ("octavo_choose", None, (_POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _INT)),
-            ("octavo_log_totals", None, (_POINTER, _LONG, _LONG, _POINTER, _POINTER, _INT)),
-            ("octavo_keep_allowed", None, (_POINTER, _LONG, _LONG, _POINTER, _POINTER, _INT)),
-        ):
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-        self._library = library
+        self._library = bind(path, _FUNCTIONS)
         self._num_threads = num_threads
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch = ScratchMemory()
 
     def choose(
         self,
@@ -88,7 +81,7 @@ class NativeSampling:
             len(rows),
             choices.ctypes.data,
             token_ids.ctypes.data,
-            self._scratch_memory(self._library.octavo_choose_scratch_bytes(scores.shape[1], self._num_threads)),
+            self._scratch.address(self._library.octavo_choose_scratch_bytes(scores.shape[1], self._num_threads)),
             self._num_threads,
         )
         return token_ids
@@ -130,12 +123,6 @@ class NativeSampling:
         assert scores.dtype == torch.float32, "scores are float32"
         assert scores.device.type == "cpu", "scores are on the CPU"
         return scores.data_ptr()
-
-    def _scratch_memory(self, num_bytes: int) -> int:
-        """Return the address of at least `num_bytes`, aligned; kept, so that no call pays for page faults again."""
-        if self._scratch.nbytes < num_bytes + _ALIGNMENT:
-            self._scratch = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
-        return -(-self._scratch.data_ptr() // _ALIGNMENT) * _ALIGNMENT
 
 
 def load_sampling(num_threads: int) -> NativeSampling:

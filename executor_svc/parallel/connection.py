@@ -9,7 +9,6 @@ import contextlib
 import enum
 import math
 import queue
-import select
 import socket
 import struct
 import threading
@@ -111,10 +110,19 @@ class Connection:
             self._socket.close()
 
     def _wait_for_frame(self) -> None:
-        """Wait until a frame begins. Raises: TimeoutError: the peer has been silent for too long."""
-        while not select.select([self._socket], [], [], self._silence_limit_s)[0]:
-            if not self._was_frozen():
-                raise TimeoutError
+        """Wait until a frame begins or the connection ends.
+
+        Raises:
+            TimeoutError: the peer has been silent for too long.
+            OSError: the connection broke.
+        """
+        while True:
+            try:
+                self._socket.recv(1, socket.MSG_PEEK)
+                return
+            except TimeoutError:
+                if not self._was_frozen():
+                    raise
 
     def _was_frozen(self) -> bool:
         """Whether this process stood still in the last wait, as in a machine that slept: the peers may have, too."""

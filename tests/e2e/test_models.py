@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from octavo import Client, SamplingParams
 from tests.numerics.architectures import save_tiny_architecture
+from tests.numerics.reference import reference_continuation
 from tests.support.processes import running_service
 from tests.support.tokenizers import byte_level_backend
 
@@ -24,21 +24,6 @@ def save(directory: Path, architecture: str, settings: dict[str, object]) -> Any
     reference = save_tiny_architecture(directory, architecture, {**sizes, **settings})
     tokenizer.save(str(directory / "tokenizer.json"))
     return reference
-
-
-def greedy(reference: Any, prompt: list[int]) -> list[int]:
-    """What transformers generates."""
-    token_ids = torch.tensor([prompt])
-    output = reference.generate(
-        token_ids,
-        attention_mask=torch.ones_like(token_ids),
-        max_new_tokens=NUM_NEW_TOKENS,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    continuation: list[int] = output[0, len(prompt) :].tolist()
-    return continuation
 
 
 @pytest.mark.parametrize(
@@ -60,4 +45,4 @@ async def test_greedy_answers_are_those_of_transformers(
         outputs = [await client.generate(prompt, params) for prompt in PROMPTS]
 
     for prompt, output in zip(PROMPTS, outputs, strict=True):
-        assert list(output.outputs[0].token_ids) == greedy(reference, prompt)
+        assert list(output.outputs[0].token_ids) == reference_continuation(reference, prompt, NUM_NEW_TOKENS)

@@ -137,8 +137,3 @@ def _attend_one(query: Doubles, keys: Doubles, values: Doubles, position: int, l
         weights = np.exp(scores - scores.max())
         output[head] = (weights[:, None] * values[:, head // group]).sum(0) / weights.sum()
     return output
-
-
-def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """Return slopes as models have them, from 0.5 or more down to 2 ** -8."""
-    return tuple(2.0 ** (-8 * (head + 1) / num_heads) for head in range(num_heads))

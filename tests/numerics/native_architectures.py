@@ -3,14 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10_000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+from tests.numerics.tiny_models import LLAMA3_ROPE
 
 # By the name in config.json. Windows are shorter than the prompts.
 NATIVE_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {

@@ -1,6 +1,7 @@
 """What transformers says about the tiny models."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +29,10 @@ def reference_logits(model: TinyModel, token_ids: list[int]) -> torch.Tensor:
     return logits
 
 
-def reference_continuation(model: TinyModel, prompt: list[int], num_new_tokens: int) -> list[int]:
+def reference_continuation(reference: Any, prompt: list[int], num_new_tokens: int) -> list[int]:
+    """Return so many greedy tokens of a model of transformers, whether or not it would end before."""
     token_ids = torch.tensor([prompt])
-    output = model.reference.generate(  # transformers annotates self wrongly
+    output = reference.generate(  # transformers annotates self wrongly
         token_ids,
         attention_mask=torch.ones_like(token_ids),
         max_new_tokens=num_new_tokens,

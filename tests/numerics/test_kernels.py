@@ -27,7 +27,7 @@ KERNELS: tuple[CpuKernels, ...] = ("native", "torch")
 
 @pytest.fixture(autouse=True)
 def _library() -> None:
-    """Skip where there is no library."""
+    """Fail with the reason where the library cannot be had: the executor would serve with torch instead."""
     native_library("widest")
 
 

@@ -46,7 +46,7 @@ def test_greedy_decoding_equals_transformers_generate(
 
     outputs = driver.generate(prompts, num_new_tokens=20)
 
-    assert outputs == [reference_continuation(model, prompt, 20) for prompt in prompts]
+    assert outputs == [reference_continuation(model.reference, prompt, 20) for prompt in prompts]
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
@@ -86,7 +86,7 @@ def test_long_and_short_contexts_decode_together(tmp_path: Path, make_driver: Ma
 
     outputs = driver.generate(prompts, num_new_tokens=6)
 
-    assert outputs == [reference_continuation(model, prompt, 6) for prompt in prompts]
+    assert outputs == [reference_continuation(model.reference, prompt, 6) for prompt in prompts]
 
 
 def test_forks_share_the_logits_row_of_their_parent(

@@ -8,7 +8,8 @@ import torch
 
 from executor_svc.attention import AttentionLayer, LayerCache, TorchAttentionBackend
 from executor_svc.attention.native_backend import MIN_SPLIT_KEYS, NativeAttentionBackend, query_tiles, split_keys
-from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step, alibi_slopes
+from executor_svc.models.families.common import alibi_slopes
+from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
 from tests.numerics.native import LANES, native_library
 
 ALL = [*DECODES, *CHUNKS]

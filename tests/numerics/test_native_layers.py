@@ -9,10 +9,11 @@ from executor_svc.attention import AttentionLayer, LayerCache, Rotation
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.native_layers import NativeLayers
 from executor_svc.models.dense import LayerEnd, Mlp, Norm
+from executor_svc.models.families.common import alibi_slopes
 from executor_svc.models.layer_loop import LayerByLayer, LayerLoop
 from executor_svc.native import NativeDense, NativeLibrary, NativeSegment
 from executor_svc.native.matrix import PackedMatrix
-from tests.numerics.attention import CHUNKS, DECODES, Rows, Step, alibi_slopes
+from tests.numerics.attention import CHUNKS, DECODES, Rows, Step
 from tests.numerics.native import LANES, native_library
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 2, 16

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_svc.native.build import FLAGS, build_library, cache_directory
 from executor_svc.native.errors import NativeUnavailableError
 from executor_svc.native.sampling import NativeSampling, load_sampling
 from executor_svc.sampler import Sampler
@@ -19,7 +18,7 @@ from executor_svc.sampler.logprobs import prompt_logprobs
 from executor_svc.sampler.processors import process
 from shared.step import SamplingRow
 from shared.token_rules import TokenRules, pack_mask
-from tests.numerics.native import LANES, NUM_THREADS, native_library
+from tests.numerics.native import LANES, NUM_THREADS, library_path
 from tests.numerics.test_processors import ROWS, logits_of
 from tests.support.sample_rows import Row, sample_rows, sampling_of
 
@@ -29,10 +28,8 @@ DRAWS = np.concatenate(([0.0, 1 - 2.0**-53], (np.arange(62) + 0.5) / 62))
 
 @cache
 def native_sampling(lanes: str) -> NativeSampling:
-    """Return the functions; skip the test on machines that cannot have them."""
-    native_library(lanes)
-    flags = FLAGS if lanes == "widest" else (*FLAGS, "-mno-avx512f")
-    return NativeSampling(build_library(cache_directory(), flags=flags), NUM_THREADS)
+    """Return the functions. Raises: NativeUnavailableError: the machine cannot have them."""
+    return NativeSampling(library_path(lanes), NUM_THREADS)
 
 
 @pytest.fixture(params=LANES)

@@ -1,5 +1,6 @@
 """A model that several ranks share gives the tokens and logits of the model in one process, whatever the family."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from executor_svc.cache_engine import CacheShape
 from executor_svc.config import ExecutorConfig
 from executor_svc.errors import ModelLoadError
 from executor_svc.torch_worker import TorchWorker
@@ -18,7 +20,7 @@ from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
 from tests.numerics.native_architectures import NATIVE_ARCHITECTURES
 from tests.numerics.reference import assert_close, random_prompt
-from tests.numerics.threaded_group import ThreadedRanks
+from tests.numerics.threaded_group import ThreadedGroup, ThreadedRanks
 
 PROMPTS = [random_prompt(length, seed=length) for length in (1, 15, 17, 40)]
 
@@ -60,8 +62,8 @@ def last_logits(worker: TorchWorker) -> torch.Tensor:
     return sampler.logits
 
 
-def ranks_of(directory: Path, tp: int, cleanup: ExitStack) -> ThreadedRanks:
-    ranks = ThreadedRanks(config_of(directory), tp)
+def ranks_of(directory: Path, tp: int, cleanup: ExitStack, **settings: object) -> ThreadedRanks:
+    ranks = ThreadedRanks(config_of(directory, **settings), tp)
     cleanup.callback(ranks.close)
     return ranks
 
@@ -110,10 +112,25 @@ def test_each_rank_has_its_part_of_the_memory(directories: dict[str, Path], clea
     assert halves[0].info.tp_size == 2
 
 
-def test_the_least_number_of_blocks_counts(directories: dict[str, Path], cleanup: ExitStack) -> None:
-    ranks = ranks_of(directories["LlamaForCausalLM"], 2, cleanup)
+@pytest.mark.parametrize("num_blocks", [(50, 70), (70, 50)])
+def test_the_least_number_of_blocks_counts(
+    num_blocks: tuple[int, int], directories: dict[str, Path], cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks with unequal memory agree on what the smallest has room for."""
+    shape_of_rank = CacheShape(2, 4, 1, 8, torch.float32)  # of two KV heads a rank has one
+    loading = threading.local()  # each rank has a thread of its own
 
-    assert {worker.info.num_device_blocks for worker in ranks.workers} == {100}
+    def load_rank(config: ExecutorConfig, group: ThreadedGroup) -> TorchWorker:
+        loading.cache_bytes = num_blocks[group.rank] * shape_of_rank.bytes_per_block
+        return load_worker(config, group)
+
+    monkeypatch.setattr("tests.numerics.threaded_group.load_worker", load_rank)
+    monkeypatch.setattr("executor_svc.worker_loading.cpu_cache_bytes", lambda local_size: loading.cache_bytes)
+
+    ranks = ranks_of(directories["LlamaForCausalLM"], 2, cleanup, num_device_blocks=None)
+
+    assert [worker.info.num_device_blocks for worker in ranks.workers] == [50, 50]
+    assert len({len(worker._cache_engine.layers[0].keys) for worker in ranks.workers}) == 1
 
 
 def test_log_probabilities_of_the_prompt_come_from_all_ranks(directories: dict[str, Path], cleanup: ExitStack) -> None:
@@ -143,6 +160,13 @@ def test_ranks_that_cannot_share_the_heads_are_refused(tp: int, reason: str, dir
 
     with pytest.raises(ModelLoadError, match=f"tp is {tp}, but .*config.json has {reason}, which so many ranks cannot"):
         check_model(config)
+
+
+def test_ranks_that_cannot_share_the_kv_heads_are_refused(tmp_path: Path) -> None:
+    save_tiny_architecture(tmp_path, "LlamaForCausalLM", {"hidden_size": 48, "num_attention_heads": 6})
+
+    with pytest.raises(ModelLoadError, match=r"tp is 3, but .*config.json has 2 KV heads, which so many ranks cannot"):
+        check_model(config_of(tmp_path, tp=3))
 
 
 def test_ranks_that_cannot_share_the_mlp_are_refused(tmp_path: Path) -> None:

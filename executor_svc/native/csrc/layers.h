@@ -6,10 +6,10 @@
 #include "step.h"
 #include "team.h"
 
-// One layer's end, and what reads its result. Names as in a Llama checkpoint.
+// One layer's end, and what reads its result. Names as in `LayerEnd` of models/dense.py.
 typedef struct {
     Matrix attention_output, gate, up, down;  // used if has_layer_end
-    const float *post_attention_norm;         // [hidden_size]
+    const float *mlp_norm;                    // [hidden_size]
     Matrix projection;                        // the next layer's q, k and v, or the head; no outputs: nothing follows
     const float *norm;                        // [hidden_size], before the projection
     long hidden_size, intermediate_size;

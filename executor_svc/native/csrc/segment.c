@@ -128,8 +128,8 @@ void run_segment(const Segment *segment, long num_rows, float *attended, float *
         }
         project(&segment->attention_output, &scratch.attended, residual, true, member);
         wait_for_all(member);
-        normalize(residual, segment->post_attention_norm, hidden_size, segment->norm_epsilon, is_int8,
-                  &scratch.normed, begin, end);
+        normalize(residual, segment->mlp_norm, hidden_size, segment->norm_epsilon, is_int8, &scratch.normed, begin,
+                  end);
         wait_for_all(member);
         activate(segment, &scratch.normed, &scratch.activated, member);
         wait_for_all(member);
