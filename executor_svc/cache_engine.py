@@ -3,17 +3,23 @@
 Which block belongs to whom is the scheduler's business; this module only moves them.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from executor_svc.attention import LayerCache
+from executor_svc.device_copy import index_to_device
+from executor_svc.swap_stream import swap_stream
 from shared.step import Int32Array, Step
 
 # Blocks of a swap that are gathered on the device at once: a bound on the memory that swapping takes there.
 MAX_STAGED_BLOCKS = 64
+
+# (pools, each [num_blocks, ...]; (source, destination) pairs on their device, [num_pairs, 2] int64): no destination is
+# a source.
+CopyBlocks = Callable[[Sequence[torch.Tensor], torch.Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +51,28 @@ class CacheEngine:
 
     Args:
         shape: What one block is.
-        num_blocks: Blocks of the device pool.
+        num_blocks: Blocks of the device pool that sequences get. One more, the last, is for rows that pad a batch.
         num_host_blocks: Blocks of the host pool.
         device: Where the model runs.
+        copy_blocks: Copies blocks of all pools at once; None: torch does it, pool by pool.
     """
 
-    def __init__(self, shape: CacheShape, num_blocks: int, num_host_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: CacheShape,
+        num_blocks: int,
+        num_host_blocks: int,
+        device: torch.device,
+        copy_blocks: CopyBlocks | None = None,
+    ) -> None:
         self._device = device
+        self._swaps = swap_stream(device)
+        self._copy_blocks = copy_blocks or _copy_in_torch
         block_shape = (shape.block_size, shape.num_kv_heads, shape.head_dim)
         self.layers = tuple(
             LayerCache(
-                torch.empty((num_blocks, *block_shape), dtype=shape.dtype, device=device),
-                torch.empty((num_blocks, *block_shape), dtype=shape.dtype, device=device),
+                torch.empty((num_blocks + 1, *block_shape), dtype=shape.dtype, device=device),
+                torch.empty((num_blocks + 1, *block_shape), dtype=shape.dtype, device=device),
             )
             for _ in range(shape.num_layers)
         )
@@ -73,29 +89,35 @@ class CacheEngine:
         for begin in range(0, len(step.blocks_to_swap_in), MAX_STAGED_BLOCKS):
             self._swap_in(step.blocks_to_swap_in[begin : begin + MAX_STAGED_BLOCKS])
         if len(step.blocks_to_copy):
-            sources, destinations = self._to_device(step.blocks_to_copy.T)
-            for pool in self._pools:
-                pool[destinations] = pool[sources]
+            self._copy_blocks(self._pools, index_to_device(step.blocks_to_copy, self._device))
 
     def _swap_out(self, pairs: Int32Array) -> None:
-        sources = self._to_device(pairs[:, 0])
-        staged = torch.stack([pool.index_select(0, sources) for pool in self._pools], dim=1)
-        for block, host_block in zip(staged, pairs[:, 1].tolist(), strict=True):
-            self.host_blocks[host_block].copy_(block, non_blocking=True)
+        with self._swaps.behind_compute():
+            sources = index_to_device(pairs[:, 0], self._device)
+            staged = torch.stack([pool.index_select(0, sources) for pool in self._pools], dim=1)
+            self._swaps.hold_compute()  # from here on the blocks may be written
+            for block, host_block in zip(staged, pairs[:, 1].tolist(), strict=True):
+                self.host_blocks[host_block].copy_(block, non_blocking=True)
 
     def _swap_in(self, pairs: Int32Array) -> None:
-        staged = torch.empty(
-            (len(pairs), *self.host_blocks.shape[1:]), dtype=self.host_blocks.dtype, device=self._device
-        )
-        # Later swaps run on the same stream, so that no transfer has to be waited for.
-        for block, host_block in zip(staged, pairs[:, 0].tolist(), strict=True):
-            block.copy_(self.host_blocks[host_block], non_blocking=True)
-        destinations = self._to_device(pairs[:, 1])
+        with self._swaps.beside_compute():
+            staged = torch.empty(
+                (len(pairs), *self.host_blocks.shape[1:]), dtype=self.host_blocks.dtype, device=self._device
+            )
+            for block, host_block in zip(staged, pairs[:, 0].tolist(), strict=True):
+                block.copy_(self.host_blocks[host_block], non_blocking=True)
+        self._swaps.hold_compute()
+        destinations = index_to_device(pairs[:, 1], self._device)
         for index, pool in enumerate(self._pools):
             pool.index_copy_(0, destinations, staged[:, index])
+        self._swaps.give_to_compute(staged)
 
-    def _to_device(self, block_ids: Int32Array) -> torch.Tensor:
-        return torch.from_numpy(block_ids.astype(np.int64)).to(self._device)
+
+def _copy_in_torch(pools: Sequence[torch.Tensor], pairs: torch.Tensor) -> None:
+    """Copy blocks of each pool; see `CopyBlocks`."""
+    sources, destinations = pairs[:, 0], pairs[:, 1]
+    for pool in pools:
+        pool[destinations] = pool[sources]
 
 
 def available_memory_bytes() -> int | None:

@@ -60,6 +60,11 @@ class ExecutorConfig(_BatchConfig):
         description="What computes float32 on a CPU. native: C, compiled on this machine at the first start; torch: "
         "torch; auto: native where there are a compiler and AVX2, else torch.",
     )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto: a GPU replays steps that only decode as CUDA graphs, captured at the start, where the model "
+        "and the attention backend allow it; off: the start is faster, small batches are slower.",
+    )
     tp: int = Field(
         1,
         ge=1,

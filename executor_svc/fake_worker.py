@@ -18,6 +18,7 @@ from executor_svc.fake_cache import Histories, HistoryCache
 from executor_svc.fake_language import FakeLanguage
 from executor_svc.fake_sampling import add_samples, likeliest, processed_scores
 from executor_svc.fake_tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
+from executor_svc.running_step import DoneStep, RunningStep
 from executor_svc.sample_rows import SampleRows
 from executor_svc.worker import check_layout, check_step
 from shared.batch_table import BatchTable, StepLayout
@@ -121,6 +122,10 @@ class FakeWorker:
         target_s = self._step_ms * 1e-3 + layout.num_tokens * self._token_us * 1e-6
         self._sleep(max(0.0, target_s - (time.perf_counter() - begin_s)))
         return replace(result, execute_duration_us=round((time.perf_counter() - begin_s) * 1e6))
+
+    def launch(self, step: Step) -> RunningStep:
+        """Execute the step; see `executor_svc.worker.Worker.launch`."""
+        return DoneStep(self.execute(step))
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return the files of the byte tokenizer."""

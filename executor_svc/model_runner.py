@@ -1,6 +1,7 @@
 """From a step's layout to logits: flat tensors, one forward pass, the rows that are sampled.
 
-Prefill chunks and decodes share one pass: tokens lie one sequence after the other, without padding.
+Prefill chunks and decodes share one pass: tokens lie one sequence after the other, without padding. Steps that only
+decode may be replayed as CUDA graphs; next: `executor_svc/decode_graphs.py`.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,9 @@ import numpy.typing as npt
 import torch
 
 from executor_svc.attention import AttentionBackend, AttentionMetadata, LayerCache
+from executor_svc.decode_graphs import DecodeGraphs
+from executor_svc.device_copy import index_to_device
+from executor_svc.last_tokens import LastTokens
 from executor_svc.models.language_model import LanguageModel
 from shared.batch_table import BatchTable, StepLayout
 from shared.step import Int32Array
@@ -36,16 +40,36 @@ class SampleLogits:
 
 
 class ModelRunner:
-    """Runs the model on the caches. Both are owned elsewhere; the runner keeps nothing of a step."""
+    """Runs the model on the caches. Both are owned elsewhere.
 
-    def __init__(self, model: LanguageModel, caches: Sequence[LayerCache], backend: AttentionBackend) -> None:
+    Args:
+        model: With its weights.
+        caches: One a layer.
+        backend: Of the attention.
+        last_tokens: What was sampled last; the caller stores there, the runner reads.
+        graphs: Of the steps that only decode; None: they run like all others.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        caches: Sequence[LayerCache],
+        backend: AttentionBackend,
+        last_tokens: LastTokens,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
         self.model = model
+        self.last_tokens = last_tokens
         self._caches = caches
         self._backend = backend
+        self._graphs = graphs
 
     def run(self, table: BatchTable, layout: StepLayout) -> SampleLogits:
         """Compute the tokens of a step, 1 or more, and return the logits of its sample rows."""
-        inputs = prepare_input(table, layout, self.model.device)
+        if self._graphs is not None and self._graphs.can_run(layout):
+            hidden = self._graphs.run(table, layout)
+            return SampleLogits(self.model.logits(hidden), layout.sample_rows)
+        inputs = prepare_input(table, layout, self.last_tokens)
         plan = self._backend.plan(inputs.attention, self._caches[0])
         rows, logit_rows = np.unique(layout.sample_rows, return_inverse=True)
         wanted = np.cumsum(layout.lengths)[rows] - 1
@@ -53,15 +77,15 @@ class ModelRunner:
         if counts is not None:
             wanted = np.concatenate((wanted, _first_tokens(layout.lengths, counts)))
         hidden = self.model.forward(
-            inputs.token_ids, inputs.positions, self._caches, plan, _to_device(wanted, self.model.device)
+            inputs.token_ids, inputs.positions, self._caches, plan, index_to_device(wanted, self.model.device)
         )
         logits = self.model.logits(hidden[: len(rows)])
         return SampleLogits(logits, logit_rows.astype(np.int32), None if counts is None else hidden[len(rows) :])
 
 
-def prepare_input(table: BatchTable, layout: StepLayout, device: torch.device) -> ModelInput:
+def prepare_input(table: BatchTable, layout: StepLayout, last_tokens: LastTokens) -> ModelInput:
     """Lay the tokens of all rows flat, in row order."""
-    lengths, block_size = layout.lengths, table.block_size
+    lengths, block_size, device = layout.lengths, table.block_size, last_tokens.device
     row_begins = np.cumsum(lengths) - lengths
     # Position of a token: its index in the step, less where its row begins, plus where the row starts.
     positions = np.arange(lengths.sum()) + np.repeat(layout.starts - row_begins, lengths)
@@ -69,13 +93,13 @@ def prepare_input(table: BatchTable, layout: StepLayout, device: torch.device) -
     block_ids = table.block_tables[slots, positions // block_size].astype(np.int64)
     max_num_blocks = -(-int((layout.starts + lengths).max()) // block_size)
     return ModelInput(
-        token_ids=_to_device(table.token_ids[slots, positions], device),
-        positions=_to_device(positions, device),
+        token_ids=last_tokens.fill_in(table.token_ids[slots, positions], slots),
+        positions=index_to_device(positions, device),
         attention=AttentionMetadata(
             starts=layout.starts,
             lengths=lengths,
             block_tables=table.block_tables[layout.slots, :max_num_blocks],
-            slot_mapping=_to_device(block_ids * block_size + positions % block_size, device),
+            slot_mapping=index_to_device(block_ids * block_size + positions % block_size, device),
         ),
     )
 
@@ -85,7 +109,3 @@ def _first_tokens(lengths: Int32Array, counts: Int32Array) -> npt.NDArray[np.int
     begins = np.cumsum(lengths) - lengths
     indices: npt.NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(begins - (np.cumsum(counts) - counts), counts)
     return indices
-
-
-def _to_device(values: npt.NDArray[np.integer], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(values.astype(np.int64)).to(device)

@@ -9,17 +9,34 @@ from executor_svc.sample_rows import SampleRows
 from executor_svc.sampler import Sampler
 from executor_svc.sampler.logprobs import prompt_spans
 from shared.batch_table import BatchTable, StepLayout
-from shared.step import UNKNOWN_TOKEN, Step, StepResult
+from shared.step import NO_LOGPROBS, UNKNOWN_TOKEN, Step, StepResult
+
+
+def is_sampled_alone(layout: StepLayout, rows: SampleRows, computed: SampleLogits) -> bool:
+    """Return whether a step is asked for tokens alone, drawn from the logits as they are."""
+    if layout.num_candidates is not None or computed.prompt_hidden is not None:
+        return False
+    return not (rows.sampling["num_logprobs"] != NO_LOGPROBS).any() and not rows.are_processed().any()
+
+
+def no_answer(step: Step, layout: StepLayout) -> StepResult:
+    """Return an answer without tokens yet."""
+    return StepResult(step.epoch, step.step_id, np.full(len(layout.sample_slots), UNKNOWN_TOKEN, np.int32))
 
 
 def answer_step(
-    step: Step, table: BatchTable, layout: StepLayout, computed: SampleLogits, model: LanguageModel, sampler: Sampler
+    step: Step,
+    table: BatchTable,
+    layout: StepLayout,
+    rows: SampleRows,
+    computed: SampleLogits,
+    model: LanguageModel,
+    sampler: Sampler,
 ) -> StepResult:
     """Return the sampled tokens, the candidates of the beam rows, and the log-probabilities asked for."""
     logits = computed.logits
     assert logits is not None, "this is rank 0"
-    rows = SampleRows.of_step(table, layout)
-    result = _no_tokens(step, len(rows))
+    result = no_answer(step, layout)
     is_sampled = np.ones(len(rows), np.bool_) if layout.num_candidates is None else layout.num_candidates == 0
     if is_sampled.all():
         sampled = sampler.sample(logits, computed.logit_rows, rows)
@@ -49,11 +66,7 @@ def follow_answer(step: Step, layout: StepLayout, computed: SampleLogits, model:
     if computed.prompt_hidden is not None:
         for span in prompt_spans(len(computed.prompt_hidden)):
             model.logits(computed.prompt_hidden[span])
-    return _no_tokens(step, len(layout.sample_slots))
-
-
-def _no_tokens(step: Step, num_samples: int) -> StepResult:
-    return StepResult(step.epoch, step.step_id, np.full(num_samples, UNKNOWN_TOKEN, np.int32))
+    return no_answer(step, layout)
 
 
 def _answer_prompt(

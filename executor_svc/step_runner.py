@@ -1,18 +1,24 @@
-"""The one thread that runs steps, and the queue before it.
+"""The one thread that launches and finishes steps, and the queue before it.
 
 `StepRunner` owns the worker. Everything that touches the worker goes through one queue of one
 thread, so steps run strictly in order, a picture of the table is always taken between two steps,
-and the event loop never waits for the model. Read next: `executor_svc/step_stream.py`, which feeds
-the queue, and `executor_svc/worker.py`, what runs at its end.
+and the event loop never waits for the model. A step that a device is still computing leaves the thread
+free to launch the next one; a second thread waits for the device, and then has the first finish the step.
+Read next: `executor_svc/step_stream.py`, which feeds the queue, and `executor_svc/worker.py`, what runs at
+its end.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 from executor_svc.attachment import Attachment
+from executor_svc.running_step import RunningStep
 from executor_svc.step_log import StepLog
 from executor_svc.worker import Worker
 from octavo.execution.v1 import step_pb2
@@ -22,8 +28,18 @@ from shared.errors import InvalidStepError, StepFailedError, UnavailableError
 T = TypeVar("T")
 
 Response = step_pb2.ExecuteModelResponse
+Deliver = Callable[[Response | Exception], None]
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A launched step, and who gets its response."""
+
+    message: step_pb2.ExecuteModelRequest
+    step: RunningStep
+    deliver: Deliver
 
 
 class StepRunner:
@@ -36,6 +52,8 @@ class StepRunner:
     def __init__(self, attachment: Attachment) -> None:
         self._attachment = attachment
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="steps")
+        self._waiting_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
+        self._running: deque[_Running] = deque()  # in the order of their launch
         self._worker: Worker | None = None
         self._log = StepLog()
         self._failure: str | None = None
@@ -78,6 +96,7 @@ class StepRunner:
         worker = self.worker
 
         def begin_epoch() -> None:
+            self._finish_all()
             worker.reset()
             self._log = StepLog()
             self._failure = None
@@ -87,9 +106,19 @@ class StepRunner:
     async def run(self, message: step_pb2.ExecuteModelRequest) -> Response:
         """Run one step, or return its stored response. Raises as `submit` delivers."""
         worker = self.worker
-        return await self._on_thread(lambda: self._run(worker, message))
 
-    def submit(self, message: step_pb2.ExecuteModelRequest, deliver: Callable[[Response | Exception], None]) -> None:
+        def run() -> Response:
+            answers: list[Response | Exception] = []
+            self._launch(worker, message, answers.append)
+            self._finish_all()
+            [answer] = answers
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return await self._on_thread(run)
+
+    def submit(self, message: step_pb2.ExecuteModelRequest, deliver: Deliver) -> None:
         """Queue one step; `deliver` gets its response, or its error, on the event loop.
 
         Errors: FencedError (older epoch), StepGapError, InvalidStepError (nothing was written),
@@ -97,51 +126,106 @@ class StepRunner:
         """
         worker, loop = self.worker, asyncio.get_running_loop()
 
-        def run_and_deliver() -> None:
-            result: Response | Exception
-            try:
-                result = self._run(worker, message)
-            except Exception as error:  # crosses to the loop as a value and is raised there
-                result = error
-            loop.call_soon_threadsafe(deliver, result)
+        def deliver_on_loop(answer: Response | Exception) -> None:
+            loop.call_soon_threadsafe(deliver, answer)
 
-        self._thread.submit(run_and_deliver)
+        self._thread.submit(self._launch, worker, message, deliver_on_loop)
 
     async def between_steps(self, look: Callable[[Worker, StepLog], T]) -> T:
         """Call `look` on the thread, behind the steps that are queued now, and return its answer."""
         worker = self.worker
-        return await self._on_thread(lambda: look(worker, self._log))
+
+        def finish_and_look() -> T:
+            self._finish_all()
+            return look(worker, self._log)
+
+        return await self._on_thread(finish_and_look)
 
     async def drain(self) -> None:
-        """Refuse new work, drop the queued steps and return when the running one has ended."""
+        """Refuse new work, drop the queued steps and return when the running ones have ended."""
         self._draining = True
-        await self._on_thread(lambda: None)
+        await self._on_thread(self._finish_all)
 
     def close(self) -> None:
-        """Let the thread go; do not wait for it."""
+        """Let the threads go; do not wait for them."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._waiting_thread.shutdown(wait=False, cancel_futures=True)
 
     async def _on_thread(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
-    def _run(self, worker: Worker, message: step_pb2.ExecuteModelRequest) -> Response:
+    def _launch(self, worker: Worker, message: step_pb2.ExecuteModelRequest, deliver: Deliver) -> None:
+        """Launch a step; finish it at once if nothing is to be waited for."""
+        try:
+            stored = self._stored_response(message)
+            if stored is not None:
+                deliver(stored)
+                return
+            step = wire.decode_step(message)
+            with self._failing(message):
+                running = worker.launch(step)
+        except Exception as error:  # a value to whoever waits for the response, in the order of the steps
+            self._finish_all()
+            deliver(error)
+            return
+        self._running.append(_Running(message, running, deliver))
+        self._finish_done()
+        if self._running:
+            self._waiting_thread.submit(self._wait_for, running)
+
+    def _stored_response(self, message: step_pb2.ExecuteModelRequest) -> Response | None:
+        """Return the response of a step that was executed; None: it is the next one to launch.
+
+        Raises: FencedError, StepGapError, StepFailedError, UnavailableError: it cannot be run.
+        """
         if self._draining:
             raise UnavailableError("the executor is shutting down")
         self._attachment.require(message.epoch)
         if self._failure is not None:
             raise StepFailedError(f"{self._failure}; attach anew")
-        stored = self._log.find(message.step_id)
-        if stored is not None:
-            return stored
-        step = wire.decode_step(message)
+        if message.step_id == self._log.last_step_id + len(self._running) + 1:
+            return None
+        self._finish_all()
+        return self._log.find(message.step_id)
+
+    def _wait_for(self, step: RunningStep) -> None:
+        """Wait for the device, on the thread for that; then have the step finished."""
+        with contextlib.suppress(Exception):  # `finish` raises it as well
+            step.wait()
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            self._thread.submit(self._finish_done)
+
+    def _finish_done(self) -> None:
+        """Finish the steps that nobody has to wait for, in order."""
+        while self._running and self._running[0].step.is_done():
+            self._finish_first()
+
+    def _finish_all(self) -> None:
+        """Finish all steps, however long it takes."""
+        while self._running:
+            self._finish_first()
+
+    def _finish_first(self) -> None:
+        first = self._running.popleft()
         try:
-            response = wire.encode_result(worker.execute(step))
+            if self._failure is not None:
+                raise StepFailedError(f"{self._failure}; attach anew")
+            with self._failing(first.message):
+                response = wire.encode_result(first.step.finish())
+        except Exception as error:
+            first.deliver(error)
+            return
+        self._log.append(response)
+        first.deliver(response)
+
+    @contextlib.contextmanager
+    def _failing(self, message: step_pb2.ExecuteModelRequest) -> Iterator[None]:
+        """Let no step run any more if this one fails half way: the table and the cache may be half changed."""
+        try:
+            yield
         except InvalidStepError:
             raise
         except Exception as error:
-            # The table and the cache may be half changed: no later step may run on them.
             self._failure = f"step {message.step_id} failed ({type(error).__name__})"
             _logger.error("event=step_failed epoch=%d step_id=%d error=%s", message.epoch, message.step_id, error)
             raise
-        self._log.append(response)
-        return response

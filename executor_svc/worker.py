@@ -7,6 +7,7 @@ one thread only, so a worker needs no locks.
 
 from typing import Protocol
 
+from executor_svc.running_step import RunningStep
 from shared.batch_table import BatchTable, StepLayout
 from shared.errors import InvalidStepError, StepFailedError
 from shared.executor_info import ExecutorInfo, TokenizerFile
@@ -28,16 +29,23 @@ class Worker(Protocol):
     def reset(self) -> None:
         """Empty the batch table: a scheduler has attached. The cache contents stay."""
 
-    def execute(self, step: Step) -> StepResult:
-        """Apply the step to the table, run it, record and return the sampled tokens.
+    def launch(self, step: Step) -> RunningStep:
+        """Apply the step to the table and start it.
+
+        Steps may be launched before earlier ones are done: they compute with the tokens that those sample.
 
         Raises:
             InvalidStepError: the step does not fit the table or the cache; nothing was written.
-            StepFailedError: it failed while it ran; the cache contents are in doubt.
+            StepFailedError: it failed while it was launched; the cache contents are in doubt.
         """
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return tokenizer.json and its companions; empty if the model has no tokenizer.json."""
+
+
+def execute(worker: Worker, step: Step) -> StepResult:
+    """Launch a step, wait for it and return its answer. Raises what `Worker.launch` and `RunningStep.finish` raise."""
+    return worker.launch(step).finish()
 
 
 def check_step(step: Step, info: ExecutorInfo) -> None:

@@ -12,7 +12,9 @@ from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.block_count import CudaMemory, count_blocks, cpu_cache_bytes, gpu_cache_bytes
 from executor_svc.cache_engine import CacheEngine, CacheShape
 from executor_svc.config import ExecutorConfig
+from executor_svc.decode_graphs import DecodeGraphs, capture_decode_graphs, graph_capture
 from executor_svc.errors import ModelLoadError
+from executor_svc.last_tokens import LastTokens
 from executor_svc.model_choice import choose_model, read_model_config
 from executor_svc.model_directory import find_model_directory
 from executor_svc.model_runner import ModelRunner
@@ -81,7 +83,13 @@ def load_worker(
         tp_size=group.size,
         sliding_window_tokens=shape.sliding_window_tokens,
     )
-    runner = ModelRunner(model, cache_engine.layers, backend)
+    last_tokens = LastTokens(config.max_num_seqs, device)
+    graphs: DecodeGraphs | None = None
+    capture = graph_capture(device) if config.cuda_graphs == "auto" else None
+    if capture is not None:
+        max_num_blocks = -(-model_len // cache_shape.block_size)
+        graphs = capture_decode_graphs(model, cache_engine.layers, backend, last_tokens, max_num_blocks, capture)
+    runner = ModelRunner(model, cache_engine.layers, backend, last_tokens, graphs)
     sampler = Sampler(load_sampling(torch.get_num_threads()) if isinstance(backend, NativeAttentionBackend) else None)
     return TorchWorker(info, runner, cache_engine, sampler, directory.tokenizer_files(), group)
 

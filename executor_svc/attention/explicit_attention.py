@@ -4,6 +4,8 @@ For what torch's fused attention cannot do: it takes no soft cap, and it would r
 number format of the queries.
 """
 
+from functools import lru_cache
+
 import torch
 
 from executor_svc.attention.step_reads import score_dtype
@@ -58,3 +60,9 @@ def attend_explicitly(
         result = (weights @ values).view(num_rows, num_kv_heads, group, -1, head_dim)
         output[:, tile] = result.permute(0, 3, 1, 2, 4).flatten(2, 3)
     return output
+
+
+@lru_cache(maxsize=64)
+def slopes_on(device: torch.device, dtype: torch.dtype, slopes: tuple[float, ...]) -> torch.Tensor:
+    """Return the slopes of ALiBi on a device, [num_heads], for queries of a number format; made once."""
+    return torch.tensor(slopes, dtype=score_dtype(dtype), device=device)

@@ -6,7 +6,7 @@ arguments: there is no current step anywhere.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -105,6 +105,7 @@ class AttentionBackend(Protocol):
         """Prepare a step. `cache` stands for all layers: shapes, dtype and device are equal."""
 
 
+@runtime_checkable
 class DecodePlanner(Protocol):
     """A backend whose decodes can be captured in a CUDA graph."""
 

@@ -13,10 +13,11 @@ asks for it.
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
-from executor_svc.attention.explicit_attention import attend_explicitly
-from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, LayerCache, Rotation
+from executor_svc.attention.explicit_attention import attend_explicitly, slopes_on
+from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, DecodeBatch, LayerCache, Rotation
 from executor_svc.attention.key_value_write import write_in_torch
-from executor_svc.attention.step_reads import DecodeBucket, PrefillChunk, StepReads, plan_reads, score_dtype
+from executor_svc.attention.step_reads import DecodeBucket, PrefillChunk, StepReads, plan_reads
+from executor_svc.attention.torch_decode import TorchDecodePlan
 
 
 class TorchAttentionBackend:
@@ -26,6 +27,10 @@ class TorchAttentionBackend:
         """Prepare a step."""
         return TorchAttentionPlan(metadata, cache)
 
+    def decode_plan(self, batch: DecodeBatch, cache: LayerCache) -> TorchDecodePlan:
+        """Prepare decodes that depend on nothing on the host; see `DecodePlanner`."""
+        return TorchDecodePlan(batch, cache)
+
 
 class TorchAttentionPlan:
     """One step, prepared. Scratch memory is shared by all layers, so layers must run in turn."""
@@ -34,7 +39,6 @@ class TorchAttentionPlan:
         self._metadata = metadata
         self._longest = int((metadata.starts + metadata.lengths).max())
         self._reads: dict[int | None, StepReads] = {}  # by window
-        self._slopes: dict[tuple[float, ...], torch.Tensor] = {}
         self._keys = cache.keys.new_empty((0, *cache.keys.shape[1:]))
         self._values = cache.values.new_empty((0, *cache.values.shape[1:]))
 
@@ -65,16 +69,6 @@ class TorchAttentionPlan:
                 self._keys = cache.keys.new_empty((reads.max_num_blocks, *cache.keys.shape[1:]))
                 self._values = cache.values.new_empty((reads.max_num_blocks, *cache.values.shape[1:]))
         return reads
-
-    def _slopes_of(self, layer: AttentionLayer, query: torch.Tensor) -> torch.Tensor | None:
-        """Return the slopes of a layer's heads on the device, [num_heads]."""
-        if layer.alibi_slopes is None:
-            return None
-        slopes = self._slopes.get(layer.alibi_slopes)
-        if slopes is None:
-            slopes = torch.tensor(layer.alibi_slopes, dtype=score_dtype(query.dtype), device=query.device)
-            self._slopes[layer.alibi_slopes] = slopes
-        return slopes
 
     def _gather(self, block_ids: torch.Tensor, cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
         """Copy blocks into scratch memory; return keys and values, [num_slots, num_kv_heads, head_dim]."""
@@ -146,6 +140,7 @@ class TorchAttentionPlan:
         layer: AttentionLayer,
     ) -> torch.Tensor:
         """Attend without the fused attention, [n, length, num_heads, head_dim] in and out."""
+        slopes = layer.alibi_slopes
         return attend_explicitly(
             query,
             keys,
@@ -154,7 +149,7 @@ class TorchAttentionPlan:
             hidden=reads.hidden,
             scale=layer.scale,
             soft_cap=layer.soft_cap,
-            slopes=self._slopes_of(layer, query),
+            slopes=None if slopes is None else slopes_on(query.device, query.dtype, slopes),
         )
 
 

@@ -57,6 +57,8 @@ class Decoder:
             self._run_layers = LayerByLayer(weights.segments, attention_layers, weights.query_norms, weights.key_norms)
         else:
             self._run_layers = make_layer_loop(weights.segments, attention_layers)
+        # Rounded to the number format of the model, as in transformers.
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype, device=self.device)
         self._frequencies = {
             layer.rope: inverse_frequencies(layer.rope, config.head_dim).to(kernels.device)
             for layer in config.layers
@@ -75,6 +77,11 @@ class Decoder:
             max_position_embeddings=config.max_position_embeddings,
             sliding_window_tokens=config.sliding_window_tokens,
         )
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether a CUDA graph can hold `forward`: experts run for the tokens that chose them, ranks wait for others."""
+        return self.config.experts is None and self._group.size == 1
 
     def forward(
         self,
@@ -120,7 +127,7 @@ class Decoder:
         config, weights = self.config, self._weights
         residual = self._look_up(token_ids)
         if config.embedding_scale != 1.0:
-            residual *= torch.tensor(config.embedding_scale, dtype=self.dtype, device=self.device)
+            residual *= self._embedding_scale
         if weights.position_embedding is not None:
             assert config.position_offset is not None
             residual += weights.position_embedding[positions + config.position_offset]

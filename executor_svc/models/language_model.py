@@ -33,6 +33,10 @@ class LanguageModel(Protocol):
     def device(self) -> torch.device:
         """Where it runs."""
 
+    @property
+    def is_capturable(self) -> bool:
+        """Whether `forward` launches the same work for every batch of a size and waits for nothing: CUDA graphs."""
+
     def forward(
         self,
         token_ids: torch.Tensor,

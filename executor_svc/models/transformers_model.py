@@ -42,6 +42,11 @@ class TransformersModel:
         self._hook = hook
         self._layers = attention.layers
 
+    @property
+    def is_capturable(self) -> bool:
+        """Nobody knows what the code of a model does on the host."""
+        return False
+
     def forward(
         self,
         token_ids: torch.Tensor,

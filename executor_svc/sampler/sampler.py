@@ -25,6 +25,9 @@ from shared.step import NO_LOGPROBS, BoolArray, Int32Array
 
 Float32Array = npt.NDArray[np.float32]
 
+# (logits, row of the logits of each sample row, how each is sampled, its draw) -> token ids on the device.
+DrawOnDevice = Callable[[torch.Tensor, Int32Array, SamplingRows, Draws], torch.Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -45,10 +48,30 @@ class Sampler:
     Args:
         native: The C library, for logits on a CPU; None: torch does it all, on any device. The two give the same
             tokens, but where a draw falls on the edge between two, up to rounding.
+        draw_on_device: What samples on a GPU without the host; None: the host waits for each step.
     """
 
-    def __init__(self, native: NativeSampling | None = None) -> None:
+    def __init__(self, native: NativeSampling | None = None, draw_on_device: DrawOnDevice | None = None) -> None:
         self._native = native
+        self._draw_on_device = draw_on_device
+
+    @property
+    def samples_on_device(self) -> bool:
+        """Whether there is `sample_on_device`."""
+        return self._draw_on_device is not None
+
+    def sample_on_device(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> torch.Tensor:
+        """Return the tokens that `sample` does, [num_samples] int64, on the device, without waiting for it.
+
+        Args:
+            logits: Raw, [num_logit_rows, vocab_size] float32; unchanged.
+            logit_rows: The row of `logits` that each sample row uses, [num_samples].
+            rows: The sample rows, without penalties and rules.
+        """
+        assert self._draw_on_device is not None
+        sampling = rows.sampling
+        draws = uniforms(sampling["seed"], sampling["output_index"], rows.num_output_tokens)
+        return self._draw_on_device(logits, logit_rows, sampling, draws)
 
     def sample(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Sampled:
         """Return the sampled tokens.

@@ -6,8 +6,10 @@ import pytest
 from transformers import LlamaForCausalLM, MistralForCausalLM
 
 from executor_svc.config import ExecutorConfig
+from executor_svc.sampler import Sampler
 from executor_svc.worker_loading import load_worker
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
+from tests.numerics.launch_ahead import draw_in_torch
 from tests.numerics.tiny_models import VARIANTS, save_tiny_model
 
 
@@ -53,3 +55,11 @@ def make_driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., StepDriver]:
         return StepDriver(worker, seed)
 
     return make
+
+
+@pytest.fixture
+def device_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every worker of this test sample as on a GPU."""
+    monkeypatch.setattr(
+        "executor_svc.worker_loading.Sampler", lambda native: Sampler(native, draw_on_device=draw_in_torch)
+    )

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from executor_svc.cache_engine import CacheEngine, CacheShape
+from executor_svc.cache_engine import CacheEngine, CacheShape, CopyBlocks
 from executor_svc.native.sampling import NativeSampling
 from executor_svc.sample_rows import SampleRows
 from executor_svc.sampler import Sampled, Sampler
-from executor_svc.worker import Worker
+from executor_svc.worker import Worker, execute
 from shared.step import (
     Admission,
     Fork,
@@ -71,7 +71,7 @@ class StepDriver:
             blocks_to_swap_in=blocks_to_swap_in,
             blocks_to_copy=blocks_to_copy,
         )
-        return self.worker.execute(step)
+        return execute(self.worker, step)
 
     def prefill(self, prompts: Sequence[Sequence[int]], num_new_tokens: int = 1) -> StepResult:
         """Run all prompts in one step, in slots 0, 1, 2, ..."""
@@ -121,8 +121,15 @@ class RecordingSampler(Sampler):
 class PoisonedCacheEngine(CacheEngine):
     """Starts with NaN in every slot of every block: whatever attention reads too much shows."""
 
-    def __init__(self, shape: CacheShape, num_blocks: int, num_host_blocks: int, device: torch.device) -> None:
-        super().__init__(shape, num_blocks, num_host_blocks, device)
+    def __init__(
+        self,
+        shape: CacheShape,
+        num_blocks: int,
+        num_host_blocks: int,
+        device: torch.device,
+        copy_blocks: CopyBlocks | None = None,
+    ) -> None:
+        super().__init__(shape, num_blocks, num_host_blocks, device, copy_blocks)
         self.host_blocks.fill_(torch.nan)
         for layer in self.layers:
             layer.keys.fill_(torch.nan)

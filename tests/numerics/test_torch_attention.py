@@ -6,9 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.attention import AttentionLayer, LayerCache, TorchAttentionBackend
+from executor_svc.attention import (
+    AttentionLayer,
+    AttentionMetadata,
+    AttentionPlan,
+    DecodeBatch,
+    LayerCache,
+    TorchAttentionBackend,
+)
 from executor_svc.attention.explicit_attention import TILE_TOKENS
-from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step, alibi_slopes
+from executor_svc.models.families.common import alibi_slopes
+from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
 
 WINDOWS = [1, 2, 15, 16, 17, 40, 97, 1_000]
 
@@ -104,3 +112,25 @@ def test_random_steps(seed: int) -> None:
     inputs = LayerInput(Step(rows, block_size, window), (num_kv_heads * group, num_kv_heads), 8, seed=seed)
 
     check(inputs, layer)
+
+
+class DecodePlans:
+    """The torch backend with the plans that CUDA graphs capture."""
+
+    def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> AttentionPlan:
+        visible = torch.from_numpy(metadata.starts + metadata.lengths)
+        tables = torch.from_numpy(metadata.block_tables)
+        return TorchAttentionBackend().decode_plan(DecodeBatch(visible, tables, metadata.slot_mapping), cache)
+
+
+@pytest.mark.parametrize("has_alibi", [False, True])
+@pytest.mark.parametrize("soft_cap", [None, 1.5])
+@pytest.mark.parametrize("window", [None, *WINDOWS])
+@pytest.mark.parametrize("block_size", [1, 3, 16, 128])
+def test_decodes_that_look_at_nothing_on_the_host(
+    block_size: int, window: int | None, soft_cap: float | None, has_alibi: bool
+) -> None:
+    layer = AttentionLayer(0.7, window, soft_cap, alibi_slopes(6) if has_alibi else None)
+    inputs = LayerInput(Step([*DECODES, (300, 1)], block_size, window), (6, 2), 16)
+    ours, _ = inputs.attend(DecodePlans(), layer)
+    torch.testing.assert_close(ours.double(), inputs.attend_naively(layer)[0], rtol=1e-5, atol=5e-6)

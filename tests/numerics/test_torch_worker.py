@@ -17,6 +17,7 @@ from executor_svc.kernels import make_model
 from executor_svc.model_directory import ModelDirectory
 from executor_svc.models import Decoder, parse_config
 from executor_svc.weights import Checkpoint
+from executor_svc.worker import execute
 from executor_svc.worker_loading import largest_step, load_worker
 from shared.errors import InvalidStepError, StepFailedError
 from shared.step import SamplingRow, Step, TableDelta, pairs
@@ -167,7 +168,7 @@ def test_a_refused_step_writes_nothing(message: str, model: TinyModel, make_driv
     before = driver.worker.table.digest()
 
     with pytest.raises(InvalidStepError, match=message):
-        driver.worker.execute(refused_steps()[message])
+        execute(driver.worker, refused_steps()[message])
 
     assert driver.worker.table.digest() == before
 
@@ -200,11 +201,11 @@ def test_a_digest_is_answered_and_another_one_fails_the_step(model: TinyModel, m
     driver = make_driver(model)
     empty_digest = driver.worker.table.digest()
 
-    result = driver.worker.execute(Step(1, 1, TableDelta(), table_digest=empty_digest))
+    result = execute(driver.worker, Step(1, 1, TableDelta(), table_digest=empty_digest))
 
     assert result.table_digest == empty_digest
     with pytest.raises(StepFailedError, match="digest"):
-        driver.worker.execute(Step(1, 2, TableDelta(), table_digest=empty_digest ^ 1))
+        execute(driver.worker, Step(1, 2, TableDelta(), table_digest=empty_digest ^ 1))
 
 
 def test_a_step_without_sample_rows_answers_no_tokens(model: TinyModel, make_driver: MakeDriver) -> None:

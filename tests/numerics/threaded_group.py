@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from executor_svc.config import ExecutorConfig
+from executor_svc.running_step import DoneStep
 from executor_svc.torch_worker import TorchWorker
+from executor_svc.worker import execute
 from executor_svc.worker_loading import load_worker
 from shared.batch_table import BatchTable
 from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.step import Step, StepResult
+from shared.step import Step
 
 TIMEOUT_S = 30.0
 
@@ -85,9 +87,8 @@ class ThreadedRanks:
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         return self.workers[0].tokenizer_files()
 
-    def execute(self, step: Step) -> StepResult:
-        result: StepResult = self._on_all(lambda rank: self.workers[rank].execute(step))[0]
-        return result
+    def launch(self, step: Step) -> DoneStep:
+        return DoneStep(self._on_all(lambda rank: execute(self.workers[rank], step))[0])
 
     def close(self) -> None:
         self._threads.shutdown()

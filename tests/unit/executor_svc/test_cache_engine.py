@@ -1,5 +1,8 @@
 """Blocks keep every bit when they move, and moves keep their order."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -21,8 +24,8 @@ def filled_engine(num_host_blocks: int = 4, device: str = "cpu", dtype: torch.dt
 
 
 def contents(engine: CacheEngine) -> torch.Tensor:
-    """Return a copy of the device pool, [num_blocks, 2 * num_layers, block_size, num_kv_heads, head_dim]."""
-    return torch.stack([pool for layer in engine.layers for pool in (layer.keys, layer.values)], dim=1).cpu()
+    """Return a copy of the blocks of sequences, [num_blocks, 2 * num_layers, block_size, num_kv_heads, head_dim]."""
+    return torch.stack([pool[:-1] for layer in engine.layers for pool in (layer.keys, layer.values)], dim=1).cpu()
 
 
 @pytest.mark.parametrize("max_staged_blocks", [1, 2, 64])
@@ -76,6 +79,61 @@ def test_a_block_has_the_bytes_of_keys_and_values_of_all_layers() -> None:
     engine = CacheEngine(SHAPE, 1, 1, torch.device("cpu"))
 
     assert engine.host_blocks[0].nbytes == SHAPE.bytes_per_block == contents(engine).nbytes
+
+
+class RecordedOrder:
+    """Notes what swaps and computation wait for."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    @contextmanager
+    def beside_compute(self) -> Iterator[None]:
+        self.events.append("swaps wait for nothing")
+        yield
+        self.events.append("swaps end")
+
+    @contextmanager
+    def behind_compute(self) -> Iterator[None]:
+        self.events.append("swaps wait for compute")
+        yield
+        self.events.append("swaps end")
+
+    def hold_compute(self) -> None:
+        self.events.append("compute waits for swaps")
+
+    def give_to_compute(self, tensor: torch.Tensor) -> None:
+        self.events.append(f"compute keeps {len(tensor)} blocks")
+
+
+def test_computation_waits_for_swaps_and_swaps_for_computation_only_where_blocks_are_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order = RecordedOrder()
+    monkeypatch.setattr("executor_svc.cache_engine.swap_stream", lambda _: order)
+    engine = filled_engine()
+
+    engine.move(Step(1, 1, TableDelta(), blocks_to_swap_out=pairs((1, 0), (2, 1))))
+    engine.move(Step(1, 2, TableDelta(), blocks_to_swap_in=pairs((0, 4), (1, 5))))
+
+    # Blocks that leave are read behind their last write, and may be written again as soon as they were read.
+    assert order.events[:3] == ["swaps wait for compute", "compute waits for swaps", "swaps end"]
+    # Blocks that return cross while earlier steps compute; what is computed from then on waits.
+    assert order.events[3:] == [
+        "swaps wait for nothing",
+        "swaps end",
+        "compute waits for swaps",
+        "compute keeps 2 blocks",
+    ]
+
+
+def test_another_copy_is_used_if_there_is_one() -> None:
+    calls: list[list[list[int]]] = []
+    engine = CacheEngine(
+        SHAPE, 3, 0, torch.device("cpu"), lambda pools, moves: calls.append([*moves.tolist(), [len(pools)]])
+    )
+    engine.move(Step(1, 1, TableDelta(), blocks_to_copy=pairs((2, 1), (0, 3))))
+    assert calls == [[[2, 1], [0, 3], [6]]]
 
 
 @pytest.mark.gpu

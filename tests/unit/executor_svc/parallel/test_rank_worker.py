@@ -12,6 +12,7 @@ from executor_svc.fake_worker import FakeWorker
 from executor_svc.parallel.connection import Connection
 from executor_svc.parallel.rank_worker import LeaderWorker, follow
 from executor_svc.parallel.step_channel import StepChannel, connect
+from executor_svc.worker import execute
 from shared.errors import InvalidStepError, StepFailedError
 from shared.step import Step, StepResult, TableDelta, pairs
 from tests.support.tables import admission
@@ -91,7 +92,7 @@ def decode(step_id: int) -> Step:
 
 
 def test_both_ranks_run_the_same_steps(group: Group) -> None:
-    results = [group.leader.execute(step) for step in (first_step(), decode(2), decode(3))]
+    results = [execute(group.leader, step) for step in (first_step(), decode(2), decode(3))]
     assert all(len(result.sampled_token_ids) == 1 for result in results)
     group.stop()
     group.assert_same_tables()
@@ -100,28 +101,28 @@ def test_both_ranks_run_the_same_steps(group: Group) -> None:
 
 
 def test_what_is_refused_is_refused_everywhere_and_the_group_goes_on(group: Group) -> None:
-    group.leader.execute(first_step())
+    execute(group.leader, first_step())
     with pytest.raises(InvalidStepError):
-        group.leader.execute(Step(1, 2, TableDelta(prefill_chunks=pairs((3, 1)))))
-    group.leader.execute(decode(2))
+        execute(group.leader, Step(1, 2, TableDelta(prefill_chunks=pairs((3, 1)))))
+    execute(group.leader, decode(2))
     group.stop()
     group.assert_same_tables()
 
 
 def test_a_wrong_digest_fails_the_step_on_both_and_a_new_epoch_begins_anew(group: Group) -> None:
     with pytest.raises(StepFailedError, match="digest"):
-        group.leader.execute(first_step(table_digest=1))
+        execute(group.leader, first_step(table_digest=1))
     group.leader.reset()
     assert not group.leader.table.live.any()
-    group.leader.execute(first_step())
+    execute(group.leader, first_step())
     group.stop()
     group.assert_same_tables()
 
 
 def test_a_rank_that_fails_alone_ends_the_group() -> None:
     group = Group((small_worker(), BrokenWorker(max_num_seqs=4)))
-    group.leader.execute(first_step())
-    group.leader.execute(decode(2))
+    execute(group.leader, first_step())
+    execute(group.leader, decode(2))
     assert group.losses.get(timeout=PATIENT_S) == "rank 1 failed: step 2 failed: no memory"
     group.stop()
     assert isinstance(group.follower_error, StepFailedError)
@@ -129,9 +130,9 @@ def test_a_rank_that_fails_alone_ends_the_group() -> None:
 
 def test_rank_0_that_fails_alone_ends_the_group() -> None:
     group = Group((BrokenWorker(max_num_seqs=4), small_worker()))
-    group.leader.execute(first_step())
+    execute(group.leader, first_step())
     with pytest.raises(GroupEndedError, match="step 2 failed: no memory; a group of several ranks cannot go on"):
-        group.leader.execute(decode(2))
+        execute(group.leader, decode(2))
     group.stop()
 
 

@@ -1,0 +1,163 @@
+"""Steps that only decode, recorded once for a ladder of batch sizes and replayed: a CUDA graph for each.
+
+A replay launches some hundred kernels at the price of one. The kernels read and write the same memory each time, so
+a step is first copied into tensors that stay. A batch is padded to the next size of the ladder with rows that are
+harmless because they are like any other: one token at position 0, in a block that no sequence has.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from executor_svc.attention import AttentionBackend, DecodeBatch, DecodePlanner, LayerCache
+from executor_svc.device_copy import to_device
+from executor_svc.last_tokens import LastTokens
+from executor_svc.models.language_model import LanguageModel
+from shared.batch_table import BatchTable, StepLayout
+
+# Larger batches keep a GPU busy without a graph.
+MAX_BATCH_SIZE = 512
+
+_logger = logging.getLogger(__name__)
+
+Replay = Callable[[], torch.Tensor]
+# Runs a function once, recording what it launches; the result launches it again and returns the same tensor.
+Capture = Callable[[Callable[[], torch.Tensor]], Replay]
+
+
+class CudaCapture:
+    """Captures CUDA graphs whose memory lies in one pool: they run in turn. See `Capture`."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Callable[[], torch.Tensor]) -> Replay:
+        """Capture `run`."""
+        # Libraries choose their kernels and take their work space when they are first called.
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = run()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return output
+
+        return replay
+
+
+def graph_capture(device: torch.device) -> Capture | None:
+    """Return what captures graphs on a device, if anything does."""
+    return CudaCapture() if device.type == "cuda" else None
+
+
+def batch_sizes(max_num_seqs: int) -> list[int]:
+    """Return the ladder up to `max_num_seqs`: at most a quarter of a batch above 8 is padding."""
+    sizes = [1, 2, 4, 8]
+    while sizes[-1] < MAX_BATCH_SIZE:
+        sizes.append(sizes[-1] + max(8, 2 ** (sizes[-1].bit_length() - 3)))
+    limit = min(max_num_seqs, MAX_BATCH_SIZE)
+    return [size for size in sizes if size < limit] + [limit]
+
+
+def capture_decode_graphs(
+    model: LanguageModel,
+    caches: Sequence[LayerCache],
+    backend: AttentionBackend,
+    last_tokens: LastTokens,
+    max_num_blocks: int,
+    capture: Capture,
+) -> "DecodeGraphs | None":
+    """Return the graphs of a model on a GPU; None, with a line in the log, if it or its attention cannot have them."""
+    if not model.is_capturable:
+        _logger.info("event=cuda_graphs sizes=0 reason=%r", "the model looks at its batch on the host")
+        return None
+    if not isinstance(backend, DecodePlanner):
+        _logger.info("event=cuda_graphs sizes=0 reason=%r", "the attention backend plans its steps on the host")
+        return None
+    begin_s = time.perf_counter()
+    graphs = DecodeGraphs(model, caches, backend, last_tokens, max_num_blocks, capture)
+    num_sizes, num_seconds = len(batch_sizes(len(last_tokens.token_ids))), time.perf_counter() - begin_s
+    _logger.info("event=cuda_graphs sizes=%d seconds=%.1f", num_sizes, num_seconds)
+    return graphs
+
+
+class DecodeGraphs:
+    """Runs decode steps; see the top of this file. Making it captures all graphs, the largest first.
+
+    Args:
+        model: With its weights; `is_capturable`.
+        caches: One a layer, with one block more than sequences get: the last one.
+        planner: Of the attention.
+        last_tokens: What was sampled last.
+        max_num_blocks: Longest block table of a sequence.
+        capture: Records a function.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        caches: Sequence[LayerCache],
+        planner: DecodePlanner,
+        last_tokens: LastTokens,
+        max_num_blocks: int,
+        capture: Capture,
+    ) -> None:
+        self._model, self._caches, self._planner, self._last_tokens = model, caches, planner, last_tokens
+        device = model.device
+        self._sizes = batch_sizes(len(last_tokens.token_ids))
+        largest = self._sizes[-1]
+        self._spare_block_id = len(caches[0].keys) - 1
+        self._rows = torch.arange(largest, device=device)
+        # Token id, slot in the batch table, position, slot of the cache; a padding row in each column.
+        padding = np.array([0, 0, 0, self._spare_block_id * caches[0].block_size], np.int64)
+        self._padding = np.repeat(padding[:, None], largest, axis=1)
+        self._inputs = to_device(self._padding.copy(), device)
+        self._block_tables = torch.full(
+            (largest, max_num_blocks), self._spare_block_id, dtype=torch.int32, device=device
+        )
+        with torch.inference_mode():
+            self._replays = {size: capture(partial(self._forward, size)) for size in reversed(self._sizes)}
+
+    def can_run(self, layout: StepLayout) -> bool:
+        """Return whether a step only decodes, and not more than the largest graph."""
+        num_rows = len(layout.slots)
+        return layout.num_decodes == num_rows == len(layout.sample_rows) and num_rows <= self._sizes[-1]
+
+    def run(self, table: BatchTable, layout: StepLayout) -> torch.Tensor:
+        """Compute a step that `can_run`; return what `LanguageModel.logits` takes, [num_rows, hidden_size].
+
+        The result is valid until the next call.
+        """
+        num_rows = len(layout.slots)
+        size = next(size for size in self._sizes if size >= num_rows)
+        slots, positions, block_size = layout.slots, layout.starts, table.block_size
+        inputs = self._padding.copy()
+        inputs[:, :num_rows] = (
+            table.token_ids[slots, positions],
+            slots,
+            positions,
+            table.block_tables[slots, positions // block_size].astype(np.int64) * block_size + positions % block_size,
+        )
+        self._inputs.copy_(to_device(inputs, self._inputs.device))
+        num_blocks = int(positions.max()) // block_size + 1
+        block_tables = np.full((size, num_blocks), self._spare_block_id, np.int32)
+        block_tables[:num_rows] = table.block_tables[slots, :num_blocks]
+        self._block_tables[:size, :num_blocks].copy_(to_device(block_tables, self._block_tables.device))
+        return self._replays[size]()[:num_rows]
+
+    def _forward(self, size: int) -> torch.Tensor:
+        """Run the model on the first `size` rows of the tensors that stay; return [size, hidden_size]."""
+        token_ids, slots, positions, slot_mapping = self._inputs[:, :size]
+        batch = DecodeBatch((positions + 1).int(), self._block_tables[:size], slot_mapping)
+        plan = self._planner.decode_plan(batch, self._caches[0])
+        known = self._last_tokens.choose(token_ids, slots)
+        return self._model.forward(known, positions, self._caches, plan, self._rows[:size])

@@ -1,0 +1,82 @@
+"""The order between swaps and computation: on a GPU they run side by side, held together by events.
+
+Blocks that leave are copied aside behind everything computed so far, and what is computed next waits for that copy
+alone, not for its way to the host. Blocks that return cross to the device while earlier steps still compute; only
+what is computed after them waits.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
+
+import torch
+
+
+class SwapStream(Protocol):
+    """Where swaps run, one after the other, beside the stream that computes."""
+
+    def beside_compute(self) -> AbstractContextManager[None]:
+        """Work inside waits for earlier swaps alone."""
+
+    def behind_compute(self) -> AbstractContextManager[None]:
+        """Work inside waits for earlier swaps, and for all that was computed so far."""
+
+    def hold_compute(self) -> None:
+        """What is computed from here on waits for the swaps so far."""
+
+    def give_to_compute(self, tensor: torch.Tensor) -> None:
+        """Keep the memory of a tensor, made in the swap stream, until the computation that uses it is done."""
+
+
+class ProgramOrder:
+    """For a CPU, where everything is done when the call returns; see `SwapStream`."""
+
+    def beside_compute(self) -> AbstractContextManager[None]:
+        """Run at once."""
+        return nullcontext()
+
+    def behind_compute(self) -> AbstractContextManager[None]:
+        """Run at once."""
+        return nullcontext()
+
+    def hold_compute(self) -> None:
+        """Nothing to wait for."""
+
+    def give_to_compute(self, tensor: torch.Tensor) -> None:
+        """Nothing to keep."""
+
+
+class CudaSwapStream:
+    """A CUDA stream beside the default one, which computes; see `SwapStream`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def beside_compute(self) -> Iterator[None]:
+        """Run in the stream of swaps."""
+        with torch.cuda.stream(self._stream):
+            yield
+
+    @contextmanager
+    def behind_compute(self) -> Iterator[None]:
+        """Run in the stream of swaps, behind what has been launched in the other."""
+        self._stream.wait_stream(self._compute_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def hold_compute(self) -> None:
+        """Have the stream that computes wait."""
+        self._compute_stream().wait_event(self._stream.record_event())
+
+    def give_to_compute(self, tensor: torch.Tensor) -> None:
+        """Tell the allocator that the stream that computes uses the tensor."""
+        tensor.record_stream(self._compute_stream())
+
+    def _compute_stream(self) -> torch.cuda.Stream:
+        return torch.cuda.default_stream(self._stream.device)
+
+
+def swap_stream(device: torch.device) -> SwapStream:
+    """Return what orders swaps on a device."""
+    return CudaSwapStream(device) if device.type == "cuda" else ProgramOrder()

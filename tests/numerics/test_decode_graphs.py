@@ -1,0 +1,154 @@
+"""Decodes that are replayed equal decodes that are planned anew, and a replay does the same work whatever the batch.
+
+There is no CUDA graph on a CPU: a replay runs the function again, under eyes that see what a capture would forbid.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from executor_svc.config import ExecutorConfig
+from executor_svc.decode_graphs import MAX_BATCH_SIZE, Replay, batch_sizes
+from executor_svc.worker_loading import load_worker
+from shared.step import SamplingRow, TableDelta
+from tests.numerics.architectures import save_tiny_architecture
+from tests.numerics.driver import PoisonedCacheEngine, StepDriver
+from tests.numerics.launch_ahead import Ahead, admit, assert_same, one_at_a_time
+from tests.numerics.native_architectures import NATIVE_ARCHITECTURES
+from tests.numerics.reference import random_prompt
+
+# They make the host wait for values, or copy memory of the host.
+FORBIDDEN = {"_local_scalar_dense", "nonzero", "lift_fresh", "masked_select", "unique_dim", "_unique2"}
+
+
+class LaunchLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down every operation with the shapes of its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.launches: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in FORBIDDEN, f"{name} makes the host wait"
+        shapes = tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else None for value in args)
+        self.launches.append((name, *shapes))
+        return func(*args, **(kwargs or {}))
+
+
+class StrictCapture:
+    """Runs the function again for each replay, and expects it to do the same as when it was captured."""
+
+    def __init__(self) -> None:
+        self.num_replays: dict[int, int] = {}  # by batch size
+
+    def __call__(self, run: Callable[[], torch.Tensor]) -> Replay:
+        run()  # as before a capture
+        with LaunchLog() as captured:
+            size = len(run())
+
+        def replay() -> torch.Tensor:
+            with LaunchLog() as log:
+                output = run()
+            assert log.launches == captured.launches
+            self.num_replays[size] = self.num_replays.get(size, 0) + 1
+            return output
+
+        return replay
+
+
+@pytest.fixture
+def capture(monkeypatch: pytest.MonkeyPatch) -> StrictCapture:
+    made = StrictCapture()
+    monkeypatch.setattr("executor_svc.worker_loading.graph_capture", lambda _: made)
+    monkeypatch.setattr("executor_svc.worker_loading.CacheEngine", PoisonedCacheEngine)
+    return made
+
+
+def driver_of(directory: Path, cuda_graphs: str, max_num_seqs: int = 12) -> StepDriver:
+    config = ExecutorConfig(
+        model=str(directory),
+        cpu_kernels="torch",
+        block_size_tokens=4,
+        num_device_blocks=600,
+        max_num_seqs=max_num_seqs,
+        cuda_graphs=cuda_graphs,
+    )
+    return StepDriver(load_worker(config))
+
+
+def generate(driver: StepDriver, lengths: Sequence[int], sampling: SamplingRow) -> list[list[int]]:
+    return driver.generate([random_prompt(length, seed=length) for length in lengths], 9, 30, sampling)
+
+
+DENSE = [name for name in NATIVE_ARCHITECTURES if "Moe" not in name and name != "MixtralForCausalLM"]
+SAMPLINGS = {"greedy": SamplingRow(), "random": SamplingRow(temperature=0.9, top_p=0.9, seed=4)}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("name", DENSE)
+def test_every_family_decodes_as_without_graphs(
+    name: str, sampling: str, tmp_path: Path, capture: StrictCapture
+) -> None:
+    save_tiny_architecture(tmp_path, name, NATIVE_ARCHITECTURES[name])
+    lengths = (1, 3, 4, 5, 17, 33, 40)
+    without = generate(driver_of(tmp_path, "off"), lengths, SAMPLINGS[sampling])
+    assert not capture.num_replays
+
+    assert generate(driver_of(tmp_path, "auto"), lengths, SAMPLINGS[sampling]) == without
+    assert capture.num_replays[8] > 0  # 7 rows and one of padding
+
+
+@pytest.mark.parametrize("name", sorted(set(NATIVE_ARCHITECTURES) - set(DENSE)))
+def test_a_mixture_of_experts_runs_without_graphs(
+    name: str, tmp_path: Path, capture: StrictCapture, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_tiny_architecture(tmp_path, name, NATIVE_ARCHITECTURES[name])
+    with caplog.at_level("INFO"):
+        driver = driver_of(tmp_path, "auto")
+    assert "event=cuda_graphs sizes=0 reason='the model looks at its batch on the host'" in caplog.text
+    assert len(generate(driver, (5, 6), SamplingRow())[0]) == 9
+    assert not capture.num_replays
+
+
+def test_every_batch_size_and_steps_with_chunks_beside(
+    tmp_path: Path, capture: StrictCapture, device_sampling: None
+) -> None:
+    save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
+    lengths = [1 + index for index in range(12)]
+    for num_rows in (1, 2, 3, 7, 9, 12):
+        without = generate(driver_of(tmp_path, "off"), lengths[:num_rows], SamplingRow())
+        assert generate(driver_of(tmp_path, "auto"), lengths[:num_rows], SamplingRow()) == without
+    assert sorted(capture.num_replays) == [1, 2, 4, 8, 12]
+
+
+def test_replays_feed_tokens_that_the_host_does_not_know_yet(
+    tmp_path: Path, capture: StrictCapture, device_sampling: None
+) -> None:
+    save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
+    prompts = [random_prompt(length, seed=length) for length in (2, 9, 30)]
+    expected = one_at_a_time(one := driver_of(tmp_path, "off"), decodes(one, prompts))
+    ahead = Ahead(driver_of(tmp_path, "auto"))
+    for delta in decodes(ahead.driver, prompts):
+        ahead.launch(delta)
+    assert_same(ahead.finish(), expected)
+    assert capture.num_replays == {4: 8}
+
+
+def decodes(driver: StepDriver, prompts: Sequence[Sequence[int]]) -> list[TableDelta]:
+    return [admit(driver, prompts, SAMPLINGS["random"]), *[TableDelta()] * 8]
+
+
+def test_the_ladder_pads_at_most_a_quarter_above_8() -> None:
+    for max_num_seqs in (1, 2, 3, 8, 100, 256, 512, 1000):
+        sizes = batch_sizes(max_num_seqs)
+        assert sizes[-1] == min(max_num_seqs, MAX_BATCH_SIZE)
+        assert sizes == sorted(set(sizes))
+        for num_rows in range(9, sizes[-1] + 1):
+            size = next(size for size in sizes if size >= num_rows)
+            assert size - num_rows <= max(7, size // 5)
+    assert len(batch_sizes(512)) <= 24

@@ -1,0 +1,123 @@
+"""Steps that are launched before the tokens that they feed are known give the tokens of steps one at a time."""
+
+import numpy as np
+import pytest
+
+from shared.errors import StepFailedError
+from shared.step import UNKNOWN_TOKEN, Fork, SamplingRow, TableDelta, pairs
+from tests.numerics.conftest import TinyModel
+from tests.numerics.driver import StepDriver
+from tests.numerics.launch_ahead import NUM_NEW_TOKENS, Ahead, admit, assert_same, one_at_a_time
+from tests.numerics.reference import MakeDriver, random_prompt
+
+GREEDY = SamplingRow()
+RANDOM = SamplingRow(temperature=0.9, top_k=20, top_p=0.95, min_p=0.01, seed=7)
+PENALIZED = SamplingRow(temperature=1.1, repetition_penalty=1.7, frequency_penalty=0.4, seed=3)
+WITH_LOGPROBS = SamplingRow(temperature=0.8, num_logprobs=3, seed=5)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, RANDOM, PENALIZED, WITH_LOGPROBS])
+def test_all_steps_are_launched_before_the_first_is_finished(
+    sampling: SamplingRow, tiny_models: dict[str, TinyModel], make_driver: MakeDriver, device_sampling: None
+) -> None:
+    prompts = [random_prompt(length, seed=length) for length in (1, 7, 30)]
+    drivers = [make_driver(tiny_models["gqa"]) for _ in range(2)]
+    expected, ahead = drivers[0], Ahead(drivers[1])
+
+    deltas = [[admit(driver, prompts, sampling), *[TableDelta()] * NUM_NEW_TOKENS] for driver in drivers]
+    for delta in deltas[1]:
+        ahead.launch(delta)
+
+    assert_same(ahead.finish(), one_at_a_time(expected, deltas[0]))
+    tables = [driver.worker.table for driver in drivers]
+    assert [tables[1].tokens_of(slot).tolist() for slot in range(3)] == [
+        tables[0].tokens_of(slot).tolist() for slot in range(3)
+    ]
+
+
+def test_nobody_waits_for_tokens_that_only_the_device_needs(
+    tiny_models: dict[str, TinyModel], make_driver: MakeDriver, device_sampling: None
+) -> None:
+    ahead = Ahead(make_driver(tiny_models["gqa"]))
+    ahead.launch(admit(ahead.driver, [random_prompt(5)], RANDOM))
+    for _ in range(3):
+        ahead.launch(TableDelta())
+
+    assert ahead.driver.worker.table.tokens_of(0)[5:].tolist() == [UNKNOWN_TOKEN] * 4
+    answers = [result.sampled_token_ids[0] for result in ahead.finish()]
+    assert ahead.driver.worker.table.tokens_of(0)[5:].tolist() == answers
+
+
+def test_a_penalty_sees_the_tokens_in_flight(
+    tiny_models: dict[str, TinyModel], make_driver: MakeDriver, device_sampling: None
+) -> None:
+    ahead = Ahead(make_driver(tiny_models["gqa"]))
+    ahead.launch(admit(ahead.driver, [random_prompt(5)], RANDOM))
+    ahead.launch(TableDelta())
+    ahead.launch(admit(ahead.driver, [random_prompt(6)], PENALIZED, first_slot=1))
+
+    tokens = ahead.driver.worker.table.tokens_of(0).tolist()
+    assert UNKNOWN_TOKEN not in tokens[5:7]  # of the steps before
+    assert len(ahead.finish()) == 3
+
+
+def test_sequences_come_and_go_while_tokens_are_in_flight(
+    tiny_models: dict[str, TinyModel], make_driver: MakeDriver, device_sampling: None
+) -> None:
+    prompts = [random_prompt(length, seed=length) for length in (9, 3)]
+    drivers = [make_driver(tiny_models["gqa"]) for _ in range(2)]
+
+    def deltas(driver: StepDriver) -> list[TableDelta]:
+        first = admit(driver, prompts[:1], RANDOM)
+        second = admit(driver, prompts[1:], GREEDY, first_slot=1)
+        # Slot 0 is given to another sequence while the last tokens of the first are in flight.
+        block_ids = driver.take_blocks(40)
+        again = driver.admission(0, prompts[1], 20, RANDOM)
+        again = type(again)(0, 2, again.token_ids, again.num_prompt_tokens, 0, block_ids, RANDOM)
+        replaced = TableDelta(
+            released_slots=np.array([0], np.int32), admissions=(again,), prefill_chunks=pairs((0, len(prompts[1])))
+        )
+        return [first, TableDelta(), second, TableDelta(), replaced, TableDelta(), TableDelta()]
+
+    expected = one_at_a_time(drivers[0], deltas(drivers[0]))
+    ahead = Ahead(drivers[1])
+    for delta in deltas(drivers[1]):
+        ahead.launch(delta)
+    assert_same(ahead.finish(), expected)
+
+
+def test_forks_feed_the_token_of_their_own(
+    tiny_models: dict[str, TinyModel], make_driver: MakeDriver, device_sampling: None
+) -> None:
+    drivers = [make_driver(tiny_models["gqa"]) for _ in range(2)]
+
+    def deltas(driver: StepDriver) -> list[TableDelta]:
+        admission = driver.admission(0, random_prompt(8), 0, RANDOM)
+        fork = Fork(0, 1, 1, SamplingRow(temperature=1.0, seed=7, output_index=1))
+        first = TableDelta(admissions=(admission,), prefill_chunks=pairs((0, 8)), forks=(fork,))
+        blocks = driver.take_blocks(8)
+        grown = TableDelta(appended_blocks=pairs((0, int(blocks[0])), (1, int(blocks[1]))))
+        return [first, grown, TableDelta(), TableDelta()]
+
+    expected = one_at_a_time(drivers[0], deltas(drivers[0]))
+    ahead = Ahead(drivers[1])
+    for delta in deltas(drivers[1]):
+        ahead.launch(delta)
+    assert_same(ahead.finish(), expected)
+    assert any(
+        len(set(result.sampled_token_ids.tolist())) == 2 for result in expected[:-1]
+    )  # they feed different tokens
+
+
+def test_an_error_on_the_device_is_an_error_of_the_step(
+    tiny_models: dict[str, TinyModel], make_driver: MakeDriver, device_sampling: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = Ahead(make_driver(tiny_models["gqa"]))
+    ahead.launch(admit(ahead.driver, [random_prompt(5)], RANDOM))
+
+    def fail(_: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr("executor_svc.step_timer.HostTimer.wait", fail)
+    with pytest.raises(StepFailedError, match="step 1 failed: RuntimeError: an illegal memory access"):
+        ahead.finish()
