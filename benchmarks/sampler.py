@@ -30,6 +30,7 @@ from executor_svc.native.sampling import load_sampling
 from executor_svc.sample_rows import SampleRows
 from executor_svc.sampler import Sampler
 from executor_svc.torch_worker import TorchWorker
+from executor_svc.worker import execute
 from executor_svc.worker_loading import load_worker
 from octavo.model_store import prepare_model
 from shared.step import SAMPLING_ROW, Admission, Int32Array, SamplingRow, Step, TableDelta, pairs
@@ -130,8 +131,8 @@ def decoding_step(worker: TorchWorker, prompts: Int32Array) -> Callable[[], obje
         blocks = np.arange(slot * num_blocks, (slot + 1) * num_blocks, dtype=np.int32)
         admission = Admission(slot, 1, prompt, PROMPT_TOKENS, 0, blocks, SamplingRow())
         delta = TableDelta(admissions=(admission,), prefill_chunks=pairs((slot, PROMPT_TOKENS)))
-        worker.execute(Step(1, next(step_ids), delta))
-    return lambda: worker.execute(Step(1, next(step_ids), TableDelta()))
+        execute(worker, Step(1, next(step_ids), delta))
+    return lambda: execute(worker, Step(1, next(step_ids), TableDelta()))
 
 
 def make_sampler(cpu_kernels: CpuKernels) -> Sampler:

@@ -80,7 +80,7 @@ class Decoder:
 
     @property
     def is_capturable(self) -> bool:
-        """Whether a CUDA graph can hold `forward`: experts run for the tokens that chose them, ranks wait for others."""
+        """Whether a CUDA graph can hold `forward`: not where tokens choose experts, or ranks wait for each other."""
         return self.config.experts is None and self._group.size == 1
 
     def forward(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from executor_svc.worker import Worker
+from executor_svc.worker import Worker, execute
 from scheduler_svc.core.beam_search import Hypothesis
 from scheduler_svc.core.fleet import Fleet
 from scheduler_svc.core.limits import SchedulerLimits
@@ -51,7 +51,7 @@ class WiredWorker:
 
     def execute(self, step: Step) -> StepResult:
         """Run the step, with both encodings."""
-        return result_over_the_wire(self._worker.execute(over_the_wire(step)))
+        return result_over_the_wire(execute(self._worker, over_the_wire(step)))
 
 
 @dataclass(slots=True, eq=False)
