@@ -1,12 +1,22 @@
-"""Shared fixtures; Hypothesis profiles: `quick`, and `thorough` (slow tests, OCTAVO_HYPOTHESIS_PROFILE=thorough)."""
+"""Shared fixtures; Hypothesis profiles: `quick`, and `thorough` (slow tests, OCTAVO_HYPOTHESIS_PROFILE=thorough).
+
+Where there is no NVIDIA device, Triton's kernels are interpreted. Triton decides that when it is imported, so it is
+said here, before any test module is.
+"""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from octavo.model_store import find_model
+
+if shutil.which("nvidia-smi") is None and not list(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ["TRITON_INTERPRET"] = "1"
+# Triton warns that its default is going to change; the kernels are tested with fused multiply-add.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 settings.register_profile(
     "quick",

@@ -5,10 +5,11 @@
     filters.py      temperature, top-k, top-p, min-p, typical-p: which tokens are left
     drawing.py      one token of what is left
     likeliest.py    the largest of a row, found by blocks
+    device_sampling.py  filters and draw in one Triton kernel, for a GPU
 
 Nothing of a row's result depends on the other rows, down to the last bit: sums run over fixed blocks.
 """
 
-from executor_svc.sampler.sampler import Sampled, Sampler
+from executor_svc.sampler.sampler import DrawOnDevice, Sampled, Sampler
 
-__all__ = ["Sampled", "Sampler"]
+__all__ = ["DrawOnDevice", "Sampled", "Sampler"]

@@ -71,6 +71,8 @@ class Sampler:
         assert self._draw_on_device is not None
         sampling = rows.sampling
         draws = uniforms(sampling["seed"], sampling["output_index"], rows.num_output_tokens)
+        if logits.stride(1) != 1:
+            logits = logits.contiguous()
         return self._draw_on_device(logits, logit_rows, sampling, draws)
 
     def sample(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Sampled:

@@ -23,10 +23,13 @@ class Step:
         rows: The sequences.
         block_size: In tokens.
         gone_window: The widest window of the layers. What lies before it has no blocks; None: all have theirs.
+        device: Where the cache is.
     """
 
-    def __init__(self, rows: Rows, block_size: int, gone_window: int | None = None) -> None:
-        self.rows, self.block_size = rows, block_size
+    def __init__(
+        self, rows: Rows, block_size: int, gone_window: int | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        self.rows, self.block_size, self.device = rows, block_size, device
         self.firsts = [
             0 if gone_window is None else max(0, start + 1 - gone_window) // block_size * block_size
             for start, _ in rows
@@ -45,7 +48,7 @@ class Step:
             slots = tables[row, positions // block_size].astype(np.int64) * block_size + positions % block_size
             self.slots.append(slots.tolist())
         new_slots = [slot for slots, (_, length) in zip(self.slots, rows, strict=True) for slot in slots[-length:]]
-        self.metadata = AttentionMetadata(starts, lengths, tables, torch.tensor(new_slots))
+        self.metadata = AttentionMetadata(starts, lengths, tables, torch.tensor(new_slots, device=device))
 
 
 class LayerInput:
@@ -77,7 +80,9 @@ class LayerInput:
         if is_rotated:
             angles = 6 * torch.rand(num_tokens, head_dim // 2, generator=generator)
             cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-            self.rotation = Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+            cosines, signed_sines = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+            self.rotation = Rotation(cosines.to(step.device), signed_sines.to(step.device))
+        self.keys, self.values, self.qkv = (tensor.to(step.device) for tensor in (self.keys, self.values, self.qkv))
 
     def attend(self, backend: AttentionBackend, layer: AttentionLayer) -> tuple[torch.Tensor, LayerCache]:
         """Return what a backend answers for a plan of this layer alone, and the cache after it."""
@@ -86,17 +91,17 @@ class LayerInput:
         return plan.attend(self.qkv.clone(), self.rotation, cache, layer), cache
 
     def attend_naively(self, layer: AttentionLayer) -> tuple[torch.Tensor, LayerCache]:
-        """Return what `attend` should, in float64: one query at a time, whole sequences in plain tensors."""
-        qkv = self.qkv.double()
+        """Return what `attend` should, in float64 on the CPU: one query at a time, whole sequences in plain tensors."""
+        qkv, slot_mapping = self.qkv.cpu().double(), self.step.metadata.slot_mapping.cpu()
         rotated = qkv[:, : -self.num_kv_heads]
         if self.rotation is not None:
             half = rotated.shape[2] // 2
-            cos, sin = (part.double()[:, None, half:] for part in (self.rotation.cos, self.rotation.signed_sin))
+            cos, sin = (part.cpu().double()[:, None, half:] for part in (self.rotation.cos, self.rotation.signed_sin))
             low, high = rotated[..., :half], rotated[..., half:]
             rotated = torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
-        cache = LayerCache(self.keys.double(), self.values.double())
-        cache.keys.flatten(0, 1)[self.step.metadata.slot_mapping] = rotated[:, self.num_heads :]
-        cache.values.flatten(0, 1)[self.step.metadata.slot_mapping] = qkv[:, -self.num_kv_heads :]
+        cache = LayerCache(self.keys.cpu().double(), self.values.cpu().double())
+        cache.keys.flatten(0, 1)[slot_mapping] = rotated[:, self.num_heads :]
+        cache.values.flatten(0, 1)[slot_mapping] = qkv[:, -self.num_kv_heads :]
         queries = rotated[:, : self.num_heads].numpy()
         output = np.empty_like(queries)
         token = 0

@@ -1,0 +1,204 @@
+"""Paged attention in our own Triton kernels (`executor_svc/triton_kernels/`): any CUDA device from 8.0 on.
+
+A plan parts the rows of a step: those of one token go to the decode kernel, longer ones to the prefill kernel. What
+depends on no layer is made and copied to the device once a step.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from executor_svc.attention.explicit_attention import slopes_on
+from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, DecodeBatch, LayerCache, Rotation
+from executor_svc.device_copy import to_device
+from executor_svc.triton_kernels.decode import DecodeRows, PartialResults, decode
+from executor_svc.triton_kernels.key_value_write import write_in_triton
+from executor_svc.triton_kernels.prefill import PrefillRows, prefill, query_tiles
+from executor_svc.triton_kernels.tiles import MAX_SPLITS, prefill_tile
+
+# Of the decode kernel, on one multiprocessor at once: what its shared memory allows on a device of capability 8.0.
+RESIDENT_PROGRAMS: Final = 2
+# Programs for each place: more than one, so that a row longer than the others does not run alone at the end.
+MIN_WAVES, MAX_WAVES = 2, 4
+# A number of splits is good enough if it keeps this much of the device busy that the best one does.
+GOOD_ENOUGH: Final = 0.9
+# Arrays in one copy begin at multiples of 16 bytes: the compiler makes one kernel for aligned addresses only.
+ALIGNMENT: Final = 4
+
+
+def number_of_splits(num_rows: int, num_kv_heads: int, num_multiprocessors: int) -> int:
+    """Return into how many parts a decode kernel cuts the keys of each row; the lengths have no say.
+
+    The least number that makes `MIN_WAVES` programs for each place on the device, and whose last wave is nearly full.
+    """
+    num_places = RESIDENT_PROGRAMS * num_multiprocessors
+    num_programs = num_rows * num_kv_heads
+    most = max(1, min(MAX_SPLITS, MAX_WAVES * num_places // num_programs))
+    least = min(most, -(-MIN_WAVES * num_places // num_programs))
+    busy = [_busy_share(num_programs * splits / num_places) for splits in range(least, most + 1)]
+    return next(least + index for index, share in enumerate(busy) if share >= GOOD_ENOUGH * max(busy))
+
+
+def _busy_share(waves: float) -> float:
+    """Return how much of the device works, on average, until the last of so many waves of programs is over."""
+    return waves / math.ceil(waves)
+
+
+class TritonAttentionBackend:
+    """Plans for caches on torch's current CUDA device. Steps run one after the other, on one stream.
+
+    It keeps the memory in which the splits of a decode leave their results: CUDA graphs have its address.
+
+    Args:
+        num_multiprocessors: Of the device; None: ask it.
+    """
+
+    def __init__(self, num_multiprocessors: int | None = None) -> None:
+        self._num_multiprocessors = num_multiprocessors
+        self._memory: SplitMemory | None = None
+
+    def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> "TritonAttentionPlan":
+        """Prepare a step."""
+        device = cache.keys.device
+        starts, lengths, tables = metadata.starts, metadata.lengths, metadata.block_tables
+        first_tokens = np.cumsum(lengths) - lengths
+        is_decode = lengths == 1
+        num_decodes = int(is_decode.sum())
+        order = np.argsort(~is_decode, kind="stable")  # decodes first
+        visible, token_ids, block_tables = _to_device_at_once(
+            [
+                starts[is_decode] + 1,
+                first_tokens[is_decode],
+                tables[order] if 0 < num_decodes < len(order) else tables,
+            ],
+            device,
+        )
+        decodes = chunks = None
+        if num_decodes:
+            decodes = DecodeRows(visible, block_tables, None if num_decodes == len(order) else token_ids)
+        if num_decodes < len(order):
+            rest = order[num_decodes:]
+            chunks = Chunks(starts[rest], lengths[rest], first_tokens[rest], block_tables[num_decodes:])
+        return TritonAttentionPlan(metadata.slot_mapping, decodes, chunks, self._splits(num_decodes, cache))
+
+    def decode_plan(self, batch: DecodeBatch, cache: LayerCache) -> "TritonAttentionPlan":
+        """Prepare decodes that depend on nothing on the host; see `DecodePlanner`.
+
+        The backend must live as long as a CUDA graph of the plan.
+        """
+        rows = DecodeRows(batch.num_visible_tokens, batch.block_tables, None)
+        return TritonAttentionPlan(batch.slot_mapping, rows, None, self._splits(len(batch.num_visible_tokens), cache))
+
+    def _splits(self, num_rows: int, cache: LayerCache) -> "Splits":
+        """Return how decodes of so many rows are split."""
+        if self._memory is None:
+            num_multiprocessors = self._num_multiprocessors
+            if num_multiprocessors is None:
+                num_multiprocessors = torch.cuda.get_device_properties(cache.keys.device).multi_processor_count
+            self._memory = SplitMemory(num_multiprocessors)
+        number = number_of_splits(num_rows, cache.keys.shape[2], self._memory.num_multiprocessors) if num_rows else 1
+        return Splits(number, self._memory)
+
+
+class SplitMemory:
+    """The results of splits, until they are joined: room for as many as there can ever be, made at first use.
+
+    Args:
+        num_multiprocessors: Of the device.
+    """
+
+    def __init__(self, num_multiprocessors: int) -> None:
+        self.num_multiprocessors = num_multiprocessors
+        self._partial: dict[tuple[int, int], PartialResults] = {}
+
+    def take(self, group: int, head_dim: int, device: torch.device) -> PartialResults:
+        """Return the room for groups of so many heads; all callers get the same."""
+        partial = self._partial.get((group, head_dim))
+        if partial is None:
+            num_parts = MAX_WAVES * RESIDENT_PROGRAMS * self.num_multiprocessors * group
+            outputs = torch.empty(num_parts * head_dim, dtype=torch.float32, device=device)
+            scores = torch.empty(num_parts, dtype=torch.float32, device=device)
+            partial = self._partial[group, head_dim] = PartialResults(outputs, scores)
+        return partial
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """How the decodes of a step are split."""
+
+    number: int
+    memory: SplitMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Rows of several tokens; the arrays are on the host, [num_rows]."""
+
+    starts: npt.NDArray[np.int32]  # position of the first token
+    lengths: npt.NDArray[np.int32]
+    first_tokens: npt.NDArray[np.int64]  # index of the first token in the step
+    block_tables: torch.Tensor  # [num_rows, max_num_blocks] int32, on the device
+
+
+class TritonAttentionPlan:
+    """One step, prepared; see `executor_svc.attention.AttentionPlan`."""
+
+    def __init__(
+        self,
+        slot_mapping: torch.Tensor,
+        decodes: DecodeRows | None,
+        chunks: Chunks | None,
+        splits: Splits,
+    ) -> None:
+        self._slot_mapping = slot_mapping
+        self._decodes = decodes
+        self._chunks = chunks
+        self._splits = splits
+        self._prefill_rows: PrefillRows | None = None  # made by the first layer, which knows the number of heads
+
+    def attend(
+        self, qkv: torch.Tensor, rotation: Rotation | None, cache: LayerCache, layer: AttentionLayer
+    ) -> torch.Tensor:
+        """Rotate, write the keys and values of all tokens into the cache, then attend; see `AttentionPlan`."""
+        query = write_in_triton(qkv, rotation, self._slot_mapping, cache).query
+        num_tokens, num_heads, head_dim = query.shape
+        output = torch.empty(num_tokens, num_heads * head_dim, dtype=query.dtype, device=query.device)
+        slopes = layer.alibi_slopes
+        slopes_tensor = None if slopes is None else slopes_on(query.device, query.dtype, slopes)
+        if self._decodes is not None:
+            partial = None
+            if self._splits.number > 1:
+                partial = self._splits.memory.take(num_heads // cache.keys.shape[2], head_dim, query.device)
+            decode(self._decodes, query, cache, layer, slopes_tensor, self._splits.number, partial, output)
+        if self._chunks is not None:
+            if self._prefill_rows is None:
+                self._prefill_rows = prefill_rows(self._chunks, query, cache)
+            prefill(self._prefill_rows, query, cache, layer, slopes_tensor, output)
+        return output
+
+
+def prefill_rows(chunks: Chunks, query: torch.Tensor, cache: LayerCache) -> PrefillRows:
+    """Cut rows into tiles for a query, [num_tokens, num_heads, head_dim], and a cache."""
+    group = query.shape[1] // cache.keys.shape[2]
+    # The interpreter has no device; any tile is right there.
+    capability = torch.cuda.get_device_capability(query.device) if query.is_cuda else (9, 0)
+    tile = prefill_tile(query.shape[2], group, query.dtype.itemsize, capability)
+    tiles = query_tiles(chunks.starts, chunks.lengths, chunks.first_tokens, tile.num_queries // group)
+    return PrefillRows(to_device(tiles, query.device), chunks.block_tables, tile)
+
+
+def _to_device_at_once(arrays: list[npt.NDArray[np.integer]], device: torch.device) -> list[torch.Tensor]:
+    """Copy arrays to a device in one piece, int32, without waiting."""
+    ends = np.cumsum([-(-array.size // ALIGNMENT) * ALIGNMENT for array in arrays]).tolist()
+    begins = [0, *ends[:-1]]
+    packed: npt.NDArray[np.int32] = np.empty(ends[-1], np.int32)
+    for begin, array in zip(begins, arrays, strict=True):
+        packed[begin : begin + array.size].reshape(array.shape)[...] = array
+    on_device = to_device(packed, device)
+    return [
+        on_device[begin : begin + array.size].view(array.shape) for begin, array in zip(begins, arrays, strict=True)
+    ]

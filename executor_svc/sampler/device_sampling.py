@@ -1,0 +1,58 @@
+"""Filters and draw on the device, without waiting for it: by the kernel of `executor_svc.triton_kernels.sampling`.
+
+Biases, penalties and token rules come before (`processors.py`): rows that have them are passed as rows of scores.
+"""
+
+import numpy as np
+import torch
+
+from executor_svc.device_copy import to_device
+from executor_svc.sampler.drawing import Draws
+from executor_svc.sampler.filters import MIN_TEMPERATURE, SamplingRows
+from executor_svc.triton_kernels.sampling import sample_rows
+from shared.step import Int32Array
+
+MAX_VOCAB_SIZE = 2**20
+
+# Tokens that a program reads at once, four a thread; thresholds that a pass over a row tries.
+TILE = 2048
+NUM_WARPS = 16
+NUM_PIVOTS = 8
+
+
+def sample_on_device(
+    logits: torch.Tensor, logit_rows: Int32Array, sampling: SamplingRows, draws: Draws
+) -> torch.Tensor:
+    """Return the sampled tokens, [num_samples] int64, on the device; nothing waits for it.
+
+    A row without a token that may come, or of NaN, gets some token.
+
+    Args:
+        logits: Raw, or scores that rules and penalties have changed, [num_logit_rows, vocab_size] float32; unchanged.
+        logit_rows: The row of `logits` that each sample row uses, [num_samples].
+        sampling: [num_samples] of SAMPLING_ROW; read are temperature, top_k, top_p, min_p and typical_p.
+            Temperature 0: the first of the likeliest tokens.
+        draws: [num_samples], in [0, 1).
+    """
+    assert logits.dtype == torch.float32 and logits.stride(1) == 1, "rows of float32"  # noqa: PT018
+    vocab_size = logits.shape[1]
+    assert vocab_size <= MAX_VOCAB_SIZE, "the masses of more tokens may overflow"
+    temperature, top_k, min_p = sampling["temperature"], sampling["top_k"], sampling["min_p"]
+    log_min_p = torch.from_numpy(np.maximum(min_p, np.float32(0))).log().numpy()
+    temperature = np.where(temperature > 0, np.maximum(temperature, MIN_TEMPERATURE), np.float32(0))
+    numbers = np.stack((temperature, sampling["top_p"], log_min_p, sampling["typical_p"]), 1)
+    limits = np.stack((logit_rows, np.where(top_k < vocab_size, top_k, 0)), 1)
+    token_ids = torch.empty(len(sampling), dtype=torch.int64, device=logits.device)
+    sample_rows[(len(sampling),)](
+        logits,
+        logits.stride(0),
+        vocab_size,
+        to_device(numbers.astype(np.float32), logits.device),
+        to_device(limits.astype(np.int32), logits.device),
+        to_device(draws, logits.device),
+        token_ids,
+        TILE=TILE,
+        NUM_PIVOTS=NUM_PIVOTS,
+        num_warps=NUM_WARPS,
+    )
+    return token_ids

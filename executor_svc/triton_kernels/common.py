@@ -1,0 +1,91 @@
+"""What the attention kernels share: dot products, the shape of scores, and which keys a program reads.
+
+Scores are kept in units of log2(e), so that the softmax is of powers of two.
+"""
+
+import triton
+import triton.language as tl
+
+# The interpreter keeps bfloat16 as integers and multiplies those.
+IS_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+LOG2_E = tl.constexpr(1.4426950408889634)
+# Below every score; finite, because the difference of two infinities is no number.
+LOWEST_SCORE = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def dot(left, right, accumulator):
+    """Return `accumulator + left @ right` in float32; float32 operands are multiplied as they are, not as TF32."""
+    if IS_INTERPRETED:
+        left = left.to(tl.float32)
+        right = right.to(tl.float32)
+    return tl.dot(left, right, accumulator, input_precision="ieee")
+
+
+@triton.jit
+def tanh(x):
+    """Return the hyperbolic tangent with a relative error of about 1e-6, also near 0."""
+    square = x * x
+    # The Taylor series, where 1 - exp(-2 |x|) would cancel.
+    series = x * (1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 + square * (-17.0 / 315.0))))
+    decay = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E))
+    quotient = (1.0 - decay) / (1.0 + decay)
+    return tl.where(square < 0.04, series, tl.where(x < 0, -quotient, quotient))
+
+
+@triton.jit
+def shape_scores(products, distances, slopes, scale, soft_cap, HAS_SOFT_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr):
+    """Return scores in units of log2(e) from `query . key`.
+
+    Args:
+        products: [num_queries, num_keys] float32.
+        distances: Key position - query position, broadcastable to `products`.
+        slopes: Of ALiBi times log2(e), [num_queries, 1]; anything without ALiBi.
+        scale: Of the products; times log2(e) without a soft cap.
+        soft_cap: See `AttentionLayer`; anything without one.
+        HAS_SOFT_CAP: Whether scores are capped.
+        HAS_ALIBI: Whether scores are shifted.
+    """
+    scores = products * scale
+    if HAS_SOFT_CAP:
+        scores = tanh(scores / soft_cap) * (soft_cap * LOG2_E)
+    if HAS_ALIBI:
+        scores += slopes * distances
+    return scores
+
+
+@triton.jit
+def slot_offsets(block_table, positions, is_read, SLOT_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Return where the slots of positions begin in a pool, in elements: int64, for pools exceed 2 ** 31 elements.
+
+    Args:
+        block_table: Pointer to the block ids of the row.
+        positions: [num_keys].
+        is_read: Whether a position is read; the ids of others are garbage, and are not read either.
+        SLOT_STRIDE: Elements from a slot to the next.
+        BLOCK_SIZE: Tokens in a block.
+    """
+    block_ids = tl.load(block_table + positions // BLOCK_SIZE, mask=is_read, other=0).to(tl.int64)
+    return (block_ids * BLOCK_SIZE + positions % BLOCK_SIZE) * SLOT_STRIDE
+
+
+@triton.jit
+def split_of_tiles(num_visible_tokens, window, split, num_splits, TILE_KEYS: tl.constexpr):
+    """Return the tiles of keys of one split, first and end, the first visible position, and how many splits have any.
+
+    It depends on the row's length where its keys begin and end, so that a launch does not.
+
+    Args:
+        num_visible_tokens: What the query sees without a window, 1 or more.
+        window: What it sees at most.
+        split: Index of the split.
+        num_splits: Of each row.
+        TILE_KEYS: Positions in a tile.
+    """
+    first_position = tl.maximum(num_visible_tokens - window, 0)
+    first_tile = first_position // TILE_KEYS
+    end_tile = (num_visible_tokens + TILE_KEYS - 1) // TILE_KEYS
+    tiles_per_split = (end_tile - first_tile + num_splits - 1) // num_splits
+    num_used_splits = (end_tile - first_tile + tiles_per_split - 1) // tiles_per_split
+    begin = first_tile + split * tiles_per_split
+    return begin, tl.minimum(begin + tiles_per_split, end_tile), first_position, num_used_splits

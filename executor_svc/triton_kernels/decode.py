@@ -1,0 +1,230 @@
+"""Decode attention: one query token a row, its keys split over several programs.
+
+A program takes the query heads that share a KV head, so that keys and values are read once, and one part of the keys;
+a softmax that is corrected as it goes (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax")
+needs one pass over them. A second kernel joins the parts (Flash-Decoding, Dao et al. 2023). How many
+parts there are does not depend on lengths: a CUDA graph launches the same programs at each replay, and those
+for which a row is too short end at once.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from executor_svc.attention.interface import AttentionLayer, LayerCache
+from executor_svc.triton_kernels.common import LOG2_E, LOWEST_SCORE, dot, shape_scores, slot_offsets, split_of_tiles
+from executor_svc.triton_kernels.tiles import MAX_SPLITS, WIDEST_WINDOW, decode_tile, pad, reduce_warps
+
+
+@triton.jit(do_not_specialize=["table_stride", "window", "num_splits"])
+def decode_kernel(
+    query,
+    query_stride,
+    keys,
+    values,
+    block_tables,
+    table_stride,
+    num_visible_tokens,
+    token_ids,
+    slopes,
+    output,
+    partial_outputs,
+    partial_scores,
+    scale,
+    soft_cap,
+    window,
+    num_splits,
+    HAS_SOFT_CAP: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_PADDED: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):
+    """Attend with the heads of one group of one row to one split of its keys; the grid is (KV heads, rows, splits)."""
+    kv_head = tl.program_id(0)
+    row = tl.program_id(1)
+    split = tl.program_id(2)
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
+    visible = tl.load(num_visible_tokens + row)
+    begin, end, first_position, _ = split_of_tiles(visible, window, split, num_splits, TILE_KEYS)
+    if begin >= end:
+        return
+    token = row
+    if token_ids is not None:
+        token = tl.load(token_ids + row)
+    dims = tl.arange(0, DIM_PADDED)
+    heads = tl.arange(0, GROUP_PADDED)
+    is_dim = dims < HEAD_DIM
+    is_query = (heads < GROUP)[:, None] & is_dim[None, :]
+    query_offsets = (kv_head * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
+    q = tl.load(query + token.to(tl.int64) * query_stride + query_offsets, mask=is_query, other=0.0)
+    slope = 0.0
+    if slopes is not None:
+        slope = tl.load(slopes + kv_head * GROUP + heads, mask=heads < GROUP, other=0.0)[:, None] * LOG2_E
+    block_table = block_tables + row.to(tl.int64) * table_stride
+    dim_offsets = kv_head * HEAD_DIM + dims
+    highest = tl.full([GROUP_PADDED], LOWEST_SCORE, tl.float32)
+    total = tl.full([GROUP_PADDED], 0.0, tl.float32)
+    weighted = tl.full([GROUP_PADDED, DIM_PADDED], 0.0, tl.float32)
+    for tile in tl.range(begin, end):
+        positions = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
+        is_visible = (positions >= first_position) & (positions < visible)
+        slots = slot_offsets(block_table, positions, is_visible, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE)
+        offsets = slots[:, None] + dim_offsets[None, :]
+        is_read = is_visible[:, None] & is_dim[None, :]
+        # What is hidden may be NaN, and 0 * NaN is NaN: it is not read.
+        k = tl.load(keys + offsets, mask=is_read, other=0.0)
+        v = tl.load(values + offsets, mask=is_read, other=0.0)
+        products = dot(q, tl.trans(k), tl.full([GROUP_PADDED, TILE_KEYS], 0.0, tl.float32))
+        distances = (positions - (visible - 1)).to(tl.float32)[None, :]
+        scores = shape_scores(products, distances, slope, scale, soft_cap, HAS_SOFT_CAP, slopes is not None)
+        scores = tl.where(is_visible[None, :], scores, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_highest[:, None])
+        correction = tl.exp2(highest - new_highest)
+        total = total * correction + tl.sum(weights, 1)
+        weighted = dot(weights.to(v.dtype), v, weighted * correction[:, None])
+        highest = new_highest
+    result = weighted / total[:, None]
+    if IS_SPLIT:
+        partial = (row.to(tl.int64) * NUM_HEADS + kv_head * GROUP + heads) * num_splits + split
+        tl.store(partial_scores + partial, highest + tl.log2(total), mask=heads < GROUP)
+        tl.store(partial_outputs + partial[:, None] * HEAD_DIM + dims[None, :], result, mask=is_query)
+    else:
+        output_row = output + token.to(tl.int64) * (NUM_HEADS * HEAD_DIM)
+        tl.store(output_row + query_offsets, result.to(output.dtype.element_ty), mask=is_query)
+
+
+@triton.jit(do_not_specialize=["window", "num_splits"])
+def reduce_kernel(
+    partial_outputs,
+    partial_scores,
+    num_visible_tokens,
+    token_ids,
+    output,
+    window,
+    num_splits,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+):
+    """Join the splits of one head of one row; the grid is (heads, rows)."""
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    visible = tl.load(num_visible_tokens + row)
+    _, _, _, num_used_splits = split_of_tiles(visible, window, 0, num_splits, TILE_KEYS)
+    token = row
+    if token_ids is not None:
+        token = tl.load(token_ids + row)
+    splits = tl.arange(0, MAX_SPLITS)
+    dims = tl.arange(0, DIM_PADDED)
+    is_used = splits < num_used_splits
+    first = (row.to(tl.int64) * NUM_HEADS + head) * num_splits
+    scores = tl.load(partial_scores + first + splits, mask=is_used, other=float("-inf"))
+    offsets = (first + splits)[:, None] * HEAD_DIM + dims[None, :]
+    is_read = is_used[:, None] & (dims < HEAD_DIM)[None, :]
+    parts = tl.load(partial_outputs + offsets, mask=is_read, other=0.0)
+    weights = tl.exp2(scores - tl.max(scores, 0))
+    result = tl.sum(parts * weights[:, None], 0) / tl.sum(weights, 0)
+    output_row = output + (token.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
+    tl.store(output_row + dims, result.to(output.dtype.element_ty), mask=dims < HEAD_DIM)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The rows of a step that have one token, on the device."""
+
+    num_visible_tokens: torch.Tensor  # [num_rows] int32, 1 or more
+    block_tables: torch.Tensor  # [num_rows or more, max_num_blocks] int32, rows in this order
+    token_ids: torch.Tensor | None  # [num_rows] int32 index of the row's token in the step; None: the row
+
+
+@dataclass(frozen=True, slots=True)
+class PartialResults:
+    """Room for what the splits leave to the reduction."""
+
+    outputs: torch.Tensor  # [num_rows * num_heads * num_splits * head_dim] or more, float32
+    scores: torch.Tensor  # [num_rows * num_heads * num_splits] or more, float32: log2 of the sum of exp2(scores)
+
+
+def decode(
+    rows: DecodeRows,
+    query: torch.Tensor,
+    cache: LayerCache,
+    layer: AttentionLayer,
+    slopes: torch.Tensor | None,
+    num_splits: int,
+    partial: PartialResults | None,
+    output: torch.Tensor,
+) -> None:
+    """Attend with rows of one token; launches one kernel, or two if keys are split.
+
+    Args:
+        rows: At least one.
+        query: After rotation, [num_tokens, num_heads, head_dim]; its last two dimensions are contiguous.
+        cache: Contiguous; the tokens' own keys and values are in it.
+        layer: How to attend.
+        slopes: Of the layer, [num_heads] float32 on the device; None: no ALiBi.
+        num_splits: Parts of the keys of each row, up to `MAX_SPLITS`.
+        partial: Room for this many; None: `num_splits` is 1.
+        output: [num_tokens, num_heads * head_dim]; the tokens of the rows are written.
+    """
+    num_rows = len(rows.num_visible_tokens)
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads = cache.keys.shape[2]
+    group, dim_padded = num_heads // num_kv_heads, pad(head_dim)
+    tile = decode_tile(head_dim, group, query.dtype.itemsize)
+    window = WIDEST_WINDOW if layer.window_tokens is None else min(layer.window_tokens, WIDEST_WINDOW)
+    decode_kernel[(num_kv_heads, num_rows, num_splits)](
+        query,
+        query.stride(0),
+        cache.keys,
+        cache.values,
+        rows.block_tables,
+        rows.block_tables.stride(0),
+        rows.num_visible_tokens,
+        rows.token_ids,
+        slopes,
+        output,
+        None if partial is None else partial.outputs,
+        None if partial is None else partial.scores,
+        layer.scale if layer.soft_cap is not None else layer.scale * LOG2_E.value,
+        layer.soft_cap or 0.0,
+        window,
+        num_splits,
+        HAS_SOFT_CAP=layer.soft_cap is not None,
+        IS_SPLIT=num_splits > 1,
+        GROUP=group,
+        GROUP_PADDED=pad(group),
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        DIM_PADDED=dim_padded,
+        BLOCK_SIZE=cache.block_size,
+        TILE_KEYS=tile.num_keys,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    if partial is not None:
+        reduce_kernel[(num_heads, num_rows)](
+            partial.outputs,
+            partial.scores,
+            rows.num_visible_tokens,
+            rows.token_ids,
+            output,
+            window,
+            num_splits,
+            NUM_HEADS=num_heads,
+            HEAD_DIM=head_dim,
+            DIM_PADDED=dim_padded,
+            TILE_KEYS=tile.num_keys,
+            MAX_SPLITS=MAX_SPLITS,
+            num_warps=reduce_warps(head_dim),
+        )

@@ -1,0 +1,105 @@
+"""The first half of paged attention in one kernel: rotate queries and keys in place, write keys and values."""
+
+import torch
+import triton
+import triton.language as tl
+
+from executor_svc.attention.interface import LayerCache, Rotation
+from executor_svc.attention.key_value_write import RotatedHeads
+from executor_svc.triton_kernels.tiles import pad
+
+# Numbers of a program, of both halves together.
+TILE_NUMBERS = 2048
+
+
+@triton.jit
+def key_value_write_kernel(
+    qkv,
+    qkv_stride,
+    cos,
+    signed_sin,
+    slot_mapping,
+    keys,
+    values,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
+    TILE_HEADS: tl.constexpr,
+):
+    """Rotate and write some heads of one token; the grid is (tokens, tiles of heads)."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)
+    halves = tl.arange(0, HALF_PADDED)
+    LOW: tl.constexpr = (HEAD_DIM + 1) // 2
+    HIGH: tl.constexpr = HEAD_DIM - LOW
+    is_head = heads < NUM_HEADS + 2 * NUM_KV_HEADS
+    is_value = heads >= NUM_HEADS + NUM_KV_HEADS
+    is_low = is_head[:, None] & (halves < LOW)[None, :]
+    is_high = is_head[:, None] & (halves < HIGH)[None, :]
+    vectors = qkv + token * qkv_stride + heads[:, None] * HEAD_DIM + halves[None, :]
+    low = tl.load(vectors, mask=is_low, other=0.0)
+    high = tl.load(vectors + LOW, mask=is_high, other=0.0)
+    if cos is not None:
+        angles = token * HEAD_DIM + halves
+        # What is beyond the half has the angle of something else, and is never stored.
+        cos_low = tl.load(cos + angles, mask=halves < LOW, other=0.0).to(tl.float32)[None, :]
+        cos_high = tl.load(cos + angles + LOW, mask=halves < HIGH, other=0.0).to(tl.float32)[None, :]
+        sin_low = tl.load(signed_sin + angles, mask=halves < LOW, other=0.0).to(tl.float32)[None, :]
+        sin_high = tl.load(signed_sin + angles + LOW, mask=halves < HIGH, other=0.0).to(tl.float32)[None, :]
+        wide_low = low.to(tl.float32)
+        wide_high = high.to(tl.float32)
+        rotated_low = (wide_low * cos_low + wide_high * sin_low).to(low.dtype)
+        rotated_high = (wide_high * cos_high + wide_low * sin_high).to(low.dtype)
+        low = tl.where(is_value[:, None], low, rotated_low)
+        high = tl.where(is_value[:, None], high, rotated_high)
+        is_rotated = (heads < NUM_HEADS + NUM_KV_HEADS)[:, None]
+        tl.store(vectors, low, mask=is_low & is_rotated)
+        tl.store(vectors + LOW, high, mask=is_high & is_rotated)
+    slot = tl.load(slot_mapping + token) * (NUM_KV_HEADS * HEAD_DIM)
+    is_key = ((heads >= NUM_HEADS) & (heads < NUM_HEADS + NUM_KV_HEADS))[:, None]
+    new_keys = keys + slot + (heads - NUM_HEADS)[:, None] * HEAD_DIM + halves[None, :]
+    tl.store(new_keys, low, mask=is_low & is_key)
+    tl.store(new_keys + LOW, high, mask=is_high & is_key)
+    new_values = values + slot + (heads - NUM_HEADS - NUM_KV_HEADS)[:, None] * HEAD_DIM + halves[None, :]
+    tl.store(new_values, low, mask=is_low & is_value[:, None])
+    tl.store(new_values + LOW, high, mask=is_high & is_value[:, None])
+
+
+def write_in_triton(
+    qkv: torch.Tensor, rotation: Rotation | None, slot_mapping: torch.Tensor, cache: LayerCache
+) -> RotatedHeads:
+    """Rotate and write in one launch; see `WriteKeysAndValues`.
+
+    Queries and keys are rotated in place, in float32: with one rounding where torch rounds the products as well. The
+    last two dimensions of `qkv` and the rotation must be contiguous, like the cache.
+    """
+    num_tokens, num_vectors, head_dim = qkv.shape
+    num_kv_heads = cache.keys.shape[2]
+    num_heads = num_vectors - 2 * num_kv_heads
+    assert qkv.stride()[1:] == (head_dim, 1), "the heads of a token lie one after the other"
+    assert cache.keys.is_contiguous(), "slots lie one after the other"
+    assert cache.values.is_contiguous(), "slots lie one after the other"
+    if rotation is not None:
+        assert rotation.cos.is_contiguous(), "the angles of a token lie one after the other"
+        assert rotation.signed_sin.is_contiguous(), "the angles of a token lie one after the other"
+    half_padded = pad((head_dim + 1) // 2)
+    tile_heads = TILE_NUMBERS // (2 * half_padded)
+    key_value_write_kernel[(num_tokens, triton.cdiv(num_vectors, tile_heads))](
+        qkv,
+        qkv.stride(0),
+        None if rotation is None else rotation.cos,
+        None if rotation is None else rotation.signed_sin,
+        slot_mapping,
+        cache.keys,
+        cache.values,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        HALF_PADDED=half_padded,
+        TILE_HEADS=tile_heads,
+        num_warps=4,
+    )
+    return RotatedHeads(
+        qkv[:, :num_heads], qkv[:, num_heads : num_heads + num_kv_heads], qkv[:, num_heads + num_kv_heads :]
+    )

@@ -1,0 +1,258 @@
+"""Prefill attention: rows of any number of tokens over the paged cache.
+
+Source of the tiles and of the order of the loops: Dao 2023, "FlashAttention-2". A program takes a tile of consecutive
+tokens of one row and one KV head: all query heads of its group for these tokens are the rows of its matrices, so that
+keys and values are read once for the group. Which tile is which is a table made on the host.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+import triton.language as tl
+
+from executor_svc.attention.interface import AttentionLayer, LayerCache
+from executor_svc.triton_kernels.common import LOG2_E, LOWEST_SCORE, dot, shape_scores, slot_offsets
+from executor_svc.triton_kernels.tiles import WIDEST_WINDOW, PrefillTile, pad
+from shared.step import Int32Array
+
+
+@triton.jit
+def attend_to_tiles(
+    begin,
+    end,
+    state,
+    q,
+    keys,
+    values,
+    block_table,
+    first_position,
+    end_position,
+    query_positions,
+    slope,
+    scale,
+    soft_cap,
+    window,
+    dims,
+    head_offset,
+    IS_MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):
+    """Go over some tiles of keys; return the running highest scores, totals and weighted values of the queries.
+
+    Without a mask every query sees every key of these tiles.
+    """
+    highest, total, weighted = state
+    for tile in tl.range(begin, end):
+        positions = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
+        # Whether any query sees the key; what none sees may be NaN, and 0 * NaN is NaN: it is not read.
+        is_read = (positions >= first_position) & (positions < end_position)
+        slots = slot_offsets(block_table, positions, is_read, SLOT_STRIDE, BLOCK_SIZE)
+        offsets = slots[:, None] + (head_offset + dims)[None, :]
+        is_element = is_read[:, None] & (dims < HEAD_DIM)[None, :]
+        k = tl.load(keys + offsets, mask=is_element, other=0.0)
+        v = tl.load(values + offsets, mask=is_element, other=0.0)
+        products = dot(q, tl.trans(k), tl.full([q.shape[0], TILE_KEYS], 0.0, tl.float32))
+        distances = positions[None, :] - query_positions[:, None]
+        scores = shape_scores(products, distances.to(tl.float32), slope, scale, soft_cap, HAS_SOFT_CAP, HAS_ALIBI)
+        if IS_MASKED:
+            is_visible = distances <= 0
+            if HAS_WINDOW:
+                is_visible = is_visible & (distances > -window)
+            scores = tl.where(is_visible, scores, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_highest[:, None])
+        correction = tl.exp2(highest - new_highest)
+        total = total * correction + tl.sum(weights, 1)
+        weighted = dot(weights.to(v.dtype), v, weighted * correction[:, None])
+        highest = new_highest
+    return highest, total, weighted
+
+
+@triton.jit(do_not_specialize=["table_stride", "window"])
+def prefill_kernel(
+    query,
+    query_stride,
+    keys,
+    values,
+    block_tables,
+    table_stride,
+    tiles,
+    slopes,
+    output,
+    scale,
+    soft_cap,
+    window,
+    HAS_SOFT_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_QUERIES: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):
+    """Attend with one tile of queries of one group; the grid is (KV heads, tiles)."""
+    kv_head = tl.program_id(0)
+    record = tiles + tl.program_id(1) * 4
+    row = tl.load(record)
+    first_token = tl.load(record + 1)
+    num_tokens = tl.load(record + 2)
+    start = tl.load(record + 3)
+    queries = tl.arange(0, TILE_QUERIES)
+    dims = tl.arange(0, DIM_PADDED)
+    tokens = queries // GROUP
+    heads = kv_head * GROUP + queries % GROUP
+    is_query = (tokens < num_tokens)[:, None] & (dims < HEAD_DIM)[None, :]
+    token_offsets = (first_token + tokens).to(tl.int64)
+    query_rows = query + token_offsets * query_stride + heads * HEAD_DIM
+    q = tl.load(query_rows[:, None] + dims[None, :], mask=is_query, other=0.0)
+    slope = 0.0
+    if slopes is not None:
+        slope = tl.load(slopes + heads)[:, None] * LOG2_E
+    end_position = start + num_tokens
+    first_position = 0
+    begin = 0
+    full_begin = 0
+    if HAS_WINDOW:
+        first_position = tl.maximum(start + 1 - window, 0)
+        begin = first_position // TILE_KEYS
+        # The first position that the last token sees, in whole tiles.
+        full_begin = (tl.maximum(end_position - window, 0) + TILE_KEYS - 1) // TILE_KEYS
+    end = (end_position + TILE_KEYS - 1) // TILE_KEYS
+    # Up to here the first token sees whole tiles.
+    full_end = (start + 1) // TILE_KEYS
+    full_begin = tl.minimum(full_begin, end)
+    full_end = tl.maximum(full_begin, full_end)
+    state = (
+        tl.full([TILE_QUERIES], LOWEST_SCORE, tl.float32),
+        tl.full([TILE_QUERIES], 0.0, tl.float32),
+        tl.full([TILE_QUERIES, DIM_PADDED], 0.0, tl.float32),
+    )
+    block_table = block_tables + row.to(tl.int64) * table_stride
+    # Rows beyond the last token look where it does: some key is visible to each.
+    query_positions = start + tl.minimum(tokens, num_tokens - 1)
+    for part in tl.static_range(3):
+        # Three ranges of tiles: where the window begins, what every query sees, where the queries stand.
+        if HAS_WINDOW or part > 0:
+            state = attend_to_tiles(
+                begin if part == 0 else full_begin if part == 1 else full_end,
+                full_begin if part == 0 else full_end if part == 1 else end,
+                state,
+                q,
+                keys,
+                values,
+                block_table,
+                first_position,
+                end_position,
+                query_positions,
+                slope,
+                scale,
+                soft_cap,
+                window,
+                dims,
+                kv_head * HEAD_DIM,
+                IS_MASKED=part != 1,
+                HAS_WINDOW=HAS_WINDOW,
+                HAS_SOFT_CAP=HAS_SOFT_CAP,
+                HAS_ALIBI=slopes is not None,
+                HEAD_DIM=HEAD_DIM,
+                SLOT_STRIDE=NUM_KV_HEADS * HEAD_DIM,
+                BLOCK_SIZE=BLOCK_SIZE,
+                TILE_KEYS=TILE_KEYS,
+            )
+    _, total, weighted = state
+    result = weighted / total[:, None]
+    output_rows = output + token_offsets * (NUM_KV_HEADS * GROUP * HEAD_DIM) + heads * HEAD_DIM
+    tl.store(output_rows[:, None] + dims[None, :], result.to(output.dtype.element_ty), mask=is_query)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRows:
+    """The rows of a step that the prefill kernel takes."""
+
+    tiles: torch.Tensor  # [num_tiles, 4] int32 of `query_tiles`, on the device
+    block_tables: torch.Tensor  # [num_rows, max_num_blocks] int32, on the device
+    tile: PrefillTile  # what they were made for: up to tile.num_queries // group tokens
+
+
+def query_tiles(
+    starts: Int32Array, lengths: Int32Array, first_tokens: npt.NDArray[np.int64], num_tokens: int
+) -> Int32Array:
+    """Cut rows into tiles of up to `num_tokens` tokens, those with the most keys first: they take the longest.
+
+    Args:
+        starts: Position of each row's first token, [num_rows].
+        lengths: Tokens of each row, [num_rows].
+        first_tokens: Index of each row's first token in the step, [num_rows].
+        num_tokens: Of a tile.
+
+    Returns:
+        [num_tiles, 4]: row, index of the first token in the step, tokens, position of the first token.
+    """
+    num_tiles = -(-lengths // num_tokens)
+    rows = np.repeat(np.arange(len(lengths)), num_tiles)
+    offsets = (np.arange(len(rows)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)) * num_tokens
+    tiles: npt.NDArray[np.int32] = np.empty((len(rows), 4), np.int32)
+    tiles[:, 0] = rows
+    tiles[:, 1] = first_tokens[rows] + offsets
+    tiles[:, 2] = np.minimum(num_tokens, lengths[rows] - offsets)
+    tiles[:, 3] = starts[rows] + offsets
+    return tiles[np.argsort(-(tiles[:, 3] + tiles[:, 2]), kind="stable")]
+
+
+def prefill(
+    rows: PrefillRows,
+    query: torch.Tensor,
+    cache: LayerCache,
+    layer: AttentionLayer,
+    slopes: torch.Tensor | None,
+    output: torch.Tensor,
+) -> None:
+    """Attend with rows of several tokens; launches one kernel.
+
+    Args:
+        rows: At least one tile.
+        query: After rotation, [num_tokens, num_heads, head_dim]; its last two dimensions are contiguous.
+        cache: Contiguous; the tokens' own keys and values are in it.
+        layer: How to attend.
+        slopes: Of the layer, [num_heads] float32 on the device; None: no ALiBi.
+        output: [num_tokens, num_heads * head_dim]; the tokens of the rows are written.
+    """
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads = cache.keys.shape[2]
+    tile = rows.tile
+    prefill_kernel[(num_kv_heads, len(rows.tiles))](
+        query,
+        query.stride(0),
+        cache.keys,
+        cache.values,
+        rows.block_tables,
+        rows.block_tables.stride(0),
+        rows.tiles,
+        slopes,
+        output,
+        layer.scale if layer.soft_cap is not None else layer.scale * LOG2_E.value,
+        layer.soft_cap or 0.0,
+        WIDEST_WINDOW if layer.window_tokens is None else min(layer.window_tokens, WIDEST_WINDOW),
+        HAS_SOFT_CAP=layer.soft_cap is not None,
+        HAS_WINDOW=layer.window_tokens is not None,
+        GROUP=num_heads // num_kv_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        DIM_PADDED=pad(head_dim),
+        BLOCK_SIZE=cache.block_size,
+        TILE_QUERIES=tile.num_queries,
+        TILE_KEYS=tile.num_keys,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )

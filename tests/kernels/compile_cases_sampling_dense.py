@@ -1,0 +1,103 @@
+"""What the kernels for sampling and for the dense part are compiled for: representative calls. It needs no GPU.
+
+A case is a kernel, the types of its arguments, its constants, and its number of warps.
+
+`python -m tests.kernels.compile_cases_sampling_dense 90` compiles all of them for that compute capability and prints
+what each needs. TRITON_INTERPRET must not be set.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from executor_svc.sampler.device_sampling import NUM_PIVOTS, NUM_WARPS, TILE
+from executor_svc.triton_kernels.dense import ACTIVATION_TILE, activation_kernel, norm_kernel, num_warps_of_norm
+from executor_svc.triton_kernels.sampling import sample_rows
+
+Case = tuple[Any, Mapping[str, str], Mapping[str, Any], int]
+
+
+def compile_cases() -> list[Case]:
+    """Return the cases."""
+    return [
+        _sampling(),
+        _norm(4096, "bf16", "bf16"),
+        _norm(2560, "bf16", "fp32"),
+        _norm(16_384, "fp16", "fp16"),
+        _norm(5120, "bf16", "bf16", is_layer_norm=True),
+        _norm(3072, "bf16", "bf16", has_addend=False),
+        *(_activation(name, "bf16") for name in ("silu", "gelu", "gelu_tanh")),
+        _activation("relu", "fp16", has_up=False),
+    ]
+
+
+def _sampling() -> Case:
+    types = {"logits": "*fp32", "row_stride": "i32", "size": "i32", "numbers": "*fp32", "limits": "*i32"}
+    return (
+        sample_rows,
+        types | {"draws": "*fp64", "token_ids": "*i64"},
+        {"TILE": TILE, "NUM_PIVOTS": NUM_PIVOTS},
+        NUM_WARPS,
+    )
+
+
+def _norm(size: int, dtype: str, weight_dtype: str, *, is_layer_norm: bool = False, has_addend: bool = True) -> Case:
+    size_padded = 1 << (size - 1).bit_length()
+    types = {"residual": f"*{dtype}", "residual_stride": "i32", "addend_stride": "i32", "weight": f"*{weight_dtype}"}
+    types |= {"normed": f"*{dtype}", "epsilon": "fp32"}
+    constants: dict[str, Any] = {"SIZE": size, "SIZE_PADDED": size_padded, "IS_LAYER_NORM": is_layer_norm}
+    for name, dtype_or_none in (
+        ("addend", dtype if has_addend else None),
+        ("bias", weight_dtype if is_layer_norm else None),
+    ):
+        if dtype_or_none is None:
+            constants[name] = None
+        else:
+            types[name] = f"*{dtype_or_none}"
+    return norm_kernel, types, constants, num_warps_of_norm(size_padded)
+
+
+def _activation(name: str, dtype: str, *, has_up: bool = True) -> Case:
+    types = {"gate": f"*{dtype}", "gate_stride": "i32", "up_stride": "i32", "output": f"*{dtype}", "size": "i32"}
+    constants: dict[str, Any] = {"ACTIVATION": name, "TILE": ACTIVATION_TILE}
+    if has_up:
+        types["up"] = f"*{dtype}"
+    else:
+        constants["up"] = None
+    return activation_kernel, types, constants, 4
+
+
+def needs_of(case: Case, capability: int) -> dict[str, Any]:
+    """Compile a case; return its name, and registers a thread, spilled bytes, and bytes of shared memory."""
+    kernel, types, constants, num_warps = case
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    # Pointers, sizes and strides are multiples of 16, as they are for most models.
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind[0] in "*i"}
+    source = ASTSource(kernel, signature, dict(constants), aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": num_warps})
+    dump = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        command = [str(dump), "--dump-resource-usage", cubin.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    return {
+        "name": " ".join([kernel.__name__, *map(str, constants.values())]),
+        "registers": numbers["REG"],
+        "spilled": numbers["STACK"] + numbers["LOCAL"],
+        "shared": compiled.metadata.shared,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps([needs_of(case, int(sys.argv[1])) for case in compile_cases()]))

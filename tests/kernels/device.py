@@ -1,0 +1,17 @@
+"""The device of the tests of kernels, and how many random cases they have time for."""
+
+import os
+
+import torch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _random_cases() -> int:
+    if DEVICE.type == "cuda":
+        return 3000
+    # The interpreter takes a fifth of a second for a case.
+    return 1000 if os.environ.get("OCTAVO_HYPOTHESIS_PROFILE") == "thorough" else 100
+
+
+RANDOM_CASES = _random_cases()

@@ -1,0 +1,128 @@
+"""The attention kernels compile for Ampere and Hopper, do not spill registers, and leave room for enough programs."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.compile_kernels import Case, CompiledKernel
+
+# By capability: shared memory of a multiprocessor and of a program, in bytes.
+# Source: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
+SHARED_BYTES = {80: (164 * 1024, 163 * 1024), 90: (228 * 1024, 227 * 1024)}
+# A program takes so much more than it asks for.
+RESERVED_SHARED_BYTES = 1024
+REGISTERS = 64 * 1024
+MAX_THREADS = 2048
+
+# The budget of shared memory of a program, in bytes; by kernel, number of bits, capability. Tables in `tiles.py`
+# that are for any device must keep below 99 KiB.
+SHARED_BUDGET = {
+    ("decode_kernel", 16): {80: 81 * 1024, 90: 81 * 1024},
+    ("decode_kernel", 32): {80: 84 * 1024, 90: 84 * 1024},
+    ("prefill_kernel", 16): {80: 99 * 1024, 90: 132 * 1024},
+    ("prefill_kernel", 32): {80: 99 * 1024, 90: 99 * 1024},
+}
+# Programs that must fit on a multiprocessor at once: decodes hide the latency of memory. The results of groups of more
+# than 32 heads fill the registers of one.
+RESIDENT_PROGRAMS = {
+    ("decode_kernel", 16): 2,
+    ("decode_kernel", 32): 1,
+    ("prefill_kernel", 16): 1,
+    ("prefill_kernel", 32): 1,
+}
+# Kernels without tiles of keys: any number of small programs.
+SMALL_KERNELS = ("key_value_write_kernel", "block_copy_kernel", "reduce_kernel")
+# Bytes of spilled registers of a thread: none where it matters.
+MAX_STACK_BYTES = {16: 0, 32: 64}
+
+QUICK = [
+    Case(80, "float16", 128, 16, has_options=True),
+    Case(90, "bfloat16", 128, 16, has_options=False),
+]
+
+
+def compile_in_another_process(cases: Sequence[Case], cache: Path) -> list[CompiledKernel]:
+    """Compile where Triton was imported without its interpreter, and with an empty cache."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compile_kernels", *(json.dumps(asdict(case)) for case in cases)],
+        cwd=Path(__file__).parents[2],
+        env=environment | {"TRITON_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    return [CompiledKernel(**{**kernel, "case": Case(**kernel["case"])}) for kernel in kernels]
+
+
+def check(kernel: CompiledKernel) -> None:
+    capability, num_bits = kernel.case.capability, 32 if kernel.case.dtype == "float32" else 16
+    num_shared, most_shared = SHARED_BYTES[capability]
+    registers = -(-kernel.registers // 8) * 8 * kernel.num_threads
+    num_resident = min(
+        num_shared // (kernel.shared_bytes + RESERVED_SHARED_BYTES),
+        REGISTERS // registers,
+        MAX_THREADS // kernel.num_threads,
+    )
+    assert kernel.registers <= 255, kernel
+    assert kernel.local_bytes == 0, kernel
+    assert kernel.stack_bytes <= MAX_STACK_BYTES[num_bits], kernel
+    assert kernel.shared_bytes <= most_shared, kernel
+    assert kernel.num_wide_copies + kernel.num_wide_loads > 0, kernel
+    if kernel.name in SMALL_KERNELS:
+        assert num_resident >= 4, kernel
+        return
+    assert kernel.shared_bytes <= SHARED_BUDGET[kernel.name, num_bits][capability], kernel
+    num_wanted = 1 if kernel.case.group > 32 else RESIDENT_PROGRAMS[kernel.name, num_bits]
+    assert num_resident >= num_wanted, kernel
+    # Keys and values go to shared memory in pieces of 16 bytes, some tiles ahead; queries in pieces of 16 bytes.
+    assert kernel.num_wide_copies >= 4, kernel
+    assert kernel.num_narrow_loads == 0, kernel
+    if kernel.name == "prefill_kernel":
+        assert (kernel.num_warpgroup_products > 0) == (capability == 90 and num_bits == 16), kernel
+
+
+def check_all(cases: Sequence[Case], cache: Path) -> None:
+    kernels = compile_in_another_process(cases, cache)
+    for case in cases:
+        names = sorted(kernel.name for kernel in kernels if kernel.case == case)
+        # The decode kernel is there twice: with and without splits.
+        assert names == sorted([*SMALL_KERNELS, "decode_kernel", "decode_kernel", "prefill_kernel"])
+    for kernel in kernels:
+        check(kernel)
+
+
+def test_kernels_keep_within_their_budgets(tmp_path: Path) -> None:
+    check_all(QUICK, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_all_kernels_keep_within_their_budgets(capability: int, dtype: str, head_dim: int, tmp_path: Path) -> None:
+    check_all(
+        [
+            Case(capability, dtype, head_dim, block_size, has_options)
+            for block_size, has_options in product((16, 128), (False, True))
+        ],
+        tmp_path,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("head_dim", "group"), [(128, 1), (128, 7), (128, 24), (64, 71)])
+def test_groups_of_every_size_keep_within_the_budgets(
+    head_dim: int, group: int, capability: int, tmp_path: Path
+) -> None:
+    check_all([Case(capability, "bfloat16", head_dim, 16, has_options=False, group=group)], tmp_path)

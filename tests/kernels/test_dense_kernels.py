@@ -1,0 +1,228 @@
+"""The kernels between matrix products, and the segments that they make, equal the torch ones."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
+
+from executor_svc.model_directory import ModelDirectory
+from executor_svc.models import ModelConfig, parse_config
+from executor_svc.models.config import Activation
+from executor_svc.models.decoder_weights import DecoderWeights
+from executor_svc.models.sharding import Shard
+from executor_svc.models.torch_dense import ACTIVATIONS, TorchDense
+from executor_svc.models.triton_dense import TritonDense
+from executor_svc.parallel.group import SINGLE_RANK, SingleRank
+from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation, plain_activation
+from tests.kernels.device import DEVICE
+from tests.numerics.architectures import save_tiny_architecture
+from tests.numerics.native_architectures import NATIVE_ARCHITECTURES
+
+# What a value may be off after one rounding to the format.
+ROUNDING: Final[Mapping[torch.dtype, float]] = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+DTYPES = list(ROUNDING)
+SIZES = [1, 7, 64, 300]
+NUM_ROWS = 4  # the least that gives column-major products on a CPU
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def assert_sum(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Compare sums, which are rounded to the nearest; the interpreter cuts bfloat16 off."""
+    is_cut = actual.dtype == torch.bfloat16 and DEVICE.type == "cpu"
+    torch.testing.assert_close(actual, expected, rtol=2.0**-7 if is_cut else 0.0, atol=0.0)
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """Compare with a result in float64, or one of the same format."""
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("has_addend", [True, False])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_add_and_rms_norm(dtype: torch.dtype, size: int, has_addend: bool) -> None:
+    residual, addend = random(5, size, dtype=dtype), random(5, size, dtype=dtype, seed=1)
+    weight, former = random(size, dtype=dtype, seed=2), residual.clone()
+
+    normed = add_rms_norm(residual, addend if has_addend else None, weight, 1e-5)
+
+    assert_sum(residual, former + addend if has_addend else former)
+    assert_near(normed, F.rms_norm(residual.double(), (size,), weight.double(), 1e-5), dtype)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_add_and_layer_norm(dtype: torch.dtype, size: int, has_bias: bool) -> None:
+    residual, addend = random(5, size, dtype=dtype), random(5, size, dtype=dtype, seed=1)
+    residual += 3.0
+    weight, former = random(size, dtype=dtype, seed=2), residual.clone()
+    bias = random(size, dtype=dtype, seed=3) if has_bias else None
+
+    normed = add_layer_norm(residual, addend, weight, bias, 1e-5)
+
+    assert_sum(residual, former + addend)
+    exact = F.layer_norm(residual.double(), (size,), weight.double(), None if bias is None else bias.double(), 1e-5)
+    assert_near(normed, exact, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_weight_in_float32_is_not_rounded(dtype: torch.dtype) -> None:
+    """The weight of Gemma. Rounded to the format of the input it would be 1, and the results smaller."""
+    step = torch.finfo(dtype).eps
+    residual, weight = random(20, 300, dtype=dtype), torch.full((300,), 1.0 + 0.49 * step, device=DEVICE)
+
+    normed = add_rms_norm(residual, None, weight, 1e-6)
+
+    exact = F.rms_norm(residual.double(), (300,), weight.double(), 1e-6)
+    assert abs(float((normed / exact).mean()) - 1.0) < 0.45 * step
+
+
+@pytest.mark.parametrize("norm", [add_rms_norm, partial(add_layer_norm, bias=None)], ids=["rms_norm", "layer_norm"])
+def test_rows_of_any_layout_are_added(norm: Callable[..., torch.Tensor]) -> None:
+    """A part of wider rows, and a product that is column-major."""
+    wide, addend, weight = random(6, 50), random(30, 6, seed=1).t(), random(30, seed=2)
+    residual = wide[:, 10:40]
+    before, total = wide.clone(), residual + addend
+
+    normed = norm(residual, addend, weight, epsilon=1e-5)
+
+    assert torch.equal(residual, total)
+    assert torch.equal(wide[:, :10], before[:, :10])
+    assert torch.equal(wide[:, 40:], before[:, 40:])
+    assert torch.equal(normed, norm(total, None, weight, epsilon=1e-5))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_activations(dtype: torch.dtype, activation: Activation) -> None:
+    gate, up = 3 * random(3, 1500, dtype=dtype), random(3, 1500, dtype=dtype, seed=1)  # two tiles
+    exact = ACTIVATIONS[activation](gate.double())
+
+    assert_near(plain_activation(gate, activation), exact, dtype)
+    assert_near(gated_activation(gate, up, activation), exact * up.double(), dtype)
+
+
+@pytest.mark.parametrize("size", [1, 5, 130])
+def test_gate_and_up_may_be_halves_of_one_product(size: int) -> None:
+    both, before = random(4, 2 * size), random(4, 2 * size)
+    gate, up = both.chunk(2, dim=1)
+
+    output = gated_activation(gate, up, "silu")
+
+    assert output.is_contiguous()
+    assert torch.equal(both, before)
+    assert_near(output, F.silu(gate.double()) * up.double(), torch.float32)
+    gate, up = both.t().contiguous().t().chunk(2, dim=1)
+    assert torch.equal(gated_activation(gate, up, "silu"), output)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_inputs_far_from_zero(activation: Activation) -> None:
+    x = torch.tensor([[1e4, -1e4, 100.0, -100.0, 0.0, torch.nan]], device=DEVICE)
+
+    torch.testing.assert_close(plain_activation(x, activation), ACTIVATIONS[activation](x), equal_nan=True)
+
+
+def test_no_rows_are_no_error() -> None:
+    nothing = torch.empty(0, 8, device=DEVICE)
+
+    assert add_rms_norm(nothing, nothing.clone(), random(8), 1e-5).shape == (0, 8)
+    assert gated_activation(nothing, nothing, "silu").shape == (0, 8)
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelConfig]:
+    """Tiny models of the families that have code of our own."""
+    folder, result = tmp_path_factory.mktemp("families"), {}
+    with torch.no_grad():
+        for name, settings in NATIVE_ARCHITECTURES.items():
+            save_tiny_architecture(folder / name, name, settings)
+            result[name] = parse_config(ModelDirectory(folder / name).config(), folder / name)
+    return result
+
+
+class Doubling(SingleRank):
+    """One of two ranks; that the other one has equal parts makes no difference to what is compared."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.num_reduced = 0
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        self.num_reduced += 1
+        return partial.add_(partial.clone())
+
+
+def run_segments(config: ModelConfig, kernels: TorchDense | TritonDense, group: SingleRank) -> list[torch.Tensor]:
+    """Return what each segment of a model gives, and the residual stream after it; weights are random, of one seed."""
+    weights = DecoderWeights[Any](config, kernels, Shard.of(config, group.rank, group.size))
+    generator = torch.Generator().manual_seed(5)
+    for name, target in weights.map.targets.items():
+        is_norm = len(target.shape) == 1 and name.endswith("weight")
+        target.fill(torch.randn(target.shape, generator=generator) * 0.2 + float(is_norm))
+    attended_size = config.num_attention_heads * config.head_dim // group.size
+    residual, results = random(NUM_ROWS, config.hidden_size, dtype=kernels.dtype), []
+    for index, segment in enumerate(weights.segments):
+        attended = random(NUM_ROWS, attended_size, dtype=kernels.dtype, seed=index)
+        results += [segment(attended if index else None, residual), residual.clone()]
+    weights.last_segment(random(NUM_ROWS, attended_size, dtype=kernels.dtype, seed=99), residual)
+    return [*results, residual.clone(), weights.head(None, residual)]
+
+
+def check_segments(
+    config: ModelConfig, dtype: torch.dtype, groups: tuple[SingleRank, SingleRank], *, is_int8: bool = False
+) -> None:
+    ours = run_segments(config, TritonDense(dtype, DEVICE, is_int8=is_int8, group=groups[0]), groups[0])
+
+    theirs = run_segments(config, TorchDense(dtype, DEVICE, is_int8=is_int8, group=groups[1]), groups[1])
+    assert len(ours) == len(theirs) == 2 * config.num_hidden_layers + 2
+    for our, their in zip(ours, theirs, strict=True):
+        assert our.dtype == dtype
+        # Errors add up over the layers; relative to the largest, for what is near 0 is a sum of large parts.
+        tolerance = 10 * ROUNDING[dtype] * float(their.abs().max())
+        torch.testing.assert_close(our, their, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", NATIVE_ARCHITECTURES)
+def test_segments_equal_those_of_torch(name: str, configs: dict[str, ModelConfig]) -> None:
+    check_segments(configs[name], torch.float32, (SINGLE_RANK, SINGLE_RANK))
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma2ForCausalLM", "OPTForCausalLM"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_segments_in_short_formats(dtype: torch.dtype, name: str, configs: dict[str, ModelConfig]) -> None:
+    check_segments(configs[name], dtype, (SINGLE_RANK, SINGLE_RANK))
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma2ForCausalLM", "MixtralForCausalLM", "BloomForCausalLM"])
+def test_segments_of_several_ranks_add_up_both_products_of_a_layer(name: str, configs: dict[str, ModelConfig]) -> None:
+    ours, theirs = Doubling(), Doubling()
+
+    check_segments(configs[name], torch.float32, (ours, theirs))
+
+    assert ours.num_reduced == theirs.num_reduced == 2 * configs[name].num_hidden_layers
+
+
+def test_segments_with_int8_weights(configs: dict[str, ModelConfig]) -> None:
+    check_segments(configs["LlamaForCausalLM"], torch.float32, (SINGLE_RANK, SINGLE_RANK), is_int8=True)
+
+
+def test_embeddings_are_looked_up() -> None:
+    kernels = TritonDense(torch.bfloat16, DEVICE)
+    embedding = kernels.matrix(6, [10], is_vocabulary=True)
+    embedding.weights[0].copy_(random(10, 6))
+    token_ids = torch.tensor([3, 9, 3], device=DEVICE)
+
+    rows = kernels.embed(embedding, token_ids)
+
+    assert torch.equal(rows, random(10, 6)[token_ids].to(torch.bfloat16))
+    assert (kernels.dtype, kernels.device) == (torch.bfloat16, DEVICE)

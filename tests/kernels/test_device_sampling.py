@@ -1,0 +1,272 @@
+"""What the sampling kernel draws is what the torch form of the sampler draws; the tolerance is that of rounding."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from executor_svc.sampler import device_sampling
+from executor_svc.sampler.device_sampling import sample_on_device
+from executor_svc.sampler.drawing import draw
+from executor_svc.sampler.filters import filtered_scores
+from executor_svc.sampler.likeliest import largest_index
+from shared.step import SamplingRow
+from tests.kernels.device import DEVICE, RANDOM_CASES
+from tests.support.sample_rows import sampling_of
+
+# Tokens that a program reads at once, so few that small vocabularies take several tiles.
+TILE = 128
+LAST_DRAW = 1 - 2.0**-53
+EDGE = 1e-6
+
+ROWS_OF_FILTERS = [
+    SamplingRow(temperature=0.7),
+    SamplingRow(temperature=1.3, top_k=1),
+    SamplingRow(temperature=1.0, top_k=40),
+    SamplingRow(temperature=1.0, top_k=100_000),
+    SamplingRow(temperature=1.0, top_p=0.9),
+    SamplingRow(temperature=5.0, top_p=0.99),
+    SamplingRow(temperature=1.0, top_p=1e-6),
+    SamplingRow(temperature=1.0, min_p=0.1),
+    SamplingRow(temperature=1.0, min_p=1.0),
+    SamplingRow(temperature=1.0, typical_p=0.2),
+    SamplingRow(temperature=0.7, typical_p=0.95),
+    SamplingRow(temperature=1.0, top_p=0.97, typical_p=0.5),
+    SamplingRow(temperature=1.0, min_p=0.001, typical_p=0.9),
+    SamplingRow(temperature=1.0, top_k=70, typical_p=0.9),
+    SamplingRow(temperature=0.8, top_k=50, top_p=0.8, min_p=0.05, typical_p=0.9),
+]
+# One filter each, and all together.
+ROWS_OF_EACH = [ROWS_OF_FILTERS[index] for index in (0, 2, 4, 7, 9, 14)]
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make small vocabularies take several tiles; many pivots are few passes, and those are what is slow here."""
+    monkeypatch.setattr(device_sampling, "TILE", TILE)
+    monkeypatch.setattr(device_sampling, "NUM_PIVOTS", 128)
+
+
+def random_logits(num_rows: int, vocab_size: int, seed: int, spread: float = 3.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (spread * torch.randn(num_rows, vocab_size, generator=generator)).to(DEVICE)
+
+
+@contextmanager
+def without_waiting() -> Iterator[None]:
+    """Fail on a GPU if the host waits for it."""
+    if DEVICE.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        if DEVICE.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def sample(
+    logits: torch.Tensor, rows: Sequence[SamplingRow], draws: Sequence[float], logit_rows: Sequence[int] | None = None
+) -> list[int]:
+    index = np.arange(len(rows)) if logit_rows is None else np.array(logit_rows)
+    sampling, before = sampling_of(*rows), logits.clone()
+    with without_waiting():
+        token_ids = sample_on_device(logits, index.astype(np.int32), sampling, np.array(draws, np.float64))
+    assert token_ids.dtype == torch.int64
+    assert token_ids.device.type == DEVICE.type
+    assert torch.equal(logits.nan_to_num(), before.nan_to_num())
+    result: list[int] = token_ids.tolist()
+    return result
+
+
+def is_near(token_id: int, kept: torch.Tensor, drawn: float) -> bool:
+    """Return whether the draw falls into the part of the distribution that the token has, up to rounding."""
+    cumulative = kept.double().softmax(-1).cumsum(-1)
+    begin = float(cumulative[token_id - 1]) if token_id else 0.0
+    return bool(kept[token_id] > -torch.inf) and begin - EDGE <= drawn <= float(cumulative[token_id]) + EDGE
+
+
+def check(logits: torch.Tensor, rows: Sequence[SamplingRow], draws: npt.NDArray[np.float64]) -> None:
+    """Fail unless each row gets the token of the torch form.
+
+    Another one may come only if the draw is at its edge, with what is left at the wanted mass or within rounding of it.
+    """
+    token_ids = sample(logits, rows, draws.tolist())
+    expected = draw(filtered_scores(logits, sampling_of(*rows)), draws).tolist()
+    others = [row for row, (ours, theirs) in enumerate(zip(token_ids, expected, strict=True)) if ours != theirs]
+    for row in others:
+        shares = [
+            replace(rows[row], top_p=rows[row].top_p * factor, typical_p=rows[row].typical_p * factor)
+            for factor in (1 - EDGE, 1.0, 1 + EDGE)
+        ]
+        likely = filtered_scores(logits[[row] * len(shares)], sampling_of(*shares))
+        assert any(is_near(token_ids[row], kept, float(draws[row])) for kept in likely), rows[row]
+    assert len(others) <= max(1, len(rows) // 50)
+
+
+def random_rows(count: int, seed: int) -> list[SamplingRow]:
+    generator = np.random.default_rng(seed)
+
+    def pick(*values: float) -> float:
+        return float(generator.choice(values))
+
+    return [
+        SamplingRow(
+            temperature=pick(0.3, 1.0, 4.0),
+            top_k=int(pick(0, 0, 1, 3, 40, 10_000)),
+            top_p=pick(1.0, 1.0, 0.9, 0.4, 1e-6),
+            min_p=pick(0.0, 0.0, 0.05, 1.0),
+            typical_p=pick(1.0, 1.0, 0.95, 0.2),
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["distinct", "ties", "forbidden"])
+def test_combinations_of_filters(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_sampling, "TILE", 256)
+    rows = random_rows(RANDOM_CASES // 3, seed=len(kind))
+    logits = random_logits(len(rows), vocab_size=250, seed=len(kind))
+    if kind == "ties":
+        logits.round_()
+    if kind == "forbidden":
+        logits[:, ::3] = -torch.inf
+        logits[:, 150:240] = -torch.inf
+
+    check(logits, rows, np.random.default_rng(0).random(len(rows)))
+
+
+@pytest.mark.parametrize("vocab_size", [1, TILE, TILE + 1, 3 * TILE - 5])
+def test_vocabularies_of_any_size(vocab_size: int) -> None:
+    rows = [row for row in ROWS_OF_EACH for _ in range(3)]
+    logits = random_logits(len(rows), vocab_size, seed=vocab_size)
+
+    check(logits, rows, np.tile([0.0, LAST_DRAW, 0.4], len(ROWS_OF_EACH)))
+
+
+def test_the_tiles_that_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert (device_sampling.TILE, device_sampling.NUM_PIVOTS) == (2048, 8)
+    logits = random_logits(len(ROWS_OF_EACH), vocab_size=5003, seed=1)
+
+    check(logits, ROWS_OF_EACH, np.linspace(0.05, 0.95, len(ROWS_OF_EACH)))
+
+
+def test_tokens_of_nearly_equal_scores() -> None:
+    logits = random_logits(len(ROWS_OF_FILTERS), 300, seed=2, spread=0.01)
+
+    token_ids = sample(logits, ROWS_OF_FILTERS, [0.37] * len(ROWS_OF_FILTERS))
+
+    kept = filtered_scores(logits, sampling_of(*ROWS_OF_FILTERS))
+    for token_id, of_row in zip(token_ids, kept, strict=True):
+        # Of hundreds of such tokens, two at the edge of a filter may be in or out.
+        cumulative = of_row.double().softmax(-1).cumsum(-1)
+        num_kept = int((of_row > -torch.inf).sum())
+        edge = 2 / num_kept if num_kept > 100 else EDGE
+        assert float(cumulative[token_id]) + edge >= 0.37
+        assert float(cumulative[token_id - 1] if token_id else 0) - edge <= 0.37
+
+
+def tokens_left(probabilities: list[float], row: SamplingRow) -> set[int]:
+    """Return which tokens the torch form leaves; the kernel must give each for the draw in the middle of its part."""
+    scores = torch.tensor([probabilities], device=DEVICE).log()
+    left = filtered_scores(scores, sampling_of(row))[0].double().softmax(-1)
+    kept = torch.nonzero(left)[:, 0].tolist()
+    middles = (left.cumsum(-1) - left / 2)[kept].tolist()
+    assert sample(scores, [row] * len(kept), middles, [0] * len(kept)) == kept
+    return set(kept)
+
+
+TIED = [math.exp(score) for score in (0.0, 3.0, 2.0, 2.0, -1.0, -2.0, -9.0)]
+
+
+@pytest.mark.parametrize(
+    ("row", "kept"),
+    [
+        (SamplingRow(temperature=1.0, top_k=2), {1, 2, 3}),
+        (SamplingRow(temperature=1.0, top_p=0.7), {1, 2, 3}),
+        (SamplingRow(temperature=1.0, top_p=0.5), {1}),
+        (SamplingRow(temperature=1.0, min_p=0.37), {1}),
+        (SamplingRow(temperature=1.0, min_p=0.36), {1, 2, 3}),
+        (SamplingRow(temperature=0.5, top_k=4, min_p=0.001), {0, 1, 2, 3}),
+        (SamplingRow(temperature=1.0), {0, 1, 2, 3, 4, 5, 6}),
+    ],
+)
+def test_ties_stay_together(row: SamplingRow, kept: set[int]) -> None:
+    assert tokens_left(TIED, row) == kept
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "typical_p", "kept"),
+    [
+        ([0.4, 0.2, 0.2, 0.2], 0.25, {1, 2, 3}),  # the likeliest is the farthest from the entropy
+        ([0.4, 0.2, 0.2, 0.2], 0.75, {0, 1, 2, 3}),
+        ([0.97, 0.01, 0.01, 0.005, 0.005], 0.95, {0}),
+        ([0.2, 0.2, 0.2, 0.2, 0.2], 0.1, {0, 1, 2, 3, 4}),
+    ],
+)
+def test_typical_tokens(probabilities: list[float], typical_p: float, kept: set[int]) -> None:
+    assert tokens_left(probabilities, SamplingRow(temperature=1.0, typical_p=typical_p)) == kept
+
+
+def test_greedy_rows_get_the_first_of_the_likeliest() -> None:
+    logits = random_logits(6, 300, seed=3)
+    logits[1, [290, 140, 141]] = 50.0
+    logits[2, [130, 5]] = torch.inf
+    logits[3] = -torch.inf
+    logits[4, 200] = torch.nan
+    logits[5] = torch.nan
+
+    token_ids = sample(logits, [SamplingRow()] * 6, [0.5] * 6)
+
+    assert token_ids == largest_index(logits).tolist()
+    assert token_ids[1:] == [140, 5, 0, 200, 0]
+
+
+def test_greedy_rows_of_one_token() -> None:
+    assert sample(random_logits(3, 1, seed=4), [SamplingRow()] * 3, [0.0, 0.5, LAST_DRAW]) == [0, 0, 0]
+
+
+def test_a_temperature_near_zero_is_greedy() -> None:
+    logits = random_logits(4, 150, seed=3, spread=100.0)
+    rows = [SamplingRow(temperature=1e-40), SamplingRow(temperature=1e-40, top_p=0.9)] * 2
+
+    assert sample(logits, rows, [0.0, 0.0, LAST_DRAW, LAST_DRAW]) == logits.argmax(-1).tolist()
+
+
+def test_rows_share_logits_of_any_stride() -> None:
+    wide = random_logits(3, 200, seed=5)
+    logits, logit_rows = wide[:, :150], [2, 0, 2, 2, 1, 0]
+    rows = [SamplingRow(), *ROWS_OF_EACH[:5]]
+    draws = [0.3] * 6
+
+    token_ids = sample(logits, rows, draws, logit_rows)
+
+    assert token_ids == sample(logits[logit_rows].clone(), rows, draws)
+    assert token_ids == [sample(logits[[i]], [row], [0.3])[0] for i, row in zip(logit_rows, rows, strict=True)]
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
+def test_scores_that_are_no_numbers_give_a_valid_token(value: float) -> None:
+    alone = torch.full((1, 200), value, device=DEVICE)
+    mixed = random_logits(1, 200, seed=6)
+    mixed[0, ::3] = value
+    rows = [row for row in ROWS_OF_EACH for _ in range(2)]
+
+    token_ids = sample(torch.cat((alone, mixed)), rows, [0.9] * len(rows), [0, 1] * len(ROWS_OF_EACH))
+
+    assert all(0 <= token_id < 200 for token_id in token_ids)
+
+
+def test_no_rows_are_no_error() -> None:
+    assert sample(random_logits(2, 10, seed=7), [], []) == []
+
+
+def test_other_layouts_are_refused() -> None:
+    for logits in (torch.zeros(4, 3, device=DEVICE).t(), torch.zeros(3, 4, device=DEVICE, dtype=torch.float64)):
+        with pytest.raises(AssertionError):
+            sample(logits, [SamplingRow()], [0.0])
