@@ -1,15 +1,19 @@
 """How many blocks the KV cache gets: as configured, or what the memory has room for."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from executor_svc.cache_engine import CacheShape, available_memory_bytes
-from executor_svc.config import ExecutorConfig
 from executor_svc.errors import ModelLoadError
+
+if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
+    from executor_svc.config import ExecutorConfig
 
 # A CPU's memory is shared with everything else that runs on the machine.
 CPU_CACHE_SHARE = 0.25
@@ -93,6 +97,11 @@ def cpu_cache_bytes(local_size: int) -> int:
     if available is None:
         return int(FALLBACK_CACHE_GIB * 2**30)
     return int(available * CPU_CACHE_SHARE) // local_size
+
+
+def check_cache_settings(config: ExecutorConfig, shape: CacheShape) -> None:
+    """Refuse what is asked for and can never be, before the weights are loaded. Raises: as `count_blocks`."""
+    count_blocks(config, shape, lambda: shape.bytes_per_block)
 
 
 def count_blocks(config: ExecutorConfig, shape: CacheShape, free_cache_bytes: Callable[[], int]) -> BlockCounts:

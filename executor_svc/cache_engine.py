@@ -5,6 +5,7 @@ Which block belongs to whom is the scheduler's business; this module only moves 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,9 +18,8 @@ from shared.step import Int32Array, Step
 # Blocks of a swap that are gathered on the device at once: a bound on the memory that swapping takes there.
 MAX_STAGED_BLOCKS = 64
 
-# (pools, each [num_blocks, ...]; (source, destination) pairs on their device, [num_pairs, 2] int64): no destination is
-# a source.
-CopyBlocks = Callable[[Sequence[torch.Tensor], torch.Tensor], None]
+# Copies blocks in all pools, [num_pairs, 2]: source, destination. No destination is a source.
+CopyBlocks = Callable[[Int32Array], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,38 +45,32 @@ class CacheShape:
 class CacheEngine:
     """Owns the block pools of all layers, on the device and, for swapped sequences, on the host.
 
-    Memory comes unwritten: the operating system commits it as blocks are first used, and whatever it
-    holds, NaN included, attention must not see. Beside a CUDA device the host pool is pinned, so that
-    blocks move without a stop on the way; that commits all of it at once.
+    On a CPU memory comes unwritten: the operating system commits it as blocks are first used, and whatever it
+    holds, NaN included, attention must not see. On a GPU it holds zeros: flash-attn 3 multiplies what it hides by
+    0, which NaN would survive. The host pool beside a GPU is pinned, so that blocks move without a stop on the
+    way; that commits all of it at once.
 
     Args:
         shape: What one block is.
         num_blocks: Blocks of the device pool that sequences get. One more, the last, is for rows that pad a batch.
         num_host_blocks: Blocks of the host pool.
         device: Where the model runs.
-        copy_blocks: Copies blocks of all pools at once; None: torch does it, pool by pool.
     """
 
-    def __init__(
-        self,
-        shape: CacheShape,
-        num_blocks: int,
-        num_host_blocks: int,
-        device: torch.device,
-        copy_blocks: CopyBlocks | None = None,
-    ) -> None:
+    def __init__(self, shape: CacheShape, num_blocks: int, num_host_blocks: int, device: torch.device) -> None:
         self._device = device
         self._swaps = swap_stream(device)
-        self._copy_blocks = copy_blocks or _copy_in_torch
+        make_pool = torch.zeros if device.type == "cuda" else torch.empty
         block_shape = (shape.block_size, shape.num_kv_heads, shape.head_dim)
         self.layers = tuple(
             LayerCache(
-                torch.empty((num_blocks + 1, *block_shape), dtype=shape.dtype, device=device),
-                torch.empty((num_blocks + 1, *block_shape), dtype=shape.dtype, device=device),
+                make_pool((num_blocks + 1, *block_shape), dtype=shape.dtype, device=device),
+                make_pool((num_blocks + 1, *block_shape), dtype=shape.dtype, device=device),
             )
             for _ in range(shape.num_layers)
         )
         self._pools = [pool for layer in self.layers for pool in (layer.keys, layer.values)]
+        self._copy_blocks = _copier_of(self._pools)
         # A host block is one piece of memory over all layers: one transfer a block.
         self.host_blocks = torch.empty(
             (num_host_blocks, len(self._pools), *block_shape), dtype=shape.dtype, pin_memory=device.type == "cuda"
@@ -89,7 +83,7 @@ class CacheEngine:
         for begin in range(0, len(step.blocks_to_swap_in), MAX_STAGED_BLOCKS):
             self._swap_in(step.blocks_to_swap_in[begin : begin + MAX_STAGED_BLOCKS])
         if len(step.blocks_to_copy):
-            self._copy_blocks(self._pools, index_to_device(step.blocks_to_copy, self._device))
+            self._copy_blocks(step.blocks_to_copy)
 
     def _swap_out(self, pairs: Int32Array) -> None:
         with self._swaps.behind_compute():
@@ -113,9 +107,17 @@ class CacheEngine:
         self._swaps.give_to_compute(staged)
 
 
-def _copy_in_torch(pools: Sequence[torch.Tensor], pairs: torch.Tensor) -> None:
-    """Copy blocks of each pool; see `CopyBlocks`."""
-    sources, destinations = pairs[:, 0], pairs[:, 1]
+def _copier_of(pools: Sequence[torch.Tensor]) -> CopyBlocks:
+    """Return what copies blocks in some pools: on a GPU one launch for all, where blocks have whole 16 bytes."""
+    if pools[0].is_cuda and pools[0][0].nbytes % 16 == 0:
+        from executor_svc.triton_kernels.block_copy import BlockCopier  # Triton takes seconds to import
+
+        return BlockCopier(pools).copy_blocks
+    return partial(_copy_in_torch, pools)
+
+
+def _copy_in_torch(pools: Sequence[torch.Tensor], pairs: Int32Array) -> None:
+    sources, destinations = index_to_device(pairs.T, pools[0].device)
     for pool in pools:
         pool[destinations] = pool[sources]
 

@@ -16,9 +16,6 @@ class _BatchConfig(ServiceConfig):
         description="Address to serve the scheduler on, host:port; port 0 takes a free one. The default is this "
         "machine only, because the protocol has no authentication.",
     )
-    block_size_tokens: int = Field(
-        16, ge=1, le=1024, description="Tokens in a block of the KV cache; 16 wastes little and every backend takes it."
-    )
     max_num_seqs: int = Field(
         256, ge=1, le=2**16, description="Sequences that can be live at once; each costs a row of the batch table."
     )
@@ -59,6 +56,20 @@ class ExecutorConfig(_BatchConfig):
         "auto",
         description="What computes float32 on a CPU. native: C, compiled on this machine at the first start; torch: "
         "torch; auto: native where there are a compiler and AVX2, else torch.",
+    )
+    attention_backend: Literal["auto", "triton", "flash_attn", "xformers", "torch"] = Field(
+        "auto",
+        description="What computes attention. auto: on a GPU flash-attn 3 where it is installed, else our Triton "
+        "kernels, else torch; on a CPU what cpu_kernels says. flash_attn and xformers are the libraries of that name, "
+        "for float16 and bfloat16; flash-attn 2 has blocks of 256 tokens and xformers of 64, so equal prefixes are "
+        "found less often. torch: plain torch, on a CPU whatever cpu_kernels says.",
+    )
+    block_size_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="Tokens in a block of the KV cache; without it what the attention backend prefers: mostly 16, "
+        "which wastes little.",
     )
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto",
@@ -115,6 +126,9 @@ class FakeConfig(_BatchConfig):
     service: ClassVar[str] = "fake"
     program: ClassVar[str] = "python -m executor_svc.fake"
 
+    block_size_tokens: int = Field(
+        16, ge=1, le=1024, description="Tokens in a block; 16 is what most attention backends prefer."
+    )
     num_device_blocks: int = Field(4096, ge=1, description="Blocks of the device pool; 65,536 tokens by default.")
     num_host_blocks: int = Field(0, ge=0, description="Blocks of the host pool for swapping; 0: it cannot swap.")
     max_model_len: int = Field(8192, ge=2, description="Longest sequence in tokens; that of small models.")

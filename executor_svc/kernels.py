@@ -1,5 +1,6 @@
-"""Which kernels run a model: the C library on a CPU, else plain torch."""
+"""Which kernels run a model: the C library on a CPU, Triton's beside those of torch on a GPU, else plain torch."""
 
+import importlib.util
 import logging
 from functools import partial
 from typing import Literal
@@ -11,7 +12,8 @@ from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.native_layers import NativeLayers
 from executor_svc.errors import ModelLoadError
 from executor_svc.models import Decoder, ModelConfig
-from executor_svc.models.torch_dense import TorchDense
+from executor_svc.models.dense import DenseKernels
+from executor_svc.models.torch_dense import TorchDense, TorchMatrix
 from executor_svc.native import (
     NativeDense,
     NativeLibrary,
@@ -35,6 +37,7 @@ def make_model(
     cpu_kernels: CpuKernels = "auto",
     quantization: Quantization = "none",
     group: TensorParallelGroup = SINGLE_RANK,
+    attention: AttentionBackend | None = None,
 ) -> tuple[Decoder, AttentionBackend]:
     """Return a model with uninitialised weights, and the attention that goes with it.
 
@@ -45,21 +48,34 @@ def make_model(
         cpu_kernels: "native": the C library; "torch": torch; "auto": the C library for all that it has.
         quantization: "int8": weights are quantized as they are loaded.
         group: The ranks that share the model.
+        attention: None: that of the C library, or without one that of torch.
 
     Raises: ModelLoadError: the ranks cannot share it, or "native" was asked for and cannot be had.
     """
     is_int8 = quantization == "int8"
     library = find_library(dtype, device, cpu_kernels)
-    attention = make_attention(library)
+    attention = attention or make_attention(library)
     missing = "tensor parallelism" if group.size > 1 else missing_in_native_dense(config)
     if library is not None and missing is None:
         dense = NativeDense(library, is_int8=is_int8)
-        return Decoder(config, dense, make_layer_loop=partial(NativeLayers, library)), attention
+        has_loop = isinstance(attention, NativeAttentionBackend)
+        return Decoder(config, dense, make_layer_loop=partial(NativeLayers, library) if has_loop else None), attention
     if cpu_kernels == "native":
         raise ModelLoadError(f"cpu_kernels is native, but the dense kernels in C do not have {missing}")
     if library is not None and group.rank == 0:
         _logger.info("event=dense_kernels kernels=torch reason=%r", f"those in C do not have {missing}")
-    return Decoder(config, TorchDense(dtype, device, is_int8=is_int8, group=group), group), attention
+    return Decoder(config, _make_dense(dtype, device, is_int8, group), group), attention
+
+
+def _make_dense(
+    dtype: torch.dtype, device: torch.device, is_int8: bool, group: TensorParallelGroup
+) -> DenseKernels[TorchMatrix]:
+    """Return the dense kernels of torch; on a GPU with Triton those that leave fewer launches."""
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from executor_svc.models.triton_dense import TritonDense  # Triton takes seconds to import
+
+        return TritonDense(dtype, device, is_int8=is_int8, group=group)
+    return TorchDense(dtype, device, is_int8=is_int8, group=group)
 
 
 def make_attention(library: NativeLibrary | None) -> AttentionBackend:

@@ -1,13 +1,18 @@
 """Whose code runs a model: our own, or that of transformers on our paged attention."""
 
+from __future__ import annotations
+
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from executor_svc.attention import AttentionBackend
-from executor_svc.config import ExecutorConfig
+from executor_svc.attention import AttentionBackend, AttentionLayer
+from executor_svc.attention.native_backend import NativeAttentionBackend
+from executor_svc.attention.needs import AttentionNeeds
+from executor_svc.attention.selection import ChosenBackend, choose_backend
 from executor_svc.errors import ModelLoadError, UnsupportedModelError
 from executor_svc.kernels import find_library, make_attention, make_model
 from executor_svc.model_directory import ModelDirectory
@@ -16,6 +21,9 @@ from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.sharding import Shard
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.weights import Checkpoint
+
+if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
+    from executor_svc.config import ExecutorConfig
 
 _logger = logging.getLogger(__name__)
 
@@ -26,13 +34,14 @@ class ChosenModel:
 
     model: LanguageModel
     attention: AttentionBackend
+    block_size: int  # tokens
+    dtype: torch.dtype  # of activations and cache
     load: Callable[[Checkpoint], None]
 
 
 def choose_model(
     directory: ModelDirectory,
     config: ExecutorConfig,
-    dtype: torch.dtype,
     device: torch.device,
     group: TensorParallelGroup = SINGLE_RANK,
 ) -> ChosenModel:
@@ -43,7 +52,28 @@ def choose_model(
     try:
         model_config = read_model_config(directory, config)
     except UnsupportedModelError as reason:
-        return _from_transformers(directory, config, dtype, device, reason)
+        return _from_transformers(directory, config, device, reason)
+    return choose_native_model(model_config, config, device, group)
+
+
+def choose_native_model(
+    model_config: ModelConfig,
+    config: ExecutorConfig,
+    device: torch.device,
+    group: TensorParallelGroup = SINGLE_RANK,
+) -> ChosenModel:
+    """Return a model of a family that has code of our own. Raises: ModelLoadError: not as `config` wants it."""
+    dtype = torch_dtype(config.dtype)
+    shard = Shard.of(model_config, group.rank, group.size)
+    chosen = _choose_attention(
+        config,
+        dtype,
+        device,
+        num_heads=shard.num_heads,
+        num_kv_heads=shard.num_kv_heads,
+        head_dim=model_config.head_dim,
+        layers=[shard.attention_layer(layer.attention) for layer in model_config.layers],
+    )
     model, attention = make_model(
         model_config,
         dtype,
@@ -51,8 +81,16 @@ def choose_model(
         cpu_kernels=config.cpu_kernels,
         quantization=config.quantization,
         group=group,
+        attention=_make_attention(chosen, config),
     )
-    return ChosenModel(model, attention, model.load)
+    if group.rank == 0:
+        _log_attention(chosen, attention)
+    return ChosenModel(model, attention, chosen.block_size, dtype, model.load)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return a number format by its name in the settings."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
 def read_model_config(directory: ModelDirectory, config: ExecutorConfig) -> ModelConfig:
@@ -76,7 +114,6 @@ def read_model_config(directory: ModelDirectory, config: ExecutorConfig) -> Mode
 def _from_transformers(
     directory: ModelDirectory,
     config: ExecutorConfig,
-    dtype: torch.dtype,
     device: torch.device,
     reason: UnsupportedModelError,
 ) -> ChosenModel:
@@ -84,9 +121,52 @@ def _from_transformers(
     from executor_svc.models.transformers_model import load_transformers_model
 
     _logger.info("event=model_code code=transformers reason=%r", str(reason))
-    attention = make_attention(find_library(dtype, device, config.cpu_kernels))
+    dtype = torch_dtype(config.dtype)
+    library = find_library(dtype, device, config.cpu_kernels)
     try:
         model = load_transformers_model(directory.path, dtype, device)
     except ModelLoadError as error:
         raise ModelLoadError(f"{error}; our own code cannot run it either: {reason}") from error
-    return ChosenModel(model, attention, lambda _: None)
+    facts = model.attention
+    chosen = _choose_attention(
+        config,
+        dtype,
+        device,
+        num_heads=facts.num_heads,
+        num_kv_heads=facts.num_kv_heads,
+        head_dim=facts.head_dim,
+        layers=facts.layers,
+    )
+    attention = _make_attention(chosen, config) or make_attention(library)
+    _log_attention(chosen, attention)
+    return ChosenModel(model, attention, chosen.block_size, dtype, lambda _: None)
+
+
+def _choose_attention(
+    config: ExecutorConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    layers: Sequence[AttentionLayer],
+) -> ChosenBackend:
+    """Return the attention backend for a model, or this rank's part of it. Raises: see `choose_backend`."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    needs = AttentionNeeds(dtype, num_heads, num_kv_heads, head_dim, layers, capability)
+    return choose_backend(config.attention_backend, needs, config.block_size_tokens)
+
+
+def _make_attention(chosen: ChosenBackend, config: ExecutorConfig) -> AttentionBackend | None:
+    """Make the attention that was chosen; None: `cpu_kernels` decides. Raises: see `ChosenBackend.make`."""
+    if config.device == "cpu" and config.attention_backend == "auto":
+        return None
+    return chosen.make()
+
+
+def _log_attention(chosen: ChosenBackend, attention: AttentionBackend) -> None:
+    name = "native" if isinstance(attention, NativeAttentionBackend) else chosen.rules.name
+    _logger.info(
+        "event=attention_backend name=%s block_size_tokens=%d reason=%r", name, chosen.block_size, chosen.reason
+    )

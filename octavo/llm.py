@@ -56,6 +56,7 @@ class LLM:
         verbose: Whether the services' logs go to stderr.
         dtype: Number format of weights and cache; None, here and below: the service's default.
         quantization: "int8": weights in a quarter of float32's memory; on a CPU a single stream is faster.
+        attention_backend: "auto", "triton", "flash_attn", "xformers" or "torch".
         device: "cpu" or "cuda".
         tp: Ranks that share the model, each a process.
         kv_cache_gib: Size of the KV cache, in GiB.
@@ -76,6 +77,7 @@ class LLM:
         verbose: bool = False,
         dtype: str | None = None,
         quantization: str | None = None,
+        attention_backend: str | None = None,
         device: str | None = None,
         tp: int | None = None,
         kv_cache_gib: float | None = None,
@@ -89,6 +91,7 @@ class LLM:
             model=resolve_model(model, progress=progress),
             dtype=dtype,
             quantization=quantization,
+            attention_backend=attention_backend,
             device=device,
             tp=tp,
             kv_cache_gib=kv_cache_gib,

@@ -35,6 +35,7 @@ class LocalOptions:
         listen: HOST:PORT of the scheduler; port 0: the system chooses.
         dtype: Number format of weights and cache, such as "float32".
         quantization: "none" or "int8".
+        attention_backend: "auto", "triton", "flash_attn", "xformers" or "torch".
         device: "cpu" or "cuda".
         tp: Ranks that share the model, each a process.
         kv_cache_gib: Size of the KV cache, in GiB.
@@ -49,6 +50,7 @@ class LocalOptions:
     listen: str = "127.0.0.1:0"
     dtype: str | None = None
     quantization: str | None = None
+    attention_backend: str | None = None
     device: str | None = None
     tp: int | None = None
     kv_cache_gib: float | None = None
@@ -73,6 +75,7 @@ class LocalOptions:
         flags = {
             "dtype": self.dtype,
             "quantization": self.quantization,
+            "attention-backend": self.attention_backend,
             "device": self.device,
             "tp": self.tp,
             "kv-cache-gib": self.kv_cache_gib,

@@ -40,7 +40,7 @@ class TransformersModel:
         self._base = base
         self._head = _without_base(model, base)
         self._hook = hook
-        self._layers = attention.layers
+        self.attention = attention
 
     @property
     def is_capturable(self) -> bool:
@@ -56,7 +56,7 @@ class TransformersModel:
         wanted: torch.Tensor,
     ) -> torch.Tensor:
         """Run the decoder; see `LanguageModel.forward`."""
-        with self._hook.handled_by(PagedStep(attention, caches, self._layers)):
+        with self._hook.handled_by(PagedStep(attention, caches, self.attention.layers)):
             output = self._base(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
         hidden: torch.Tensor = output.last_hidden_state[0, wanted]
         return hidden

@@ -27,6 +27,7 @@ HARMLESS_OPTIONS = frozenset({"dropout", "position_ids"})
 class AttentionFacts:
     """How a model attends; equal for all layers, but for `layers`."""
 
+    num_heads: int
     num_kv_heads: int
     head_dim: int
     layers: tuple[AttentionLayer, ...]
@@ -132,7 +133,7 @@ def _facts(calls: list[_Call], config: Any) -> AttentionFacts:
         if (call.query_shape, call.key_shape) != (first.query_shape, first.key_shape):
             raise _UnsupportedAttentionError(f"layers 0 and {index} differ in the number or size of their heads")
     layers = tuple(_layer(call, head_dim, config.max_position_embeddings) for call in calls)
-    return AttentionFacts(num_kv_heads, head_dim, layers)
+    return AttentionFacts(first.query_shape[1], num_kv_heads, head_dim, layers)
 
 
 def _layer(call: _Call, head_dim: int, max_position_embeddings: int) -> AttentionLayer:

@@ -9,12 +9,13 @@ from contextlib import ExitStack
 import torch
 
 from executor_svc.config import ExecutorConfig
+from executor_svc.devices import find_device
 from executor_svc.errors import ModelLoadError
 from executor_svc.parallel.rank_worker import LeaderWorker, follow
 from executor_svc.parallel.ranks import RankAssignment
 from executor_svc.parallel.rendezvous import FollowingRank, LeadingRank
 from executor_svc.worker import Worker
-from executor_svc.worker_loading import check_model, find_device, load_worker
+from executor_svc.worker_loading import check_model, load_worker
 from shared.errors import StepFailedError
 from shared.grpc_server import configure_logging
 

@@ -130,6 +130,7 @@ _SERVICE_OPTIONS = (
     ),
     click.option("--dtype", help="Number format of weights and cache, such as float32."),
     click.option("--quantization", help="none, or int8: weights in a quarter of float32's memory."),
+    click.option("--attention-backend", help="auto, triton, flash_attn, xformers or torch."),
     click.option("--device", help="cpu or cuda."),
     click.option("--tp", type=int, help="Ranks that share the model, each a process."),
     click.option("--kv-cache-gib", type=float, help="Size of the KV cache."),

@@ -160,7 +160,7 @@ def save_tiny_architecture(directory: Path, name: str, settings: Mapping[str, ob
 def load_architecture(directory: Path) -> tuple[LanguageModel, AttentionBackend]:
     """Load a model as the executor does, float32 on the CPU."""
     config, device = ExecutorConfig(model=str(directory)), torch.device("cpu")
-    chosen = choose_model(ModelDirectory(directory), config, torch.float32, device)
+    chosen = choose_model(ModelDirectory(directory), config, device)
     chosen.load(Checkpoint(directory))
     return chosen.model, chosen.attention
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from executor_svc.cache_engine import CacheEngine, CacheShape, CopyBlocks
+from executor_svc.cache_engine import CacheEngine, CacheShape
 from executor_svc.native.sampling import NativeSampling
 from executor_svc.sample_rows import SampleRows
-from executor_svc.sampler import Sampled, Sampler
+from executor_svc.sampler import DrawOnDevice, Sampled, Sampler
 from executor_svc.worker import Worker, execute
 from shared.step import (
     Admission,
@@ -107,8 +107,8 @@ class StepDriver:
 class RecordingSampler(Sampler):
     """Keeps the logits of the last step, [num_samples, vocab_size]."""
 
-    def __init__(self, native: NativeSampling | None = None) -> None:
-        super().__init__(native)
+    def __init__(self, native: NativeSampling | None = None, draw_on_device: DrawOnDevice | None = None) -> None:
+        super().__init__(native, draw_on_device)
         self.logits = torch.empty(0)
         self.num_logit_rows = 0
 
@@ -121,15 +121,8 @@ class RecordingSampler(Sampler):
 class PoisonedCacheEngine(CacheEngine):
     """Starts with NaN in every slot of every block: whatever attention reads too much shows."""
 
-    def __init__(
-        self,
-        shape: CacheShape,
-        num_blocks: int,
-        num_host_blocks: int,
-        device: torch.device,
-        copy_blocks: CopyBlocks | None = None,
-    ) -> None:
-        super().__init__(shape, num_blocks, num_host_blocks, device, copy_blocks)
+    def __init__(self, shape: CacheShape, num_blocks: int, num_host_blocks: int, device: torch.device) -> None:
+        super().__init__(shape, num_blocks, num_host_blocks, device)
         self.host_blocks.fill_(torch.nan)
         for layer in self.layers:
             layer.keys.fill_(torch.nan)

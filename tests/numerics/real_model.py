@@ -30,7 +30,7 @@ class RealModel:
     def new_worker(self) -> TorchWorker:
         """Load the model once more: another instance, and nothing in its cache."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("executor_svc.worker_loading.CacheEngine", PoisonedCacheEngine)
+            patch.setattr("executor_svc.worker_assembly.CacheEngine", PoisonedCacheEngine)
             return load_worker(
                 ExecutorConfig(
                     model=str(self._directory),

@@ -64,8 +64,8 @@ class StrictCapture:
 @pytest.fixture
 def capture(monkeypatch: pytest.MonkeyPatch) -> StrictCapture:
     made = StrictCapture()
-    monkeypatch.setattr("executor_svc.worker_loading.graph_capture", lambda _: made)
-    monkeypatch.setattr("executor_svc.worker_loading.CacheEngine", PoisonedCacheEngine)
+    monkeypatch.setattr("executor_svc.worker_assembly.graph_capture", lambda _: made)
+    monkeypatch.setattr("executor_svc.worker_assembly.CacheEngine", PoisonedCacheEngine)
     return made
 
 

@@ -16,6 +16,7 @@ from executor_svc.models import parse_config
 from executor_svc.native import NativeUnavailableError
 from executor_svc.worker_loading import load_worker
 from shared.step import TableDelta
+from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import RecordingSampler, StepDriver
 from tests.numerics.native import native_library
@@ -66,6 +67,52 @@ def test_int8_is_the_same_on_every_kernel_and_near_float32(
     for ours in logits:
         error = float((ours - exact).norm() / exact.norm())
         assert 1e-4 < error < 0.05
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_attention_in_torch_beside_every_dense_kernel(
+    kernels: CpuKernels, tiny_models: dict[str, TinyModel], recorder: RecordingSampler
+) -> None:
+    model, prompts = tiny_models["gqa"], [random_prompt(30), random_prompt(17, seed=2)]
+    ours = driver(model, cpu_kernels=kernels, attention_backend="torch", block_size_tokens=5)
+
+    ours.prefill(prompts)
+
+    assert ours.worker.info.block_size_tokens == 5
+    assert_close(recorder.logits, torch.stack([reference_logits(model, prompt)[-1] for prompt in prompts]))
+
+
+def test_the_attention_is_logged_with_its_block_size(
+    tiny_models: dict[str, TinyModel], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        infos = [driver(tiny_models["gqa"], attention_backend=name).worker.info for name in ("auto", "torch")]
+
+    assert [info.block_size_tokens for info in infos] == [16, 16]
+    assert [message for message in caplog.messages if "attention_backend" in message] == [
+        "event=attention_backend name=native block_size_tokens=16 reason='cpu_kernels decides'",
+        "event=attention_backend name=torch block_size_tokens=16 reason='asked for'",
+    ]
+
+
+def test_attention_for_another_device_is_refused(tiny_models: dict[str, TinyModel]) -> None:
+    with pytest.raises(ModelLoadError, match="attention_backend is triton, but it needs a CUDA device; --attention-b"):
+        driver(tiny_models["gqa"], attention_backend="triton")
+
+
+def test_models_of_transformers_have_the_same_choice(tmp_path: Path, recorder: RecordingSampler) -> None:
+    reference = save_tiny_architecture(tmp_path, "OlmoForCausalLM", {})
+    prompt = random_prompt(30)
+    settings = {"model": str(tmp_path), "num_device_blocks": 64, "block_size_tokens": 7}
+
+    for name in ("auto", "torch"):
+        ours = StepDriver(load_worker(ExecutorConfig.model_validate({**settings, "attention_backend": name})))
+        ours.prefill([prompt])
+        assert ours.worker.info.block_size_tokens == 7
+        with torch.inference_mode():
+            assert_close(recorder.logits, reference(torch.tensor([prompt])).logits[0, -1:])
+    with pytest.raises(ModelLoadError, match="attention_backend is flash_attn, but it needs a CUDA device; --attent"):
+        load_worker(ExecutorConfig.model_validate({**settings, "attention_backend": "flash_attn"}))
 
 
 def test_int8_is_another_model_to_a_fleet(tiny_models: dict[str, TinyModel]) -> None:

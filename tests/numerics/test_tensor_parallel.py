@@ -38,7 +38,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def cleanup(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
-    monkeypatch.setattr("executor_svc.worker_loading.CacheEngine", PoisonedCacheEngine)
+    monkeypatch.setattr("executor_svc.worker_assembly.CacheEngine", PoisonedCacheEngine)
     with ExitStack() as stack:
         yield stack
 
@@ -73,7 +73,7 @@ def ranks_of(directory: Path, tp: int, cleanup: ExitStack, **settings: object) -
 def test_tokens_equal_those_of_one_process(
     name: str, tp: int, directories: dict[str, Path], cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executor_svc.worker_loading.Sampler", RecordingSampler)
+    monkeypatch.setattr("executor_svc.worker_assembly.Sampler", RecordingSampler)
     alone = load_worker(config_of(directories[name]))
     expected = StepDriver(alone).generate(PROMPTS, num_new_tokens=10, chunk_size=7)
 
@@ -125,7 +125,7 @@ def test_the_least_number_of_blocks_counts(
         return load_worker(config, group)
 
     monkeypatch.setattr("tests.numerics.threaded_group.load_worker", load_rank)
-    monkeypatch.setattr("executor_svc.worker_loading.cpu_cache_bytes", lambda local_size: loading.cache_bytes)
+    monkeypatch.setattr("executor_svc.worker_assembly.cpu_cache_bytes", lambda local_size: loading.cache_bytes)
 
     ranks = ranks_of(directories["LlamaForCausalLM"], 2, cleanup, num_device_blocks=None)
 

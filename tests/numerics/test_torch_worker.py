@@ -14,11 +14,12 @@ from executor_svc.cache_engine import CacheShape
 from executor_svc.config import ExecutorConfig
 from executor_svc.errors import ModelLoadError
 from executor_svc.kernels import make_model
+from executor_svc.largest_step import largest_step
 from executor_svc.model_directory import ModelDirectory
 from executor_svc.models import Decoder, parse_config
 from executor_svc.weights import Checkpoint
 from executor_svc.worker import execute
-from executor_svc.worker_loading import largest_step, load_worker
+from executor_svc.worker_loading import load_worker
 from shared.errors import InvalidStepError, StepFailedError
 from shared.step import SamplingRow, Step, TableDelta, pairs
 from tests.numerics.conftest import TinyModel

@@ -127,15 +127,6 @@ def test_computation_waits_for_swaps_and_swaps_for_computation_only_where_blocks
     ]
 
 
-def test_another_copy_is_used_if_there_is_one() -> None:
-    calls: list[list[list[int]]] = []
-    engine = CacheEngine(
-        SHAPE, 3, 0, torch.device("cpu"), lambda pools, moves: calls.append([*moves.tolist(), [len(pools)]])
-    )
-    engine.move(Step(1, 1, TableDelta(), blocks_to_copy=pairs((2, 1), (0, 3))))
-    assert calls == [[[2, 1], [0, 3], [6]]]
-
-
 @pytest.mark.gpu
 def test_a_host_pool_beside_a_gpu_is_pinned_and_keeps_every_bit() -> None:
     engine = filled_engine(device="cuda")

@@ -58,6 +58,7 @@ def test_the_options_of_the_offline_api_reach_the_services(monkeypatch: pytest.M
         "model": "some/model",
         "dtype": "float32",
         "quantization": "int8",
+        "attention_backend": "torch",
         "device": "cpu",
         "tp": 2,
         "kv_cache_gib": 2.0,

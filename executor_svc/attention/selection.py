@@ -1,0 +1,179 @@
+"""The choice of an attention backend: by name, or the best that can run the model.
+
+`--attention-backend auto` takes, on a CUDA device, flash-attn 3 where it is installed, else our Triton kernels, else
+plain torch. flash-attn 2 and xformers are for those who ask for them: a prefix is shared in whole blocks, and their
+blocks of 256 and 64 tokens cost hits. On a CPU there are the C library, which `cpu_kernels` decides on
+(`executor_svc/kernels.py`), and plain torch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Literal
+
+import torch
+
+from executor_svc.attention.flash_attn_rules import FlashAttention2Rules, FlashAttention3Rules
+from executor_svc.attention.interface import AttentionBackend
+from executor_svc.attention.library_rules import InstalledLibraries, dtype_name, find_installed_libraries
+from executor_svc.attention.needs import AttentionNeeds, BackendRules
+from executor_svc.attention.torch_backend import TorchAttentionBackend
+from executor_svc.attention.torch_rules import TorchRules
+from executor_svc.attention.triton_rules import TritonRules
+from executor_svc.attention.xformers_rules import XformersRules
+from executor_svc.errors import ModelLoadError
+
+BackendName = Literal["auto", "triton", "flash_attn", "xformers", "torch"]
+
+# In the order in which they are proposed.
+CUDA_BACKENDS: Sequence[BackendName] = ("triton", "flash_attn", "xformers", "torch")
+# The first devices that compute with bfloat16.
+BFLOAT16_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenBackend:
+    """A backend that can run the model."""
+
+    rules: BackendRules
+    block_size: int  # tokens
+    reason: str  # for the log
+
+    def make(self) -> AttentionBackend:
+        """Make the backend. Raises: ModelLoadError: its library cannot be imported."""
+        try:
+            return _make(self.rules)
+        except ImportError as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ModelLoadError(
+                f"attention_backend is {self.rules.name}, but its library cannot be imported ({reason})"
+            ) from error
+
+
+def choose_backend(
+    name: BackendName,
+    needs: AttentionNeeds,
+    block_size: int | None = None,
+    installed: InstalledLibraries | None = None,
+) -> ChosenBackend:
+    """Return the backend to run a model with.
+
+    Args:
+        name: What was asked for.
+        needs: What the model, its settings and its device ask for.
+        block_size: Tokens in a block; None: what the backend prefers.
+        installed: The libraries; None: look for them.
+
+    Raises: ModelLoadError: it cannot run the model; one sentence that names what would work.
+    """
+    situation = _Situation(needs, block_size, find_installed_libraries() if installed is None else installed)
+    capability = needs.compute_capability
+    if needs.dtype == torch.bfloat16 and capability is not None and capability < BFLOAT16_CAPABILITY:
+        raise ModelLoadError(
+            f"dtype is bfloat16, which this device (capability {capability[0]}.{capability[1]}) lacks; "
+            "--dtype float16 would work"
+        )
+    problems: dict[str, str] = {}
+    for rules in situation.candidates(name):
+        problem = situation.why_not(rules)
+        if problem is None:
+            reasons = [f"not {other}: {what}" for other, what in problems.items()] or [situation.why(name)]
+            return ChosenBackend(rules, block_size or rules.preferred_block_size, "; ".join(reasons))
+        problems.setdefault(rules.name, problem)
+    raise ModelLoadError(
+        f"attention_backend is {name}, but {problems[name]}; {' or '.join(situation.what_works(name))} would work"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Situation:
+    """What a backend is chosen for."""
+
+    needs: AttentionNeeds
+    block_size: int | None
+    installed: InstalledLibraries
+
+    def candidates(self, name: BackendName) -> Sequence[BackendRules]:
+        """Return the backends that `name` may stand for, the best first."""
+        flash_attn_3 = FlashAttention3Rules(is_installed=self.installed.has_flash_attn_3)
+        match name:
+            case "auto":
+                return [TorchRules()] if self._is_cpu else [flash_attn_3, TritonRules(), TorchRules()]
+            case "flash_attn":
+                flash_attn_2 = FlashAttention2Rules(self.installed.flash_attn)
+                return [flash_attn_3, flash_attn_2] if self._has_flash_attn_3 else [flash_attn_2]
+            case "triton":
+                return [TritonRules()]
+            case "xformers":
+                return [XformersRules(self.installed.xformers, self.installed.triton)]
+            case "torch":
+                return [TorchRules()]
+
+    def why_not(self, rules: BackendRules) -> str | None:
+        """Return why a backend cannot run the model, as the end of a sentence; None: it can."""
+        problem = rules.why_not(self.needs)
+        if problem is None and self.block_size is not None:
+            problem = rules.why_not_block_size(self.block_size)
+        return problem
+
+    def why(self, name: BackendName) -> str:
+        """Return why the first candidate was taken."""
+        if name != "auto":
+            return "asked for"
+        return "cpu_kernels decides" if self._is_cpu else "the best"
+
+    def what_works(self, name: BackendName) -> list[str]:
+        """Return a setting that makes the backend work, if there is one, and another backend that works."""
+        return [*_first(self._settings_for(name)), *_first(self._others(name))]
+
+    @property
+    def _is_cpu(self) -> bool:
+        return self.needs.compute_capability is None
+
+    @property
+    def _has_flash_attn_3(self) -> bool:
+        capability = self.needs.compute_capability
+        return self.installed.has_flash_attn_3 and capability is not None and capability[0] == 9
+
+    def _settings_for(self, name: BackendName) -> Iterator[str]:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            has_it = dtype != torch.bfloat16 or (self.needs.compute_capability or (0, 0)) >= BFLOAT16_CAPABILITY
+            if has_it and replace(self, needs=replace(self.needs, dtype=dtype))._can_run(name):
+                yield f"--dtype {dtype_name(dtype)}"
+        for rules in replace(self, block_size=None).candidates(name):
+            if rules.why_not(self.needs) is None:
+                yield f"--block-size-tokens {rules.preferred_block_size}"
+
+    def _others(self, name: BackendName) -> Iterator[str]:
+        if self._is_cpu:
+            yield "--attention-backend auto"
+        for other in CUDA_BACKENDS:
+            if other != name and self._can_run(other):
+                yield f"--attention-backend {other}"
+
+    def _can_run(self, name: BackendName) -> bool:
+        return any(self.why_not(rules) is None for rules in self.candidates(name))
+
+
+def _first(settings: Iterator[str]) -> list[str]:
+    return list(islice(settings, 1))
+
+
+def _make(rules: BackendRules) -> AttentionBackend:
+    """Make the backend of some rules. What is not used is not imported: Triton takes seconds, others may be missing."""
+    if isinstance(rules, TorchRules):
+        return TorchAttentionBackend()
+    if isinstance(rules, TritonRules):
+        from executor_svc.attention.triton_backend import TritonAttentionBackend
+
+        return TritonAttentionBackend()
+    from executor_svc.attention.flash_attn_backend import FlashAttention2Backend, FlashAttention3Backend
+    from executor_svc.attention.xformers_backend import XformersBackend
+    from executor_svc.triton_kernels.key_value_write import write_in_triton
+
+    if isinstance(rules, XformersRules):
+        return XformersBackend(write_in_triton)
+    if isinstance(rules, FlashAttention2Rules):
+        return FlashAttention2Backend(write_in_triton)
+    assert isinstance(rules, FlashAttention3Rules), "these are all rules"
+    return FlashAttention3Backend(write_in_triton)
