@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: help demo test test-all check protos baseline models bench bench-core coverage clean
+.PHONY: help demo test test-all check protos baseline models bench bench-core gpu-check coverage clean
 
 help:
 	@echo "make demo      ask a real model a question through both services"
@@ -15,6 +15,7 @@ help:
 	@echo "make models    the architectures that run, each compared with transformers"
 	@echo "make bench     tokens per second beside transformers, in one run"
 	@echo "make bench-core CPU time of the scheduler's core by itself"
+	@echo "make gpu-check on a machine with a GPU: check and measure its path, with the PYTHON that has torch there"
 	@echo "make protos    write the stubs anew after a change in protos/"
 	@echo "make coverage  branch coverage of the scheduler's core"
 	@echo "make clean     remove the virtual environments and caches"
@@ -64,6 +65,10 @@ models: $(INSTALLED)
 
 bench-core: $(INSTALLED)
 	$(BIN)/python -m benchmarks.scheduler_core
+
+# Installs nothing: a machine with a GPU brings torch, Triton, transformers and pytest of its own.
+gpu-check:
+	$(PYTHON) -m benchmarks.gpu_check
 
 coverage: $(INSTALLED)
 	$(BIN)/coverage run --branch --source=scheduler_svc/core,shared -m pytest -q tests/unit tests/property tests/traces -m "not slow and not gpu"

@@ -1,0 +1,1 @@
+"""What `make gpu-check` measures. Needs torch, Triton, transformers and NumPy only: no RPC, no network."""

@@ -1,0 +1,129 @@
+"""The figures of `make gpu-check`, each with its target; see `benchmarks/gpu_check.py`."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.bandwidth import copy_bytes_per_s, decode_bytes_per_s, seconds_per_call
+from benchmarks.gpu.engine import InProcessEngine, Prompt
+from benchmarks.gpu.models import num_weight_bytes, random_worker
+from benchmarks.gpu.report import Figure
+from benchmarks.gpu.settings import executor_settings
+from benchmarks.gpu.sizes import Sizes
+from benchmarks.gpu.throughput import of_transformers, ours
+from executor_svc.attention import DecodePlanner
+from executor_svc.torch_worker import TorchWorker
+
+Say = Callable[[str], None]
+
+
+def attention_figures(
+    backends: dict[str, DecodePlanner], sizes: Sizes, device: torch.device, copy_rate: float
+) -> Iterator[Figure]:
+    """Measure decode attention of each backend as a share of the copy bandwidth."""
+    for name, backend in backends.items():
+        for shape in sizes.decode_shapes_of(name):
+            rate = decode_bytes_per_s(backend, shape, device)
+            yield Figure(
+                f"decode attention, {name}, {shape.num_rows} rows of {shape.context_tokens:,} tokens",
+                100 * rate / copy_rate,
+                "% of the copy bandwidth",
+                target=80.0 if name == "triton" else None,
+                detail=f"{rate / 1e9:,.0f} GB/s; {shape.num_heads}/{shape.num_kv_heads} heads of {shape.head_dim}",
+            )
+            free_memory(device)
+
+
+def single_stream_figures(sizes: Sizes, device: torch.device, copy_rate: float) -> Iterator[Figure]:
+    """Measure whole decode steps of one sequence as a share of what reading the weights once would take."""
+    with worker_of(sizes.large_model, sizes, device, max_num_seqs=8) as worker:
+        engine = InProcessEngine(worker)
+        prompt = Prompt(np.arange(3, 3 + sizes.prompt_tokens, dtype=np.int32), 8)
+        engine.generate([prompt])
+        run = engine.generate([Prompt(prompt.token_ids, sizes.num_new_tokens)])
+        step_s = run.wall_s / run.num_steps
+        itemsize = sizes.dtype.itemsize
+        limit_s = num_weight_bytes(sizes.large_model, itemsize) / copy_rate
+        yield Figure(
+            "decode step, 1 sequence",
+            100 * limit_s / step_s,
+            "% of the bandwidth limit",
+            target=70.0,
+            detail=f"{step_s * 1e3:.2f} ms a step, {1 / step_s:.0f} tokens/s; the limit is {limit_s * 1e3:.2f} ms",
+        )
+        yield Figure("idle between steps, 1 sequence", 100 * run.idle_share, "%", target=3.0, at_most=True)
+
+
+def throughput_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
+    """Measure output tokens a second of ragged requests, beside transformers' static batches."""
+    prompts = sizes.workload.prompts(sizes.small_model["vocab_size"])
+    with worker_of(sizes.small_model, sizes, device, max_num_seqs=sizes.workload.batch_size) as worker:
+        run = ours(worker, prompts)
+    rate = run.num_output_tokens / run.wall_s
+    num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    requests = f"{len(prompts)} requests, {num_prompt_tokens:,} prompt and {run.num_output_tokens:,} output tokens"
+    yield Figure("output tokens, Octavo", rate, "tokens/s", detail=f"{requests}; {run.num_steps} steps")
+    yield Figure(
+        f"idle between steps, {sizes.workload.batch_size} sequences",
+        100 * run.idle_share,
+        "%",
+        target=3.0,
+        at_most=True,
+    )
+    theirs = of_transformers(sizes.small_model, prompts, sizes.workload.batch_size, device, sizes.dtype)
+    yield Figure("output tokens, transformers", theirs, "tokens/s", detail="the same requests in static batches")
+    yield Figure("Octavo beside transformers", rate / theirs, "×", target=10.0)
+
+
+def sampling_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
+    """Measure sampling on the device, all filters on."""
+    from executor_svc.sampler.device_sampling import sample_on_device
+    from shared.step import SAMPLING_ROW, SamplingRow
+
+    num_rows, vocab_size = sizes.workload.batch_size, sizes.large_model["vocab_size"]
+    logits = torch.randn(num_rows, vocab_size, device=device) * 3
+    rows = np.arange(num_rows, dtype=np.int32)
+    sampling = np.zeros(num_rows, SAMPLING_ROW)
+    sampling[:] = SamplingRow(temperature=0.9, top_k=200, top_p=0.95, min_p=0.01, typical_p=0.95).as_tuple()
+    draws = np.random.default_rng(0).random(num_rows)
+    seconds = seconds_per_call(lambda: sample_on_device(logits, rows, sampling, draws), device)
+    yield Figure(
+        f"sampling, {num_rows} rows of {vocab_size:,} logits", seconds * 1e3, "ms", detail="every filter at once"
+    )
+
+
+def copy_figure(sizes: Sizes, device: torch.device) -> Figure:
+    """Measure what a copy within the device's memory moves."""
+    rate = copy_bytes_per_s(device, sizes.copy_bytes)
+    free_memory(device)
+    return Figure("copy bandwidth", rate / 1e9, "GB/s", detail="read and written bytes together")
+
+
+@contextmanager
+def worker_of(model: Any, sizes: Sizes, device: torch.device, *, max_num_seqs: int) -> Iterator[TorchWorker]:
+    """Return a worker with random weights, and give its memory back."""
+    settings = executor_settings(
+        device=device.type,
+        dtype=str(sizes.dtype).removeprefix("torch."),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        num_device_blocks=sizes.num_device_blocks,
+        host_cache_gib=0.0,
+    )
+    worker = random_worker(model, settings, device)
+    try:
+        yield worker
+    finally:
+        del worker
+        free_memory(device)
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what nobody uses any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

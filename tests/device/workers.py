@@ -1,0 +1,82 @@
+"""Workers as a GPU has them: Triton kernels, sampling on the device, decodes replayed.
+
+Where there is no CUDA device all of it runs on the CPU: the kernels in Triton's interpreter, a replay by running the
+function again.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu.backends import usable_backends
+from benchmarks.gpu.settings import executor_settings
+from executor_svc.decode_graphs import Capture, Replay, graph_capture
+from executor_svc.model_choice import ChosenModel, choose_native_model
+from executor_svc.models import Decoder, parse_config
+from executor_svc.models.triton_dense import TritonDense
+from executor_svc.sampler.device_sampling import sample_on_device
+from executor_svc.torch_worker import TorchWorker
+from executor_svc.weights import Checkpoint
+from executor_svc.worker_assembly import ModelIdentity, assemble_worker
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+IS_GPU = DEVICE.type == "cuda"
+
+
+@dataclass
+class CountedCapture:
+    """Captures graphs where there is a device for them, and counts replays."""
+
+    capture: Capture | None
+    num_replays: int = 0
+
+    def __call__(self, run: Callable[[], torch.Tensor]) -> Replay:
+        if self.capture is not None:
+            replay = self.capture(run)
+        else:
+            run()
+            replay = run
+
+        def count_and_replay() -> torch.Tensor:
+            self.num_replays += 1
+            return replay()
+
+        return count_and_replay
+
+
+def worker_with(
+    backend: str, directory: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> tuple[TorchWorker, CountedCapture]:
+    """Return a worker of the model in a directory, and what counts its replays."""
+    attention, block_size = usable_backends(DEVICE, dtype)[backend]
+    config = executor_settings(
+        model=str(directory),
+        device=DEVICE.type,
+        dtype=str(dtype).removeprefix("torch."),
+        block_size_tokens=block_size,
+        **{
+            "num_device_blocks": 64,
+            "max_num_seqs": 8 if IS_GPU else 3,
+            "max_num_batched_tokens": 64,
+            "host_cache_gib": 0.0,
+            **changes,
+        },
+    )
+    counted = CountedCapture(graph_capture(DEVICE))
+    monkeypatch.setattr("executor_svc.worker_assembly.graph_capture", lambda _: counted)
+    monkeypatch.setattr("executor_svc.worker_assembly.device_sampling", lambda _: sample_on_device)
+    model_config = parse_config(json.loads((directory / "config.json").read_text()), directory / "config.json")
+    if IS_GPU:
+        chosen = choose_native_model(model_config, config, DEVICE)
+    else:
+        model = Decoder(model_config, TritonDense(dtype, DEVICE))
+        chosen = ChosenModel(model, attention, block_size, dtype, model.load)
+    chosen.load(Checkpoint(directory))
+    chosen = ChosenModel(chosen.model, attention, block_size, dtype, chosen.load)
+    identity = ModelIdentity("test", "", model_config.max_position_embeddings)
+    return assemble_worker(chosen, identity, config, DEVICE), counted
