@@ -136,7 +136,7 @@ def run(parts: Sequence[str], results: Path, *, rehearse: bool) -> int:
 def run_tests(folder: str) -> Outcome:
     """Run the tests of a folder in a process of their own; the last line of pytest is the detail."""
     command = [sys.executable, "-m", "pytest", folder, "-q", "-x", "--rootdir", ".", "--confcutdir", "."]
-    command += ["-c", "benchmarks/gpu/pytest.ini", "-p", "no:cacheprovider"]
+    command += ["-c", "benchmarks/gpu/pytest.ini", "-p", "no:cacheprovider", "-m", "not slow"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines() or ["pytest printed nothing"]
     print("\n".join(lines[-40:] if done.returncode else lines[-1:]), flush=True)

@@ -21,6 +21,8 @@ def main() -> int:
         print(f"octavo executor: {error}", file=sys.stderr)
         return 1
     _spin_less()
+    # Triton's default is going to change, and it says so in a warning: multiply and add are fused.
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     if assignment is not None and assignment.rank > 0:
         from executor_svc.parallel.rank_process import run_following_rank
 

@@ -4,7 +4,7 @@ For what torch's fused attention cannot do: it takes no soft cap, and it would r
 number format of the queries.
 """
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -62,7 +62,10 @@ def attend_explicitly(
     return output
 
 
-@lru_cache(maxsize=64)
+@cache
 def slopes_on(device: torch.device, dtype: torch.dtype, slopes: tuple[float, ...]) -> torch.Tensor:
-    """Return the slopes of ALiBi on a device, [num_heads], for queries of a number format; made once."""
+    """Return the slopes of ALiBi on a device, [num_heads], for queries of a number format.
+
+    Made once and kept: a CUDA graph has its address.
+    """
     return torch.tensor(slopes, dtype=score_dtype(dtype), device=device)

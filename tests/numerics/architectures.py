@@ -16,7 +16,6 @@ import torch
 import transformers
 
 from executor_svc.attention import AttentionBackend, AttentionMetadata, LayerCache
-from executor_svc.config import ExecutorConfig
 from executor_svc.model_choice import choose_model
 from executor_svc.model_directory import ModelDirectory
 from executor_svc.models.language_model import LanguageModel
@@ -159,6 +158,8 @@ def save_tiny_architecture(directory: Path, name: str, settings: Mapping[str, ob
 
 def load_architecture(directory: Path) -> tuple[LanguageModel, AttentionBackend]:
     """Load a model as the executor does, float32 on the CPU."""
+    from executor_svc.config import ExecutorConfig  # needs what a machine that only runs kernels may lack
+
     config, device = ExecutorConfig(model=str(directory)), torch.device("cpu")
     chosen = choose_model(ModelDirectory(directory), config, device)
     chosen.load(Checkpoint(directory))
