@@ -21,6 +21,7 @@ from executor_svc.native.sampling import load_sampling
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.sampler import DrawOnDevice, Sampler
 from executor_svc.torch_worker import TorchWorker
+from executor_svc.warm_up import warm_up
 from shared.executor_info import ExecutorInfo, TokenizerFile
 
 if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
@@ -101,7 +102,10 @@ def assemble_worker(
     runner = ModelRunner(model, cache_engine.layers, backend, last_tokens, graphs)
     native = load_sampling(torch.get_num_threads()) if isinstance(backend, NativeAttentionBackend) else None
     sampler = Sampler(native, device_sampling(device))
-    return TorchWorker(info, runner, cache_engine, sampler, identity.tokenizer_files, group)
+    worker = TorchWorker(info, runner, cache_engine, sampler, identity.tokenizer_files, group)
+    if device.type == "cuda":
+        warm_up(worker)
+    return worker
 
 
 def device_sampling(device: torch.device) -> DrawOnDevice | None:

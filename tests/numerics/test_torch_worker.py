@@ -17,6 +17,7 @@ from executor_svc.kernels import make_model
 from executor_svc.largest_step import largest_step
 from executor_svc.model_directory import ModelDirectory
 from executor_svc.models import Decoder, parse_config
+from executor_svc.warm_up import warm_up
 from executor_svc.weights import Checkpoint
 from executor_svc.worker import execute
 from executor_svc.worker_loading import load_worker
@@ -24,7 +25,7 @@ from shared.errors import InvalidStepError, StepFailedError
 from shared.step import SamplingRow, Step, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import fork_of
-from tests.numerics.reference import MakeDriver
+from tests.numerics.reference import MakeDriver, random_prompt
 from tests.numerics.tiny_models import MAX_MODEL_LEN, VOCAB_SIZE, save_tiny_model
 
 
@@ -262,3 +263,23 @@ def test_the_largest_step_runs_on_a_cache_of_its_own(model: TinyModel) -> None:
     assert logits is not None
     assert logits.shape == (8, VOCAB_SIZE)
     assert not logits.isnan().any()
+
+
+def test_a_warm_up_leaves_no_trace_but_in_blocks_that_nobody_has(
+    tiny_models: dict[str, TinyModel], make_driver: MakeDriver
+) -> None:
+    prompts = [random_prompt(length, seed=length) for length in (3, 20)]
+    cold, warm = (make_driver(tiny_models["gqa"]) for _ in range(2))
+    warm_up(warm.worker)
+
+    assert not warm.worker.table.live.any()
+    assert warm.generate(prompts, 6) == cold.generate(prompts, 6)
+
+
+def test_a_worker_too_small_for_a_warm_up_goes_without(tiny_models: dict[str, TinyModel]) -> None:
+    config = ExecutorConfig(
+        model=str(tiny_models["gqa"].directory), num_device_blocks=2, block_size_tokens=4, num_host_blocks=0
+    )
+    worker = load_worker(config)
+    warm_up(worker)
+    assert not worker.table.live.any()
