@@ -48,8 +48,9 @@ class CudaTimer:
     """For work in the current CUDA stream, which starts when what was launched before is done; see `StepTimer`."""
 
     def __init__(self) -> None:
+        # Blocking: who waits for the end sleeps, and leaves the core to who launches.
         self._begin: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._end: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._end: torch.cuda.Event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         self._begin.record()
 
     def stop(self) -> None:

@@ -73,6 +73,8 @@ class DistributedGroup:
         self.size = size
         self._device = device
         backend = "nccl" if device.type == "cuda" else "gloo"
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # NCCL takes the current one
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
