@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from executor_svc.attention import AttentionBackend, AttentionLayer
+from executor_svc.attention import AttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.needs import AttentionNeeds
 from executor_svc.attention.selection import ChosenBackend, choose_backend
@@ -65,15 +65,10 @@ def choose_native_model(
     """Return a model of a family that has code of our own. Raises: ModelLoadError: not as `config` wants it."""
     dtype = torch_dtype(config.dtype)
     shard = Shard.of(model_config, group.rank, group.size)
-    chosen = _choose_attention(
-        config,
-        dtype,
-        device,
-        num_heads=shard.num_heads,
-        num_kv_heads=shard.num_kv_heads,
-        head_dim=model_config.head_dim,
-        layers=[shard.attention_layer(layer.attention) for layer in model_config.layers],
-    )
+    layers = [shard.attention_layer(layer.attention) for layer in model_config.layers]
+    sizes = (shard.num_heads, shard.num_kv_heads, model_config.head_dim)
+    needs = AttentionNeeds(dtype, *sizes, layers, _capability_of(device))
+    chosen = choose_backend(config.attention_backend, needs, config.block_size_tokens)
     model, attention = make_model(
         model_config,
         dtype,
@@ -128,34 +123,17 @@ def _from_transformers(
     except ModelLoadError as error:
         raise ModelLoadError(f"{error}; our own code cannot run it either: {reason}") from error
     facts = model.attention
-    chosen = _choose_attention(
-        config,
-        dtype,
-        device,
-        num_heads=facts.num_heads,
-        num_kv_heads=facts.num_kv_heads,
-        head_dim=facts.head_dim,
-        layers=facts.layers,
-    )
+    sizes = (facts.num_heads, facts.num_kv_heads, facts.head_dim)
+    needs = AttentionNeeds(dtype, *sizes, facts.layers, _capability_of(device))
+    chosen = choose_backend(config.attention_backend, needs, config.block_size_tokens)
     attention = _make_attention(chosen, config) or make_attention(library)
     _log_attention(chosen, attention)
     return ChosenModel(model, attention, chosen.block_size, dtype, lambda _: None)
 
 
-def _choose_attention(
-    config: ExecutorConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    layers: Sequence[AttentionLayer],
-) -> ChosenBackend:
-    """Return the attention backend for a model, or this rank's part of it. Raises: see `choose_backend`."""
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    needs = AttentionNeeds(dtype, num_heads, num_kv_heads, head_dim, layers, capability)
-    return choose_backend(config.attention_backend, needs, config.block_size_tokens)
+def _capability_of(device: torch.device) -> tuple[int, int] | None:
+    """Return the compute capability of a CUDA device; None: it is a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def _make_attention(chosen: ChosenBackend, config: ExecutorConfig) -> AttentionBackend | None:

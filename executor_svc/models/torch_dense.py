@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
 from executor_svc.models.config import Activation
-from executor_svc.models.dense import Experts, LayerEnd, Mlp, Norm
+from executor_svc.models.dense import Experts, LastSegment, LayerEnd, Mlp, Norm, Segment
 from executor_svc.models.layers import Linear, QuantizedLinear
 from executor_svc.models.torchao_linear import TorchaoLinear
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
@@ -64,12 +64,12 @@ class TorchDense:
         """Return the rows of the tokens; see `DenseKernels`."""
         return embedding.rows(token_ids)
 
-    def segment(self, layer_end: LayerEnd[TorchMatrix] | None, norm: Norm, projection: TorchMatrix) -> "TorchSegment":
+    def segment(self, layer_end: LayerEnd[TorchMatrix] | None, norm: Norm, projection: TorchMatrix) -> Segment:
         """Join weights to a segment; see `DenseKernels`."""
         last_segment = None if layer_end is None else TorchLastSegment(layer_end, self._group)
         return TorchSegment(last_segment, norm, projection)
 
-    def last_segment(self, layer_end: LayerEnd[TorchMatrix]) -> "TorchLastSegment":
+    def last_segment(self, layer_end: LayerEnd[TorchMatrix]) -> LastSegment:
         """Join the weights of the last layer's end; see `DenseKernels`."""
         return TorchLastSegment(layer_end, self._group)
 

@@ -4,42 +4,18 @@ A layer of a Llama launches, beside its attention, five matrix products (output,
 three kernels: add and norm, activation and product, add and norm.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from executor_svc.models.dense import Experts, LayerEnd, Mlp, Norm
 from executor_svc.models.torch_dense import TorchDense, TorchLastSegment, TorchMatrix
-from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
+from executor_svc.parallel.group import TensorParallelGroup
 from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation, plain_activation
 
 
-class TritonDense:
-    """Matrices and segments on a CUDA device; every model that `TorchDense` has. Arguments: see there."""
-
-    def __init__(
-        self,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        is_int8: bool = False,
-        group: TensorParallelGroup = SINGLE_RANK,
-    ) -> None:
-        self.dtype = dtype
-        self.device = device
-        self._matrices = TorchDense(dtype, device, is_int8=is_int8, group=group)
-        self._group = group
-
-    def matrix(
-        self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, is_vocabulary: bool = False
-    ) -> TorchMatrix:
-        """Return a map with uninitialised weights; see `DenseKernels`."""
-        return self._matrices.matrix(num_inputs, sizes, has_bias=has_bias, is_vocabulary=is_vocabulary)
-
-    def embed(self, embedding: TorchMatrix, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of the tokens; see `DenseKernels`."""
-        return self._matrices.embed(embedding, token_ids)
+class TritonDense(TorchDense):
+    """Matrices and segments on a CUDA device, of every model that `TorchDense` has."""
 
     def segment(self, layer_end: LayerEnd[TorchMatrix] | None, norm: Norm, projection: TorchMatrix) -> "TritonSegment":
         """Join weights to a segment; see `DenseKernels`."""

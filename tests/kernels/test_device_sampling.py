@@ -17,30 +17,13 @@ from executor_svc.sampler.filters import filtered_scores
 from executor_svc.sampler.likeliest import largest_index
 from shared.step import SamplingRow
 from tests.kernels.device import DEVICE, RANDOM_CASES
-from tests.support.sample_rows import sampling_of
+from tests.support.sample_rows import ROWS_OF_FILTERS, sampling_of
 
 # Tokens that a program reads at once, so few that small vocabularies take several tiles.
 TILE = 128
 LAST_DRAW = 1 - 2.0**-53
 EDGE = 1e-6
 
-ROWS_OF_FILTERS = [
-    SamplingRow(temperature=0.7),
-    SamplingRow(temperature=1.3, top_k=1),
-    SamplingRow(temperature=1.0, top_k=40),
-    SamplingRow(temperature=1.0, top_k=100_000),
-    SamplingRow(temperature=1.0, top_p=0.9),
-    SamplingRow(temperature=5.0, top_p=0.99),
-    SamplingRow(temperature=1.0, top_p=1e-6),
-    SamplingRow(temperature=1.0, min_p=0.1),
-    SamplingRow(temperature=1.0, min_p=1.0),
-    SamplingRow(temperature=1.0, typical_p=0.2),
-    SamplingRow(temperature=0.7, typical_p=0.95),
-    SamplingRow(temperature=1.0, top_p=0.97, typical_p=0.5),
-    SamplingRow(temperature=1.0, min_p=0.001, typical_p=0.9),
-    SamplingRow(temperature=1.0, top_k=70, typical_p=0.9),
-    SamplingRow(temperature=0.8, top_k=50, top_p=0.8, min_p=0.05, typical_p=0.9),
-]
 # One filter each, and all together.
 ROWS_OF_EACH = [ROWS_OF_FILTERS[index] for index in (0, 2, 4, 7, 9, 14)]
 

@@ -40,3 +40,23 @@ def sample_rows(*rows: Row) -> SampleRows:
         num_prompt_tokens=np.array([len(row.prompt) for row in rows], np.int32),
         token_ids=token_ids,
     )
+
+
+# Every filter, at its ends too, and several together.
+ROWS_OF_FILTERS = [
+    SamplingRow(temperature=0.7),
+    SamplingRow(temperature=1.3, top_k=1),
+    SamplingRow(temperature=1.0, top_k=40),
+    SamplingRow(temperature=1.0, top_k=100_000),
+    SamplingRow(temperature=1.0, top_p=0.9),
+    SamplingRow(temperature=5.0, top_p=0.99),
+    SamplingRow(temperature=1.0, top_p=1e-6),
+    SamplingRow(temperature=1.0, min_p=0.1),
+    SamplingRow(temperature=1.0, min_p=1.0),
+    SamplingRow(temperature=1.0, typical_p=0.2),
+    SamplingRow(temperature=0.7, typical_p=0.95),
+    SamplingRow(temperature=1.0, top_p=0.97, typical_p=0.5),
+    SamplingRow(temperature=1.0, min_p=0.001, typical_p=0.9),
+    SamplingRow(temperature=1.0, top_k=70, typical_p=0.9),
+    SamplingRow(temperature=0.8, top_k=50, top_p=0.8, min_p=0.05, typical_p=0.9),
+]

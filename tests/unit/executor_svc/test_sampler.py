@@ -12,6 +12,7 @@ from executor_svc.sampler import Sampled, Sampler
 from executor_svc.sampler.drawing import draw
 from executor_svc.sampler.filters import WIDTHS, filtered_scores
 from shared.step import SAMPLING_ROW, Int32Array, SamplingRow
+from tests.support.sample_rows import ROWS_OF_FILTERS
 
 NO_INPUT = torch.LongTensor(1, 0)
 
@@ -53,18 +54,8 @@ def transformers_scores(logits: torch.Tensor, row: SamplingRow) -> torch.Tensor:
     return scores
 
 
-FILTERS = [
-    SamplingRow(temperature=0.7),
-    SamplingRow(temperature=1.3, top_k=1),
-    SamplingRow(temperature=1.0, top_k=40),
-    SamplingRow(temperature=1.0, top_k=100_000),
-    SamplingRow(temperature=1.0, top_p=0.9),
-    SamplingRow(temperature=5.0, top_p=0.99),
-    SamplingRow(temperature=1.0, top_p=1e-6),
-    SamplingRow(temperature=1.0, min_p=0.1),
-    SamplingRow(temperature=1.0, min_p=1.0),
-    SamplingRow(temperature=0.8, top_k=50, top_p=0.8, min_p=0.05),
-]
+# Typical-p is compared in a test of its own.
+FILTERS = [row for row in ROWS_OF_FILTERS if row.typical_p == 1]
 
 
 @pytest.mark.parametrize("vocab_size", [500, 8 * WIDTHS[-1]])
