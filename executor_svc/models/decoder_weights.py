@@ -78,22 +78,18 @@ class DecoderWeights(Generic[MatrixT]):
 
     def _mlp(self, index: int, expert: int | None = None) -> Mlp[MatrixT]:
         mlp, names = self._config.mlp, self._config.names
-        gate_up = [name.format(layer=index, expert=expert) for name in names.gate_up]
+        tensors = [name.format(layer=index, expert=expert) for name in names.gate_up]
         size, (begin, end) = mlp.intermediate_size, self._shard.mlp_columns
-        gate = None
-        if mlp.is_gated:
-            num_rows = 2 * size if len(gate_up) == 1 else size
-            gate = self._columns([Rows(gate_up[0], num_rows, ((begin, end),))], has_bias=mlp.has_bias)
-        if mlp.is_gated and len(gate_up) == 1:
-            up_rows = Rows(gate_up[0], 2 * size, ((size + begin, size + end),))
-        else:
-            up_rows = Rows(gate_up[-1], size, ((begin, end),))
-        return Mlp(
-            gate,
-            self._columns([up_rows], has_bias=mlp.has_bias),
-            self._row_parallel(names.down.format(layer=index, expert=expert), size, (begin, end), mlp.has_bias),
-            mlp.activation,
-        )
+        parts = [Rows(tensors[-1], size, ((begin, end),))]
+        if mlp.is_gated and len(tensors) == 1:
+            parts = [Rows(tensors[0], 2 * size, ((first + begin, first + end),)) for first in (0, size)]
+        elif mlp.is_gated:
+            parts = [Rows(tensor, size, ((begin, end),)) for tensor in tensors]
+        is_merged = mlp.is_gated and self._kernels.merges_gate_and_up
+        matrices = [parts] if is_merged else [[part] for part in parts]
+        *gate, up = (self._columns(matrix, has_bias=mlp.has_bias) for matrix in matrices)
+        down = self._row_parallel(names.down.format(layer=index, expert=expert), size, (begin, end), mlp.has_bias)
+        return Mlp(gate[0] if gate else None, up, down, mlp.activation, is_merged)
 
     def _experts(self, index: int) -> Experts[MatrixT]:
         experts = self._config.experts

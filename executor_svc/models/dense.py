@@ -9,7 +9,7 @@ A *segment* is all the work from the output of one attention to the input of the
 A decoder of n layers is n segments with an attention behind each, the end of the last layer, and the head, which is
 a segment without a layer's end. `DenseKernels` makes them. It has two implementations: `TorchDense` (every model, any
 device and number format; the reference) and `executor_svc.native.NativeDense` (C, float32 on a CPU, RMSNorm and
-SwiGLU).
+SwiGLU); on a GPU `executor_svc.models.triton_dense.TritonDense` joins what lies between torch's products.
 """
 
 from collections.abc import Sequence
@@ -76,6 +76,7 @@ class Mlp(Generic[MatrixT]):
     up: MatrixT
     down: MatrixT
     activation: Activation
+    is_merged: bool = False  # `up` has two parts, the gate and what it was, and `gate` is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,10 @@ class DenseKernels(Protocol[MatrixT]):
     @property
     def device(self) -> torch.device:
         """Where the model runs."""
+
+    @property
+    def merges_gate_and_up(self) -> bool:
+        """Whether the gate of an MLP and what it gates are made as one matrix of two parts."""
 
     def matrix(
         self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, is_vocabulary: bool = False

@@ -36,6 +36,8 @@ class TorchDense:
             the results are added up.
     """
 
+    merges_gate_and_up = False
+
     def __init__(
         self,
         dtype: torch.dtype,
@@ -109,12 +111,20 @@ class TorchSegment:
         return self.projection(self.norm(residual))
 
 
+def gate_and_up(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Return both products of [num_rows, hidden_size]; the first is None without a gate."""
+    up = mlp.up(x)
+    if mlp.is_merged:
+        gate, up = up.chunk(2, -1)
+        return gate, up
+    return None if mlp.gate is None else mlp.gate(x), up
+
+
 def _run_mlp(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
     """Map [num_rows, hidden_size] to the same shape."""
     activate = ACTIVATIONS[mlp.activation]
-    if mlp.gate is None:
-        return mlp.down(activate(mlp.up(x)))
-    return mlp.down(activate(mlp.gate(x)).mul_(mlp.up(x)))
+    gate, up = gate_and_up(mlp, x)
+    return mlp.down(activate(up) if gate is None else activate(gate).mul_(up))
 
 
 def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor:

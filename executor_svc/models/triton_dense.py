@@ -1,6 +1,6 @@
 """The dense part of a model on a GPU: matrix products by torch, what is between them by kernels in Triton.
 
-A layer of a Llama launches, beside its attention, five matrix products (output, gate, up, down, next projection) and
+A layer of a Llama launches, beside its attention, four matrix products (output, gate and up, down, next projection) and
 three kernels: add and norm, activation and product, add and norm.
 """
 
@@ -9,13 +9,15 @@ from dataclasses import dataclass
 import torch
 
 from executor_svc.models.dense import Experts, LayerEnd, Mlp, Norm
-from executor_svc.models.torch_dense import TorchDense, TorchLastSegment, TorchMatrix
+from executor_svc.models.torch_dense import TorchDense, TorchLastSegment, TorchMatrix, gate_and_up
 from executor_svc.parallel.group import TensorParallelGroup
 from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation, plain_activation
 
 
 class TritonDense(TorchDense):
     """Matrices and segments on a CUDA device, of every model that `TorchDense` has."""
+
+    merges_gate_and_up = True
 
     def segment(self, layer_end: LayerEnd[TorchMatrix] | None, norm: Norm, projection: TorchMatrix) -> "TritonSegment":
         """Join weights to a segment; see `DenseKernels`."""
@@ -86,6 +88,7 @@ def _normed_output(output: torch.Tensor, norm: Norm | None) -> torch.Tensor:
 
 def _run_mlp(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
     """Map [num_rows, hidden_size] to the same shape."""
-    if mlp.gate is None:
-        return mlp.down(plain_activation(mlp.up(x), mlp.activation))
-    return mlp.down(gated_activation(mlp.gate(x), mlp.up(x), mlp.activation))
+    gate, up = gate_and_up(mlp, x)
+    if gate is None:
+        return mlp.down(plain_activation(up, mlp.activation))
+    return mlp.down(gated_activation(gate, up, mlp.activation))

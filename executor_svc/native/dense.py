@@ -18,6 +18,8 @@ class NativeDense:
         is_int8: Whether weights are quantized to int8 as they are loaded, the embedding included.
     """
 
+    merges_gate_and_up = False
+
     def __init__(self, library: NativeLibrary, *, is_int8: bool = False) -> None:
         self._library = library
         self._is_int8 = is_int8
