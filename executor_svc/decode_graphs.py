@@ -33,18 +33,19 @@ class CudaCapture:
     """Captures CUDA graphs whose memory lies in one pool: they run in turn. See `Capture`."""
 
     def __init__(self) -> None:
+        # One for all: a library keeps work space for each stream that it has seen.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> Replay:
         """Capture `run`."""
         # Libraries choose their kernels and take their work space when they are first called.
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             run()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             output = run()
 
         def replay() -> torch.Tensor:

@@ -5,33 +5,51 @@ import numpy as np
 from executor_svc.worker import Worker, execute
 from shared.step import Admission, SamplingRow, Step, TableDelta, pairs
 
-# A sequence that decodes greedily, and one that draws with every filter.
+# Sequences decode greedily, and draw with every filter.
 SAMPLINGS = (
     SamplingRow(),
     SamplingRow(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, typical_p=0.9, seed=1),
 )
-PROMPT_TOKENS = 8
+# Decodes beside a prompt, as a large batch has them: kernels for a few rows differ from those for many.
+MANY_SEQUENCES = 160
+PROMPT_TOKENS = 3
 NUM_DECODES = 2
 
 
 def warm_up(worker: Worker) -> None:
-    """Run prompts, a chunk beside a decode, and decodes; then empty the table. The first blocks hold garbage after it.
+    """Run steps of every kind, and empty the table; the blocks hold garbage after it.
 
-    Does nothing where the worker has no room for two short sequences.
+    A prompt alone, a prompt beside one decode, many prompts, a prompt beside many decodes, and decodes alone; as far
+    as the worker has room for them.
     """
     info = worker.info
-    num_tokens = PROMPT_TOKENS + NUM_DECODES + 2
+    num_tokens = PROMPT_TOKENS + NUM_DECODES + 4
     num_blocks = -(-num_tokens // info.block_size_tokens)
-    has_room = min(info.max_model_len, info.max_num_batched_tokens) >= num_tokens and info.max_num_seqs >= 2
-    if not has_room or info.num_device_blocks < 2 * num_blocks:
+    room = (MANY_SEQUENCES, info.max_num_seqs, info.num_device_blocks // num_blocks)
+    num_sequences = min(*room, info.max_num_batched_tokens // PROMPT_TOKENS)
+    if info.max_model_len < num_tokens or num_sequences < len(SAMPLINGS):
         return
-    deltas = []
-    for slot, sampling in enumerate(SAMPLINGS):
-        blocks = np.arange(slot * num_blocks, (slot + 1) * num_blocks, dtype=np.int32)
-        prompt = np.zeros(PROMPT_TOKENS, np.int32)
-        admission = Admission(slot, 1, prompt, PROMPT_TOKENS, 0, blocks, sampling)
-        deltas.append(TableDelta(admissions=(admission,), prefill_chunks=pairs((slot, PROMPT_TOKENS))))
-    deltas += [TableDelta()] * NUM_DECODES
-    for step_id, delta in enumerate(deltas, 1):
+    first, last = [0], [num_sequences - 1]
+    waves = [first, last] if num_sequences == 2 else [first, [1], list(range(2, num_sequences - 1)), last]
+    deltas = [_admit(wave, num_blocks) for wave in waves if wave]
+    for step_id, delta in enumerate([*deltas, *[TableDelta()] * NUM_DECODES], 1):
         execute(worker, Step(0, step_id, delta))
     worker.reset()
+
+
+def _admit(slots: list[int], num_blocks: int) -> TableDelta:
+    """Return the delta that computes a short prompt in each slot, of the blocks that belong to it here."""
+    prompt = np.zeros(PROMPT_TOKENS, np.int32)
+    admissions = tuple(
+        Admission(
+            slot,
+            1,
+            prompt,
+            PROMPT_TOKENS,
+            0,
+            np.arange(slot * num_blocks, (slot + 1) * num_blocks, dtype=np.int32),
+            SAMPLINGS[slot % len(SAMPLINGS)],
+        )
+        for slot in slots
+    )
+    return TableDelta(admissions=admissions, prefill_chunks=pairs(*[(slot, PROMPT_TOKENS) for slot in slots]))

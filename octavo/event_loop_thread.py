@@ -5,7 +5,7 @@ It works where a loop runs already, as in Jupyter, whose cells are inside one.
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Generic, TypeVar
 
 _Result = TypeVar("_Result")
@@ -21,8 +21,8 @@ class EventLoopThread:
         self._thread = threading.Thread(target=self._run_loop, name="octavo-event-loop", daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[None, None, _Result]) -> _Result:
-        """Run `work` in the loop and return its result.
+    def run(self, work: Callable[[], Coroutine[None, None, _Result]]) -> _Result:
+        """Run the coroutine of `work` in the loop and return its result.
 
         Ctrl-C in the calling thread cancels the work and waits until it has cleaned up.
         """
@@ -36,14 +36,14 @@ class EventLoopThread:
             raise
         return running.result()
 
-    def close(self, last_work: Coroutine[None, None, None]) -> None:
-        """Run `last_work`, then end the thread.
+    def close(self, last_work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Run the coroutine of `last_work`, then end the thread.
 
         In the loop's own thread, where garbage collection may bring a caller, it returns at once and the
         work is done soon after.
         """
         if threading.current_thread() is self._thread:
-            task = self._loop.create_task(last_work)
+            task = self._loop.create_task(last_work())
             task.add_done_callback(lambda _: self._loop.stop())
             return
         try:
@@ -62,9 +62,12 @@ class EventLoopThread:
 
 
 class _Running(Generic[_Result]):
-    """Work on its way through the loop. Ctrl-C may come at any point, also before `start` was queued."""
+    """Work on its way through the loop. Ctrl-C may come at any point, also before `start` was queued.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[None, None, _Result]) -> None:
+    The coroutine is made when it starts: one that was never awaited would make Python complain.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[None, None, _Result]]) -> None:
         self.done = threading.Event()
         self._loop = loop
         self._work = work
@@ -72,13 +75,12 @@ class _Running(Generic[_Result]):
 
     def start(self) -> None:
         """Start the work; runs in the loop."""
-        self._task = self._loop.create_task(self._work)
+        self._task = self._loop.create_task(self._work())
         self._task.add_done_callback(self._end)
 
     def cancel(self) -> None:
         """Cancel the work; runs in the loop, behind `start` if that was queued."""
         if self._task is None:
-            self._work.close()
             self.done.set()
         else:
             self._task.cancel()

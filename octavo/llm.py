@@ -108,7 +108,7 @@ class LLM:
             self._loop_thread = loop_thread
             self._services = services
             try:
-                loop_thread.run(services.start())
+                loop_thread.run(services.start)
             except BaseException:
                 self.close()
                 raise
@@ -167,7 +167,7 @@ class LLM:
 
     def get_model(self) -> ModelInfo:
         """Describe the model."""
-        return self._run(_get_model(self._services.address))
+        return self._run(lambda: _get_model(self._services.address))
 
     def close(self) -> None:
         """Stop both services; closing twice is fine."""
@@ -198,18 +198,18 @@ class LLM:
                 num_tokens += output.usage.num_output_tokens
                 bar.update(task_id, advance=1, num_tokens=num_tokens)
 
-            return self._run(_generate_all(self._services.address, prompts, params_list, account, on_output))
+            address = self._services.address
+            return self._run(lambda: _generate_all(address, prompts, params_list, account, on_output))
 
-    def _run(self, work: Coroutine[None, None, _Result]) -> _Result:
+    def _run(self, work: Callable[[], Coroutine[None, None, _Result]]) -> _Result:
         if not self._finalizer.alive:
-            work.close()
             raise ClosedError("the LLM is closed; make a new one")
-        return self._loop_thread.run(self._services.run_beside(work))
+        return self._loop_thread.run(lambda: self._services.run_beside(work()))
 
 
 def _close(loop_thread: EventLoopThread, services: LocalServices, owner_pid: int) -> None:
     if os.getpid() == owner_pid:  # a forked copy of us owns neither the thread nor the services
-        loop_thread.close(services.stop())
+        loop_thread.close(services.stop)
 
 
 async def _get_model(address: str) -> ModelInfo:

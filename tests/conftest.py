@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, Phase, settings
 
 if shutil.which("nvidia-smi") is None and not list(Path("/dev").glob("nvidia[0-9]*")):
     os.environ["TRITON_INTERPRET"] = "1"
+# OpenMP's threads wait for each other asleep: beside another busy process they would take its cores from themselves.
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 # Triton warns that its default is going to change; the kernels are tested with fused multiply-add.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 

@@ -57,6 +57,7 @@ def copy_bytes_per_s(device: torch.device, num_bytes: int) -> float:
     return 2 * num_bytes / seconds_per_call(lambda: target.copy_(source), device)
 
 
+@torch.inference_mode()
 def decode_bytes_per_s(backend: DecodePlanner, shape: DecodeShape, device: torch.device) -> float:
     """Return the rate at which decodes read keys and values that lie in scattered blocks.
 

@@ -1,24 +1,20 @@
 """The figures of `make gpu-check`, each with its target; see `benchmarks/gpu_check.py`."""
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.gpu.bandwidth import copy_bytes_per_s, decode_bytes_per_s, seconds_per_call
-from benchmarks.gpu.engine import InProcessEngine, Prompt
+from benchmarks.gpu.engine import InProcessEngine, Prompt, Run
 from benchmarks.gpu.models import num_weight_bytes, random_worker
 from benchmarks.gpu.report import Figure
 from benchmarks.gpu.settings import executor_settings
 from benchmarks.gpu.sizes import Sizes
-from benchmarks.gpu.throughput import of_transformers, ours
+from benchmarks.gpu.throughput import of_transformers
 from executor_svc.attention import DecodePlanner
-from executor_svc.torch_worker import TorchWorker
-
-Say = Callable[[str], None]
 
 
 def attention_figures(
@@ -40,43 +36,43 @@ def attention_figures(
 
 def single_stream_figures(sizes: Sizes, device: torch.device, copy_rate: float) -> Iterator[Figure]:
     """Measure whole decode steps of one sequence as a share of what reading the weights once would take."""
-    with worker_of(sizes.large_model, sizes, device, max_num_seqs=8) as worker:
-        engine = InProcessEngine(worker)
-        prompt = Prompt(np.arange(3, 3 + sizes.prompt_tokens, dtype=np.int32), 8)
-        engine.generate([prompt])
-        run = engine.generate([Prompt(prompt.token_ids, sizes.num_new_tokens)])
-        step_s = run.wall_s / run.num_steps
-        itemsize = sizes.dtype.itemsize
-        limit_s = num_weight_bytes(sizes.large_model, itemsize) / copy_rate
-        yield Figure(
-            "decode step, 1 sequence",
-            100 * limit_s / step_s,
-            "% of the bandwidth limit",
-            target=70.0,
-            detail=f"{step_s * 1e3:.2f} ms a step, {1 / step_s:.0f} tokens/s; the limit is {limit_s * 1e3:.2f} ms",
-        )
-        yield Figure("idle between steps, 1 sequence", 100 * run.idle_share, "%", target=3.0, at_most=True)
+    token_ids = np.arange(3, 3 + sizes.prompt_tokens, dtype=np.int32)
+    run = run_on_worker(sizes.large_model, sizes, device, 8, [Prompt(token_ids, sizes.num_new_tokens)])
+    step_s = run.wall_s / run.num_steps
+    limit_s = num_weight_bytes(sizes.large_model, sizes.dtype.itemsize) / copy_rate
+    yield Figure(
+        "decode step, 1 sequence",
+        100 * limit_s / step_s,
+        "% of the bandwidth limit",
+        target=70.0,
+        detail=f"{step_s * 1e3:.2f} ms a step, {1 / step_s:.0f} tokens/s; the limit is {limit_s * 1e3:.2f} ms",
+    )
+    yield idle_figure(run, 1)
 
 
 def throughput_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     """Measure output tokens a second of ragged requests, beside transformers' static batches."""
     prompts = sizes.workload.prompts(sizes.small_model["vocab_size"])
-    with worker_of(sizes.small_model, sizes, device, max_num_seqs=sizes.workload.batch_size) as worker:
-        run = ours(worker, prompts)
+    batch_size = sizes.workload.batch_size
+    run = run_on_worker(sizes.small_model, sizes, device, batch_size, prompts)
     rate = run.num_output_tokens / run.wall_s
     num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
     requests = f"{len(prompts)} requests, {num_prompt_tokens:,} prompt and {run.num_output_tokens:,} output tokens"
     yield Figure("output tokens, Octavo", rate, "tokens/s", detail=f"{requests}; {run.num_steps} steps")
-    yield Figure(
-        f"idle between steps, {sizes.workload.batch_size} sequences",
-        100 * run.idle_share,
-        "%",
-        target=3.0,
-        at_most=True,
-    )
-    theirs = of_transformers(sizes.small_model, prompts, sizes.workload.batch_size, device, sizes.dtype)
+    yield idle_figure(run, batch_size)
+    theirs = of_transformers(sizes.small_model, prompts, batch_size, device, sizes.dtype)
     yield Figure("output tokens, transformers", theirs, "tokens/s", detail="the same requests in static batches")
     yield Figure("Octavo beside transformers", rate / theirs, "×", target=10.0)
+
+
+def idle_figure(run: Run, num_sequences: int) -> Figure:
+    """Return the share of the time in which the device had no step.
+
+    A step begins with its first work on the device; what the device waits for within a step counts as work.
+    """
+    steps = "1 sequence" if num_sequences == 1 else f"{num_sequences} sequences"
+    detail = f"{run.num_steps} steps, {1e3 * run.wall_s / run.num_steps:.2f} ms each"
+    return Figure(f"idle between steps, {steps}", 100 * run.idle_share, "%", target=3.0, at_most=True, detail=detail)
 
 
 def sampling_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
@@ -103,9 +99,10 @@ def copy_figure(sizes: Sizes, device: torch.device) -> Figure:
     return Figure("copy bandwidth", rate / 1e9, "GB/s", detail="read and written bytes together")
 
 
-@contextmanager
-def worker_of(model: Any, sizes: Sizes, device: torch.device, *, max_num_seqs: int) -> Iterator[TorchWorker]:
-    """Return a worker with random weights, and give its memory back."""
+def run_on_worker(
+    model: Mapping[str, Any], sizes: Sizes, device: torch.device, max_num_seqs: int, prompts: Sequence[Prompt]
+) -> Run:
+    """Run prompts on a worker with random weights, and give its memory back."""
     settings = executor_settings(
         device=device.type,
         dtype=str(sizes.dtype).removeprefix("torch."),
@@ -114,12 +111,9 @@ def worker_of(model: Any, sizes: Sizes, device: torch.device, *, max_num_seqs: i
         num_device_blocks=sizes.num_device_blocks,
         host_cache_gib=0.0,
     )
-    worker = random_worker(model, settings, device)
-    try:
-        yield worker
-    finally:
-        del worker
-        free_memory(device)
+    run = InProcessEngine(random_worker(model, settings, device)).generate(prompts)
+    free_memory(device)
+    return run
 
 
 def free_memory(device: torch.device) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.engine import InProcessEngine, Prompt, Run
-from executor_svc.worker import Worker
+from benchmarks.gpu.engine import Prompt
 from shared.step import Int32Array
 
 
@@ -33,13 +32,6 @@ class Workload:
             token_ids = generator.integers(3, vocab_size, length, dtype=np.int32)
             prompts.append(Prompt(token_ids, max(1, round(share * self.max_new_tokens))))
         return prompts
-
-
-def ours(worker: Worker, prompts: Sequence[Prompt]) -> Run:
-    """Run all requests, once to warm up with a few of them, then all."""
-    engine = InProcessEngine(worker)
-    engine.generate(prompts[:4])
-    return engine.generate(prompts)
 
 
 def of_transformers(
