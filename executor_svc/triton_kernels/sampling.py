@@ -8,6 +8,10 @@ tries some pivots at once: how many tokens, or what mass, is at or above each.
 Masses are whole numbers, exp(key - largest key) in units of 2**-42: their sums are exact, so that passes agree
 with each other to the last bit, whatever the order of the additions. A token of less than a unit is never drawn.
 
+The logits of a tile are read while the tile before is worked on: a program has a multiprocessor nearly for itself, so
+that nobody else fills the time that a load takes. Tiles are [1, TILE] as they are read: the threads that read a token
+also try the pivots on it, and no pass but its last sum goes through shared memory.
+
 Passes over the row: a greedy row 1. Another row 3 (largest key, total, draw), and for top-k up to 11 more, for top-p
 and typical-p up to 12, for min-p none. What a row does not ask for is not run.
 """
@@ -40,20 +44,30 @@ def _key(logits, temperature):
 
 
 @triton.jit
-def _read_tile(row, left, begin, TILE: tl.constexpr):
-    """Return the keys of a tile of tokens, their closeness, and their masses, 0 where a token is out; [TILE] each.
+def _read_tile(row, begin, TILE: tl.constexpr):
+    """Return the logits of a tile of tokens, [1, TILE], -infinity beyond the last one: there nothing is read.
 
     Args:
         row: Pointer to the logits, their number, temperature.
-        left: The largest key, the least one that is left, the two numbers that say how close a key is to the
-            entropy, the least closeness that is left.
         begin: First token.
         TILE: See `sample_rows`.
     """
-    logits, size, temperature = row
+    offsets = begin + tl.arange(0, TILE)[None, :]
+    return tl.load(row[0] + offsets, mask=offsets < row[1], other=-float("inf"))
+
+
+@triton.jit
+def _weigh(row, left, tile):
+    """Return the keys of a tile of tokens, their closeness, and their masses, 0 where a token is out; [1, TILE] each.
+
+    Args:
+        row: See `_read_tile`.
+        left: The largest key, the least one that is left, the two numbers that say how close a key is to the
+            entropy, the least closeness that is left.
+        tile: Logits, [1, TILE].
+    """
     top, least, log_total, entropy, farthest = left
-    offsets = begin + tl.arange(0, TILE)
-    keys = _key(tl.load(logits + offsets, mask=offsets < size, other=-float("inf")), temperature)
+    keys = _key(tile, row[2])
     closeness = -tl.abs(keys - log_total + entropy)
     is_left = (keys >= least) & (closeness >= farthest)
     return keys, closeness, tl.where(is_left, (tl.exp(keys - top) * UNITS).to(tl.int64), 0)
@@ -80,7 +94,7 @@ def _last_key(row, left, wanted, lowest, highest, SEARCH: tl.constexpr, TILE: tl
 
     Args:
         row: See `_read_tile`.
-        left: The same.
+        left: See `_weigh`.
         wanted: Number of tokens or mass.
         lowest: At or below the key, unless all do not reach `wanted`.
         highest: At or above all keys.
@@ -96,14 +110,17 @@ def _last_key(row, left, wanted, lowest, highest, SEARCH: tl.constexpr, TILE: tl
         span = high - low
         thresholds = _from_order(low + span * pivots // (NUM_PIVOTS + 1))[:, None]
         lanes = tl.zeros([NUM_PIVOTS, TILE], tl.int32 if SEARCH == NUMBER_BY_LIKELIHOOD else tl.int64)
+        next_tile = _read_tile(row, 0, TILE)
         for begin in range(0, size, TILE):
-            keys, closeness, masses = _read_tile(row, left, begin, TILE)
+            tile = next_tile
+            next_tile = _read_tile(row, begin + TILE, TILE)
+            keys, closeness, masses = _weigh(row, left, tile)
             if SEARCH == NUMBER_BY_LIKELIHOOD:
-                lanes += (keys[None, :] >= thresholds).to(tl.int32)
+                lanes += (keys >= thresholds).to(tl.int32)
             elif SEARCH == MASS_BY_LIKELIHOOD:
-                lanes += tl.where(keys[None, :] >= thresholds, masses[None, :], 0)
+                lanes += tl.where(keys >= thresholds, masses, 0)
             else:
-                lanes += tl.where(closeness[None, :] >= thresholds, masses[None, :], 0)
+                lanes += tl.where(closeness >= thresholds, masses, 0)
         sums = tl.sum(lanes, axis=1)
         num_reached = tl.sum((sums >= wanted).to(tl.int64), axis=0)
         is_exact = tl.sum((sums == wanted).to(tl.int64), axis=0) > 0  # then nothing between is left to decide
@@ -114,24 +131,34 @@ def _last_key(row, left, wanted, lowest, highest, SEARCH: tl.constexpr, TILE: tl
 
 
 @triton.jit
+def _total(lanes):
+    """Return the sum of [1, TILE]."""
+    return tl.sum(tl.sum(lanes, axis=1), axis=0)
+
+
+@triton.jit
 def _mass_left(row, left, TILE: tl.constexpr):
     """Return the mass of the tokens that are left, int64."""
-    size = row[1]
-    lanes = tl.zeros([TILE], tl.int64)
-    for begin in range(0, size, TILE):
-        lanes += _read_tile(row, left, begin, TILE)[2]
-    return tl.sum(lanes, axis=0)
+    lanes = tl.zeros([1, TILE], tl.int64)
+    next_tile = _read_tile(row, 0, TILE)
+    for begin in range(0, row[1], TILE):
+        tile = next_tile
+        next_tile = _read_tile(row, begin + TILE, TILE)
+        lanes += _weigh(row, left, tile)[2]
+    return _total(lanes)
 
 
 @triton.jit
 def _mean_depth(row, left, mass, TILE: tl.constexpr):
     """Return the mean of key - top over what is left, float64."""
-    size, top = row[1], left[0]
-    lanes = tl.zeros([TILE], tl.float64)
-    for begin in range(0, size, TILE):
-        keys, _closeness, masses = _read_tile(row, left, begin, TILE)
-        lanes += masses.to(tl.float64) * (keys - top).to(tl.float64)
-    return tl.sum(lanes, axis=0) / mass.to(tl.float64)
+    lanes = tl.zeros([1, TILE], tl.float64)
+    next_tile = _read_tile(row, 0, TILE)
+    for begin in range(0, row[1], TILE):
+        tile = next_tile
+        next_tile = _read_tile(row, begin + TILE, TILE)
+        keys, _closeness, masses = _weigh(row, left, tile)
+        lanes += masses.to(tl.float64) * (keys - left[0]).to(tl.float64)
+    return _total(lanes) / mass.to(tl.float64)
 
 
 @triton.jit
@@ -163,16 +190,19 @@ def _drawn(row, left, draw, TILE: tl.constexpr):
     target = tl.minimum((draw * mass.to(tl.float64)).to(tl.int64), mass - 1)
     begin = tl.zeros([], tl.int32)
     before = tl.zeros([], tl.int64)
-    masses = _read_tile(row, left, begin, TILE)[2]
-    ahead = tl.sum(masses, axis=0)
+    masses = _weigh(row, left, _read_tile(row, begin, TILE))[2]
+    next_tile = _read_tile(row, begin + TILE, TILE)
+    ahead = _total(masses)
     while (before + ahead <= target) & (begin < size):
         before += ahead
         begin += TILE
-        masses = _read_tile(row, left, begin, TILE)[2]
-        ahead = tl.sum(masses, axis=0)
-    offsets = begin + tl.arange(0, TILE)
-    exceeds = before + tl.cumsum(masses, axis=0) > target
-    return tl.minimum(tl.min(tl.where(exceeds, offsets, size - 1), axis=0), size - 1)
+        masses = _weigh(row, left, next_tile)[2]
+        next_tile = _read_tile(row, begin + TILE, TILE)
+        ahead = _total(masses)
+    offsets = begin + tl.arange(0, TILE)[None, :]
+    exceeds = before + tl.cumsum(masses, axis=1) > target
+    first = tl.min(tl.min(tl.where(exceeds, offsets, size - 1), axis=1), axis=0)
+    return tl.minimum(first, size - 1)
 
 
 @triton.jit
