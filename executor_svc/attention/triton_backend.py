@@ -18,10 +18,8 @@ from executor_svc.device_copy import to_device
 from executor_svc.triton_kernels.decode import DecodeRows, PartialResults, decode
 from executor_svc.triton_kernels.key_value_write import write_in_triton
 from executor_svc.triton_kernels.prefill import PrefillRows, prefill, query_tiles
-from executor_svc.triton_kernels.tiles import MAX_SPLITS, prefill_tile
+from executor_svc.triton_kernels.tiles import MAX_RESIDENT_PROGRAMS, MAX_SPLITS, prefill_tile, resident_programs
 
-# Of the decode kernel, on one multiprocessor at once: what its shared memory allows on a device of capability 8.0.
-RESIDENT_PROGRAMS: Final = 2
 # Programs for each place: more than one, so that a row longer than the others does not run alone at the end.
 MIN_WAVES, MAX_WAVES = 2, 4
 # A number of splits is good enough if it keeps this much of the device busy that the best one does.
@@ -30,12 +28,16 @@ GOOD_ENOUGH: Final = 0.9
 ALIGNMENT: Final = 4
 
 
-def number_of_splits(num_rows: int, num_kv_heads: int, num_multiprocessors: int) -> int:
+def number_of_splits(num_rows: int, num_kv_heads: int, num_places: int) -> int:
     """Return into how many parts a decode kernel cuts the keys of each row; the lengths have no say.
 
     The least number that makes `MIN_WAVES` programs for each place on the device, and whose last wave is nearly full.
+
+    Args:
+        num_rows: 1 or more.
+        num_kv_heads: Of the layer.
+        num_places: Programs that the device runs at once: `resident_programs` for each multiprocessor.
     """
-    num_places = RESIDENT_PROGRAMS * num_multiprocessors
     num_programs = num_rows * num_kv_heads
     most = max(1, min(MAX_SPLITS, MAX_WAVES * num_places // num_programs))
     least = min(most, -(-MIN_WAVES * num_places // num_programs))
@@ -68,21 +70,21 @@ class TritonAttentionBackend:
         first_tokens = np.cumsum(lengths) - lengths
         is_decode = lengths == 1
         num_decodes = int(is_decode.sum())
-        order = np.argsort(~is_decode, kind="stable")  # decodes first
-        visible, token_ids, block_tables = _to_device_at_once(
+        rest = np.flatnonzero(~is_decode)
+        visible, token_ids, decode_tables, chunk_tables = _to_device_at_once(
             [
                 starts[is_decode] + 1,
                 first_tokens[is_decode],
-                tables[order] if 0 < num_decodes < len(order) else tables,
+                tables[is_decode] if len(rest) else tables,
+                tables[rest],
             ],
             device,
         )
         decodes = chunks = None
         if num_decodes:
-            decodes = DecodeRows(visible, block_tables, None if num_decodes == len(order) else token_ids)
-        if num_decodes < len(order):
-            rest = order[num_decodes:]
-            chunks = Chunks(starts[rest], lengths[rest], first_tokens[rest], block_tables[num_decodes:])
+            decodes = DecodeRows(visible, decode_tables, token_ids if len(rest) else None)
+        if len(rest):
+            chunks = Chunks(starts[rest], lengths[rest], first_tokens[rest], chunk_tables)
         return TritonAttentionPlan(metadata.slot_mapping, decodes, chunks, self._splits(num_decodes, cache))
 
     def decode_plan(self, batch: DecodeBatch, cache: LayerCache) -> "TritonAttentionPlan":
@@ -100,8 +102,12 @@ class TritonAttentionBackend:
             if num_multiprocessors is None:
                 num_multiprocessors = torch.cuda.get_device_properties(cache.keys.device).multi_processor_count
             self._memory = SplitMemory(num_multiprocessors)
-        number = number_of_splits(num_rows, cache.keys.shape[2], self._memory.num_multiprocessors) if num_rows else 1
-        return Splits(number, self._memory)
+        if not num_rows:
+            return Splits(1, self._memory)
+        num_kv_heads, head_dim = cache.keys.shape[2:]
+        num_resident = resident_programs(head_dim, cache.keys.dtype.itemsize, _capability(cache.keys.device))
+        num_places = num_resident * self._memory.num_multiprocessors
+        return Splits(number_of_splits(num_rows, num_kv_heads, num_places), self._memory)
 
 
 class SplitMemory:
@@ -119,7 +125,7 @@ class SplitMemory:
         """Return the room for groups of so many heads; all callers get the same."""
         partial = self._partial.get((group, head_dim))
         if partial is None:
-            num_parts = MAX_WAVES * RESIDENT_PROGRAMS * self.num_multiprocessors * group
+            num_parts = MAX_WAVES * MAX_RESIDENT_PROGRAMS * self.num_multiprocessors * group
             outputs = torch.empty(num_parts * head_dim, dtype=torch.float32, device=device)
             scores = torch.empty(num_parts, dtype=torch.float32, device=device)
             partial = self._partial[group, head_dim] = PartialResults(outputs, scores)
@@ -184,11 +190,14 @@ class TritonAttentionPlan:
 def prefill_rows(chunks: Chunks, query: torch.Tensor, cache: LayerCache) -> PrefillRows:
     """Cut rows into tiles for a query, [num_tokens, num_heads, head_dim], and a cache."""
     group = query.shape[1] // cache.keys.shape[2]
-    # The interpreter has no device; any tile is right there.
-    capability = torch.cuda.get_device_capability(query.device) if query.is_cuda else (9, 0)
-    tile = prefill_tile(query.shape[2], group, query.dtype.itemsize, capability)
+    tile = prefill_tile(query.shape[2], group, query.dtype.itemsize, _capability(query.device))
     tiles = query_tiles(chunks.starts, chunks.lengths, chunks.first_tokens, tile.num_queries // group)
     return PrefillRows(to_device(tiles, query.device), chunks.block_tables, tile)
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    """Return the compute capability; the interpreter has no device, and any is right there."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
 def _to_device_at_once(arrays: list[npt.NDArray[np.integer]], device: torch.device) -> list[torch.Tensor]:

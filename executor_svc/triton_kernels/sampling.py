@@ -10,7 +10,7 @@ with each other to the last bit, whatever the order of the additions. A token of
 
 The logits of a tile are read while the tile before is worked on: a program has a multiprocessor nearly for itself, so
 that nobody else fills the time that a load takes. Tiles are [1, TILE] as they are read: the threads that read a token
-also try the pivots on it, and no pass but its last sum goes through shared memory.
+also try the pivots on it, and only the sums at the end of a pass go through shared memory.
 
 Passes over the row: a greedy row 1. Another row 3 (largest key, total, draw), and for top-k up to 11 more, for top-p
 and typical-p up to 12, for min-p none. What a row does not ask for is not run.

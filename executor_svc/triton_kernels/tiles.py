@@ -2,9 +2,9 @@
 
 Launchers and the compile tests read the same tables. In 16 bits the keys and values of a tile are up to 32 KiB. The
 compiler splits five stages into block ids, keys and values, and work, and keeps two tiles of keys and values in shared
-memory: a program has 72 KiB at most of them, so that two run on a multiprocessor of compute capability 8.0 (164 KiB),
-three on one of 9.0 (228 KiB). Float32 has no tensor cores without rounding; its tiles only keep clear of register
-spills.
+memory: a program has about 72 KiB of it, so that two run on a multiprocessor of compute capability 8.0 (164 KiB), three
+on one of 9.0 (228 KiB): see `resident_programs`. Float32 has no tensor cores without rounding; its tiles only keep
+clear of register spills.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,8 @@ from typing import Final
 WIDEST_WINDOW: Final = 2**31 - 1
 # Of the keys of a row; the reduction is compiled for this many, whatever their number.
 MAX_SPLITS: Final = 32
+# Of `resident_programs`.
+MAX_RESIDENT_PROGRAMS: Final = 3
 # What the tensor cores take.
 MIN_MATRIX_ROWS: Final = 16
 
@@ -90,11 +92,27 @@ def decode_tile(head_dim: int, group: int, itemsize: int) -> DecodeTile:
     return DecodeTile(min(32, tile.num_keys), 8, tile.num_stages)
 
 
+def _has_large_shared_memory(capability: tuple[int, int]) -> bool:
+    """Return whether multiprocessors have 228 KiB: Hopper and the data-centre Blackwell."""
+    return capability[0] in (9, 10)
+
+
+def resident_programs(head_dim: int, itemsize: int, capability: tuple[int, int]) -> int:
+    """Return how many programs of `decode_kernel` a multiprocessor is given work for at once, 2 or 3.
+
+    Three programs need 216 KiB with what each has beside its tiles, and each of their 128 threads may have up to 168 of
+    the 65,536 registers. The tiles of 16 bits keep to that for heads of up to 128 numbers in groups of up to 16; wider
+    heads take 256 threads. With float32, wider heads or less memory it is 2.
+    """
+    is_small = itemsize == 2 and pad(head_dim) <= 128
+    return MAX_RESIDENT_PROGRAMS if is_small and _has_large_shared_memory(capability) else 2
+
+
 def prefill_tile(head_dim: int, group: int, itemsize: int, capability: tuple[int, int]) -> PrefillTile:
     """Return the tile for a group of so many heads of `head_dim` numbers of `itemsize` bytes on a device."""
     table: Mapping[int, PrefillTile] = _PREFILL_FLOAT32
     if itemsize == 2:
-        table = _PREFILL_16_BITS_LARGE if capability[0] in (9, 10) else _PREFILL_16_BITS
+        table = _PREFILL_16_BITS_LARGE if _has_large_shared_memory(capability) else _PREFILL_16_BITS
     tile = table[pad(head_dim)]
     if pad(group) <= tile.num_queries:
         return tile

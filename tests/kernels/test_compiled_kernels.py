@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from executor_svc.triton_kernels.tiles import resident_programs
 from tests.kernels.compile_kernels import Case, CompiledKernel
 
 # By capability: shared memory of a multiprocessor and of a program, in bytes.
@@ -28,14 +29,6 @@ SHARED_BUDGET = {
     ("decode_kernel", 32): {80: 84 * 1024, 90: 84 * 1024},
     ("prefill_kernel", 16): {80: 99 * 1024, 90: 132 * 1024},
     ("prefill_kernel", 32): {80: 99 * 1024, 90: 99 * 1024},
-}
-# Programs that must fit on a multiprocessor at once: decodes hide the latency of memory. The results of groups of more
-# than 32 heads fill the registers of one.
-RESIDENT_PROGRAMS = {
-    ("decode_kernel", 16): 2,
-    ("decode_kernel", 32): 1,
-    ("prefill_kernel", 16): 1,
-    ("prefill_kernel", 32): 1,
 }
 # Kernels without tiles of keys: any number of small programs.
 SMALL_KERNELS = ("key_value_write_kernel", "block_copy_kernel", "reduce_kernel")
@@ -64,6 +57,15 @@ def compile_in_another_process(cases: Sequence[Case], cache: Path) -> list[Compi
     return [CompiledKernel(**{**kernel, "case": Case(**kernel["case"])}) for kernel in kernels]
 
 
+def num_wanted(name: str, case: Case) -> int:
+    """Return how many programs must fit on a multiprocessor at once: decodes hide the latency of memory."""
+    if name == "prefill_kernel" or case.dtype == "float32" or case.group > 32:
+        return 1
+    if case.group > 16:
+        return 2  # the results of many heads fill the registers
+    return resident_programs(case.head_dim, 2, divmod(case.capability, 10))
+
+
 def check(kernel: CompiledKernel) -> None:
     capability, num_bits = kernel.case.capability, 32 if kernel.case.dtype == "float32" else 16
     num_shared, most_shared = SHARED_BYTES[capability]
@@ -82,8 +84,7 @@ def check(kernel: CompiledKernel) -> None:
         assert num_resident >= 4, kernel
         return
     assert kernel.shared_bytes <= SHARED_BUDGET[kernel.name, num_bits][capability], kernel
-    num_wanted = 1 if kernel.case.group > 32 else RESIDENT_PROGRAMS[kernel.name, num_bits]
-    assert num_resident >= num_wanted, kernel
+    assert num_resident >= num_wanted(kernel.name, kernel.case), kernel
     # Keys and values go to shared memory in pieces of 16 bytes, some tiles ahead; queries in pieces of 16 bytes.
     assert kernel.num_wide_copies >= 4, kernel
     assert kernel.num_narrow_loads == 0, kernel

@@ -21,6 +21,11 @@ from tests.support.sample_rows import ROWS_OF_FILTERS, sampling_of
 
 # Tokens that a program reads at once, so few that small vocabularies take several tiles.
 TILE = 128
+# In the interpreter passes are slow: many pivots are few of them, and a larger tile of a small vocabulary is one. On a
+# GPU a pass costs nothing, and each pair of numbers takes seconds to compile.
+IS_COMPILED = DEVICE.type == "cuda"
+NUM_PIVOTS = device_sampling.NUM_PIVOTS if IS_COMPILED else 128
+TILE_OF_MANY_ROWS = TILE if IS_COMPILED else 256
 LAST_DRAW = 1 - 2.0**-53
 EDGE = 1e-6
 
@@ -30,9 +35,9 @@ ROWS_OF_EACH = [ROWS_OF_FILTERS[index] for index in (0, 2, 4, 7, 9, 14)]
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make small vocabularies take several tiles; many pivots are few passes, and those are what is slow here."""
+    """Make small vocabularies take several tiles."""
     monkeypatch.setattr(device_sampling, "TILE", TILE)
-    monkeypatch.setattr(device_sampling, "NUM_PIVOTS", 128)
+    monkeypatch.setattr(device_sampling, "NUM_PIVOTS", NUM_PIVOTS)
 
 
 def random_logits(num_rows: int, vocab_size: int, seed: int, spread: float = 3.0) -> torch.Tensor:
@@ -111,7 +116,7 @@ def random_rows(count: int, seed: int) -> list[SamplingRow]:
 
 @pytest.mark.parametrize("kind", ["distinct", "ties", "forbidden"])
 def test_combinations_of_filters(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_sampling, "TILE", 256)
+    monkeypatch.setattr(device_sampling, "TILE", TILE_OF_MANY_ROWS)
     rows = random_rows(RANDOM_CASES // 3, seed=len(kind))
     logits = random_logits(len(rows), vocab_size=250, seed=len(kind))
     if kind == "ties":

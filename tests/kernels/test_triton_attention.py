@@ -13,6 +13,7 @@ from executor_svc.attention import AttentionLayer, LayerCache, TorchAttentionBac
 from executor_svc.attention.triton_backend import TritonAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
 from tests.kernels.device import DEVICE, RANDOM_CASES
+from tests.kernels.random_shapes import shape_of_case
 from tests.numerics.attention import LayerInput, Rows, Step
 
 MIXED: Rows = [(3, 1), (0, 2), (70, 1), (30, 7)]
@@ -154,15 +155,6 @@ def test_pools_may_have_more_elements_than_fit_into_32_bits() -> None:
     torch.testing.assert_close(ours, expected, rtol=5e-3, atol=5e-3)
 
 
-def random_layer(rng: np.random.Generator, num_heads: int) -> AttentionLayer:
-    return AttentionLayer(
-        float(rng.uniform(0.1, 1)),
-        None if rng.random() < 0.3 else int(rng.integers(1, 80)),
-        None if rng.random() < 0.5 else float(rng.uniform(0.5, 5)),
-        None if rng.random() < 0.5 else tuple(rng.uniform(0, 1, num_heads).tolist()),
-    )
-
-
 # Cases in a test: few enough that one that fails is found soon.
 CASES_OF_A_TEST = 10
 
@@ -175,17 +167,16 @@ def test_random_steps(first_seed: int) -> None:
         starts = rng.integers(0, 70, num_rows) * rng.integers(0, 2, num_rows)
         lengths = 1 + rng.integers(0, 8, num_rows) * (rng.random(num_rows) < 0.4)
         rows = list(zip(starts.tolist(), lengths.tolist(), strict=True))
-        num_kv_heads, group = int(rng.integers(1, 3)), int(rng.integers(1, 6))
-        block_size, head_dim = 16 * int(rng.integers(1, 6)), 2 * int(rng.integers(8, 25))
-        layer = random_layer(rng, num_kv_heads * group)
-        step = on_device(rows, block_size, layer.window_tokens)
-        inputs = LayerInput(step, (num_kv_heads * group, num_kv_heads), head_dim, seed=seed)
+        shape = shape_of_case(seed)
+        layer = shape.random_layer(rng)
+        step = on_device(rows, shape.block_size, layer.window_tokens)
+        inputs = LayerInput(step, shape.heads, shape.head_dim, is_rotated=shape.is_rotated, seed=seed)
 
         check(inputs, layer, num_multiprocessors=int(rng.integers(1, 3)))
 
 
 def test_random_kinds_are_all_there() -> None:
     """What the random steps cover, counted: no kind of layer is left to chance."""
-    layers = [random_layer(np.random.default_rng(seed), 2) for seed in range(RANDOM_CASES)]
-    kinds = {(layer.window_tokens is None, layer.soft_cap is None, layer.alibi_slopes is None) for layer in layers}
+    shapes = [shape_of_case(seed) for seed in range(RANDOM_CASES)]
+    kinds = {(shape.has_window, shape.has_soft_cap, shape.has_alibi) for shape in shapes}
     assert kinds == set(itertools.product((False, True), repeat=3))

@@ -4,16 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.attention import AttentionLayer, DecodeBatch, DecodePlanner, LayerCache
+from executor_svc.attention import AttentionLayer, DecodeBatch, DecodePlanner, LayerCache, triton_backend
 from executor_svc.attention.needs import AttentionNeeds
 from executor_svc.attention.triton_backend import TritonAttentionBackend, number_of_splits
 from executor_svc.attention.triton_rules import TritonRules
-from executor_svc.triton_kernels.prefill import query_tiles
-from executor_svc.triton_kernels.tiles import MAX_SPLITS
+from executor_svc.triton_kernels.decode import DecodeRows
+from executor_svc.triton_kernels.prefill import PrefillRows, query_tiles
+from executor_svc.triton_kernels.tiles import MAX_RESIDENT_PROGRAMS, MAX_SPLITS, resident_programs
 from tests.kernels.device import DEVICE
 from tests.numerics.attention import LayerInput, Step
 
-H200_MULTIPROCESSORS = 132
+# Three programs on each of 132 multiprocessors.
+H200_PLACES = 3 * 132
 
 
 def decode_batch(step: Step) -> DecodeBatch:
@@ -101,12 +103,51 @@ def test_one_backend_serves_steps_of_every_size() -> None:
         torch.testing.assert_close(ours.cpu().double(), inputs.attend_naively(layer)[0], rtol=1e-5, atol=5e-6)
 
 
+@pytest.mark.parametrize("num_decodes", [0, 1, 2, 5])
+def test_block_tables_of_both_kinds_of_rows_begin_at_multiples_of_16_bytes(
+    num_decodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each kernel is compiled twice, once for addresses that are no such multiple."""
+    seen: dict[str, DecodeRows | PrefillRows] = {}
+    monkeypatch.setattr(triton_backend, "decode", lambda rows, *_: seen.update(decode=rows))
+    monkeypatch.setattr(triton_backend, "prefill", lambda rows, *_: seen.update(prefill=rows))
+    step = Step([(5, 3), *[(40, 1)] * num_decodes, (90, 2)], 16, device=DEVICE)
+    width = step.metadata.block_tables.shape[1]
+    assert width % 4 != 0
+
+    LayerInput(step, (2, 1), 16).attend(TritonAttentionBackend(1), AttentionLayer(0.25))
+
+    chunk_rows = [0, num_decodes + 1]
+    expected = {"prefill": step.metadata.block_tables[chunk_rows]}
+    if num_decodes:
+        expected["decode"] = np.delete(step.metadata.block_tables, chunk_rows, axis=0)
+    assert seen.keys() == expected.keys()
+    for name, rows in seen.items():
+        assert rows.block_tables.data_ptr() % 16 == 0
+        assert np.array_equal(rows.block_tables.cpu().numpy(), expected[name])
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "itemsize", "capability", "expected"),
+    [
+        (128, 2, (9, 0), 3),
+        (16, 2, (10, 0), 3),
+        (129, 2, (9, 0), 2),
+        (128, 4, (9, 0), 2),
+        (128, 2, (8, 0), 2),
+        (128, 2, (8, 9), 2),
+        (128, 2, (12, 0), 2),
+    ],
+)
+def test_programs_of_a_multiprocessor(head_dim: int, itemsize: int, capability: tuple[int, int], expected: int) -> None:
+    assert resident_programs(head_dim, itemsize, capability) == expected <= MAX_RESIDENT_PROGRAMS
+
+
 @pytest.mark.parametrize("num_kv_heads", [1, 4, 8, 32])
-@pytest.mark.parametrize("num_multiprocessors", [1, 46, 108, H200_MULTIPROCESSORS])
-def test_splits_keep_a_device_busy_and_no_more(num_multiprocessors: int, num_kv_heads: int) -> None:
-    places = 2 * num_multiprocessors
+@pytest.mark.parametrize("places", [2, 92, 216, H200_PLACES])
+def test_splits_keep_a_device_busy_and_no_more(places: int, num_kv_heads: int) -> None:
     for num_rows in range(1, 600):
-        splits = number_of_splits(num_rows, num_kv_heads, num_multiprocessors)
+        splits = number_of_splits(num_rows, num_kv_heads, places)
         num_programs = num_rows * num_kv_heads * splits
         assert 1 <= splits <= MAX_SPLITS
         assert splits == 1 or num_programs <= 4 * places
@@ -114,10 +155,11 @@ def test_splits_keep_a_device_busy_and_no_more(num_multiprocessors: int, num_kv_
 
 
 def test_large_batches_are_not_split() -> None:
-    assert number_of_splits(1, 8, H200_MULTIPROCESSORS) == 32
-    assert number_of_splits(32, 8, H200_MULTIPROCESSORS) == 3
-    assert number_of_splits(128, 8, H200_MULTIPROCESSORS) == 1
-    assert number_of_splits(10_000, 8, H200_MULTIPROCESSORS) == 1
+    assert number_of_splits(1, 8, H200_PLACES) == 32
+    assert number_of_splits(32, 8, H200_PLACES) == 6
+    assert number_of_splits(64, 8, H200_PLACES) == 3
+    assert number_of_splits(128, 8, H200_PLACES) == 1
+    assert number_of_splits(10_000, 8, H200_PLACES) == 1
 
 
 def test_tiles_cover_every_token_once_and_the_longest_come_first() -> None:
