@@ -29,10 +29,6 @@ def usable_backends(device: torch.device, dtype: torch.dtype) -> dict[str, tuple
 
 
 def decode_planners(device: torch.device, dtype: torch.dtype) -> dict[str, DecodePlanner]:
-    """Return those whose decodes a CUDA graph can hold, but for plain torch, which gathers what it reads."""
+    """Return those whose decodes a CUDA graph can hold."""
     backends = {name: backend for name, (backend, _) in usable_backends(device, dtype).items()}
-    return {
-        name: backend
-        for name, backend in backends.items()
-        if isinstance(backend, DecodePlanner) and (name != "torch" or device.type == "cpu")
-    }
+    return {name: backend for name, backend in backends.items() if isinstance(backend, DecodePlanner)}

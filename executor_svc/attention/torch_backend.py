@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
 from executor_svc.attention.explicit_attention import attend_explicitly, slopes_on
-from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, DecodeBatch, LayerCache, Rotation
+from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, LayerCache, Rotation
 from executor_svc.attention.key_value_write import write_in_torch
 from executor_svc.attention.step_reads import DecodeBucket, PrefillChunk, StepReads, plan_reads
-from executor_svc.attention.torch_decode import TorchDecodePlan
 
 
 class TorchAttentionBackend:
@@ -26,10 +25,6 @@ class TorchAttentionBackend:
     def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> "TorchAttentionPlan":
         """Prepare a step."""
         return TorchAttentionPlan(metadata, cache)
-
-    def decode_plan(self, batch: DecodeBatch, cache: LayerCache) -> TorchDecodePlan:
-        """Prepare decodes that depend on nothing on the host; see `DecodePlanner`."""
-        return TorchDecodePlan(batch, cache)
 
 
 class TorchAttentionPlan:

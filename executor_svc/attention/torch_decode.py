@@ -1,7 +1,7 @@
 """Decodes in plain torch operations that look at nothing on the host: the reference of what CUDA graphs capture.
 
-Every row reads as many blocks as its block table is wide, however short it is, so that `torch_backend.py` is faster
-where the host knows the lengths.
+Every row reads as many blocks as its block table is wide, which is what the longest sequence may need. A model that is
+served with plain torch has no graphs for that reason: `torch_backend.py` reads what the lengths ask for.
 """
 
 import torch
@@ -10,6 +10,15 @@ from executor_svc.attention.explicit_attention import attend_explicitly, slopes_
 from executor_svc.attention.interface import AttentionLayer, DecodeBatch, LayerCache, Rotation
 from executor_svc.attention.key_value_write import write_in_torch
 from executor_svc.attention.step_reads import score_dtype
+from executor_svc.attention.torch_backend import TorchAttentionBackend
+
+
+class TorchDecodePlanner(TorchAttentionBackend):
+    """The torch backend with decodes that a CUDA graph could hold; see `DecodePlanner`."""
+
+    def decode_plan(self, batch: DecodeBatch, cache: LayerCache) -> "TorchDecodePlan":
+        """Prepare decodes that depend on nothing on the host."""
+        return TorchDecodePlan(batch, cache)
 
 
 class TorchDecodePlan:

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.gpu.backends import usable_backends
 from benchmarks.gpu.engine import GREEDY, InProcessEngine, Prompt
+from executor_svc.attention import DecodePlanner
 from shared.step import SamplingRow
 from tests.device.conftest import MODELS
 from tests.device.workers import DEVICE, IS_GPU, worker_with
@@ -55,7 +56,7 @@ def test_greedy_tokens_are_those_of_transformers(
     for prompt, output in zip(prompts, run.outputs, strict=True):
         assert len(output) == NUM_NEW_TOKENS
         assert_greedy(model, prompt, output)
-    assert counted.num_replays > 0
+    assert (counted.num_replays > 0) == isinstance(usable_backends(DEVICE, torch.float32)[backend][0], DecodePlanner)
     assert run.max_in_flight == 2
 
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from executor_svc.attention import TorchAttentionBackend
+from executor_svc.attention.torch_decode import TorchDecodePlanner
 from executor_svc.config import ExecutorConfig
 from executor_svc.decode_graphs import MAX_BATCH_SIZE, Replay, batch_sizes
 from executor_svc.worker_loading import load_worker
@@ -66,6 +68,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> StrictCapture:
     made = StrictCapture()
     monkeypatch.setattr("executor_svc.worker_assembly.graph_capture", lambda _: made)
     monkeypatch.setattr("executor_svc.worker_assembly.CacheEngine", PoisonedCacheEngine)
+    monkeypatch.setattr("executor_svc.kernels.TorchAttentionBackend", TorchDecodePlanner)
     return made
 
 
@@ -113,6 +116,16 @@ def test_a_mixture_of_experts_runs_without_graphs(
     assert "event=cuda_graphs sizes=0 reason='the model looks at its batch on the host'" in caplog.text
     assert len(generate(driver, (5, 6), SamplingRow())[0]) == 9
     assert not capture.num_replays
+
+
+def test_plain_torch_has_no_graphs(
+    tmp_path: Path, capture: StrictCapture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("executor_svc.kernels.TorchAttentionBackend", TorchAttentionBackend)
+    save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
+    with caplog.at_level("INFO"):
+        driver_of(tmp_path, "auto")
+    assert "event=cuda_graphs sizes=0 reason='the attention backend plans its steps on the host'" in caplog.text
 
 
 def test_every_batch_size_and_steps_with_chunks_beside(

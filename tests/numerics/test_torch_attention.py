@@ -15,6 +15,7 @@ from executor_svc.attention import (
     TorchAttentionBackend,
 )
 from executor_svc.attention.explicit_attention import TILE_TOKENS
+from executor_svc.attention.torch_decode import TorchDecodePlanner
 from executor_svc.models.families.common import alibi_slopes
 from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
 
@@ -120,7 +121,7 @@ class DecodePlans:
     def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> AttentionPlan:
         visible = torch.from_numpy(metadata.starts + metadata.lengths)
         tables = torch.from_numpy(metadata.block_tables)
-        return TorchAttentionBackend().decode_plan(DecodeBatch(visible, tables, metadata.slot_mapping), cache)
+        return TorchDecodePlanner().decode_plan(DecodeBatch(visible, tables, metadata.slot_mapping), cache)
 
 
 @pytest.mark.parametrize("has_alibi", [False, True])
