@@ -6,6 +6,7 @@ said here, before any test module is.
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ if shutil.which("nvidia-smi") is None and not list(Path("/dev").glob("nvidia[0-9
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 # Triton warns that its default is going to change; the kernels are tested with fused multiply-add.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+# A shell that runs the tests in the background lets them, and every program that they start, ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "quick",
