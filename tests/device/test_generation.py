@@ -60,7 +60,7 @@ def test_greedy_tokens_are_those_of_transformers(
     assert run.max_in_flight == 2
 
 
-@pytest.mark.parametrize("backend", FLOAT_BACKENDS if IS_GPU else ["triton"])
+@pytest.mark.parametrize("backend", FLOAT_BACKENDS if IS_GPU else [pytest.param("triton", marks=pytest.mark.slow)])
 def test_the_batch_and_the_steps_in_flight_change_no_token(
     backend: str, saved_model: SavedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

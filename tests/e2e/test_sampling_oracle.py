@@ -20,6 +20,7 @@ PENALTY = 1.3
 PROMPTS = ("The capital of France is", "One, two, three, four,", "Once upon a time there was a")
 
 
+@pytest.mark.slow
 async def test_penalized_greedy_ids_and_prompt_logprobs_equal_transformers(demo_model: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(demo_model)

@@ -11,7 +11,7 @@ def _random_cases() -> int:
     if DEVICE.type == "cuda":
         return 3000
     # The interpreter takes a fifth of a second for a case.
-    return 1000 if os.environ.get("OCTAVO_HYPOTHESIS_PROFILE") == "thorough" else 80
+    return 1000 if os.environ.get("OCTAVO_HYPOTHESIS_PROFILE") == "thorough" else 40
 
 
 RANDOM_CASES = _random_cases()
