@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 
 help:
 	@echo "make demo      ask a real model a question through both services"
-	@echo "make test      the quick suite (under 8 minutes)"
+	@echo "make test      the quick suite (10 minutes on 2 cores)"
 	@echo "make test-all  every test"
 	@echo "make check     format, lint, types, import contracts, protos (under a minute)"
 	@echo "make models    the architectures that run, each compared with transformers"
