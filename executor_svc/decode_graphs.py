@@ -61,7 +61,7 @@ def graph_capture(device: torch.device) -> Capture | None:
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:
-    """Return the ladder up to `max_num_seqs`: at most a quarter of a batch above 8 is padding."""
+    """Return the ladder up to `max_num_seqs`: padding is at most 7 rows, or a fifth of the batch."""
     sizes = [1, 2, 4, 8]
     while sizes[-1] < MAX_BATCH_SIZE:
         sizes.append(sizes[-1] + max(8, 2 ** (sizes[-1].bit_length() - 3)))

@@ -1,6 +1,6 @@
 """The worker that runs a real model: batch table, model runner, cache engine and sampler of one rank.
 
-`executor_svc/worker_loading.py` makes it. Read next: `executor_svc/model_runner.py`.
+`executor_svc/worker_assembly.py` makes it. Read next: `executor_svc/model_runner.py`.
 
 A step is launched in the order of its parts: the table, the moves of blocks, the model, the sampler. On a GPU that
 only puts work into a stream. The sampled ids stay there: the next step, which may be launched before they have

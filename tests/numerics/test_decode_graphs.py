@@ -156,7 +156,7 @@ def decodes(driver: StepDriver, prompts: Sequence[Sequence[int]]) -> list[TableD
     return [admit(driver, prompts, SAMPLINGS["random"]), *[TableDelta()] * 8]
 
 
-def test_the_ladder_pads_at_most_a_quarter_above_8() -> None:
+def test_the_ladder_pads_at_most_7_rows_or_a_fifth() -> None:
     for max_num_seqs in (1, 2, 3, 8, 100, 256, 512, 1000):
         sizes = batch_sizes(max_num_seqs)
         assert sizes[-1] == min(max_num_seqs, MAX_BATCH_SIZE)
