@@ -57,10 +57,9 @@ class InProcessEngine:
     Args:
         worker: Empty.
         num_steps_in_flight: Steps that are launched before the oldest one is waited for.
-        prefix_caching: Whether a prompt that comes again finds its blocks.
     """
 
-    def __init__(self, worker: Worker, *, num_steps_in_flight: int = 2, prefix_caching: bool = False) -> None:
+    def __init__(self, worker: Worker, *, num_steps_in_flight: int = 2) -> None:
         info = worker.info
         self._worker = worker
         self._num_steps_in_flight = num_steps_in_flight
@@ -73,7 +72,7 @@ class InProcessEngine:
             num_blocks=info.num_device_blocks,
             num_host_blocks=info.num_host_blocks,
             sliding_window=info.sliding_window_tokens,
-            prefix_caching=prefix_caching,
+            prefix_caching=False,
         )
         policy = FcfsPolicy()
         self._queue = WaitingQueue(policy)

@@ -17,7 +17,7 @@ from executor_svc.sampler.filters import filtered_scores
 from executor_svc.sampler.likeliest import largest_index
 from shared.step import SamplingRow
 from tests.kernels.device import DEVICE, RANDOM_CASES
-from tests.support.sample_rows import ROWS_OF_FILTERS, sampling_of
+from tests.support.sample_rows import KEPT_OF_TIES, ROWS_OF_FILTERS, sampling_of
 
 # Tokens that a program reads at once, so few that small vocabularies take several tiles.
 TILE = 128
@@ -174,15 +174,7 @@ TIED = [math.exp(score) for score in (0.0, 3.0, 2.0, 2.0, -1.0, -2.0, -9.0)]
 
 @pytest.mark.parametrize(
     ("row", "kept"),
-    [
-        (SamplingRow(temperature=1.0, top_k=2), {1, 2, 3}),
-        (SamplingRow(temperature=1.0, top_p=0.7), {1, 2, 3}),
-        (SamplingRow(temperature=1.0, top_p=0.5), {1}),
-        (SamplingRow(temperature=1.0, min_p=0.37), {1}),
-        (SamplingRow(temperature=1.0, min_p=0.36), {1, 2, 3}),
-        (SamplingRow(temperature=0.5, top_k=4, min_p=0.001), {0, 1, 2, 3}),
-        (SamplingRow(temperature=1.0), {0, 1, 2, 3, 4, 5, 6}),
-    ],
+    [*KEPT_OF_TIES, (SamplingRow(temperature=1.0), {0, 1, 2, 3, 4, 5, 6})],
 )
 def test_ties_stay_together(row: SamplingRow, kept: set[int]) -> None:
     assert tokens_left(TIED, row) == kept

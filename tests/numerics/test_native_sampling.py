@@ -20,7 +20,7 @@ from shared.step import SamplingRow
 from shared.token_rules import TokenRules, pack_mask
 from tests.numerics.native import LANES, NUM_THREADS, library_path
 from tests.numerics.test_processors import ROWS, logits_of
-from tests.support.sample_rows import ROWS_OF_FILTERS, Row, sample_rows, sampling_of
+from tests.support.sample_rows import KEPT_OF_TIES, ROWS_OF_FILTERS, Row, sample_rows, sampling_of
 
 # Draws that touch both ends of a distribution, and many places between.
 DRAWS = np.concatenate(([0.0, 1 - 2.0**-53], (np.arange(62) + 0.5) / 62))
@@ -100,14 +100,7 @@ def test_forbidden_tokens_are_never_drawn(row: SamplingRow, native: NativeSampli
 
 @pytest.mark.parametrize(
     ("row", "kept"),
-    [
-        (SamplingRow(temperature=1.0, top_k=2), {1, 2, 3}),
-        (SamplingRow(temperature=1.0, top_p=0.7), {1, 2, 3}),
-        (SamplingRow(temperature=1.0, top_p=0.5), {1}),
-        (SamplingRow(temperature=1.0, min_p=0.37), {1}),
-        (SamplingRow(temperature=1.0, min_p=0.36), {1, 2, 3}),
-        (SamplingRow(temperature=0.5, top_k=4, min_p=0.001), {0, 1, 2, 3}),
-    ],
+    KEPT_OF_TIES,
 )
 def test_ties_stay_together(row: SamplingRow, kept: set[int], native: NativeSampling) -> None:
     scores = torch.tensor([[0.0, 3.0, 2.0, 2.0, -1.0, -2.0, -9.0]])

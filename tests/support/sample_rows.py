@@ -60,3 +60,13 @@ ROWS_OF_FILTERS = [
     SamplingRow(temperature=1.0, top_k=70, typical_p=0.9),
     SamplingRow(temperature=0.8, top_k=50, top_p=0.8, min_p=0.05, typical_p=0.9),
 ]
+
+# Tokens left of scores in which tokens 2 and 3 are equal and come behind token 1.
+KEPT_OF_TIES: list[tuple[SamplingRow, set[int]]] = [
+    (SamplingRow(temperature=1.0, top_k=2), {1, 2, 3}),
+    (SamplingRow(temperature=1.0, top_p=0.7), {1, 2, 3}),
+    (SamplingRow(temperature=1.0, top_p=0.5), {1}),
+    (SamplingRow(temperature=1.0, min_p=0.37), {1}),
+    (SamplingRow(temperature=1.0, min_p=0.36), {1, 2, 3}),
+    (SamplingRow(temperature=0.5, top_k=4, min_p=0.001), {0, 1, 2, 3}),
+]
