@@ -11,6 +11,7 @@ import torch
 
 from executor_svc.cache_engine import CacheShape, available_memory_bytes
 from executor_svc.errors import ModelLoadError
+from shared.events import Event
 
 if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
     from executor_svc.config import ExecutorConfig
@@ -84,10 +85,14 @@ def gpu_cache_bytes(memory: GpuMemory, utilization: float, run_largest_step: Cal
     peak = memory.measure_peak(run_largest_step)
     others = memory.total() - memory.free() - memory.used_by_torch()
     budget = int(memory.total() * utilization)
-    _logger.info(
-        "event=gpu_memory total_gib=%.1f utilization=%.2f peak_gib=%.2f others_gib=%.2f cache_gib=%.2f",
-        *(memory.total() / 2**30, utilization, peak / 2**30, others / 2**30, (budget - peak - others) / 2**30),
-    )
+    sizes = {
+        "total": memory.total(),
+        "peak": peak,
+        "others": others,
+        "cache": budget - peak - others,
+    }
+    gib = {f"{name}_gib": round(size / 2**30, 2) for name, size in sizes.items()}
+    _logger.info(Event("gpu_memory", utilization=utilization, **gib))
     return budget - peak - others
 
 

@@ -18,6 +18,7 @@ from executor_svc.device_copy import to_device
 from executor_svc.last_tokens import LastTokens
 from executor_svc.models.language_model import LanguageModel
 from shared.batch_table import BatchTable, StepLayout
+from shared.events import Event
 
 # Larger batches keep a GPU busy without a graph.
 MAX_BATCH_SIZE = 512
@@ -79,15 +80,15 @@ def capture_decode_graphs(
 ) -> "DecodeGraphs | None":
     """Return the graphs of a model on a GPU; None, with a line in the log, if it or its attention cannot have them."""
     if not model.is_capturable:
-        _logger.info("event=cuda_graphs sizes=0 reason=%r", "the model looks at its batch on the host")
+        _logger.info(Event("cuda_graphs", sizes=0, reason="the model looks at its batch on the host"))
         return None
     if not isinstance(backend, DecodePlanner):
-        _logger.info("event=cuda_graphs sizes=0 reason=%r", "the attention backend plans its steps on the host")
+        _logger.info(Event("cuda_graphs", sizes=0, reason="the attention backend plans its steps on the host"))
         return None
     begin_s = time.perf_counter()
     graphs = DecodeGraphs(model, caches, backend, last_tokens, max_num_blocks, capture)
     num_sizes, num_seconds = len(batch_sizes(len(last_tokens.token_ids))), time.perf_counter() - begin_s
-    _logger.info("event=cuda_graphs sizes=%d seconds=%.1f", num_sizes, num_seconds)
+    _logger.info(Event("cuda_graphs", sizes=num_sizes, seconds=round(num_seconds, 1)))
     return graphs
 
 

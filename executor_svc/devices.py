@@ -7,6 +7,7 @@ import warnings
 import torch
 
 from executor_svc.errors import ModelLoadError
+from shared.events import Event
 
 _logger = logging.getLogger(__name__)
 
@@ -44,5 +45,5 @@ def _num_cuda_devices() -> int:
                 f"{major}.{minor}, and torch is built for CUDA {torch.version.cuda}; update the driver, or install a "
                 f"torch for CUDA {major}.{minor}"
             )
-        _logger.warning("event=cuda_unavailable reason=%r", message)
+        _logger.warning(Event("cuda_unavailable", reason=message))
     return num_devices

@@ -22,6 +22,7 @@ from executor_svc.native import (
     missing_in_native_dense,
 )
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
+from shared.events import Event
 
 CpuKernels = Literal["auto", "native", "torch"]
 Quantization = Literal["none", "int8"]
@@ -63,7 +64,7 @@ def make_model(
     if cpu_kernels == "native":
         raise ModelLoadError(f"cpu_kernels is native, but the dense kernels in C do not have {missing}")
     if library is not None and group.rank == 0:
-        _logger.info("event=dense_kernels kernels=torch reason=%r", f"those in C do not have {missing}")
+        _logger.info(Event("dense_kernels", kernels="torch", reason=f"those in C do not have {missing}"))
     return Decoder(config, _make_dense(dtype, device, is_int8, group), group), attention
 
 
@@ -98,7 +99,7 @@ def find_library(dtype: torch.dtype, device: torch.device, cpu_kernels: CpuKerne
     except NativeUnavailableError as error:
         if cpu_kernels == "native":
             raise ModelLoadError(f"cpu_kernels is native, but {error}") from error
-        _logger.warning("event=cpu_kernels kernels=torch reason=%r", str(error))
+        _logger.warning(Event("cpu_kernels", kernels="torch", reason=str(error)))
         return None
-    _logger.info("event=cpu_kernels kernels=native lanes=%d threads=%d", library.num_lanes, library.num_threads)
+    _logger.info(Event("cpu_kernels", kernels="native", lanes=library.num_lanes, threads=library.num_threads))
     return library

@@ -21,6 +21,7 @@ from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.sharding import Shard
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.weights import Checkpoint
+from shared.events import Event
 
 if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
     from executor_svc.config import ExecutorConfig
@@ -115,7 +116,7 @@ def _from_transformers(
     # Seconds, which most models need not wait.
     from executor_svc.models.transformers_model import load_transformers_model
 
-    _logger.info("event=model_code code=transformers reason=%r", str(reason))
+    _logger.info(Event("model_code", code="transformers", reason=str(reason)))
     dtype = torch_dtype(config.dtype)
     library = find_library(dtype, device, config.cpu_kernels)
     try:
@@ -145,6 +146,4 @@ def _make_attention(chosen: ChosenBackend, config: ExecutorConfig) -> AttentionB
 
 def _log_attention(chosen: ChosenBackend, attention: AttentionBackend) -> None:
     name = "native" if isinstance(attention, NativeAttentionBackend) else chosen.rules.name
-    _logger.info(
-        "event=attention_backend name=%s block_size_tokens=%d reason=%r", name, chosen.block_size, chosen.reason
-    )
+    _logger.info(Event("attention_backend", name=name, block_size_tokens=chosen.block_size, reason=chosen.reason))

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from executor_svc.errors import ModelLoadError
 from executor_svc.model_directory import read_json_object
 from executor_svc.models.weight_map import TensorTarget
+from shared.events import Event
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -63,7 +64,9 @@ class Checkpoint:
                             num_bytes += targets[name].nbytes
                             advance(targets[name].nbytes)
         duration_s = time.perf_counter() - begin_s
-        logger.info("weights loaded directory=%s bytes=%d duration_s=%.2f", self._directory, num_bytes, duration_s)
+        logger.info(
+            Event("weights_loaded", directory=str(self._directory), bytes=num_bytes, duration_s=round(duration_s, 2))
+        )
 
     def model_hash(self, quantization: str = "none") -> str:
         """Return the SHA-256 of config.json, byte for byte, then of every tensor by name, then of `quantization`.

@@ -11,6 +11,8 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
+from shared.events import Event
+
 log = logging.getLogger(__name__)
 
 DNS_SCHEME = "dns:///"
@@ -78,5 +80,5 @@ class Membership:
             self.troubles.pop(name, None)
         except OSError as error:
             if name not in self.troubles:
-                log.warning("event=name_not_resolved name=%s cause=%r", name, str(error))
+                log.warning(Event("name_not_resolved", name=name, cause=str(error)))
             self.troubles[name] = f"{name} cannot be looked up: {error}"

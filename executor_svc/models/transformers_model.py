@@ -26,6 +26,7 @@ from executor_svc.models.transformers_attention import AttentionHook, PagedStep,
 from executor_svc.models.transformers_check import check_logits
 from executor_svc.models.transformers_config import find_architecture, refusal
 from executor_svc.models.transformers_probe import AttentionFacts, probe_attention
+from shared.events import Event
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ def _load_weights(model_class: Any, config: Any, directory: Path, dtype: torch.d
     model.to(device)
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     duration_s = time.perf_counter() - begin_s
-    logger.info("weights loaded directory=%s bytes=%d duration_s=%.2f", directory, num_bytes, duration_s)
+    logger.info(Event("weights_loaded", directory=str(directory), bytes=num_bytes, duration_s=round(duration_s, 2)))
     return model
 
 

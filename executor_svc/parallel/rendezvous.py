@@ -22,6 +22,7 @@ from executor_svc.parallel.group import DistributedGroup
 from executor_svc.parallel.local_ranks import LocalRanks
 from executor_svc.parallel.ranks import RankAssignment
 from executor_svc.parallel.step_channel import StepAddress, StepChannel, connect
+from shared.events import Event
 
 # A rank that says nothing for so long is frozen or cut off: its signs of life come every 2 s, from a
 # thread that needs the interpreter for microseconds.
@@ -75,7 +76,7 @@ class LeadingRank:
             if self._local_ranks is not None:
                 self._local_ranks.kill()
             raise
-        _logger.info("event=group_joined rank=0 size=%d", size)
+        _logger.info(Event("group_joined", rank=0, size=size))
 
     def close(self) -> None:
         """Let the other ranks end in order, and wait for those on this machine."""
@@ -113,7 +114,7 @@ class FollowingRank:
         except (RuntimeError, OSError) as error:
             raise ModelLoadError(f"rank {assignment.rank} does not reach rank 0: {error}") from error
         self.group = DistributedGroup(store, assignment.rank, assignment.size, device, COLLECTIVE_TIMEOUT)
-        _logger.info("event=group_joined rank=%d size=%d", assignment.rank, assignment.size)
+        _logger.info(Event("group_joined", rank=assignment.rank, size=assignment.size))
 
 
 def end_group(reason: str) -> NoReturn:

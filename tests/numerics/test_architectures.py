@@ -123,7 +123,7 @@ def test_loading_is_reported_in_one_line_and_nothing_else(
 
     num_bytes = 4 * reference.num_parameters()
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"weights loaded directory={tmp_path} bytes={num_bytes} duration_s=")
+    assert line.startswith(f"event=weights_loaded directory={tmp_path} bytes={num_bytes} duration_s=")
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
 

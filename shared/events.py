@@ -1,0 +1,80 @@
+"""Log lines with fields: `log.info(Event("attached", executor=address, epoch=3))`.
+
+An `Event` is a message of the standard library's logging, so that modules which run where nothing else is
+installed can log, and every handler can read its text:
+
+    event=attached executor=10.0.0.7:50061 epoch=3
+
+`configure_logging` chooses how a process writes them: as such text, or as one JSON object a line. A line
+is for a change of state, of the service or of one request; never for a token, and never with a prompt.
+"""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal, TypeAlias
+
+LogFormat: TypeAlias = Literal["text", "json"]
+FieldValue: TypeAlias = str | int | float | bool | None
+
+
+class Event:
+    """What happened, by name, and its fields; `str` gives key=value pairs.
+
+    Args:
+        name: What happened, in snake_case: what a search looks for.
+        fields: What it happened to; None: left out.
+    """
+
+    __slots__ = ("fields", "name")
+
+    def __init__(self, name: str, /, **fields: FieldValue) -> None:
+        self.name = name
+        self.fields = {key: value for key, value in fields.items() if value is not None}
+
+    def __str__(self) -> str:
+        return " ".join([f"event={self.name}", *(f"{key}={_shown(value)}" for key, value in self.fields.items())])
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, logger, then the message: key=value pairs in one line."""
+
+    def __init__(self) -> None:
+        super().__init__("time=%(asctime)s.%(msecs)03d level=%(levelname)s logger=%(name)s %(message)s")
+        self.datefmt = "%Y-%m-%dT%H:%M:%S"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC, RFC 3339), level, logger, event and its fields, or the message of others."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        line: dict[str, FieldValue] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        if isinstance(record.msg, Event):
+            line |= {"event": record.msg.name, **record.msg.fields}
+        else:
+            line["message"] = record.getMessage()
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def configure_logging(level: str, log_format: LogFormat = "text") -> None:
+    """Write the log lines of this process to stderr, from `level` on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def _shown(value: FieldValue) -> str:
+    """Return a value such that the pairs of a line can be told apart."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str) and (not value or any(char.isspace() or char in "='\"" for char in value)):
+        return repr(value)
+    return str(value)
