@@ -4,12 +4,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+TOOLS := $(VENV)/tools
+# Each worker takes up to 1 GB and more than a core.
+TEST_WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 
-.PHONY: help demo test test-all check protos baseline models bench bench-core gpu-check coverage clean
+.PHONY: help demo test test-all check protos baseline record-release models bench bench-core gpu-check coverage checkov k8s-check monitoring-tools monitoring-check docs-metrics images clean
 
 help:
 	@echo "make demo      ask a real model a question through both services"
-	@echo "make test      the quick suite (10 minutes on 2 cores)"
+	@echo "make test      the quick suite (7 minutes on 2 cores)"
 	@echo "make test-all  every test"
 	@echo "make check     format, lint, types, import contracts, protos (under a minute)"
 	@echo "make models    the architectures that run, each compared with transformers"
@@ -18,6 +22,9 @@ help:
 	@echo "make gpu-check on a machine with a GPU: check and measure its path, with the PYTHON that has torch there"
 	@echo "make protos    write the stubs anew after a change in protos/"
 	@echo "make coverage  branch coverage of the scheduler's core"
+	@echo "make k8s-check manifests and Containerfiles: rendered, validated, linted, each check with a planted mistake"
+	@echo "make monitoring-check alerts, dashboard and metrics, with Prometheus' own promtool"
+	@echo "make images    build the container images with buildah (images/build.sh says what can be chosen)"
 	@echo "make clean     remove the virtual environments and caches"
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -29,13 +36,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	$(BIN)/octavo demo
 
-test: $(INSTALLED)
+test: $(INSTALLED) monitoring-tools
 	$(BIN)/octavo model prepare smollm2
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
-test-all: $(INSTALLED)
+test-all: $(INSTALLED) monitoring-tools
 	$(BIN)/octavo model prepare smollm2
-	$(BIN)/python -m pytest -m "not gpu"
+	$(PYTEST) -m "not gpu"
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -48,6 +55,17 @@ check: $(INSTALLED)
 	$(BIN)/buf breaking protos --against protos/baseline.binpb
 	$(BIN)/python protos/generate.py --check
 
+# promtool, which the tests of alerts and metrics need.
+monitoring-tools:
+	tests/monitoring/fetch_promtool $(TOOLS)
+
+monitoring-check: $(INSTALLED) monitoring-tools
+	$(BIN)/python -m pytest tests/monitoring
+
+# The tables of docs/metrics.md, from the code.
+docs-metrics: $(INSTALLED)
+	$(BIN)/python -m tests.monitoring.reference
+
 protos: $(INSTALLED)
 	$(BIN)/buf format --write protos
 	$(BIN)/python protos/generate.py
@@ -55,6 +73,10 @@ protos: $(INSTALLED)
 # The wire that later changes are compared with; renewed at each release.
 baseline: $(INSTALLED)
 	$(BIN)/buf build protos --output protos/baseline.binpb
+
+# The code that the next release is tested beside (tests/skew); recorded on the commit of each release.
+record-release: $(INSTALLED)
+	$(BIN)/python -m tests.skew.record_release
 
 bench: $(INSTALLED)
 	$(BIN)/octavo model prepare smollm2
@@ -74,5 +96,21 @@ coverage: $(INSTALLED)
 	$(BIN)/coverage run --branch --source=scheduler_svc/core,shared -m pytest -q tests/unit tests/property tests/traces -m "not slow and not gpu"
 	$(BIN)/coverage report --show-missing
 
+# checkov pins what other packages need newer, so it has an environment of its own.
+CHECKOV := .venv-checkov/bin/checkov
+$(CHECKOV):
+	$(PYTHON) -m venv .venv-checkov
+	.venv-checkov/bin/python -m pip install --quiet 'checkov>=3.3,<4'
+
+# What `make test` leaves out of the checks of the manifests.
+checkov: $(INSTALLED) $(CHECKOV)
+	$(BIN)/python -m tests.k8s.checkov_check $(CHECKOV)
+
+k8s-check: $(INSTALLED) checkov
+	$(BIN)/python -m pytest --quiet tests/k8s
+
+images:
+	images/build.sh
+
 clean:
-	rm -rf $(VENV) .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-checkov .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

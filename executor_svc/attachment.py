@@ -2,7 +2,7 @@
 
 nobody ──acquire──> held until lease end ──renew──> held until a later end
                          │                 acquire by the same scheduler: next epoch, at once
-                         └─lease over─> still the current epoch, but anybody may acquire
+                         └─lease over, or release─> still the current epoch, but anybody may acquire
 """
 
 from shared.errors import FencedError
@@ -42,6 +42,14 @@ class Attachment:
         """
         self.require(epoch)
         self._expires_s = now + self._lease_s
+
+    def release(self, epoch: int) -> None:
+        """End the lease of the current epoch: anybody may acquire.
+
+        Raises: FencedError: the epoch is not the current one.
+        """
+        self.require(epoch)
+        self.scheduler_id, self._expires_s = "", 0.0
 
     def require(self, epoch: int) -> None:
         """Raise FencedError unless `epoch` is the current one."""

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shared.config import ADDRESS_PATTERN, ServiceConfig
+from shared.service_config import ADDRESS_PATTERN, ServiceConfig
 
 
 class _BatchConfig(ServiceConfig):
@@ -14,7 +14,7 @@ class _BatchConfig(ServiceConfig):
         "127.0.0.1:50061",
         pattern=ADDRESS_PATTERN,
         description="Address to serve the scheduler on, host:port; port 0 takes a free one. The default is this "
-        "machine only, because the protocol has no authentication.",
+        "machine only: elsewhere, set --tls-cert and --tls-client-ca too.",
     )
     max_num_seqs: int = Field(
         256, ge=1, le=2**16, description="Sequences that can be live at once; each costs a row of the batch table."

@@ -8,13 +8,14 @@ in `executor_svc/step_stream.py`. Errors are raised; `shared/grpc_status.py` tur
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc
 
 from executor_svc.attachment import Attachment
 from executor_svc.batch_table_view import batch_table_rows
+from executor_svc.executor_metrics import executor_families
 from executor_svc.step_log import StepLog
 from executor_svc.step_runner import StepRunner
 from executor_svc.step_stream import StepStream, first_message
@@ -24,6 +25,8 @@ from octavo.execution.v1 import step_pb2
 from octavo.execution.v1.execution_service_pb2_grpc import ExecutionServiceServicer
 from shared import wire
 from shared.errors import FencedError, InvalidFieldError, UnavailableError, UnknownNameError
+from shared.events import Event
+from shared.metric import Family
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExecutionService"].full_name
 
@@ -52,6 +55,11 @@ class ExecutionServicer(ExecutionServiceServicer):
     def has_stream(self) -> bool:
         """Whether a step stream is open."""
         return self._stream is not None
+
+    def metrics(self) -> Iterator[Family]:
+        """Yield the metrics of the executor as they are now."""
+        is_attached = bool(self._attachment.holder(self._clock()))
+        return executor_families(self._runner.meter, self._runner.info, is_attached=is_attached)
 
     async def load(self, load_worker: Callable[[], Worker]) -> None:
         """Make the worker on the step thread; until then calls are UNAVAILABLE. Raises what it raises."""
@@ -82,15 +90,21 @@ class ExecutionServicer(ExecutionServiceServicer):
         await self._runner.reset()
         # The wait may have been long, and another attach may have come in it.
         self._attachment.renew(epoch, self._clock())
-        _logger.info(
-            "event=attached scheduler_id=%r epoch=%d lease_ms=%d", request.scheduler_id, epoch, request.lease_ms
-        )
+        fields = {"epoch": epoch, "lease_ms": request.lease_ms, "wire_version": wire_version}
+        _logger.info(Event("attached", scheduler_id=request.scheduler_id, **fields))
         return pb.AttachResponse(epoch=epoch, wire_version=wire_version, info=wire.encode_info(info))
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:  # noqa: N802
         """Renew the lease."""
         self._renew(request.epoch, request.instance_id)
         return pb.HeartbeatResponse(last_executed_step_id=self._runner.last_executed_step_id)
+
+    async def Detach(self, request: pb.DetachRequest, context: Context) -> pb.DetachResponse:  # noqa: N802
+        """End the lease of a scheduler that leaves."""
+        self._renew(request.epoch, request.instance_id)
+        self._attachment.release(request.epoch)
+        _logger.info(Event("detached", epoch=request.epoch))
+        return pb.DetachResponse()
 
     async def StreamSteps(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.StreamStepsRequest], context: Context
@@ -106,9 +120,7 @@ class ExecutionServicer(ExecutionServiceServicer):
         last_step_id = start.last_received_step_id + len(missed)
         stream = self._stream = StepStream(self._runner, self._renew_by_step)
         try:
-            _logger.info(
-                "event=stream_opened epoch=%d last_step_id=%d resent=%d", start.epoch, last_step_id, len(missed)
-            )
+            _logger.info(Event("stream_opened", epoch=start.epoch, last_step_id=last_step_id, resent=len(missed)))
             started = pb.StreamStarted(instance_id=info.instance_id, last_executed_step_id=last_step_id)
             yield pb.StreamStepsResponse(started=started)
             for response in missed:
@@ -116,7 +128,7 @@ class ExecutionServicer(ExecutionServiceServicer):
             async for response in stream.responses(request_iterator):
                 yield pb.StreamStepsResponse(step=response)
         finally:
-            _logger.info("event=stream_closed epoch=%d", start.epoch)
+            _logger.info(Event("stream_closed", epoch=start.epoch))
             if self._stream is stream:
                 self._stream = None
 

@@ -12,11 +12,19 @@ from collections.abc import Callable
 
 from executor_svc.errors import ModelLoadError
 from executor_svc.execution_servicer import SERVICE_NAME, ExecutionServicer
+from executor_svc.tracing import traced
 from executor_svc.worker import Worker
 from octavo.execution.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_to_server
-from shared.config import ServiceConfig
-from shared.errors import UnavailableError
-from shared.grpc_server import GrpcServer, StopRequest, announce, configure_logging, shut_down
+from shared.errors import OctavoServiceError
+from shared.events import Event, configure_logging
+from shared.exposure import warn_if_exposed
+from shared.grpc_metrics import CallMetrics
+from shared.grpc_server import GrpcServer, Port, Ports, announce, probe_server, shut_down
+from shared.metrics_server import MetricsServer
+from shared.service_config import ServiceConfig
+from shared.service_metrics import service_families
+from shared.stop_request import StopRequest
+from shared.tls import server_tls
 
 # The step thread shares the interpreter with the step stream. A thread that wants the interpreter
 # waits up to this long for one that computes in Python. The default of 5 ms turned a round trip of
@@ -32,13 +40,14 @@ def run_executor(config: ServiceConfig, load_worker: Callable[[], Worker]) -> in
     """Run the process until it is told to stop; return its exit code.
 
     `load_worker` runs on the step thread. Whatever makes it impossible to serve (ModelLoadError, a
-    taken address) is one sentence on stderr and exit code 1.
+    taken address, a missing package) is one sentence on stderr and exit code 1.
     """
-    configure_logging(config.log_level)
+    configure_logging(config.log_level, config.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        is_idle = asyncio.run(_serve(config, load_worker))
-    except (ModelLoadError, UnavailableError) as error:
+        with traced(config, load_worker) as load_traced_worker:
+            is_idle = asyncio.run(_serve(config, load_traced_worker))
+    except (ModelLoadError, OctavoServiceError) as error:
         print(f"octavo {config.service}: {error}", file=sys.stderr)
         return 1
     if not is_idle:
@@ -52,24 +61,47 @@ async def _serve(config: ServiceConfig, load_worker: Callable[[], Worker]) -> bo
     """Serve until told to stop; return whether the step thread is idle at the end."""
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
     servicer = ExecutionServicer()
-    server = GrpcServer(listen=config.listen, max_message_bytes=config.max_message_bytes, service_names=[SERVICE_NAME])
+    calls = CallMetrics()
+    tls = server_tls(config)
+    warn_if_exposed(
+        "executor",
+        {"--listen": config.listen},
+        is_encrypted=tls is not None,
+        knows_clients=config.tls_client_ca is not None,
+        how_to_know_clients="set --tls-client-ca to demand client certificates",
+    )
+    server = GrpcServer(
+        listen=config.listen,
+        max_message_bytes=config.max_message_bytes,
+        service_names=[SERVICE_NAME],
+        credentials=None if tls is None else tls.credentials(),
+        call_metrics=calls,
+    )
     add_ExecutionServiceServicer_to_server(servicer, server.server)
+    beside: dict[str, Port] = {}
+    if config.health_listen is not None:
+        beside["health"] = probe_server(config.health_listen, server.health)
+    if config.metrics_listen is not None:
+        beside["metrics"] = MetricsServer(
+            config.metrics_listen, lambda: [*servicer.metrics(), *service_families(calls, tls)]
+        )
+    ports = Ports(server, beside)
     try:
-        announce("executor", await server.start())
+        announce("executor", await ports.start(), ports.addresses)
         if not await _load(servicer, load_worker, stop):
-            _logger.info("event=stopped_while_loading reason=%r", await stop.wait())
+            _logger.info(Event("stopped_while_loading", reason=await stop.wait()))
             return False
-        await server.set_ready(True)
-        _logger.info("event=ready")
-        return await shut_down(server, await stop.wait(), drain=servicer.drain, grace_s=config.shutdown_grace_s)
+        await ports.set_ready(True)
+        _logger.info(Event("ready"))
+        return await shut_down(ports, await stop.wait(), drain=servicer.drain, grace_s=config.shutdown_grace_s)
     finally:
-        await server.stop(0)
+        await ports.stop(0)
         servicer.close()
 
 
 async def _load(servicer: ExecutionServicer, load_worker: Callable[[], Worker], stop: StopRequest) -> bool:
     """Load the worker; return False if the process was told to stop before. Raises what loading raises."""
-    _logger.info("event=loading")
+    _logger.info(Event("loading"))
     loading = asyncio.create_task(servicer.load(load_worker))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -77,5 +109,5 @@ async def _load(servicer: ExecutionServicer, load_worker: Callable[[], Worker], 
     if not loading.done():
         return False
     loading.result()
-    _logger.info("event=loaded")
+    _logger.info(Event("loaded"))
     return True

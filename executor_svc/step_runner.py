@@ -20,10 +20,13 @@ from typing import TypeVar
 from executor_svc.attachment import Attachment
 from executor_svc.running_step import RunningStep
 from executor_svc.step_log import StepLog
+from executor_svc.step_meter import StepMeter, StepTokens
 from executor_svc.worker import Worker
 from octavo.execution.v1 import step_pb2
 from shared import wire
 from shared.errors import InvalidStepError, StepFailedError, UnavailableError
+from shared.events import Event
+from shared.executor_info import ExecutorInfo
 
 T = TypeVar("T")
 
@@ -39,17 +42,21 @@ class _Running:
 
     message: step_pb2.ExecuteModelRequest
     step: RunningStep
+    tokens: StepTokens
     deliver: Deliver
 
 
 class StepRunner:
     """Runs steps of the current epoch, each once, in the order of their ids.
 
+    `meter` counts the steps.
+
     The event loop calls the public methods. Of the loop's state the thread reads two values that are
     replaced in one piece: the attachment's epoch, to drop the steps of older ones, and `draining`.
     """
 
     def __init__(self, attachment: Attachment) -> None:
+        self.meter = StepMeter()
         self._attachment = attachment
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="steps")
         self._waiting_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
@@ -70,6 +77,11 @@ class StepRunner:
         if self._worker is None:
             raise UnavailableError("the model is loading")
         return self._worker
+
+    @property
+    def info(self) -> ExecutorInfo | None:
+        """What the executor is; None: its model is loading."""
+        return None if self._worker is None else self._worker.info
 
     @property
     def last_executed_step_id(self) -> int:
@@ -162,13 +174,14 @@ class StepRunner:
                 deliver(stored)
                 return
             step = wire.decode_step(message)
-            with self._failing(message):
+            with self._failing(message), self.meter.launching():
+                was_active = worker.table.active.copy()
                 running = worker.launch(step)
         except Exception as error:  # a value to whoever waits for the response, in the order of the steps
             self._finish_all()
             deliver(error)
             return
-        self._running.append(_Running(message, running, deliver))
+        self._running.append(_Running(message, running, StepTokens.of(step.delta, was_active), deliver))
         self._finish_done()
         if self._running:
             self._waiting_thread.submit(self._wait_for, running)
@@ -213,8 +226,10 @@ class StepRunner:
             with self._failing(first.message):
                 response = wire.encode_result(first.step.finish())
         except Exception as error:
+            self.meter.failed()
             first.deliver(error)
             return
+        self.meter.finished(response.execute_duration_us * 1e-6, first.tokens)
         self._log.append(response)
         first.deliver(response)
 
@@ -227,5 +242,5 @@ class StepRunner:
             raise
         except Exception as error:
             self._failure = f"step {message.step_id} failed ({type(error).__name__})"
-            _logger.error("event=step_failed epoch=%d step_id=%d error=%s", message.epoch, message.step_id, error)
+            _logger.error(Event("step_failed", epoch=message.epoch, step_id=message.step_id, error=str(error)))
             raise

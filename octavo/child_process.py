@@ -17,8 +17,8 @@ from pathlib import Path
 
 from octavo.errors import LocalServiceError
 
-# The line that a service prints on stdout once it serves.
-_SERVING_LINE = re.compile(rb"^octavo \w+ serving on (\S+)\s*$")
+# The lines that a service prints on stdout: one for each port with a purpose of its own, at last the main one.
+_SERVING_LINE = re.compile(rb"^octavo \w+ serving(?: (\w+))? on (\S+)\s*$")
 
 # A line of a service's log that may say why it ended.
 _ALARMING_LINE = re.compile(r"^time=\S+ level=(ERROR|CRITICAL) ")
@@ -34,17 +34,23 @@ class ChildProcess:
         name: What people call it: "executor" or "scheduler".
         command: Program and arguments.
         log_path: Where its output goes; None: to this process' stderr.
+
+    Attributes:
+        address: Where it serves, HOST:PORT; after `start`.
+        addresses: Where its other ports are, by purpose; after `start`.
     """
 
     def __init__(self, name: str, command: Sequence[str], *, log_path: Path | None) -> None:
         self.name = name
+        self.address = ""
+        self.addresses: dict[str, str] = {}
         self._command = command
         self._log_path = log_path
         self._process: asyncio.subprocess.Process | None = None
         self._relay: asyncio.Task[None] | None = None
 
-    async def start(self) -> str:
-        """Start the child and return the address that it serves on, HOST:PORT.
+    async def start(self) -> None:
+        """Start the child and wait until it serves.
 
         Raises:
             LocalServiceError: it could not be run, or ended before it served.
@@ -64,7 +70,7 @@ class ChildProcess:
         finally:
             if log is not None:
                 log.close()
-        return await self._read_serving_address(self._process)
+        await self._read_serving_lines(self._process)
 
     async def wait_for_failure(self) -> LocalServiceError:
         """Return, once the child has ended by itself, the error that says so with its last words."""
@@ -107,12 +113,16 @@ class ChildProcess:
         if self._relay is not None:
             await self._relay
 
-    async def _read_serving_address(self, process: asyncio.subprocess.Process) -> str:
+    async def _read_serving_lines(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         while line := await process.stdout.readline():
-            if match := _SERVING_LINE.match(line):
+            match = _SERVING_LINE.match(line)
+            if match and match[1] is None:
                 self._relay = asyncio.create_task(self._relay_output(process.stdout))
-                return match[1].decode()
+                self.address = match[2].decode()
+                return
+            if match:
+                self.addresses[match[1].decode()] = match[2].decode()
             self._write_output(line)
         # Its stdout is closed: it is ending, or has lost its way.
         raise await self.wait_for_failure()

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from octavo.bearer_token import token_metadata
 from octavo.errors import (
     ClosedError,
     DeadlineError,
@@ -20,6 +21,7 @@ from octavo.errors import (
     InvalidRequestError,
     NotConnectedError,
     OctavoError,
+    TlsHandshakeError,
     UnavailableError,
     from_rpc_error,
     is_own_word,
@@ -37,8 +39,10 @@ from octavo.outputs import (
     model_from_proto,
 )
 from octavo.sampling_params import SamplingParams
+from octavo.tls import TlsOptions, channel_credentials, handshake_trouble
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
 
 # Under this name the scheduler's grpc.health.v1 service says whether it can take requests.
 _READINESS_SERVICE = "readiness"
@@ -70,14 +74,26 @@ class Client:
 
     Args:
         address: HOST:PORT of the scheduler, or any gRPC target.
+        tls: How to speak TLS; None: plaintext. The files are read when the client is opened.
+        token: Who we are, for a scheduler with --tokens-file; over plaintext it goes to this machine only.
+
+    Raises: ConnectionOptionsError: the token cannot be sent; when the client is opened, also: a file cannot be used.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+    def __init__(
+        self, address: str = DEFAULT_ADDRESS, *, tls: TlsOptions | None = None, token: str | None = None
+    ) -> None:
         self.address = address
+        self._tls = tls
+        self._metadata = () if token is None else token_metadata(address, token, is_encrypted=tls is not None)
         self._channel: grpc.aio.Channel | None = None
 
     async def __aenter__(self) -> Self:
-        self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+        if self._tls is None:
+            self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+        else:
+            options = [*_CHANNEL_OPTIONS, *self._tls.channel_options]
+            self._channel = grpc.aio.secure_channel(self.address, channel_credentials(self._tls), options=options)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -128,7 +144,7 @@ class Client:
         }
         for field, value in fields.items():
             _set_field(request, field, value)
-        call = self._stub().Generate(request, timeout=timeout_s)
+        call = self._stub().Generate(request, timeout=timeout_s, metadata=self._metadata)
         is_finished = False
         try:
             async for response in call:
@@ -171,9 +187,10 @@ class Client:
         raise AssertionError("stream() ends with a Finished event or raises")
 
     async def abort(self, request_id: str) -> bool:
-        """End a request, whoever sent it. Returns whether it was live; unknown ids are fine."""
+        """End a request; with a token, one of its tenant. Returns whether it was live; unknown ids are fine."""
+        request = generation_service_pb2.AbortRequest(request_id=request_id)
         try:
-            response = await self._stub().Abort(generation_service_pb2.AbortRequest(request_id=request_id))
+            response = await self._stub().Abort(request, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise self._to_octavo_error(error) from error
         return response.was_live
@@ -184,8 +201,9 @@ class Client:
         Raises:
             UnavailableError: no executor is attached yet.
         """
+        request = generation_service_pb2.GetModelRequest()
         try:
-            return model_from_proto(await self._stub().GetModel(generation_service_pb2.GetModelRequest()))
+            return model_from_proto(await self._stub().GetModel(request, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
             raise self._to_octavo_error(error) from error
 
@@ -195,28 +213,34 @@ class Client:
         Raises:
             DeadlineError: it did not within `timeout_s` seconds.
         """
+        trouble = ""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._watch_readiness()
+                while True:
+                    try:
+                        await self._watch_readiness()
+                        return
+                    except UnavailableError as error:  # it is not there yet, or it went away while we watched
+                        trouble = f" ({error})" if isinstance(error, TlsHandshakeError) else ""
+                    await asyncio.sleep(_WATCH_AGAIN_S)
         except TimeoutError:
-            raise DeadlineError(f"the scheduler at {self.address} was not ready within {timeout_s:g} s") from None
+            text = f"the scheduler at {self.address} was not ready within {timeout_s:g} s{trouble}"
+            raise DeadlineError(text) from None
 
     async def _watch_readiness(self) -> None:
+        """Return once the scheduler is ready. Raises UnavailableError: it ended the watch, or does not answer."""
         request = health_pb2.HealthCheckRequest(service=_READINESS_SERVICE)
         stub = health_pb2_grpc.HealthStub(self._open_channel())  # type: ignore[no-untyped-call]
-        while True:
-            watch = stub.Watch(request, wait_for_ready=True)
-            try:
-                async for response in watch:
-                    if response.status == health_pb2.HealthCheckResponse.SERVING:
-                        return
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise self._to_octavo_error(error) from error
-            finally:
-                watch.cancel()
-            # The scheduler went away while we watched, or ended the watch.
-            await asyncio.sleep(_WATCH_AGAIN_S)
+        watch = stub.Watch(request)
+        try:
+            async for response in watch:
+                if response.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+        except grpc.aio.AioRpcError as error:
+            raise self._to_octavo_error(error) from error
+        finally:
+            watch.cancel()
+        raise UnavailableError(f"the scheduler at {self.address} ended the watch")
 
     def _stub(self) -> "generation_service_pb2_grpc.GenerationServiceAsyncStub":  # quoted: only the type stub has it
         return generation_service_pb2_grpc.GenerationServiceStub(self._open_channel())
@@ -230,6 +254,8 @@ class Client:
         """Add what only the channel knows: whether UNAVAILABLE is the scheduler's word or its absence."""
         if error.code() is not grpc.StatusCode.UNAVAILABLE or is_own_word(error):
             return from_rpc_error(error)
+        if trouble := handshake_trouble(error.details() or "", self._tls):
+            return TlsHandshakeError(self.address, trouble)
         state = None if self._channel is None else self._channel.get_state()
         # A channel that could not connect may be at its next attempt already; then only gRPC's text tells.
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE or "failed to connect" in (error.details() or ""):

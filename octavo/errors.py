@@ -5,7 +5,11 @@
     ├── RequestExistsError         a live request has the same id
     ├── OverloadedError            the waiting queue is full; has retry_after_s
     ├── UnavailableError           draining, no executor yet, or the connection broke; retry later
-    │   └── NotConnectedError      nothing answers at the address
+    │   ├── NotConnectedError      nothing answers at the address
+    │   └── TlsHandshakeError      something answers, but the two sides do not agree on TLS
+    ├── UnauthenticatedError       the token is missing or unknown
+    ├── PermissionDeniedError      the token is another tenant's, or not an operator's
+    ├── ConnectionOptionsError     a certificate file or the token cannot be used; nothing was sent
     ├── RequestAbortedError        somebody ended the request
     ├── DeadlineError              the time limit passed; the request was aborted
     ├── InternalError              a bug, or not an Octavo scheduler at the other end
@@ -70,6 +74,31 @@ class NotConnectedError(UnavailableError):
         super().__init__(f"no scheduler answers at {address}")
 
 
+class TlsHandshakeError(UnavailableError):
+    """Something answers at the scheduler's address, but no TLS connection came about.
+
+    Args:
+        address: Of the scheduler.
+        trouble: What is wrong, and the fix.
+    """
+
+    def __init__(self, address: str, trouble: str) -> None:
+        self.address = address
+        super().__init__(f"no connection to the scheduler at {address}: {trouble}")
+
+
+class UnauthenticatedError(OctavoError):
+    """The scheduler wants a token, and the call had none or one that it does not know."""
+
+
+class PermissionDeniedError(OctavoError):
+    """The caller is known and may not do this."""
+
+
+class ConnectionOptionsError(OctavoError):
+    """What should secure the connection cannot be used as it was given."""
+
+
 class RequestAbortedError(OctavoError):
     """The request was ended by Abort or by an operator."""
 
@@ -109,6 +138,10 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OctavoError:
             # A call that the caller cancels raises asyncio.CancelledError, so CANCELLED is the server's:
             # it went away before the call was done.
             return UnavailableError(message)
+        case grpc.StatusCode.UNAUTHENTICATED:
+            return UnauthenticatedError(message)
+        case grpc.StatusCode.PERMISSION_DENIED:
+            return PermissionDeniedError(message)
         case grpc.StatusCode.ABORTED:
             return RequestAbortedError(message)
         case grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -1,4 +1,4 @@
-"""Both services on this machine: an executor and a scheduler as two child processes.
+"""Both services on this machine: an executor and a scheduler as child processes, and maybe a gateway.
 
 `octavo up`, `octavo demo` and `octavo.LLM` start here. One child is octavo/child_process.py.
 """
@@ -15,6 +15,7 @@ from typing import Self, TypeVar
 from octavo.child_process import ChildProcess
 from octavo.client import Client
 from octavo.errors import LocalServiceError
+from octavo.gateway import check_gateway, gateway_command
 
 _Result = TypeVar("_Result")
 
@@ -33,6 +34,7 @@ class LocalOptions:
     Attributes:
         model: Hugging Face directory or hub id, for the executor.
         listen: HOST:PORT of the scheduler; port 0: the system chooses.
+        admin_listen: The same for its operators.
         dtype: Number format of weights and cache, such as "float32".
         quantization: "none" or "int8".
         attention_backend: "auto", "triton", "flash_attn", "xformers" or "torch".
@@ -44,10 +46,12 @@ class LocalOptions:
         max_num_batched_tokens: Token budget of a step.
         max_num_seqs: Most sequences in the batch.
         max_waiting_requests: Most requests that wait; more are refused.
+        openai: HOST:PORT of OpenAI's API, by a gateway; port 0: the system chooses; None: there is none.
     """
 
     model: str
     listen: str = "127.0.0.1:0"
+    admin_listen: str = "127.0.0.1:0"
     dtype: str | None = None
     quantization: str | None = None
     attention_backend: str | None = None
@@ -59,13 +63,19 @@ class LocalOptions:
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     max_waiting_requests: int | None = None
+    openai: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse a directory that the executor could load and the scheduler would wait on for ever.
 
+        Refuse as well what a gateway would only find out when the model is loaded.
+
         Raises:
-            LocalServiceError: it has no tokenizer.json. Other models are the executor's to judge.
+            LocalServiceError: it has no tokenizer.json. Other models are the executor's to judge. Or `openai` is
+                set, and the gateway is not installed or cannot listen there.
         """
+        if self.openai is not None:
+            check_gateway(self.openai)
         tokenizer = Path(self.model, "tokenizer.json")
         if tokenizer.parent.is_dir() and not tokenizer.is_file():
             raise LocalServiceError(f"{tokenizer} is missing; the scheduler needs it")
@@ -89,19 +99,25 @@ class LocalOptions:
 
     def scheduler_command(self) -> list[str]:
         """Return the command that starts the scheduler, but for the executor's address."""
-        flags = {"max-waiting-requests": self.max_waiting_requests}
-        return [*_service_command("scheduler_svc", self.listen), *_to_arguments(flags)]
+        flags = {"admin-listen": self.admin_listen, "max-waiting-requests": self.max_waiting_requests}
+        command = [*_service_command("scheduler_svc", self.listen), *_to_arguments(flags)]
+        return command if self.openai is None else [*command, "--vllm-engine"]
+
+    def gateway_command(self) -> list[str] | None:
+        """Return the command that starts the gateway, but for the scheduler's address; None: there is none."""
+        return None if self.openai is None else gateway_command(self.openai)
 
 
 class LocalServices:
-    """An executor and a scheduler that live as long as this object: `async with LocalServices(...)`.
+    """An executor, a scheduler and maybe a gateway, as long as this object lives: `async with LocalServices(...)`.
 
-    Nothing survives it: leaving the block stops both, and they leave by themselves when this process
+    Nothing survives it: leaving the block stops them, and they leave by themselves when this process
     is gone. Their output goes to files in a temporary folder, which stays only when one of them fails.
 
     Args:
         executor_command: Program and arguments.
         scheduler_command: Program and arguments; `--executor HOST:PORT` is appended.
+        gateway_command: Program and arguments; `--scheduler HOST:PORT` is appended; None: there is no gateway.
         on_status: Called with what is being waited for, in a few words.
         is_verbose: Whether their output goes to this process' stderr instead of files.
     """
@@ -110,12 +126,14 @@ class LocalServices:
         self,
         executor_command: Sequence[str],
         scheduler_command: Sequence[str],
+        gateway_command: Sequence[str] | None = None,
         *,
         on_status: Callable[[str], None] = lambda _: None,
         is_verbose: bool = False,
     ) -> None:
         self._executor_command = executor_command
         self._scheduler_command = scheduler_command
+        self._gateway_command = gateway_command
         self._on_status = on_status
         self._is_verbose = is_verbose
         self._children: list[ChildProcess] = []
@@ -123,19 +141,33 @@ class LocalServices:
         self._are_logs_wanted = False
         self._is_ready = False
         self._address: str | None = None
+        self._admin_address: str | None = None
+        self._openai_address: str | None = None
 
     @classmethod
     def from_options(
         cls, options: LocalOptions, *, on_status: Callable[[str], None] = lambda _: None, is_verbose: bool = False
     ) -> Self:
         """Make the two services that `options` describe."""
-        return cls(options.executor_command(), options.scheduler_command(), on_status=on_status, is_verbose=is_verbose)
+        commands = options.executor_command(), options.scheduler_command(), options.gateway_command()
+        return cls(*commands, on_status=on_status, is_verbose=is_verbose)
 
     @property
     def address(self) -> str:
         """HOST:PORT of the scheduler."""
         assert self._address is not None, "start() comes first"
         return self._address
+
+    @property
+    def admin_address(self) -> str:
+        """HOST:PORT where the scheduler serves operators."""
+        assert self._admin_address is not None, "start() comes first"
+        return self._admin_address
+
+    @property
+    def openai_address(self) -> str | None:
+        """HOST:PORT of OpenAI's API; None: there is no gateway."""
+        return self._openai_address
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -197,11 +229,12 @@ class LocalServices:
             await asyncio.gather(failure, task, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Stop the scheduler, then the executor; stopping twice is fine.
+        """Stop the scheduler, and with it all streams, then the gateway, then the executor; stopping twice is fine.
 
         They get time for the streams in flight, unless one of them is gone already: none could end then.
         """
         grace_s = _FAILURE_GRACE_S if any(child.has_ended for child in self._children) else _STOP_GRACE_S
+        self._children.sort(key=lambda child: child.name == "scheduler")
         while self._children:
             await self._children.pop().stop(grace_s)
         folder, self._log_folder = self._log_folder, None
@@ -210,20 +243,28 @@ class LocalServices:
 
     async def _start_both(self) -> None:
         self._on_status("starting the executor")
-        executor_address = await self._start_child("executor", self._executor_command)
+        executor = await self._start_child("executor", self._executor_command)
         self._on_status("starting the scheduler")
-        scheduler_command = [*self._scheduler_command, "--executor", executor_address]
-        self._address = await self.run_beside(self._start_child("scheduler", scheduler_command))
+        scheduler_command = [*self._scheduler_command, "--executor", executor.address]
+        scheduler = await self.run_beside(self._start_child("scheduler", scheduler_command))
+        self._address, self._admin_address = scheduler.address, scheduler.addresses.get("admin")
         self._on_status("loading the model")
         async with Client(self._address) as client:
             await self.run_beside(client.wait_until_ready())
+        if self._gateway_command is not None:
+            self._on_status("starting the gateway")
+            gateway = await self.run_beside(
+                self._start_child("gateway", [*self._gateway_command, "--scheduler", self._address])
+            )
+            self._openai_address = gateway.address
         self._is_ready = True
 
-    async def _start_child(self, name: str, command: Sequence[str]) -> str:
+    async def _start_child(self, name: str, command: Sequence[str]) -> ChildProcess:
         log_path = None if self._log_folder is None else self._log_folder / f"{name}.log"
         child = ChildProcess(name, command, log_path=log_path)
         self._children.append(child)
-        return await child.start()
+        await child.start()
+        return child
 
 
 def _service_command(module: str, listen: str) -> list[str]:

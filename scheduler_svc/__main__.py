@@ -8,13 +8,15 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.service import SchedulerService
 from shared.config import load_config_or_exit
 from shared.errors import OctavoServiceError
-from shared.grpc_server import StopRequest, announce, configure_logging
+from shared.events import configure_logging
+from shared.grpc_server import announce
+from shared.stop_request import StopRequest
 
 
 def main() -> int:
     """Serve until SIGTERM; return the exit code."""
     config = load_config_or_exit(SchedulerConfig, sys.argv[1:], os.environ)
-    configure_logging(config.log_level)
+    configure_logging(config.log_level, config.log_format)
     try:
         asyncio.run(serve(config))
     except OctavoServiceError as error:
@@ -30,7 +32,7 @@ async def serve(config: SchedulerConfig) -> None:
     """
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
     service = SchedulerService(config)
-    announce("scheduler", await service.start())
+    announce("scheduler", await service.start(), service.addresses_beside)
     stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(service.wait_for_failure())
     await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
     if failing.done():  # a process that cannot work any more must not look as if it could

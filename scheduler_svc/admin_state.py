@@ -104,7 +104,7 @@ def request_state(request: Request, place: Place, now_s: float, *, shows_blocks:
         num_cached_tokens=group.num_cached_tokens,
         num_preemptions=group.num_preemptions,
         num_losses=request.num_losses,
-        age_ms=milliseconds(now_s - request.arrived_at_s),
+        age_ms=milliseconds(now_s - request.times.arrived_at_s),
         sequences=sequence_states(group, place, shows_blocks=shows_blocks),
     )
     first = next((s for s in state.sequences if s.status != admin_pb2.SEQUENCE_STATUS_FINISHED), None)

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Container
 from scheduler_svc.core.fleet import Fleet
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.executor_client import ExecutorRefusedError, ExecutorSession
+from scheduler_svc.executor_client import ExecutorRefusedError
+from scheduler_svc.executor_session import ExecutorSession
 from scheduler_svc.served_model import CoreSettings, ServedModel, serving_limits
 from scheduler_svc.tokenizer import Tokenizer
 

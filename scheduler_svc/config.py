@@ -1,13 +1,14 @@
 """The scheduler's configuration: flags, environment, TOML file (see `shared/config.py`)."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from shared.config import ADDRESS_PATTERN, ServiceConfig
+from shared.service_config import ADDRESS_PATTERN, ServiceConfig
 
 ExecutorTarget = Annotated[str, Field(pattern=ADDRESS_PATTERN)]
+ClientName = Annotated[str, Field(min_length=1)]
 TenantWeight = Annotated[str, Field(pattern=r"^[^=]{1,256}=(0\.\d*[1-9]\d*|[1-9]\d{0,8}(\.\d{1,9})?)$")]
 
 
@@ -21,7 +22,7 @@ class SchedulerConfig(ServiceConfig):
         "127.0.0.1:50051",
         pattern=ADDRESS_PATTERN,
         description="Address to serve clients on, host:port; port 0 takes a free one. The default is this machine "
-        "only, because the protocol has no authentication.",
+        "only: elsewhere, set --tls-cert and --tokens-file too.",
     )
     executor: tuple[ExecutorTarget, ...] = Field(
         ("127.0.0.1:50061",),
@@ -31,6 +32,47 @@ class SchedulerConfig(ServiceConfig):
     )
     resolve_interval_s: float = Field(
         5.0, gt=0, description="Time between two lookups of the names in --executor, in seconds."
+    )
+    max_executors: int | None = Field(
+        None,
+        ge=1,
+        description="Most executors that this scheduler attaches to, so that other schedulers find some: an executor "
+        "serves one scheduler at a time. By default all that it can get.",
+    )
+    admin_listen: str = Field(
+        "127.0.0.1:50052",
+        pattern=ADDRESS_PATTERN,
+        description="Address to serve operators on (AdminService), host:port; port 0 takes a free one. The default is "
+        "this machine only.",
+    )
+    tokens_file: Path | None = Field(
+        None,
+        description="File with the bearer tokens of clients, one TENANT TOKEN a line; tenant * may act for any tenant "
+        "and use AdminService. Read again when it changes. By default nobody is asked for a token.",
+    )
+    trusted_clients: tuple[ClientName, ...] = Field(
+        (),
+        description="Names in client certificates, separated by commas, whose owners need no token and may act for any "
+        "tenant, such as an OpenAI gateway; needs --tls-client-ca.",
+    )
+    executor_tls_ca: Path | None = Field(
+        None,
+        description="PEM file with the authorities that executors' certificates may come from; the scheduler speaks "
+        "TLS with its executors then. By default plaintext.",
+    )
+    executor_tls_cert: Path | None = Field(
+        None,
+        description="PEM file with the certificate that the scheduler shows to executors with --tls-client-ca; read at "
+        "each connection.",
+    )
+    executor_tls_key: Path | None = Field(
+        None, description="PEM file with the private key of --executor-tls-cert; read at each connection."
+    )
+    executor_tls_server_name: str | None = Field(
+        None,
+        min_length=1,
+        description="Name in the certificates of the executors, if it is not that in --executor; with dns:/// they are "
+        "dialled by IP address, so it must be given.",
     )
     scheduler_id: str | None = Field(
         None,
@@ -122,6 +164,31 @@ class SchedulerConfig(ServiceConfig):
         description="Time after the last heartbeat for which an executor is kept from other schedulers, in seconds; "
         "heartbeats come five times as often.",
     )
+    vllm_engine: bool = Field(
+        False,
+        description="Serve vllm.grpc.engine.VllmEngine at --listen too, for the SMG gateway, which speaks OpenAI's "
+        "API; needs octavo[openai].",
+    )
+    gateway_tenant: str = Field(
+        "",
+        max_length=256,
+        description="Tenant of the requests that come through --vllm-engine; by default the empty one.",
+    )
+
+    @model_validator(mode="after")
+    def _check_identities(self) -> Self:
+        if self.trusted_clients and self.tls_client_ca is None:
+            raise ValueError("--trusted-clients needs --tls-client-ca: without it no client proves its name")
+        if (self.executor_tls_cert is None) != (self.executor_tls_key is None):
+            raise ValueError(
+                "--executor-tls-cert and --executor-tls-key go together: a certificate and its private key"
+            )
+        if self.executor_tls_ca is None and (self.executor_tls_cert or self.executor_tls_server_name):
+            raise ValueError(
+                "--executor-tls-cert and --executor-tls-server-name need --executor-tls-ca: without it the scheduler "
+                "speaks plaintext with its executors"
+            )
+        return self
 
     @property
     def weights_of_tenants(self) -> dict[str, float]:

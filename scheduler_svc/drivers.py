@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from scheduler_svc.executor_client import ExecutorClient
 from scheduler_svc.executor_driver import DriverOwner, DriverSettings, ExecutorDriver
 from scheduler_svc.membership import Membership
+from scheduler_svc.meter import Meter
 
 
 class Drivers(Mapping[str, ExecutorDriver]):
@@ -22,6 +23,7 @@ class Drivers(Mapping[str, ExecutorDriver]):
         connect: Makes the client of an address.
         owner: The engine.
         settings: What each driver takes from the configuration.
+        meter: Told of steps and losses.
     """
 
     def __init__(
@@ -30,11 +32,13 @@ class Drivers(Mapping[str, ExecutorDriver]):
         connect: Callable[[str], ExecutorClient],
         owner: DriverOwner,
         settings: DriverSettings,
+        meter: Meter,
     ) -> None:
         self.membership = membership
         self._connect = connect
         self._owner = owner
         self._settings = settings
+        self._meter = meter
         self._drivers: dict[str, ExecutorDriver] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -58,9 +62,17 @@ class Drivers(Mapping[str, ExecutorDriver]):
         """Whether no executor is expected: the one at each address is attached, there or through another address."""
         attached = {driver.instance_id for driver in self.values() if driver.core is not None}
         return all(
-            driver.core is not None or (driver.instance_id and driver.instance_id in attached)
+            driver.core is not None
+            or (driver.instance_id and driver.instance_id in attached)
+            or not (driver.holds_instance or self.has_room)
             for driver in self.values()
         )
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another executor may be attached."""
+        limit = self._settings.max_executors
+        return limit is None or sum(driver.holds_instance for driver in self.values()) < limit
 
     def holder_of(self, instance_id: str) -> ExecutorDriver | None:
         """Return the driver that has the executor process with this id, or is about to; None: nobody."""
@@ -80,7 +92,8 @@ class Drivers(Mapping[str, ExecutorDriver]):
 
     def add(self, address: str) -> ExecutorDriver:
         """Make the driver of an address, which is not running yet, and return it."""
-        driver = self._drivers[address] = ExecutorDriver(self._connect(address), self._owner, self._settings)
+        driver = ExecutorDriver(self._connect(address), self._owner, self._settings, self._meter)
+        self._drivers[address] = driver
         return driver
 
     async def _follow(self, addresses: list[str]) -> None:

@@ -30,11 +30,14 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.drivers import Drivers
 from scheduler_svc.engine_settings import EngineSettings
-from scheduler_svc.executor_client import ExecutorClient, ExecutorSession
+from scheduler_svc.executor_client import ExecutorClient
 from scheduler_svc.executor_driver import ExecutorDriver
+from scheduler_svc.executor_session import ExecutorSession
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.membership import Membership
+from scheduler_svc.meter import Meter
 from scheduler_svc.request import Request
+from scheduler_svc.request_log import log_end
 from scheduler_svc.request_validation import ValidRequest
 from scheduler_svc.served_model import ServedModel
 from scheduler_svc.tokenizer import Tokenizer
@@ -46,6 +49,7 @@ from shared.errors import (
     RequestExistsError,
     UnavailableError,
 )
+from shared.events import Event
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +79,9 @@ class Engine:
         self.is_draining = False
         self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
         self.fleet = Fleet(self.queue, settings.policy, secrets.token_bytes(PREFIX_KEY_BYTES), self._expects_nobody)
-        self.drivers = Drivers(membership, connect, self, settings.driver)
-        self.requests = LiveRequests(self.queue, self.drivers.wake)
+        self.meter = Meter()
+        self.drivers = Drivers(membership, connect, self, settings.driver, self.meter)
+        self.requests = LiveRequests(self.queue, self.drivers.wake, self.meter, [log_end])
         self.adoption = Adoption(self.fleet, self.drivers, settings.core, load_tokenizer, self._abort_all)
         self._set_ready = set_ready
         self._was_ready = False
@@ -244,15 +249,20 @@ class Engine:
         """Return the driver that has the executor process with this id, or is about to; None: nobody."""
         return self.drivers.holder_of(instance_id)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another executor may be attached."""
+        return self.drivers.has_room
+
     def _expects_nobody(self) -> bool:
         return self.drivers.is_complete
 
     async def _tell_readiness(self) -> None:
         why_not = self.why_not_ready
         if why_not and self._was_ready:
-            log.info("event=not_ready cause=%r", why_not)
+            log.info(Event("not_ready", cause=why_not))
         elif not why_not and not self._was_ready:
-            log.info("event=ready")
+            log.info(Event("ready"))
         self._was_ready = not why_not
         await self._set_ready(self._was_ready)
 
@@ -262,7 +272,8 @@ class Engine:
         running = set(core.batch.running)
         for group in self.fleet.leave(core):
             request = self.requests.of(group)
-            request.num_losses += group in running
+            if group in running:
+                request.note_loss()
             if request.num_losses > self.settings.max_losses:
                 text = f"the executor was lost {request.num_losses} times in a row while it ran this request"
                 self.abort(group.request_id, UnavailableError(text))

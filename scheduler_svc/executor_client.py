@@ -1,52 +1,34 @@
-"""The scheduler's side of one executor: attach, keep the lease, carry steps over one stream.
+"""The scheduler's way to one executor: dial it, speak TLS if it does, attach.
 
-`ExecutorClient.attach` gives an `ExecutorSession`, which lives as long as the attachment. A stream
-that breaks is opened again and resumed by step id: the executor sends the responses that got lost,
-the session sends the later steps again byte for byte. Whatever cannot be resumed raises
-`ExecutorLostError`; the caller attaches anew and computes its sequences again. Read next:
-`step_stream.py` for a single stream, `executor_driver.py` for the caller.
+`ExecutorClient.attach` gives an `ExecutorSession` (`executor_session.py`), which lives as long as the
+attachment.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
-from octavo.execution.v1 import step_pb2
-from scheduler_svc.step_stream import StepStream, StreamBrokenError, read_message, write_message
-from shared.errors import InvalidStepError, OctavoServiceError
-from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.step import Step, StepResult
-from shared.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION, decode_info, decode_result, encode_step
+from octavo.tls import TlsOptions, handshake_trouble
+from scheduler_svc.executor_session import ExecutorLostError, ExecutorSession, SessionTimings
+from scheduler_svc.executor_tls import FLAGS, read_credentials
+from shared.certificates import TlsFileError
+from shared.errors import OctavoServiceError
+from shared.events import Event
+from shared.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION, decode_info
 
 log = logging.getLogger(__name__)
 
-
-class ExecutorLostError(OctavoServiceError):
-    """The attachment is over; what the executor's cache holds must be computed again."""
+_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class ExecutorRefusedError(OctavoServiceError):
     """The executor answers but does not take us now (it loads, or another scheduler holds it)."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionTimings:
-    """Times in seconds. A lease outlives a few lost heartbeats and a whole resume."""
-
-    lease_s: float = 10.0
-    heartbeat_interval_s: float = 2.0
-    connect_timeout_s: float = 5.0
-    resume_timeout_s: float = 3.0
-    resume_interval_s: float = 0.1
-    step_timeout_s: float = 600.0
 
 
 class ExecutorClient:
@@ -57,13 +39,22 @@ class ExecutorClient:
         scheduler_id: Our identity, stable over restarts; the same one may take over at once.
         timings: How long to wait for what.
         max_message_bytes: Limit of messages in both directions.
+        tls: How to speak TLS with it; None: plaintext.
     """
 
-    def __init__(self, address: str, scheduler_id: str, timings: SessionTimings, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        address: str,
+        scheduler_id: str,
+        timings: SessionTimings,
+        max_message_bytes: int,
+        tls: TlsOptions | None = None,
+    ) -> None:
         self.address = address
         self._scheduler_id = scheduler_id
         self._timings = timings
-        self._options = [
+        self._tls = tls
+        self._options: list[tuple[str, int | str]] = [
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
             # An executor is a neighbour: a web proxy in the environment must not come between.
@@ -76,7 +67,7 @@ class ExecutorClient:
 
     @contextlib.asynccontextmanager
     async def attach(self, claim: Callable[[str], None]) -> AsyncIterator["ExecutorSession"]:
-        """Attach, open the stream and keep the lease until the block ends.
+        """Attach, open the stream and keep the lease until the block ends; then detach, if the executor answers.
 
         Args:
             claim: Called with the executor's instance_id before it is attached; what it raises is raised.
@@ -85,17 +76,34 @@ class ExecutorClient:
             ExecutorRefusedError: it answers, but not for us or not yet.
             ExecutorLostError: it does not answer.
         """
-        async with grpc.aio.insecure_channel(self.address, options=self._options) as channel:
+        async with self._open_channel() as channel:
             stub = pb_grpc.ExecutionServiceStub(channel)
             attached = await self._attach(stub, claim)
             session = ExecutorSession(stub, attached.epoch, decode_info(attached.info), self._timings)
+            log.info(Event("wire_version_agreed", executor=self.address, wire_version=attached.wire_version))
             heartbeat = asyncio.create_task(session.keep_lease(), name="heartbeat")
+            is_lost = False
             try:
                 await session.open()
                 yield session
+            except ExecutorLostError:
+                is_lost = True
+                raise
             finally:
                 heartbeat.cancel()
                 session.close()
+                if not is_lost:
+                    await session.detach()
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        """Return a new channel; the files of TLS are read as they are now. Raises ExecutorLostError."""
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self.address, options=self._options)
+        try:
+            credentials = read_credentials(self._tls)
+        except TlsFileError as error:
+            raise ExecutorLostError(str(error)) from error
+        return grpc.aio.secure_channel(self.address, credentials, options=[*self._options, *self._tls.channel_options])
 
     async def _attach(
         self, stub: "pb_grpc.ExecutionServiceAsyncStub", claim: Callable[[str], None]
@@ -109,207 +117,14 @@ class ExecutorClient:
         try:
             info = await stub.GetExecutorInfo(pb.GetExecutorInfoRequest(), timeout=self._timings.connect_timeout_s)
             claim(info.instance_id)
-            return await stub.Attach(request, timeout=self._timings.connect_timeout_s)
+            attached = await stub.Attach(request, timeout=self._timings.connect_timeout_s)
         except grpc.aio.AioRpcError as error:
             kind = ExecutorLostError if error.code() in _NO_ANSWER else ExecutorRefusedError
-            raise kind(f"{error.code().name}: {error.details()}") from error
-
-
-_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-
-
-# Resumes without a result between them. A stream that always breaks at the same message will not carry it.
-MAX_VAIN_RESUMES = 5
-
-
-class ExecutorSession:
-    """One attachment: steps go out in order, results come back in order.
-
-    Not for several tasks at once in the same direction: one sends, one receives.
-    """
-
-    def __init__(
-        self, stub: "pb_grpc.ExecutionServiceAsyncStub", epoch: int, info: ExecutorInfo, timings: SessionTimings
-    ) -> None:
-        self.epoch = epoch
-        self.info = info
-        self._stub = stub
-        self._timings = timings
-        self._stream: StepStream | None = None
-        self._unanswered: deque[step_pb2.ExecuteModelRequest] = deque()
-        self._last_received_step_id = 0
-        self._step_timer: asyncio.TimerHandle | None = None
-        self._reason_to_give_up = ""
-        self._stream_lock = asyncio.Lock()
-        self._num_vain_resumes = 0
-
-    async def get_tokenizer(self) -> tuple[TokenizerFile, ...]:
-        """Fetch the tokenizer files.
-
-        Raises: ExecutorLostError: there are none, or it does not answer.
-        """
-        try:
-            response = await self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=self._timings.connect_timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise ExecutorLostError(f"GetTokenizer failed: {error.details()}") from error
-        return tuple(TokenizerFile(file.name, file.content) for file in response.files)
-
-    async def send(self, step: Step) -> int:
-        """Send a step; return the size of its message in bytes.
-
-        A broken stream is not noticed here: `receive` sees it and sends the step again.
-        """
-        message = encode_step(step)
-        async with self._stream_lock:  # a resume sends all unanswered steps; none may be added meanwhile
-            assert self._stream is not None, "open() comes first"
-            self._unanswered.append(message)
-            if len(self._unanswered) == 1:
-                self._restart_step_timer()
-            await write_message(self._stream, pb.StreamStepsRequest(step=message))
-        return message.ByteSize()
-
-    async def receive(self) -> StepResult:
-        """Wait for the result of the oldest unanswered step; watches the stream while there is none.
-
-        Raises: ExecutorLostError: the stream could not be resumed, the step took longer than
-            step_timeout_s, or the answer is not a step's result.
-        """
-        while True:
-            assert self._stream is not None, "open() comes first"
-            try:
-                return self._accept(await read_message(self._stream))
-            except asyncio.CancelledError:
-                if self._reason_to_give_up:  # the cancelled one is the stream, not this task
-                    raise ExecutorLostError(self._reason_to_give_up) from None
-                raise
-            except StreamBrokenError as broken:
-                await self._resume(broken)
-
-    async def open(self) -> None:
-        """Open the stream for the first time.
-
-        Raises: ExecutorLostError: the executor does not take it.
-        """
-        try:
-            self._stream = await self._start_stream()
-        except StreamBrokenError as broken:
-            raise ExecutorLostError(str(broken)) from broken
-
-    def close(self) -> None:
-        """Cancel the stream."""
-        if self._step_timer is not None:
-            self._step_timer.cancel()
-        if self._stream is not None:
-            self._stream.cancel()
-
-    async def keep_lease(self) -> None:
-        """Send heartbeats until cancelled; end the session if none is answered for a whole lease.
-
-        The executor answers them while a step runs, so silence means that it is frozen or cut off.
-        """
-        interval_s, lease_s = self._timings.heartbeat_interval_s, self._timings.lease_s
-        loop = asyncio.get_running_loop()
-        answered_s = loop.time()
-        request = pb.HeartbeatRequest(epoch=self.epoch, instance_id=self.info.instance_id)
-        while True:
-            await asyncio.sleep(interval_s)
-            try:
-                await self._stub.Heartbeat(request, timeout=interval_s)
-                answered_s = loop.time()
-            except grpc.aio.AioRpcError as error:
-                text = f"{error.code().name}: {error.details()}"
-                log.warning("event=heartbeat_failed epoch=%d cause=%r", self.epoch, text)
-                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    self._give_up(text)
-                elif loop.time() - answered_s > lease_s:
-                    self._give_up(f"no heartbeat was answered for {lease_s:g} s")
-
-    def _accept(self, response: pb.StreamStepsResponse) -> StepResult:
-        if response.WhichOneof("message") != "step":
-            raise ExecutorLostError("the executor sent something else than a step's result")
-        self._last_received_step_id = response.step.step_id
-        self._num_vain_resumes = 0
-        if self._unanswered:
-            self._unanswered.popleft()
-        self._restart_step_timer()
-        try:
-            return decode_result(response.step)
-        except InvalidStepError as error:
-            raise ExecutorLostError(f"step {response.step.step_id} cannot be read: {error}") from error
-
-    def _restart_step_timer(self) -> None:
-        """Give the oldest unanswered step its full time."""
-        if self._step_timer is not None:
-            self._step_timer.cancel()
-            self._step_timer = None
-        if self._unanswered:
-            loop = asyncio.get_running_loop()
-            self._step_timer = loop.call_later(self._timings.step_timeout_s, self._time_out)
-
-    def _time_out(self) -> None:
-        self._give_up(f"no result within {self._timings.step_timeout_s:g} s")
-
-    def _give_up(self, reason: str) -> None:
-        """End the session: break the stream, so that `receive` raises with the first reason."""
-        self._reason_to_give_up = self._reason_to_give_up or reason
-        if self._stream is not None:
-            self._stream.cancel()
-
-    async def _resume(self, broken: StreamBrokenError) -> None:
-        """Replace the broken stream.
-
-        Raises: ExecutorLostError: the executor ended it with an error, or does not come back in time.
-        """
-        if not broken.may_resume:
-            raise ExecutorLostError(str(broken)) from broken
-        self._num_vain_resumes += bool(self._unanswered)
-        if self._num_vain_resumes > MAX_VAIN_RESUMES:
-            step_id = self._unanswered[0].step_id
-            raise ExecutorLostError(f"the stream broke {self._num_vain_resumes} times at step {step_id}: {broken}")
-        log.warning("event=step_stream_broke epoch=%d cause=%r", self.epoch, str(broken))
-        try:
-            async with asyncio.timeout(self._timings.resume_timeout_s), self._stream_lock:
-                self._stream = await self._retry_start()
-        except TimeoutError as error:
-            raise ExecutorLostError(f"no answer within {self._timings.resume_timeout_s:g} s") from error
-        if self._reason_to_give_up:  # it came while there was no stream to break
-            raise ExecutorLostError(self._reason_to_give_up)
-        log.info("event=step_stream_resumed epoch=%d last_step_id=%d", self.epoch, self._last_received_step_id)
-
-    async def _retry_start(self) -> StepStream:
-        while True:
-            try:
-                return await self._start_stream()
-            except StreamBrokenError as broken:
-                if not broken.may_resume:
-                    raise ExecutorLostError(str(broken)) from broken
-            await asyncio.sleep(self._timings.resume_interval_s)
-
-    async def _start_stream(self) -> StepStream:
-        """Open a stream, tell what was received, send again what was not executed.
-
-        Raises:
-            StreamBrokenError: it broke before it started.
-            ExecutorLostError: another instance answered, or not at all.
-        """
-        stream = self._stub.StreamSteps()
-        start = pb.StreamStart(
-            epoch=self.epoch,
-            last_received_step_id=self._last_received_step_id,
-            instance_id=self.info.instance_id,
-        )
-        await write_message(stream, pb.StreamStepsRequest(start=start))
-        try:
-            # Not wait_for: before Python 3.12 it loses a cancellation that meets the end of what it waits for.
-            async with asyncio.timeout(self._timings.connect_timeout_s):
-                first = await read_message(stream)
-        except TimeoutError as error:
-            raise ExecutorLostError("the executor did not start the stream") from error
-        if first.WhichOneof("message") != "started":
-            raise ExecutorLostError("the executor did not start the stream")
-        if first.started.instance_id != self.info.instance_id:
-            raise ExecutorLostError(f"instance {self.info.instance_id} is gone; its cache is lost")
-        for message in self._unanswered:
-            if message.step_id > first.started.last_executed_step_id:
-                await write_message(stream, pb.StreamStepsRequest(step=message))
-        return stream
+            trouble = handshake_trouble(error.details() or "", self._tls, FLAGS)
+            raise kind(trouble or f"{error.code().name}: {error.details()}") from error
+        if not MIN_WIRE_VERSION <= attached.wire_version <= MAX_WIRE_VERSION:
+            raise ExecutorRefusedError(
+                f"it speaks wire versions {attached.info.min_wire_version} to {attached.info.max_wire_version} and "
+                f"chose {attached.wire_version}; this scheduler speaks {MIN_WIRE_VERSION} to {MAX_WIRE_VERSION}"
+            )
+        return attached

@@ -17,9 +17,12 @@ from typing import Protocol
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.errors import TokenizerFileError
-from scheduler_svc.executor_client import ExecutorClient, ExecutorLostError, ExecutorRefusedError, ExecutorSession
+from scheduler_svc.executor_client import ExecutorClient, ExecutorRefusedError
+from scheduler_svc.executor_session import ExecutorLostError, ExecutorSession
+from scheduler_svc.meter import Meter
 from scheduler_svc.step_log import LoggedStep, StepLog
 from shared.errors import ExecutorFaultError, OctavoServiceError
+from shared.events import Event
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,10 @@ class DriverOwner(Protocol):
 
     def holder_of(self, instance_id: str) -> "ExecutorDriver | None":
         """Return the driver that has the executor process with this id, or is about to; None: nobody."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another executor may be attached."""
 
     async def adopt(self, session: ExecutorSession, address: str) -> Scheduler:
         """Return a core for an executor that was just attached.
@@ -78,11 +85,13 @@ class DriverSettings:
         steps_in_flight: Most steps sent and not answered.
         checks_batch_table: Whether steps carry a digest for the executor to compare.
         retry_interval_s: Time between two attempts to attach, in seconds.
+        max_executors: Most executors that one scheduler attaches to; None: any number.
     """
 
     steps_in_flight: int = 2
     checks_batch_table: bool = False
     retry_interval_s: float = 0.5
+    max_executors: int | None = None
 
 
 class ExecutorDriver:
@@ -92,6 +101,7 @@ class ExecutorDriver:
         client: The executor.
         owner: The engine.
         settings: Of this driver.
+        meter: Told of steps and losses.
 
     Attributes:
         core: Decides the steps; None while no executor is attached.
@@ -106,11 +116,11 @@ class ExecutorDriver:
         work: Set by whoever changes something that the core may act on.
     """
 
-    def __init__(self, client: ExecutorClient, owner: DriverOwner, settings: DriverSettings) -> None:
+    def __init__(self, client: ExecutorClient, owner: DriverOwner, settings: DriverSettings, meter: Meter) -> None:
         self.client = client
         self.core: Scheduler | None = None
         self.session: ExecutorSession | None = None
-        self.step_log = StepLog()
+        self.step_log = StepLog(observe=meter.step_processed)
         self.num_losses = 0
         self.last_trouble = ""
         self.instance_id = ""
@@ -120,6 +130,7 @@ class ExecutorDriver:
         self.work = asyncio.Event()
         self._owner = owner
         self._settings = settings
+        self._meter = meter
 
     @property
     def address(self) -> str:
@@ -141,7 +152,7 @@ class ExecutorDriver:
             except Exception:
                 # Our own bug. What the core believed is in doubt, so nothing of it is asked any more:
                 # its requests end here, and the service goes on with an empty core.
-                log.exception("event=engine_failed executor=%s", self.address)
+                log.exception(Event("engine_failed", executor=self.address))
                 core, self.core, self.session = self.core, None, None
                 self._owner.fail_all(core)
             self.holds_instance = False
@@ -157,13 +168,14 @@ class ExecutorDriver:
                 self.core.takes_groups = not self.is_retired
                 self.step_log.clear()
                 self.last_trouble = ""
-                log.info("event=attached executor=%s epoch=%d", self.address, session.epoch)
+                log.info(Event("attached", executor=self.address, epoch=session.epoch))
                 await self._owner.on_attached(self)
                 await self._drive(self.core, session)
             self._give_back_core("retired")
         except (ExecutorLostError, ExecutorRefusedError, ExecutorFaultError, TokenizerFileError) as error:
             if self.core is not None:
                 self.num_losses += 1
+                self._meter.num_executor_losses += 1
                 self._give_back_core("retired" if self.is_retired else "executor_lost")
             elif isinstance(error, ExecutorLostError):
                 self.instance_id = ""
@@ -180,13 +192,17 @@ class ExecutorDriver:
             raise ExecutorRefusedError(
                 f"it is the executor of {holder.address}, under another address; used only there"
             )
+        if not self._owner.has_room:
+            raise ExecutorRefusedError(
+                f"this scheduler has as many executors as --max-executors allows, {self._settings.max_executors}"
+            )
         self.holds_instance = True
 
     def _give_back_core(self, event: str) -> None:
         """Part with the core; its requests, which the log counts, are computed elsewhere."""
         core, self.core, self.session = self.core, None, None
         assert core is not None
-        log.info("event=%s executor=%s requests=%d", event, self.address, core.num_unfinished)
+        log.info(Event(event, executor=self.address, requests=core.num_unfinished))
         self._owner.take_back(core)
 
     async def _drive(self, core: Scheduler, session: ExecutorSession) -> None:
@@ -211,14 +227,15 @@ class ExecutorDriver:
         while not (self.is_retired and not core.num_unfinished):
             self.work.clear()
             while len(core.in_flight) < self._settings.steps_in_flight:
-                step = core.schedule(time.monotonic())
+                decided_at_s = time.monotonic()
+                step = core.schedule(decided_at_s)
                 self._owner.take_failures(core)  # before anything is awaited: who failed must not be live meanwhile
                 if step is None:
                     break
                 layout = core.in_flight[-1].layout
                 if self._settings.checks_batch_table:
                     step = replace(step, table_digest=core.table.digest())
-                logged = LoggedStep(step, layout)
+                logged = LoggedStep(step, layout, decided_at_s=decided_at_s)
                 self.step_log.add(logged)
                 logged.request_bytes = await session.send(step)
             await self._wait_for_work()
@@ -242,14 +259,15 @@ class ExecutorDriver:
     async def _receive_results(self, core: Scheduler, session: ExecutorSession) -> None:
         while True:
             result = await session.receive()
+            answered_at_s = time.monotonic()
             updates = core.process(result)
             self.work.set()
-            self.step_log.set_result(result)
             self._owner.deliver(core, updates)
+            self.step_log.set_result(result, answered_at_s)
 
     def _report_trouble(self, error: OctavoServiceError) -> None:
         """Log why there is no executor, once for each new reason; numbers (a countdown) make no new one."""
         is_new = NUMBERS.sub("", str(error)) != NUMBERS.sub("", self.last_trouble)
         self.last_trouble = str(error)
         if is_new:
-            log.warning("event=no_executor address=%s cause=%r", self.address, self.last_trouble)
+            log.warning(Event("no_executor", address=self.address, cause=self.last_trouble))

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import grpc.aio
 
@@ -11,6 +13,7 @@ from scheduler_svc.core.results import Alternatives
 from scheduler_svc.core.sequence import FinishReason
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_settings import EngineSettings
+from scheduler_svc.identity import current_identity
 from scheduler_svc.output import Delta, Output, PromptDelta
 from scheduler_svc.request import Request
 from scheduler_svc.request_limits import RequestLimits
@@ -19,6 +22,9 @@ from scheduler_svc.served_model import ServedModel
 from scheduler_svc.token_rule_validation import tokenize_words
 from shared.errors import InvalidFieldError, UnavailableError
 from shared.step import NO_LOGPROBS
+
+if TYPE_CHECKING:  # imports opentelemetry
+    from scheduler_svc.request_tracing import RequestTrace, RequestTracer
 
 FINISH_REASONS = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
@@ -30,8 +36,9 @@ FINISH_REASONS = {
 class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     """Serves clients from one engine. Errors of the service's tree become statuses outside."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, tracer: "RequestTracer | None" = None) -> None:
         self._engine = engine
+        self._tracer = tracer
 
     async def Generate(  # noqa: N802 (named by the proto)
         self,
@@ -39,12 +46,16 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Run one prompt; the call's end, however it comes, ends the request."""
-        check_request_fields(request)
-        with self._engine.checking(request.request_id, request.tenant) as model:
-            prompt_token_ids, banned_words = await asyncio.to_thread(tokenize, request, model)
-            limits = request_limits(model, self._engine.settings)
-            valid = validate_request(request, prompt_token_ids, limits, banned_words)
-        live = self._engine.submit(valid, checked_for=model)
+        request.tenant = current_identity().tenant_for(request.tenant)
+        with self._traced(request, context) as trace:
+            check_request_fields(request)
+            with self._engine.checking(request.request_id, request.tenant) as model:
+                prompt_token_ids, banned_words = await asyncio.to_thread(tokenize, request, model)
+                limits = request_limits(model, self._engine.settings)
+                valid = validate_request(request, prompt_token_ids, limits, banned_words)
+            live = self._engine.submit(valid, checked_for=model)
+            if trace is not None:
+                trace.follow(live, model.info.model_id)
         try:
             yield pb.GenerateResponse(
                 accepted=pb.Accepted(request_id=live.request_id, num_prompt_tokens=live.group.num_prompt_tokens)
@@ -55,13 +66,26 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         finally:
             if not live.has_ended:  # cancelled, past its deadline, or the connection is gone
                 self._engine.abort(live.request_id)
+            if trace is not None:
+                trace.end(live)
+
+    def _traced(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
+    ) -> "RequestTrace | AbstractContextManager[None]":
+        """Return what records whether the request is refused."""
+        if self._tracer is None:
+            return nullcontext()
+        return self._tracer.receive(request, context.invocation_metadata() or ())
 
     async def Abort(  # noqa: N802
         self, request: pb.AbortRequest, context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
     ) -> pb.AbortResponse:
-        """End a live request."""
+        """End a live request. To a caller who may not act for its tenant it is unknown."""
         if not request.request_id:
             raise InvalidFieldError("request_id", "empty", "the id of a request")
+        live = self._engine.requests.get(request.request_id)
+        if live is None or not current_identity().may_act_for(live.group.tenant):
+            return pb.AbortResponse(was_live=False)
         return pb.AbortResponse(was_live=self._engine.abort(request.request_id))
 
     async def GetModel(  # noqa: N802

@@ -6,15 +6,21 @@ the queue. A request leaves when it has ended, by whatever comes first. Read nex
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.meter import Meter
 from scheduler_svc.request import Request
 from scheduler_svc.suspects import Suspects
 from shared.errors import CacheTooSmallError, OctavoServiceError
+
+# Told that a request has ended: finished, or with `Request.error`. `Request.times` is complete.
+EndObserver: TypeAlias = Callable[[Request], None]
 
 
 class LiveRequests(Mapping[str, Request]):
@@ -23,10 +29,23 @@ class LiveRequests(Mapping[str, Request]):
     Args:
         queue: Where their groups wait for a core.
         wake: Called when a group was queued.
+        meter: Told of tokens and ends.
+        observers: Each is called once for each request, right after it has ended, however it did.
+        clock: Monotonic time in seconds.
     """
 
-    def __init__(self, queue: WaitingQueue, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        wake: Callable[[], None],
+        meter: Meter,
+        observers: Sequence[EndObserver] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.suspects = Suspects()
+        self._meter = meter
+        self._observers = (meter.request_ended, *observers)
+        self._clock = clock
         self._queue = queue
         self._wake = wake
         self._requests: dict[str, Request] = {}
@@ -67,7 +86,7 @@ class LiveRequests(Mapping[str, Request]):
     def fail(self, request: Request, error: OctavoServiceError) -> None:
         """End a request with an error; whoever calls ends its group."""
         request.fail(error)
-        self._forget(request)
+        self._forget(request, self._clock())
 
     def _clear_suspect(self, request: Request) -> None:
         """A request got a token, or ended: if others are parked because of it, the next one may run."""
@@ -76,10 +95,14 @@ class LiveRequests(Mapping[str, Request]):
             self._queue.add(following.group)
             self._wake()
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: Request, now_s: float) -> None:
         """A request has ended."""
-        self._requests.pop(request.request_id, None)
+        del self._requests[request.request_id]
         self._clear_suspect(request)
+        request.times.first_scheduled_at_s = request.group.first_scheduled_at_s
+        request.times.ended_at_s = now_s
+        for observe in self._observers:
+            observe(request)
         if not self._requests:
             self._all_ended.set()
 
@@ -87,6 +110,8 @@ class LiveRequests(Mapping[str, Request]):
 
     def deliver(self, core: Scheduler, updates: StepUpdates) -> None:
         """Give what a step of a core brought to its requests; end those that are complete."""
+        now_s = self._clock()
+        last_tokens_at_s: list[float] = []
         logprobs: Sequence[float | None] = updates.logprobs or [None] * len(updates.token_ids)
         for prompt in updates.prompt_logprobs:
             self.of(prompt.group).push_prompt(prompt.logprobs, prompt.alternatives)
@@ -98,25 +123,35 @@ class LiveRequests(Mapping[str, Request]):
                 request.finish_output(sequence.index, updates.finished[row])
             elif has_stop_string:
                 core.finish(sequence)
-            self._note_progress(request)
+            self._note_progress(request, core, now_s, last_tokens_at_s)
         for group in updates.advanced_searches:
             request = self.of(group)
             request.num_losses = 0
-            self._note_progress(request)
+            self._note_progress(request, core, now_s, last_tokens_at_s)
+        num_tokens = len(updates.sequences)  # those of a search are known at its end
         for group in updates.finished_searches:
             assert group.beams is not None
             request = self.of(group)
             request.finish_search(group.beams.finished_hypotheses())
-            self._note_progress(request)
+            num_tokens += request.num_output_tokens
+            self._note_progress(request, core, now_s, last_tokens_at_s)
+        self._meter.tokens_delivered(num_tokens, last_tokens_at_s, now_s)
 
     def take_failures(self, core: Scheduler) -> None:
         """End the requests that a core gave up, since they can never go on."""
         for failure in core.take_failures():
             self.fail(self.of(failure.group), CacheTooSmallError(failure.message))
 
-    def _note_progress(self, request: Request) -> None:
-        """A request got a token, or ended."""
-        if request.has_ended:
-            self._forget(request)
+    def _note_progress(self, request: Request, core: Scheduler, now_s: float, last_tokens_at_s: list[float]) -> None:
+        """A request got a token of a core, and may have ended with it; the time of the one before is added."""
+        times = request.times
+        last_s, times.last_token_at_s = times.last_token_at_s, now_s
+        if last_s is not None:
+            last_tokens_at_s.append(last_s)
         else:
+            times.first_scheduled_at_s, times.first_token_at_s = request.group.first_scheduled_at_s, now_s
+            self._meter.first_token(request, core)
+        if request.has_ended:
+            self._forget(request, now_s)
+        elif self.suspects.current is not None:
             self._clear_suspect(request)

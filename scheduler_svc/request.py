@@ -13,15 +13,20 @@ ones become the answer, and only then are their tokens and text handed out. Next
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from scheduler_svc.core.beam_search import Hypothesis
 from scheduler_svc.core.results import Alternatives
 from scheduler_svc.core.sequence import FinishReason, SequenceGroup
 from scheduler_svc.output import AnswerOptions, Delta, Output, PromptDelta
 from scheduler_svc.output_text import OutputText
+from scheduler_svc.request_times import RequestTimes
 from scheduler_svc.tokenizer import Tokenizer
 from shared.errors import OctavoServiceError
 from shared.step import NO_LOGPROBS
+
+if TYPE_CHECKING:  # imports opentelemetry
+    from scheduler_svc.request_tracing import RequestTrace
 
 
 class Request:
@@ -32,13 +37,21 @@ class Request:
         options: What its answer consists of.
         tokenizer: Turns its tokens into text.
         arrived_at_s: Monotonic time of arrival, in seconds.
+
+    Attributes:
+        times: When what happened to it; kept by `LiveRequests`.
+        num_losses: How often an executor was lost that ran it, since its last token.
+        has_lost_executor: Whether one was ever lost that ran it.
+        trace: Its span; None: this process does not trace.
     """
 
     def __init__(self, group: SequenceGroup, options: AnswerOptions, tokenizer: Tokenizer, arrived_at_s: float) -> None:
         self.group = group
-        self.arrived_at_s = arrived_at_s
+        self.times = RequestTimes(arrived_at_s)
         self.error: OctavoServiceError | None = None
         self.num_losses = 0
+        self.has_lost_executor = False
+        self.trace: RequestTrace | None = None
         self.prompt_logprobs: list[float] = []
         self.prompt_alternatives = Alternatives([], [])
         self._num_taken_prompt_logprobs = 0
@@ -115,6 +128,13 @@ class Request:
         self._made = [self._output_of(hypothesis) for hypothesis in hypotheses]
         self._return_ranked(self._made)
         self._finish()
+
+    def note_loss(self) -> None:
+        """An executor was lost that ran it."""
+        self.num_losses += 1
+        self.has_lost_executor = True
+        if self.trace is not None:
+            self.trace.note_loss()
 
     def fail(self, error: OctavoServiceError) -> None:
         """End the request with an error."""

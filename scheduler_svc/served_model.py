@@ -7,6 +7,7 @@ from scheduler_svc.core.limits import PreemptionMode, PrefillMode, SchedulerLimi
 from scheduler_svc.executor_client import ExecutorRefusedError
 from scheduler_svc.tokenizer import Tokenizer
 from shared.errors import ExecutorFaultError
+from shared.events import Event
 from shared.executor_info import ExecutorInfo
 
 log = logging.getLogger(__name__)
@@ -77,9 +78,12 @@ def serving_limits(info: ExecutorInfo, settings: CoreSettings, served_model_len:
         max_model_len = served_model_len
     elif max_model_len < info.max_model_len:
         log.warning(
-            "event=max_model_len_lowered max_model_len=%d model_max_model_len=%d cause='the cache holds no more'",
-            max_model_len,
-            info.max_model_len,
+            Event(
+                "max_model_len_lowered",
+                max_model_len=max_model_len,
+                model_max_model_len=info.max_model_len,
+                cause="the cache holds no more",
+            ),
         )
     # Any one sequence must fit; how many a step admits is up to `max_admitted_tokens`.
     max_message_bytes = min(info.max_message_bytes, settings.max_message_bytes)

@@ -3,23 +3,48 @@
 import asyncio
 import functools
 import socket
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
+from scheduler_svc.access_control import access_interceptors
 from scheduler_svc.admin_servicer import AdminServicer
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.core.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_settings import EngineSettings
-from scheduler_svc.executor_client import ExecutorClient, ExecutorSession, SessionTimings
+from scheduler_svc.executor_client import ExecutorClient
 from scheduler_svc.executor_driver import DriverSettings
+from scheduler_svc.executor_session import ExecutorSession, SessionTimings
+from scheduler_svc.executor_tls import executor_tls, read_credentials
 from scheduler_svc.generation_servicer import GenerationServicer
 from scheduler_svc.membership import Membership
+from scheduler_svc.scheduler_metrics import scheduler_families
 from scheduler_svc.served_model import CoreSettings
 from scheduler_svc.tokenizer import Tokenizer
-from shared.grpc_server import GrpcServer, shut_down
+from scheduler_svc.vllm_engine import SERVICE_NAME as VLLM_ENGINE_SERVICE
+from scheduler_svc.vllm_engine import add_vllm_engine
+from shared.exposure import warn_if_exposed
+from shared.grpc_metrics import CallMetrics
+from shared.grpc_server import GrpcServer, Port, Ports, probe_server, shut_down
+from shared.health import Health
+from shared.metric import Family
+from shared.metrics_server import MetricsServer
+from shared.service_metrics import service_families
+from shared.tls import server_tls
+from shared.tracing import Tracing, start_tracing
+
+if TYPE_CHECKING:  # imports opentelemetry
+    from scheduler_svc.request_tracing import RequestTracer
+
+GENERATION_SERVICE = generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+ADMIN_SERVICE = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+
+# Whoever calls these sees and runs requests of all tenants.
+OPERATOR_SERVICES = (ADMIN_SERVICE, VLLM_ENGINE_SERVICE)
 
 HEARTBEATS_PER_LEASE = 5
 
@@ -31,36 +56,43 @@ DRAIN_SHARE = 0.9
 class SchedulerService:
     """One scheduler. It is ready while any executor is attached and it does not drain.
 
-    Raises: OctavoServiceError: --tokenizer names a broken directory.
+    Raises: OctavoServiceError: --tokenizer names a broken directory, or --vllm-engine or --tracing lacks
+        what it needs, or a file of TLS or of tokens cannot be used.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        services = [
-            generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
-            admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
-        ]
+        self._config = config
         self._grace_s = config.shutdown_grace_s
-        self._server = GrpcServer(
-            listen=config.listen, max_message_bytes=config.max_message_bytes, service_names=services
-        )
+        self.tls = server_tls(config)
+        self._interceptors = access_interceptors(config, OPERATOR_SERVICES)
+        if tls := executor_tls(config):
+            read_credentials(tls)  # what cannot be used ends the start, and not only every connection
+        self._tracing = start_tracing(config.tracing, "octavo-scheduler")
+        self._calls = CallMetrics()
+        health = Health([*client_services(config), ADMIN_SERVICE])
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
             functools.partial(executor_client, config),
             engine_settings(config),
             TokenizerLoader(config.tokenizer),
-            self._server.set_ready,
+            health.set_ready,
         )
-        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(
-            GenerationServicer(self.engine), self._server.server
-        )
-        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), self._server.server)
+        self._ports = Ports(self._main_server(config, health), self._servers_beside(config, health))
 
     async def start(self) -> str:
-        """Serve and look for the executors; return the bound address.
+        """Serve and look for the executors; return the address that clients use.
 
-        Raises: UnavailableError: the address cannot be bound.
+        Raises: UnavailableError: an address cannot be bound.
         """
-        address = await self._server.start()
+        config = self._config
+        warn_if_exposed(
+            "scheduler",
+            {"--listen": config.listen, "--admin-listen": config.admin_listen},
+            is_encrypted=self.tls is not None,
+            knows_clients=bool(self._interceptors) or config.tls_client_ca is not None,
+            how_to_know_clients="set --tokens-file to ask for tokens, or --tls-client-ca to demand client certificates",
+        )
+        address = await self._ports.start()
         self._running = asyncio.create_task(self.engine.drivers.run(), name="drivers")
         return address
 
@@ -70,10 +102,71 @@ class SchedulerService:
 
     async def stop(self, reason: str) -> None:
         """End in order: not ready, no new requests, live ones within the grace period, then the rest."""
+        deadline_s = time.monotonic() + self._grace_s
         drain_s = self._grace_s * DRAIN_SHARE
-        await shut_down(self._server, reason, drain=lambda: self.engine.drain(drain_s), grace_s=self._grace_s)
+        await shut_down(self._ports, reason, drain=lambda: self.engine.drain(drain_s), grace_s=self._grace_s)
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close, deadline_s - time.monotonic())
+
+    @property
+    def addresses_beside(self) -> dict[str, str]:
+        """Where operators ("admin"), probes ("health") and metrics are served, host:port; after `start`."""
+        return self._ports.addresses
+
+    def _metrics(self) -> list[Family]:
+        return [*scheduler_families(self.engine), *service_families(self._calls, self.tls)]
+
+    def _main_server(self, config: SchedulerConfig, health: Health) -> GrpcServer:
+        """Return the port that clients use."""
+        port = GrpcServer(
+            listen=config.listen,
+            max_message_bytes=config.max_message_bytes,
+            service_names=client_services(config),
+            health=health,
+            credentials=None if self.tls is None else self.tls.credentials(),
+            interceptors=self._interceptors,
+            call_metrics=self._calls,
+        )
+        generation = GenerationServicer(self.engine, request_tracer(self._tracing))
+        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(generation, port.server)
+        if config.vllm_engine:
+            add_vllm_engine(port.server, self.engine, generation, config.gateway_tenant)
+        return port
+
+    def _servers_beside(self, config: SchedulerConfig, health: Health) -> dict[str, Port]:
+        """Return the ports of operators, of probes and of metrics, by name."""
+        admin = GrpcServer(
+            listen=config.admin_listen,
+            max_message_bytes=config.max_message_bytes,
+            service_names=[ADMIN_SERVICE],
+            health=health,
+            credentials=None if self.tls is None else self.tls.credentials(),
+            interceptors=self._interceptors,
+            call_metrics=self._calls,
+        )
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), admin.server)
+        beside: dict[str, Port] = {"admin": admin}
+        if config.health_listen is not None:
+            beside["health"] = probe_server(config.health_listen, health)
+        if config.metrics_listen is not None:
+            beside["metrics"] = MetricsServer(config.metrics_listen, self._metrics)
+        return beside
+
+
+def request_tracer(tracing: Tracing | None) -> "RequestTracer | None":
+    """Return what makes the spans of requests; None: nothing does, and opentelemetry is not imported."""
+    if tracing is None:
+        return None
+    from scheduler_svc.request_tracing import RequestTracer
+
+    return RequestTracer(tracing.tracer)
+
+
+def client_services(config: SchedulerConfig) -> list[str]:
+    """Return the full names of the services at --listen."""
+    return [GENERATION_SERVICE, VLLM_ENGINE_SERVICE] if config.vllm_engine else [GENERATION_SERVICE]
 
 
 def executor_client(config: SchedulerConfig, address: str) -> ExecutorClient:
@@ -84,7 +177,7 @@ def executor_client(config: SchedulerConfig, address: str) -> ExecutorClient:
         step_timeout_s=config.step_timeout_s,
     )
     scheduler_id = config.scheduler_id or f"{socket.gethostname()}/{config.listen}"
-    return ExecutorClient(address, scheduler_id, timings, config.max_message_bytes)
+    return ExecutorClient(address, scheduler_id, timings, config.max_message_bytes, executor_tls(config))
 
 
 def engine_settings(config: SchedulerConfig) -> EngineSettings:
@@ -102,7 +195,11 @@ def engine_settings(config: SchedulerConfig) -> EngineSettings:
     )
     return EngineSettings(
         core=core,
-        driver=DriverSettings(steps_in_flight=config.steps_in_flight, checks_batch_table=config.check_batch_table),
+        driver=DriverSettings(
+            steps_in_flight=config.steps_in_flight,
+            checks_batch_table=config.check_batch_table,
+            max_executors=config.max_executors,
+        ),
         policy=PriorityPolicy() if config.policy == "priority" else FcfsPolicy(),
         has_priorities=config.policy == "priority",
         max_waiting_requests=config.max_waiting_requests,

@@ -15,15 +15,19 @@ NUM_KEPT_STEPS = 256
 class LoggedStep:
     """One step: `request_bytes` is 0 until it is sent, `result` None until it is processed.
 
-    `logged_at_s` and `answered_at_s` are monotonic times, set by the log.
+    Monotonic times in seconds: `decided_at_s`, when the core began to decide it, is the driver's to set; the log
+    sets `logged_at_s`, when it is about to be sent, `answered_at_s`, when its result had come, and
+    `processed_at_s`, when the requests had what it brought.
     """
 
     step: Step
     layout: StepLayout
     request_bytes: int = 0
     result: StepResult | None = None
+    decided_at_s: float = 0.0
     logged_at_s: float = 0.0
     answered_at_s: float = 0.0
+    processed_at_s: float = 0.0
 
     @property
     def round_trip_us(self) -> int:
@@ -37,11 +41,18 @@ class StepLog:
     Args:
         capacity: How many are kept.
         clock: Monotonic time in seconds.
+        observe: Called with each step when its result has been processed.
     """
 
-    def __init__(self, capacity: int = NUM_KEPT_STEPS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        capacity: int = NUM_KEPT_STEPS,
+        clock: Callable[[], float] = time.monotonic,
+        observe: Callable[[LoggedStep], None] = lambda step: None,
+    ) -> None:
         self._capacity = capacity
         self._clock = clock
+        self._observe = observe
         self._steps: OrderedDict[int, LoggedStep] = OrderedDict()
 
     def clear(self) -> None:
@@ -55,11 +66,12 @@ class StepLog:
         if len(self._steps) > self._capacity:
             self._steps.popitem(last=False)
 
-    def set_result(self, result: StepResult) -> None:
-        """Keep a step's result, which has just come."""
+    def set_result(self, result: StepResult, answered_at_s: float) -> None:
+        """Keep a step's result, which came at a time and has just been processed."""
         logged = self._steps.get(result.step_id)
         if logged is not None:
-            logged.result, logged.answered_at_s = result, self._clock()
+            logged.result, logged.answered_at_s, logged.processed_at_s = result, answered_at_s, self._clock()
+            self._observe(logged)
 
     def get(self, step_id: int) -> LoggedStep | None:
         """Return a step, the last one for 0; None if it is not kept."""

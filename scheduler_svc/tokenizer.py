@@ -29,13 +29,14 @@ class Tokenizer:
     """Tokenizes, detokenizes and renders conversations for one model. Threads may share one.
 
     Args:
-        files: The model's tokenizer files; only tokenizer.json is required.
+        files: The model's tokenizer files; only tokenizer.json is required. They are kept as `files`.
 
     Raises: TokenizerFileError: a file is missing or broken.
     """
 
     def __init__(self, files: Iterable[TokenizerFile]) -> None:
-        contents = {file.name: file.content for file in files}
+        self.files = tuple(files)
+        contents = {file.name: file.content for file in self.files}
         self._tokenizer = _load_tokenizer(contents)
         config = _load_json_object(contents, CONFIG)
         self._special_tokens = _special_tokens(_load_json_object(contents, SPECIAL_TOKENS_MAP) | config)

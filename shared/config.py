@@ -1,6 +1,6 @@
 """One configuration scheme for all services: flags, environment, TOML file, defaults, in this order.
 
-A service derives a class from `ServiceConfig`, names itself in `service` and declares fields:
+A service derives a class from `ServiceConfig` (`service_config.py`), names itself in `service` and declares fields:
 
     class SchedulerConfig(ServiceConfig):
         service: ClassVar[str] = "scheduler"
@@ -27,48 +27,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, ClassVar, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
+
+from shared.service_config import ADDRESS_PATTERN, ServiceConfig
 
 TABLES = ("scheduler", "executor", "fake")
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
-_PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d{2}|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
-ADDRESS_PATTERN = rf"^.+:{_PORT}$"
 
 # Kubernetes sets these for a Service that is named like one of ours; they are no settings.
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_.+)?)")
-
-
-class ServiceConfig(BaseModel):
-    """What every service has. `service` names the table and the variables, `program` is what people type."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-    service: ClassVar[str]
-    program: ClassVar[str]
-
-    listen: str = Field(
-        pattern=ADDRESS_PATTERN, description="Address to serve gRPC on, host:port; each service has its own default."
-    )
-    max_message_bytes: int = Field(
-        64 * 2**20,
-        ge=2**16,
-        lt=2**31,
-        description="Largest message in either direction, in bytes; a full admission of long prompts fits many times.",
-    )
-    shutdown_grace_s: float = Field(
-        20.0,
-        ge=0,
-        description="Time for running work to end after SIGTERM, in seconds; below Kubernetes' 30 s.",
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe log lines to write; info is one line for each change of state."
-    )
-    exit_on_stdin_close: bool = Field(
-        False, description="End when standard input closes, for services that must not outlive a parent process."
-    )
 
 
 ConfigT = TypeVar("ConfigT", bound=ServiceConfig)

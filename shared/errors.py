@@ -5,7 +5,9 @@
     │   ├── InvalidFieldError      a field is wrong; has field, value, limit
     │   ├── RequestExistsError     a live request has the same id
     │   ├── UnknownNameError       the named thing does not exist
-    │   └── FencedError            a stale epoch, or another scheduler holds the lease
+    │   ├── FencedError            a stale epoch, or another scheduler holds the lease
+    │   ├── UnauthenticatedError   the call does not say who makes it, or wrongly
+    │   └── PermissionDeniedError  who makes the call may not do this
     ├── WorldError                 nobody's fault: retry later
     │   ├── QueueFullError         the waiting queue is full
     │   └── UnavailableError       draining, or no executor
@@ -62,6 +64,14 @@ class UnknownNameError(CallerError):
 
 class FencedError(CallerError):
     """The epoch is not the current one, or another scheduler holds the lease."""
+
+
+class UnauthenticatedError(CallerError):
+    """Nothing that the call brings says who makes it, or what it brings is not known."""
+
+
+class PermissionDeniedError(CallerError):
+    """It is known who makes the call, and that they may not."""
 
 
 class WorldError(OctavoServiceError):

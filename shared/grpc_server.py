@@ -1,50 +1,67 @@
-"""A gRPC server with health, reflection and a clean end, for every service.
+"""The gRPC ports of a process: each a server with health and reflection, all of them with one end.
 
-`GrpcServer` owns the server and its health, `StopRequest` the wish that the process ends (SIGTERM,
-SIGINT, the end of stdin), `shut_down` the order of the end. Health has two names besides those of the
-services: `liveness` (the process answers) and `readiness` (it takes work). The empty name and every
-own service follow readiness.
+`GrpcServer` is one port. `Ports` are all of a process: the main one, which takes work, and those beside it
+(operators, probes). `shut_down` is the order of the end.
 """
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
-import sys
-import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import MappingProxyType
+from typing import Protocol
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health as health_names
 from grpc_reflection.v1alpha import reflection
 
 from shared.errors import UnavailableError
+from shared.events import Event
+from shared.grpc_metrics import CallMetrics
 from shared.grpc_status import StatusInterceptor
-
-LIVENESS = "liveness"
-READINESS = "readiness"
+from shared.health import Health
 
 _logger = logging.getLogger(__name__)
 
+# A probe's messages hold a service's name.
+_PROBE_MESSAGE_BYTES = 64 * 2**10
+
 
 class GrpcServer:
-    """A grpc.aio server. Add servicers to `server`, then `start`. Not ready until `set_ready`.
+    """A grpc.aio server on one port. Add servicers to `server`, then `start`.
 
     Args:
         listen: Address to bind, host:port; port 0 takes a free one.
         max_message_bytes: Limit of one message, in and out.
-        service_names: Full names of the own services, for reflection and health.
+        service_names: Full names of the own services, for reflection; none: there is no reflection.
+        health: What it says of the process; by default a health of its own.
+        credentials: Speak TLS with these; None: plaintext.
+        interceptors: Around every call, the first one outermost; the errors that they raise become statuses.
+        call_metrics: Around all of them: counts the calls by the status that they end with; None: nobody counts.
     """
 
-    def __init__(self, *, listen: str, max_message_bytes: int, service_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        *,
+        listen: str,
+        max_message_bytes: int,
+        service_names: Sequence[str],
+        health: Health | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        call_metrics: CallMetrics | None = None,
+    ) -> None:
         self._listen = listen
-        self._service_names = tuple(service_names)
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        self.server = grpc.aio.server(interceptors=[StatusInterceptor()], options=_options(max_message_bytes))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)  # type: ignore[no-untyped-call]
-        reflected = [*self._service_names, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(reflected, self.server)  # type: ignore[no-untyped-call]
+        self._credentials = credentials
+        self.health = health or Health(service_names)
+        self.server = grpc.aio.server(
+            interceptors=[*([call_metrics] if call_metrics else []), StatusInterceptor(), *interceptors],
+            options=_options(max_message_bytes),
+        )
+        self.health.add_to(self.server)
+        if service_names:
+            reflected = [*service_names, health_names.SERVICE_NAME, reflection.SERVICE_NAME]
+            reflection.enable_server_reflection(reflected, self.server)  # type: ignore[no-untyped-call]
 
     async def start(self) -> str:
         """Bind and serve; return the bound address, host:port.
@@ -53,111 +70,113 @@ class GrpcServer:
         """
         host = self._listen.rpartition(":")[0]
         try:
-            port = self.server.add_insecure_port(self._listen)
+            if self._credentials is None:
+                port = self.server.add_insecure_port(self._listen)
+            else:
+                port = self.server.add_secure_port(self._listen, self._credentials)
         except RuntimeError as error:
             raise UnavailableError(f"cannot listen on {self._listen}: the address is taken or not ours") from error
-        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self.set_ready(False)
         await self.server.start()
         return f"{host}:{port}"
 
     async def set_ready(self, ready: bool) -> None:
-        """Say through health whether this service takes work."""
-        statuses = health_pb2.HealthCheckResponse
-        for name in (READINESS, "", *self._service_names):
-            await self._health.set(name, statuses.SERVING if ready else statuses.NOT_SERVING)
+        """Say through health whether the process takes work."""
+        await self.health.set_ready(ready)
 
     async def stop(self, grace_s: float) -> None:
         """Stop taking calls; end those still running after `grace_s` seconds."""
         await self.server.stop(grace_s)
 
 
-class StopRequest:
-    """The wish that this process ends: SIGTERM, SIGINT or, if asked for, the end of stdin.
+class Port(Protocol):
+    """What serves on one address: `GrpcServer`, or `MetricsServer` over HTTP."""
 
-    Make it once, early, inside the running loop. A second signal ends the process at once.
+    async def start(self) -> str:
+        """Bind and serve; return the bound address, host:port.
+
+        Raises: UnavailableError: the address cannot be bound.
+        """
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop taking calls; end those still running after `grace_s` seconds."""
+
+
+class Ports:
+    """All ports of a process.
+
+    Args:
+        main: The gRPC port that takes work.
+        beside: Others by the name that the log has for them; they answer until the main one has ended.
+
+    Attributes:
+        addresses: Where the ports beside the main one are bound, host:port, by name.
     """
 
-    def __init__(self, *, exit_on_stdin_close: bool = False) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._reason: asyncio.Future[str] = self._loop.create_future()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._on_signal, number)
-        self._stdin_watch = self._loop.create_task(self._watch_stdin()) if exit_on_stdin_close else None
+    def __init__(self, main: GrpcServer, beside: Mapping[str, Port]) -> None:
+        self._main = main
+        self._beside = beside
+        self.addresses: dict[str, str] = {}
 
-    async def wait(self) -> str:
-        """Return the reason once there is one."""
-        return await asyncio.shield(self._reason)
+    async def start(self) -> str:
+        """Bind and serve, not ready yet; return the main address, host:port.
 
-    def _on_signal(self, number: signal.Signals) -> None:
-        self._end(number.name)
-        for handled in (signal.SIGTERM, signal.SIGINT):
-            self._loop.remove_signal_handler(handled)
-            signal.signal(handled, signal.SIG_DFL)
+        Raises: UnavailableError: an address cannot be bound; then none is.
+        """
+        async with AsyncExitStack() as at_failure:
+            for name, server in self._beside.items():
+                self.addresses[name] = await server.start()
+                at_failure.push_async_callback(server.stop, 0)
+            address = await self._main.start()
+            at_failure.pop_all()
+        return address
 
-    async def _watch_stdin(self) -> None:
-        await stdin_closed()
-        self._end("stdin closed")
+    async def set_ready(self, ready: bool) -> None:
+        """Say through health whether the process takes work."""
+        await self._main.set_ready(ready)
 
-    def _end(self, reason: str) -> None:
-        if not self._reason.done():
-            self._reason.set_result(reason)
-
-
-async def stdin_closed() -> None:
-    """Return when standard input reaches its end.
-
-    A parent holds the other end of the pipe; when it dies, even by SIGKILL, the pipe closes. What
-    arrives before is thrown away. A thread reads, because an event loop cannot poll a file.
-    """
-    loop = asyncio.get_running_loop()
-    closed = asyncio.Event()
-
-    def read_to_end() -> None:
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
-        with contextlib.suppress(RuntimeError):  # the loop has ended before stdin
-            loop.call_soon_threadsafe(closed.set)
-
-    threading.Thread(target=read_to_end, name="stdin-watch", daemon=True).start()
-    await closed.wait()
+    async def stop(self, grace_s: float) -> None:
+        """Stop taking calls; end those still running after `grace_s` seconds."""
+        await self._main.stop(grace_s)
+        for server in self._beside.values():
+            await server.stop(0)
 
 
-async def shut_down(server: GrpcServer, reason: str, *, drain: Callable[[], Awaitable[None]], grace_s: float) -> bool:
-    """End in order: not ready, drain, stop the server.
+def probe_server(listen: str, health: Health) -> GrpcServer:
+    """Return a plaintext server with nothing but health: the probes of Kubernetes speak no TLS."""
+    return GrpcServer(listen=listen, max_message_bytes=_PROBE_MESSAGE_BYTES, service_names=(), health=health)
+
+
+async def shut_down(ports: Ports, reason: str, *, drain: Callable[[], Awaitable[None]], grace_s: float) -> bool:
+    """End in order: not ready, drain, stop the servers.
 
     `drain` and the calls that it leaves behind share `grace_s` seconds. Returns whether `drain` ended
     in that time.
     """
-    _logger.info("event=stopping reason=%r grace_s=%g", reason, grace_s)
+    _logger.info(Event("stopping", reason=reason, grace_s=grace_s))
     loop = asyncio.get_running_loop()
     deadline = loop.time() + grace_s
-    await server.set_ready(False)
+    await ports.set_ready(False)
     drained = True
     try:
         async with asyncio.timeout_at(deadline):
             await drain()
     except TimeoutError:
         drained = False
-        _logger.warning("event=drain_timed_out grace_s=%g", grace_s)
-    await server.stop(max(0.0, deadline - loop.time()))
-    _logger.info("event=stopped")
+        _logger.warning(Event("drain_timed_out", grace_s=grace_s))
+    await ports.stop(max(0.0, deadline - loop.time()))
+    _logger.info(Event("stopped"))
     return drained
 
 
-def announce(service: str, address: str) -> None:
-    """Print the one line on stdout that a parent process waits for: the service takes calls now."""
+def announce(service: str, address: str, beside: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Print on stdout where a service takes calls now: a line for each port beside the main one, whose line is last.
+
+    A parent process waits for the last one.
+    """
+    for name, port in beside.items():
+        print(f"octavo {service} serving {name} on {port}", flush=True)
     print(f"octavo {service} serving on {address}", flush=True)
-
-
-def configure_logging(level: str) -> None:
-    """Write log lines to stderr: time, level, logger, then key=value pairs."""
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format="time=%(asctime)s.%(msecs)03d level=%(levelname)s logger=%(name)s %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-    )
 
 
 def _options(max_message_bytes: int) -> list[tuple[str, int]]:

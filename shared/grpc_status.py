@@ -28,15 +28,18 @@ from shared.errors import (
     InvalidFieldError,
     InvalidStepError,
     OctavoServiceError,
+    PermissionDeniedError,
     QueueFullError,
     RequestAbortedError,
     RequestExistsError,
     StepFailedError,
     StepGapError,
+    UnauthenticatedError,
     UnavailableError,
     UnknownNameError,
     WorldError,
 )
+from shared.events import Event
 
 DETAILS_KEY = "grpc-status-details-bin"
 
@@ -57,6 +60,8 @@ def status_code(error: BaseException) -> grpc.StatusCode:
         RequestExistsError: grpc.StatusCode.ALREADY_EXISTS,
         UnknownNameError: grpc.StatusCode.NOT_FOUND,
         FencedError: grpc.StatusCode.FAILED_PRECONDITION,
+        UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+        PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
         WorldError: grpc.StatusCode.UNAVAILABLE,
         QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
         CacheTooSmallError: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -123,24 +128,30 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         # An unknown method has no handler; gRPC answers UNIMPLEMENTED.
         if handler is None:
             return None
-        behavior, rebuild = _parts(handler)
+        behavior, rebuild = handler_parts(handler)
         method = handler_call_details.method
 
         async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
-                return await _run(behavior, request, context)
+                return await run_handler(behavior, request, context)
             except grpc.aio.BaseError:
                 # The call has its status already, or is broken.
                 raise
             except Exception as error:
                 if not isinstance(error, OctavoServiceError):
-                    _logger.exception("event=rpc_failed method=%s", method)
+                    _logger.exception(Event("rpc_failed", method=method, request_id=_request_id(request)))
                 await abort(context, error)
 
         return rebuild(guarded, handler.request_deserializer, handler.response_serializer)
 
 
-async def _run(behavior: Callable[..., Any], request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+def _request_id(message: object) -> str | None:
+    """Return the id in the message of a call, if it has one."""
+    return getattr(message, "request_id", None) or None
+
+
+async def run_handler(behavior: Callable[..., Any], request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    """Run the function behind a handler, for an interceptor; return its answer, None if it writes a stream."""
     answer = behavior(request, context)
     if not isinstance(answer, AsyncGeneratorType):
         return await answer
@@ -154,10 +165,10 @@ async def _write_all(responses: AsyncIterator[Any], context: grpc.aio.ServicerCo
         await context.write(response)
 
 
-def _parts(
+def handler_parts(
     handler: grpc.RpcMethodHandler[Any, Any],
 ) -> tuple[Callable[..., Any], Callable[..., grpc.RpcMethodHandler[Any, Any]]]:
-    """Return the function behind a handler and what makes a handler of its kind."""
+    """Return the function behind a handler and what makes a handler of its kind, for an interceptor."""
     kinds: dict[tuple[bool, bool], tuple[Any, Callable[..., grpc.RpcMethodHandler[Any, Any]]]] = {
         (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
         (False, True): (handler.unary_stream, grpc.unary_stream_rpc_method_handler),

@@ -123,7 +123,8 @@ class Admission:
     and values of the first `num_computed_tokens` are in the blocks by the time the slot has its first
     chunk; another slot may still be computing them. `token_rules` are those of its group; its forks have
     them too. `num_prompt_logprobs`: with how many alternatives the log-probabilities of its prompt are
-    wanted; those are answered by the chunks that compute the prompt.
+    wanted; those are answered by the chunks that compute the prompt. `traceparent`: the span of its request, as
+    W3C Trace Context writes it; None: it is not traced.
     """
 
     slot: int
@@ -136,6 +137,7 @@ class Admission:
     cache_salt: int = 0
     token_rules: TokenRules | None = None
     num_prompt_logprobs: int = NO_LOGPROBS
+    traceparent: str | None = None
 
 
 def next_generation(generation: int) -> int:

@@ -150,6 +150,7 @@ def encode_admission(admission: Admission) -> step_pb2.Admission:
         cache_salt=admission.cache_salt,
         token_rules=None if admission.token_rules is None else encode_rules(admission.token_rules),
         num_prompt_logprobs=_unless(NO_LOGPROBS, admission.num_prompt_logprobs),
+        traceparent=admission.traceparent,
     )
 
 
@@ -166,6 +167,7 @@ def decode_admission(message: step_pb2.Admission) -> Admission:
         cache_salt=message.cache_salt,
         token_rules=decode_rules(message.token_rules) if message.HasField("token_rules") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else NO_LOGPROBS,
+        traceparent=message.traceparent if message.HasField("traceparent") else None,
     )
 
 

@@ -17,7 +17,7 @@ from executor_svc.parallel.rendezvous import FollowingRank, LeadingRank
 from executor_svc.worker import Worker
 from executor_svc.worker_loading import check_model, load_worker
 from shared.errors import StepFailedError
-from shared.grpc_server import configure_logging
+from shared.events import configure_logging
 
 
 def load_leader(
@@ -51,7 +51,7 @@ def load_leader(
 
 def run_following_rank(config: ExecutorConfig, assignment: RankAssignment) -> int:
     """Run a rank above 0 until rank 0 ends; return the exit code."""
-    configure_logging(config.log_level)
+    configure_logging(config.log_level, config.log_format)
     # A terminal or a cluster tells all ranks to stop at once; rank 0 lets its requests end, and then says so.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -8,24 +8,24 @@ import click
 
 from octavo.client import Client
 from octavo.commands.answer import print_answer
-from octavo.commands.options import account_options, address_option, sampling_options
+from octavo.commands.connection import connection_options
+from octavo.commands.options import account_options, sampling_options
 from octavo.errors import InvalidRequestError, NotConnectedError, OctavoError
 from octavo.outputs import ChatMessage
 from octavo.sampling_params import SamplingParams
 
 
 @click.command()
-@address_option
+@connection_options
 @click.option("--system", metavar="TEXT", help="What the model is told before the conversation.")
 @account_options
 @sampling_options
-def chat(sampling_params: SamplingParams, address: str, system: str | None, **account: Any) -> None:
+def chat(sampling_params: SamplingParams, client: Client, system: str | None, **account: Any) -> None:
     """Talk with the model. Ctrl-C stops an answer, Ctrl-D ends, /reset starts anew, /quit ends."""
     with contextlib.suppress(ImportError):  # line editing and history for input(), where the system has it
         import readline  # noqa: F401
     # One loop for the whole conversation, entered once an answer: in between, input() may block.
     with asyncio.Runner() as runner:
-        client = Client(address)
         runner.run(client.__aenter__())
         try:
             runner.run(_greet(client))

@@ -10,14 +10,15 @@ import click
 
 from octavo.client import Client
 from octavo.commands.answer import print_answer, print_outputs
-from octavo.commands.options import account_options, address_option, sampling_options
+from octavo.commands.connection import connection_options
+from octavo.commands.options import account_options, sampling_options
 from octavo.outputs import ChatMessage, Prompt
 from octavo.sampling_params import SamplingParams
 
 
 @click.command()
 @click.argument("text", metavar="PROMPT")
-@address_option
+@connection_options
 @click.option("--stream/--no-stream", default=True, help="Print text as it comes, or all at once.  [default: stream]")
 @click.option(
     "--chat/--raw",
@@ -41,7 +42,7 @@ from octavo.sampling_params import SamplingParams
 def generate(
     sampling_params: SamplingParams,
     text: str,
-    address: str,
+    client: Client,
     stream: bool,
     is_chat: bool | None,
     timeout_s: float | None,
@@ -60,7 +61,7 @@ def generate(
     is_streamed = stream and not is_json and (sampling_params.n or 1) == 1
 
     async def run() -> None:
-        async with Client(address) as client:
+        async with client:
             prompt = await _to_prompt(client, prompt_text, is_chat)
             if is_streamed:
                 await print_answer(client.stream(prompt, sampling_params, timeout_s=timeout_s, **account), [])

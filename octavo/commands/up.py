@@ -1,22 +1,34 @@
-"""`octavo up`: a scheduler and an executor on this machine, until Ctrl-C or SIGTERM."""
+"""`octavo up`: a scheduler, an executor and maybe a gateway on this machine, until Ctrl-C or SIGTERM."""
 
 import asyncio
+import json
 import signal
 from typing import Any
 
 import click
 from rich.console import Console
 
-from octavo.client import DEFAULT_ADDRESS
+from octavo.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Client
 from octavo.commands.options import service_options, to_local_options
+from octavo.gateway import DEFAULT_OPENAI_ADDRESS
 from octavo.local import LocalOptions, LocalServices
 
 
 @click.command()
 @click.option("--listen", default=DEFAULT_ADDRESS, show_default=True, metavar="HOST:PORT", help="Of the scheduler.")
+@click.option(
+    "--admin-listen", default=DEFAULT_ADMIN_ADDRESS, show_default=True, metavar="HOST:PORT", help="For its operators."
+)
+@click.option(
+    "--openai",
+    is_flag=False,
+    flag_value=DEFAULT_OPENAI_ADDRESS,
+    metavar="[HOST:PORT]",
+    help=f"Serve OpenAI's API too, by the SMG gateway.  [without an address: {DEFAULT_OPENAI_ADDRESS}]",
+)
 @service_options
 def up(model: str, verbose: bool, **flags: Any) -> None:
-    """Start a scheduler and an executor on this machine; Ctrl-C stops both."""
+    """Start a scheduler and an executor on this machine; Ctrl-C stops them."""
     asyncio.run(_run_until_stopped(model, to_local_options(model, **flags), is_verbose=verbose))
 
 
@@ -36,12 +48,24 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         start.result()
     try:
         click.echo(f"serving {model} on {services.address}; Ctrl-C stops")
+        click.echo(f"operators: {services.admin_address}")
         at = "" if services.address == DEFAULT_ADDRESS else f" --address {services.address}"
         click.echo(f'try: octavo generate "Why is the sky blue?"{at}')
+        if services.openai_address is not None:
+            await _say_how_to_use_openai(services.address, f"http://{services.openai_address}/v1")
         await services.run_beside(_wait_for(stop_wanted))
         click.echo("stopping, when the streams have ended or after 20 s; Ctrl-C again stops at once", err=True)
     finally:
         await services.stop()
+
+
+async def _say_how_to_use_openai(scheduler: str, url: str) -> None:
+    async with Client(scheduler) as client:
+        model_id = (await client.get_model()).model_id
+    messages = [{"role": "user", "content": "Why is the sky blue?"}]
+    body = {"model": model_id, "messages": messages, "max_tokens": 64}  # a small model knows no end by itself
+    click.echo(f"OpenAI API of {model_id}: {url}")
+    click.echo(f"try: curl {url}/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
 
 
 async def _wait_for(event: asyncio.Event) -> None:

@@ -131,6 +131,7 @@ class Prefills:
                 group.cache_salt,
                 group.token_rules,
                 group.num_prompt_logprobs if group.lacks_prompt_logprobs and lead is None else NO_LOGPROBS,
+                group.traceparent,
             )
         )
         prefill = Prefill(

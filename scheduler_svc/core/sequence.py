@@ -81,6 +81,8 @@ class SequenceGroup:
     `num_prompt_logprobs`: with how many alternatives the log-probabilities of the prompt are wanted, of all
     its tokens but the first; `num_known_prompt_logprobs` of them were handed out.
 
+    `traceparent`: the span of the request, passed on as it is with each admission; None: it is not traced.
+
     `has_run`: it was admitted once, so it goes before newcomers if it has to wait again.
     `order`: where it stands, (level, arrival); the smaller one goes first and is preempted last. `Batch`
     sets it when the group joins for the first time; a level does not change while the group lives.
@@ -99,6 +101,7 @@ class SequenceGroup:
     token_rules: TokenRules | None = None
     num_prompt_logprobs: int = NO_LOGPROBS
     num_known_prompt_logprobs: int = 0
+    traceparent: str | None = None
     order: tuple[int, int] = field(init=False)
     sequences: list[Sequence] = field(init=False)
     beams: BeamSearch | None = None

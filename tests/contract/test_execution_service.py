@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from executor_svc.execution_servicer import SERVICE_NAME
 from octavo.execution.v1 import execution_service_pb2 as pb
-from shared.grpc_server import LIVENESS, READINESS
+from shared.health import LIVENESS, READINESS
 from tests.contract.execution_harness import Executor, first_step, refusal, steps
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -96,6 +96,15 @@ async def test_another_scheduler_waits_for_the_lease_to_run_out(executor: Execut
     assert "scheduler 'a' holds the lease for another 2.0 s" in details
     executor.now += 2
     assert await executor.attach("b") == epoch + 1
+
+
+async def test_a_detached_executor_takes_another_scheduler_at_once(executor: Executor) -> None:
+    epoch = await executor.attach("a", lease_ms=60_000)
+    await executor.stub.Detach(pb.DetachRequest(epoch=epoch))
+    assert await executor.attach("b") == epoch + 1
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await executor.stub.Detach(pb.DetachRequest(epoch=epoch))
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_steps_renew_the_lease_too(executor: Executor) -> None:

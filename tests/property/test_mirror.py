@@ -43,6 +43,8 @@ class Pair:
         received = over_the_wire(step)
         for name in ("blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy"):
             assert_same(name, getattr(received, name), getattr(step, name))
+        sent = [admission.traceparent for admission in step.delta.admissions]
+        assert [admission.traceparent for admission in received.delta.admissions] == sent
         layout, mirrored = self.truth.apply(step.delta, trusted=True), self.mirror.apply(received.delta)
         for name in StepLayout.__dataclass_fields__:
             assert_same(name, getattr(mirrored, name), getattr(layout, name))

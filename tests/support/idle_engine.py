@@ -8,8 +8,9 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_settings import EngineSettings
-from scheduler_svc.executor_client import ExecutorClient, ExecutorSession, SessionTimings
+from scheduler_svc.executor_client import ExecutorClient
 from scheduler_svc.executor_driver import DriverSettings
+from scheduler_svc.executor_session import ExecutorSession, SessionTimings
 from scheduler_svc.membership import Membership
 from scheduler_svc.output import AnswerOptions
 from scheduler_svc.output_text import TextOptions

@@ -1,22 +1,24 @@
 """Real service processes for end-to-end tests, started and stopped by process id."""
 
 import asyncio
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-SERVING = "serving on "
+SERVING = re.compile(r"octavo \w+ serving( (?P<port>\w+))? on (?P<address>\S+)")
 
 
 @dataclass(slots=True)
 class Service:
-    """A running service process."""
+    """A running service process; `beside` has the addresses of its other ports by name, such as "admin"."""
 
     process: asyncio.subprocess.Process
     address: str
+    beside: dict[str, str] = field(default_factory=dict)
 
     def resident_mib(self) -> float:
         """Resident memory now, in MiB (Linux)."""
@@ -44,13 +46,20 @@ async def start_service(module: str, *flags: str) -> Service:
     command = [sys.executable, "-P", "-m", module, "--exit-on-stdin-close", *flags]
     if "--listen" not in flags:
         command += ["--listen", "127.0.0.1:0"]
+    if module == "scheduler_svc" and "--admin-listen" not in flags:
+        command += ["--admin-listen", "127.0.0.1:0"]
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
-    line = (await process.stdout.readline()).decode()
-    assert SERVING in line, f"{module} ended before it served"
-    return Service(process, line.partition(SERVING)[2].strip())
+    beside: dict[str, str] = {}
+    while True:
+        line = (await process.stdout.readline()).decode()
+        match = SERVING.fullmatch(line.strip())
+        assert match, f"{module} ended before it served"
+        if match["port"] is None:
+            return Service(process, match["address"], beside)
+        beside[match["port"]] = match["address"]
 
 
 @asynccontextmanager

@@ -128,6 +128,9 @@ class StepMaker:
             cache_salt=self.rng.getrandbits(64),
             token_rules=self._rules() if self.chance(0.3) else None,
             num_prompt_logprobs=self.rng.choice([-1, -1, 0, 2]),
+            traceparent=f"00-{self.rng.getrandbits(128):032x}-{self.rng.getrandbits(64):016x}-01"
+            if self.chance(0.3)
+            else None,
         )
 
     def _rules(self) -> TokenRules:

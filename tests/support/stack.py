@@ -116,7 +116,13 @@ async def running_stack(
             stack.push_async_callback(executor.kill)
         addresses = tuple(executor.address for executor in executors)
         config = SchedulerConfig.model_validate(
-            {"listen": "127.0.0.1:0", "executor": addresses, "shutdown_grace_s": 1.0, **settings}
+            {
+                "listen": "127.0.0.1:0",
+                "admin_listen": "127.0.0.1:0",
+                "executor": addresses,
+                "shutdown_grace_s": 1.0,
+                **settings,
+            }
         )
         service = SchedulerService(config)
         if membership is not None:
@@ -126,11 +132,12 @@ async def running_stack(
         channel = await stack.enter_async_context(
             grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
         )
+        admin_channel = await stack.enter_async_context(grpc.aio.insecure_channel(service.addresses_beside["admin"]))
         running = Stack(
             executors=executors,
             service=service,
             generation=generation_service_pb2_grpc.GenerationServiceStub(channel),
-            admin=admin_service_pb2_grpc.AdminServiceStub(channel),
+            admin=admin_service_pb2_grpc.AdminServiceStub(admin_channel),
             address=address,
         )
         if ready:

@@ -247,6 +247,49 @@ class HeartbeatResponse(_message.Message):
 Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
 
 @_typing.final
+class DetachRequest(_message.Message):
+    """DetachRequest names the attachment that its scheduler gives up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The epoch from Attach."""
+    instance_id: _builtins.str
+    """The instance that gave the epoch. Empty: not compared."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        instance_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "instance_id", b"instance_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetachRequest: _TypeAlias = DetachRequest  # noqa: Y015
+
+@_typing.final
+class DetachResponse(_message.Message):
+    """DetachResponse confirms that any scheduler may attach."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetachResponse: _TypeAlias = DetachResponse  # noqa: Y015
+
+@_typing.final
 class StreamStart(_message.Message):
     """StreamStart opens or resumes the stream of an attachment."""
 

@@ -32,7 +32,7 @@ class ExecutionServiceStub(object):
     It is private to the two tiers: clients use octavo.generation.v1. The two tiers are deployed
     separately, so every change here keeps the executor of the last release working.
 
-    The order of a session: GetExecutorInfo, Attach, StreamSteps, with Heartbeat beside it.
+    The order of a session: GetExecutorInfo, Attach, StreamSteps with Heartbeat beside it, Detach.
     Every call that carries an `epoch` older than the executor's is FAILED_PRECONDITION: another
     scheduler owns the cache now, and the caller MUST NOT retry without a new Attach.
     """
@@ -57,6 +57,11 @@ class ExecutionServiceStub(object):
                 '/octavo.execution.v1.ExecutionService/Heartbeat',
                 request_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.HeartbeatResponse.FromString,
+                _registered_method=True)
+        self.Detach = channel.unary_unary(
+                '/octavo.execution.v1.ExecutionService/Detach',
+                request_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.DetachRequest.SerializeToString,
+                response_deserializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.DetachResponse.FromString,
                 _registered_method=True)
         self.StreamSteps = channel.stream_stream(
                 '/octavo.execution.v1.ExecutionService/StreamSteps',
@@ -86,7 +91,7 @@ class ExecutionServiceServicer(object):
     It is private to the two tiers: clients use octavo.generation.v1. The two tiers are deployed
     separately, so every change here keeps the executor of the last release working.
 
-    The order of a session: GetExecutorInfo, Attach, StreamSteps, with Heartbeat beside it.
+    The order of a session: GetExecutorInfo, Attach, StreamSteps with Heartbeat beside it, Detach.
     Every call that carries an `epoch` older than the executor's is FAILED_PRECONDITION: another
     scheduler owns the cache now, and the caller MUST NOT retry without a new Attach.
     """
@@ -118,6 +123,17 @@ class ExecutionServiceServicer(object):
         """Heartbeat renews the lease.
 
         FAILED_PRECONDITION: the epoch is not the current one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detach(self, request, context):
+        """Detach ends the lease at once, so that another scheduler need not wait for its end.
+
+        The caller has closed its stream and sends no step of this epoch any more. Executors of release
+        0.1.0 answer UNIMPLEMENTED; the lease then runs out by itself. FAILED_PRECONDITION: the epoch is
+        not the current one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -189,6 +205,11 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
                     request_deserializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.HeartbeatRequest.FromString,
                     response_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.HeartbeatResponse.SerializeToString,
             ),
+            'Detach': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detach,
+                    request_deserializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.DetachRequest.FromString,
+                    response_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.DetachResponse.SerializeToString,
+            ),
             'StreamSteps': grpc.stream_stream_rpc_method_handler(
                     servicer.StreamSteps,
                     request_deserializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.StreamStepsRequest.FromString,
@@ -223,7 +244,7 @@ class ExecutionService(object):
     It is private to the two tiers: clients use octavo.generation.v1. The two tiers are deployed
     separately, so every change here keeps the executor of the last release working.
 
-    The order of a session: GetExecutorInfo, Attach, StreamSteps, with Heartbeat beside it.
+    The order of a session: GetExecutorInfo, Attach, StreamSteps with Heartbeat beside it, Detach.
     Every call that carries an `epoch` older than the executor's is FAILED_PRECONDITION: another
     scheduler owns the cache now, and the caller MUST NOT retry without a new Attach.
     """
@@ -299,6 +320,33 @@ class ExecutionService(object):
             '/octavo.execution.v1.ExecutionService/Heartbeat',
             octavo_dot_execution_dot_v1_dot_execution__service__pb2.HeartbeatRequest.SerializeToString,
             octavo_dot_execution_dot_v1_dot_execution__service__pb2.HeartbeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.execution.v1.ExecutionService/Detach',
+            octavo_dot_execution_dot_v1_dot_execution__service__pb2.DetachRequest.SerializeToString,
+            octavo_dot_execution_dot_v1_dot_execution__service__pb2.DetachResponse.FromString,
             options,
             channel_credentials,
             insecure,

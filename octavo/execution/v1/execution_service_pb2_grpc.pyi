@@ -33,7 +33,7 @@ class ExecutionServiceStub:
     It is private to the two tiers: clients use octavo.generation.v1. The two tiers are deployed
     separately, so every change here keeps the executor of the last release working.
 
-    The order of a session: GetExecutorInfo, Attach, StreamSteps, with Heartbeat beside it.
+    The order of a session: GetExecutorInfo, Attach, StreamSteps with Heartbeat beside it, Detach.
     Every call that carries an `epoch` older than the executor's is FAILED_PRECONDITION: another
     scheduler owns the cache now, and the caller MUST NOT retry without a new Attach.
     """
@@ -61,6 +61,13 @@ class ExecutionServiceStub:
     """Heartbeat renews the lease.
 
     FAILED_PRECONDITION: the epoch is not the current one.
+    """
+    Detach: _grpc.UnaryUnaryMultiCallable[_execution_service_pb2.DetachRequest, _execution_service_pb2.DetachResponse]
+    """Detach ends the lease at once, so that another scheduler need not wait for its end.
+
+    The caller has closed its stream and sends no step of this epoch any more. Executors of release
+    0.1.0 answer UNIMPLEMENTED; the lease then runs out by itself. FAILED_PRECONDITION: the epoch is
+    not the current one.
     """
     StreamSteps: _grpc.StreamStreamMultiCallable[_execution_service_pb2.StreamStepsRequest, _execution_service_pb2.StreamStepsResponse]
     """StreamSteps carries every step of an attachment, in both directions, for as long as it lives.
@@ -102,7 +109,7 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     It is private to the two tiers: clients use octavo.generation.v1. The two tiers are deployed
     separately, so every change here keeps the executor of the last release working.
 
-    The order of a session: GetExecutorInfo, Attach, StreamSteps, with Heartbeat beside it.
+    The order of a session: GetExecutorInfo, Attach, StreamSteps with Heartbeat beside it, Detach.
     Every call that carries an `epoch` older than the executor's is FAILED_PRECONDITION: another
     scheduler owns the cache now, and the caller MUST NOT retry without a new Attach.
     """
@@ -127,6 +134,13 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     """Heartbeat renews the lease.
 
     FAILED_PRECONDITION: the epoch is not the current one.
+    """
+    Detach: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.DetachRequest, _execution_service_pb2.DetachResponse]  # type: ignore[assignment]
+    """Detach ends the lease at once, so that another scheduler need not wait for its end.
+
+    The caller has closed its stream and sends no step of this epoch any more. Executors of release
+    0.1.0 answer UNIMPLEMENTED; the lease then runs out by itself. FAILED_PRECONDITION: the epoch is
+    not the current one.
     """
     StreamSteps: _aio.StreamStreamMultiCallable[_execution_service_pb2.StreamStepsRequest, _execution_service_pb2.StreamStepsResponse]  # type: ignore[assignment]
     """StreamSteps carries every step of an attachment, in both directions, for as long as it lives.
@@ -167,7 +181,7 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
     It is private to the two tiers: clients use octavo.generation.v1. The two tiers are deployed
     separately, so every change here keeps the executor of the last release working.
 
-    The order of a session: GetExecutorInfo, Attach, StreamSteps, with Heartbeat beside it.
+    The order of a session: GetExecutorInfo, Attach, StreamSteps with Heartbeat beside it, Detach.
     Every call that carries an `epoch` older than the executor's is FAILED_PRECONDITION: another
     scheduler owns the cache now, and the caller MUST NOT retry without a new Attach.
     """
@@ -208,6 +222,19 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Heartbeat renews the lease.
 
         FAILED_PRECONDITION: the epoch is not the current one.
+        """
+
+    @_abc_1.abstractmethod
+    def Detach(
+        self,
+        request: _execution_service_pb2.DetachRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_execution_service_pb2.DetachResponse, _abc.Awaitable[_execution_service_pb2.DetachResponse]]:
+        """Detach ends the lease at once, so that another scheduler need not wait for its end.
+
+        The caller has closed its stream and sends no step of this epoch any more. Executors of release
+        0.1.0 answer UNIMPLEMENTED; the lease then runs out by itself. FAILED_PRECONDITION: the epoch is
+        not the current one.
         """
 
     @_abc_1.abstractmethod

@@ -178,6 +178,7 @@ class Admission(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     TOKEN_RULES_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Free slot, 0 to max_num_seqs less 1."""
     generation: _builtins.int
@@ -195,6 +196,10 @@ class Admission(_message.Message):
     num_prompt_logprobs: _builtins.int
     """Answer the log-probability of each prompt token but the first, from the prefill chunks of this
     slot, with so many alternatives each. Absent: no log-probabilities of the prompt.
+    """
+    traceparent: _builtins.str
+    """The span that the work on this sequence is a part of, in the form of the header `traceparent` of
+    W3C Trace Context. Absent: the request is not traced, or not sampled.
     """
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -221,14 +226,20 @@ class Admission(_message.Message):
         cache_salt: _builtins.int = ...,
         token_rules: Global___TokenRules | None = ...,
         num_prompt_logprobs: _builtins.int | None = ...,
+        traceparent: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling_params", b"sampling_params", "token_rules", b"token_rules"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "_traceparent", b"_traceparent", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling_params", b"sampling_params", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "block_ids", b"block_ids", "cache_salt", b"cache_salt", "generation", b"generation", "num_computed_tokens", b"num_computed_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "sampling_params", b"sampling_params", "slot", b"slot", "token_ids", b"token_ids", "token_rules", b"token_rules"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "_traceparent", b"_traceparent", "block_ids", b"block_ids", "cache_salt", b"cache_salt", "generation", b"generation", "num_computed_tokens", b"num_computed_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "sampling_params", b"sampling_params", "slot", b"slot", "token_ids", b"token_ids", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__traceparent: _TypeAlias = _typing.Literal["traceparent"]  # noqa: Y015
+    _WhichOneofArgType__traceparent: _TypeAlias = _typing.Literal["_traceparent", b"_traceparent"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__traceparent) -> _WhichOneofReturnType__traceparent | None: ...
 
 Global___Admission: _TypeAlias = Admission  # noqa: Y015
 

@@ -40,6 +40,24 @@ def test_another_scheduler_takes_over_when_the_lease_has_run_out() -> None:
     assert attachment.acquire("b", 10.0, now=110.0) == 2
 
 
+def test_a_released_executor_is_anybodys_and_stays_so_when_a_late_step_renews() -> None:
+    attachment = attached(lease_s=10.0, now=100.0)
+    attachment.release(1)
+    assert attachment.holder(now=100.0) == ""
+    attachment.renew(1, now=101.0)
+    assert attachment.holder(now=101.0) == ""
+    assert attachment.acquire("b", 10.0, now=101.0) == 2
+    assert attachment.holder(now=101.0) == "b"
+
+
+def test_an_older_epoch_cannot_release() -> None:
+    attachment = attached(now=100.0)
+    attachment.acquire("a", 10.0, now=100.0)
+    with pytest.raises(FencedError):
+        attachment.release(1)
+    assert attachment.holder(now=100.0) == "a"
+
+
 def test_renewing_prolongs_the_lease_from_now() -> None:
     attachment = attached(lease_s=10.0, now=100.0)
     attachment.renew(1, now=108.0)

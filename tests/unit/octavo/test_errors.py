@@ -12,8 +12,10 @@ from octavo.errors import (
     InvalidRequestError,
     OctavoError,
     OverloadedError,
+    PermissionDeniedError,
     RequestAbortedError,
     RequestExistsError,
+    UnauthenticatedError,
     UnavailableError,
     from_rpc_error,
 )
@@ -32,6 +34,8 @@ def rpc_error(code: grpc.StatusCode, details: str = "why", packed: bytes | None 
         (grpc.StatusCode.ALREADY_EXISTS, RequestExistsError),
         (grpc.StatusCode.UNAVAILABLE, UnavailableError),
         (grpc.StatusCode.CANCELLED, UnavailableError),
+        (grpc.StatusCode.UNAUTHENTICATED, UnauthenticatedError),
+        (grpc.StatusCode.PERMISSION_DENIED, PermissionDeniedError),
         (grpc.StatusCode.ABORTED, RequestAbortedError),
         (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineError),
         (grpc.StatusCode.UNIMPLEMENTED, InternalError),
@@ -81,5 +85,5 @@ def test_the_tree_at_the_top_of_the_module_is_complete() -> None:
     assert errors.__doc__ is not None
     classes = [name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)]
     own = [name for name in classes if name.endswith("Error") and name != "DecodeError"]
-    assert len(own) == 11
+    assert len(own) == 15
     assert all(name in errors.__doc__ for name in own)

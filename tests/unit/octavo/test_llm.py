@@ -50,7 +50,8 @@ async def ask(
 def test_every_option_of_the_services_is_one_of_the_command_line_and_of_the_offline_api() -> None:
     options = {field.name for field in fields(LocalOptions)}
     assert {param.name for param in up.params} == options | {"verbose"}
-    assert options - {"listen", "max_waiting_requests"} <= inspect.signature(LLM).parameters.keys()
+    only_of_a_server = {"listen", "admin_listen", "openai", "max_waiting_requests"}
+    assert options - only_of_a_server <= inspect.signature(LLM).parameters.keys()
 
 
 def test_the_options_of_the_offline_api_reach_the_services(monkeypatch: pytest.MonkeyPatch) -> None:

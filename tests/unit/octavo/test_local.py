@@ -163,7 +163,8 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: 
     """
     before = child_pids()
     child = ChildProcess("executor", program(stubborn), log_path=tmp_path / "log")
-    assert await child.start() == "127.0.0.1:4321"
+    await child.start()
+    assert child.address == "127.0.0.1:4321"
 
     await child.stop(grace_s=0.1)
 
@@ -263,5 +264,6 @@ def test_options_become_flags_and_absent_ones_stay_with_the_services() -> None:
         ),
     ]
     assert options.scheduler_command()[1:] == [
-        *("-P", "-m", "scheduler_svc", "--listen", "127.0.0.1:50051", end_with_parent, "--max-waiting-requests", "9"),
+        *("-P", "-m", "scheduler_svc", "--listen", "127.0.0.1:50051", end_with_parent),
+        *("--admin-listen", "127.0.0.1:0", "--max-waiting-requests", "9"),
     ]

@@ -9,9 +9,11 @@ import pytest
 
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.drivers import Drivers
-from scheduler_svc.executor_client import ExecutorClient, ExecutorRefusedError, SessionTimings
+from scheduler_svc.executor_client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executor_driver import DriverOwner, DriverSettings, ExecutorDriver
+from scheduler_svc.executor_session import SessionTimings
 from scheduler_svc.membership import Membership
+from scheduler_svc.meter import Meter
 
 
 class ToldMembership(Membership):
@@ -65,7 +67,7 @@ class Stage:
         self.membership = ToldMembership(*addresses)
         self.owner = Owner()
         settings = DriverSettings(retry_interval_s=0.0)
-        self.drivers = Drivers(self.membership, RefusingClient, cast("DriverOwner", self.owner), settings)
+        self.drivers = Drivers(self.membership, RefusingClient, cast("DriverOwner", self.owner), settings, Meter())
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

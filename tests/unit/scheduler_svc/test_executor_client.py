@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from octavo.execution.v1 import execution_service_pb2 as pb
-from scheduler_svc.executor_client import ExecutorLostError, ExecutorSession, SessionTimings
+from scheduler_svc.executor_session import ExecutorLostError, ExecutorSession, SessionTimings
 from shared.step import Step, TableDelta
 
 

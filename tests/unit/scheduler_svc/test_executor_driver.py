@@ -17,14 +17,10 @@ from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup, StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
-from scheduler_svc.executor_client import (
-    ExecutorClient,
-    ExecutorLostError,
-    ExecutorRefusedError,
-    ExecutorSession,
-    SessionTimings,
-)
+from scheduler_svc.executor_client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executor_driver import DriverSettings, ExecutorDriver
+from scheduler_svc.executor_session import ExecutorLostError, ExecutorSession, SessionTimings
+from scheduler_svc.meter import Meter
 from scheduler_svc.served_model import CoreSettings, serving_limits
 from shared.errors import OctavoServiceError
 from shared.step import SamplingRow, Step, StepResult
@@ -83,6 +79,8 @@ class VirtualClient(ExecutorClient):
 
 class Owner:
     """Stands in for the engine: queues what comes back, and notes what it is told."""
+
+    has_room = True
 
     def __init__(self) -> None:
         self.fleet = Fleet(WaitingQueue(FcfsPolicy()), FcfsPolicy())
@@ -147,6 +145,7 @@ class Stage:
             self.client,
             self.owner,
             DriverSettings(steps_in_flight, checks_batch_table, retry_interval_s=0.0),
+            Meter(),
         )
 
     @asynccontextmanager

@@ -55,13 +55,24 @@ def test_the_round_trip_is_the_time_from_the_decision_to_the_result() -> None:
     first, second = logged_step(1), logged_step(2)
     log.add(first)
     log.add(second)
-    log.set_result(StepResult(1, 1, no_slots()))
+    log.set_result(StepResult(1, 1, no_slots()), answered_at_s=10.5)
     assert first.result is not None
     assert first.round_trip_us == 500_000
     assert second.result is None
 
 
+def test_who_observes_is_told_of_a_step_once_all_its_times_are_known() -> None:
+    observed: list[LoggedStep] = []
+    log = StepLog(clock=itertools.count(10.0, 0.25).__next__, observe=observed.append)
+    step = logged_step(1)
+    log.add(step)
+    assert not observed
+    log.set_result(StepResult(1, 1, no_slots()), answered_at_s=10.125)
+    assert observed == [step]
+    assert (step.logged_at_s, step.answered_at_s, step.processed_at_s) == (10.0, 10.125, 10.25)
+
+
 def test_a_result_of_a_step_that_is_not_kept_is_dropped() -> None:
     log = log_of(5)
-    log.set_result(StepResult(1, 1, no_slots()))
+    log.set_result(StepResult(1, 1, no_slots()), answered_at_s=0.0)
     assert all(logged.result is None for logged in log.last(3))

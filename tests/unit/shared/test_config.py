@@ -5,7 +5,8 @@ import pytest
 from pydantic import Field, model_validator
 
 from executor_svc.config import ExecutorConfig, FakeConfig
-from shared.config import ConfigError, ServiceConfig, load_config, load_config_or_exit
+from shared.config import ConfigError, load_config, load_config_or_exit
+from shared.service_config import ServiceConfig
 
 
 class SampleConfig(ServiceConfig):

@@ -15,6 +15,8 @@ EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.RequestExistsError("r1"), grpc.StatusCode.ALREADY_EXISTS),
     (errors.UnknownNameError("slot 3 is not live"), grpc.StatusCode.NOT_FOUND),
     (errors.FencedError("stale"), grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.UnauthenticatedError("no token"), grpc.StatusCode.UNAUTHENTICATED),
+    (errors.PermissionDeniedError("another tenant"), grpc.StatusCode.PERMISSION_DENIED),
     (errors.QueueFullError(10, 1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.CacheTooSmallError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.UnavailableError("draining"), grpc.StatusCode.UNAVAILABLE),

@@ -82,9 +82,16 @@ def full_step() -> Step:
         cache_salt=2**64 - 1,
         token_rules=RULES,
         num_prompt_logprobs=3,
+        traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
     )
     plainer = dataclasses.replace(
-        admission, slot=4, sampling=SamplingRow(), cache_salt=0, token_rules=None, num_prompt_logprobs=-1
+        admission,
+        slot=4,
+        sampling=SamplingRow(),
+        cache_salt=0,
+        token_rules=None,
+        num_prompt_logprobs=-1,
+        traceparent=None,
     )
     delta = TableDelta(
         released_slots=np.array([0, 7], np.int32),
@@ -236,6 +243,14 @@ def test_single_admissions_and_forks_survive_the_wire() -> None:
 
     assert plain(decode_admission(encode_admission(admission))) == plain(admission)
     assert decode_fork(encode_fork(fork)) == fork
+
+
+def test_an_admission_that_is_not_traced_costs_nothing_for_it() -> None:
+    traced = full_step().delta.admissions[0]
+    untraced = dataclasses.replace(traced, traceparent=None)
+
+    assert not encode_admission(untraced).HasField("traceparent")
+    assert encode_admission(traced).ByteSize() - encode_admission(untraced).ByteSize() == 2 + 55
 
 
 def test_executor_info_survives_the_wire_with_the_wire_versions() -> None:

@@ -1,0 +1,102 @@
+"""The options that say which scheduler a command talks to, and how: address, TLS, token."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from octavo.bearer_token import read_token
+from octavo.client import Client
+from octavo.commands.options import address_option
+from octavo.tls import TlsOptions
+
+_R = TypeVar("_R")
+
+_FILE = click.Path(path_type=Path)
+
+_SECURITY_OPTIONS = (
+    click.option(
+        "--tls",
+        "speaks_tls",
+        is_flag=True,
+        envvar="OCTAVO_TLS",
+        help="Speak TLS, and trust the authorities of this system. [OCTAVO_TLS]",
+    ),
+    click.option(
+        "--tls-ca",
+        type=_FILE,
+        envvar="OCTAVO_TLS_CA",
+        metavar="FILE",
+        help="Speak TLS, and trust the authorities in this PEM file. [OCTAVO_TLS_CA]",
+    ),
+    click.option(
+        "--tls-cert",
+        type=_FILE,
+        envvar="OCTAVO_TLS_CERT",
+        metavar="FILE",
+        help="Our client certificate (PEM), if the scheduler demands one. [OCTAVO_TLS_CERT]",
+    ),
+    click.option(
+        "--tls-key",
+        type=_FILE,
+        envvar="OCTAVO_TLS_KEY",
+        metavar="FILE",
+        help="Its private key (PEM). [OCTAVO_TLS_KEY]",
+    ),
+    click.option(
+        "--tls-server-name",
+        envvar="OCTAVO_TLS_SERVER_NAME",
+        metavar="NAME",
+        help="The name in the scheduler's certificate, if it is not that in --address. [OCTAVO_TLS_SERVER_NAME]",
+    ),
+    click.option(
+        "--token",
+        envvar="OCTAVO_TOKEN",
+        metavar="TOKEN",
+        help="Who we are, for a scheduler that wants tokens. Others on this machine see a command line: rather set "
+        "OCTAVO_TOKEN, or use --token-file.",
+    ),
+    click.option(
+        "--token-file",
+        type=_FILE,
+        envvar="OCTAVO_TOKEN_FILE",
+        metavar="FILE",
+        help="The file that holds the token, instead. [OCTAVO_TOKEN_FILE]",
+    ),
+)
+
+
+def connection_options(command: Callable[..., _R]) -> Callable[..., _R]:
+    """Give a command the flags of a connection; it gets a Client that is not open yet, as `client`."""
+
+    @functools.wraps(command)
+    def with_client(
+        *args: Any,
+        address: str,
+        speaks_tls: bool,
+        tls_ca: Path | None,
+        tls_cert: Path | None,
+        tls_key: Path | None,
+        tls_server_name: str | None,
+        token: str | None,
+        token_file: Path | None,
+        **others: Any,
+    ) -> _R:
+        tls = TlsOptions(tls_ca, tls_cert, tls_key, tls_server_name)
+        if not (speaks_tls or tls_ca) and tls != TlsOptions():
+            raise click.UsageError(
+                "--tls-cert, --tls-key and --tls-server-name need --tls-ca or --tls", click.get_current_context()
+            )
+        if token is not None and token_file is not None:
+            raise click.UsageError("give the token by --token or by --token-file", click.get_current_context())
+        if token_file is not None:
+            token = read_token(token_file)
+        client = Client(address, tls=tls if speaks_tls or tls_ca else None, token=token)
+        return command(*args, client=client, **others)
+
+    decorated: Callable[..., _R] = with_client
+    for option in reversed((address_option, *_SECURITY_OPTIONS)):
+        decorated = option(decorated)
+    return decorated

@@ -1,0 +1,182 @@
+"""`python -m octavo.gateway`: the SMG gateway, which speaks OpenAI's API, in front of a scheduler.
+
+It runs SMG (`smg launch`, of the extra `octavo[openai]`) in this process, with the settings that suit one
+scheduler, and behaves as the two services do: it says where it serves, and leaves when its stdin closes.
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import TextIO
+
+from octavo.client import Client
+from octavo.errors import LocalServiceError
+
+DEFAULT_OPENAI_ADDRESS = "127.0.0.1:8080"
+
+# SMG looks for a model's tokenizer at the Hugging Face hub before it asks the scheduler, and what it found there might
+# be another one. Nothing listens at this port of this machine, the one for discarding.
+_NO_HUB = "http://127.0.0.1:9"
+
+_EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+_POLL_INTERVAL_S = 0.2
+_POLL_TIMEOUT_S = 5.0
+
+
+def check_gateway(listen: str) -> None:
+    """Refuse now what would only fail once the model is loaded.
+
+    Raises:
+        LocalServiceError: SMG is not installed, or the address cannot be listened on.
+    """
+    if any(importlib.util.find_spec(package) is None for package in ("smg", "smg_grpc_proto")):
+        raise LocalServiceError("--openai needs the packages smg and smg-grpc-proto: pip install 'octavo[openai]'")
+    host, port = _parse_address(listen)
+    try:
+        _bind(host, port).close()
+    except (OSError, OverflowError) as error:
+        raise LocalServiceError(
+            f"the OpenAI API cannot listen on {listen} ({error}): choose another address, --openai HOST:PORT"
+        ) from error
+
+
+def gateway_command(listen: str) -> list[str]:
+    """Return the command that starts the gateway, but for the scheduler's address (`--scheduler HOST:PORT`)."""
+    # -P: a folder in the user's working directory must not shadow a package of ours.
+    return [sys.executable, "-P", "-m", "octavo.gateway", "--listen", listen, "--exit-on-stdin-close"]
+
+
+def smg_arguments(host: str, port: int, scheduler: str) -> list[str]:
+    """Return the arguments of `smg launch` for one scheduler at HOST:PORT."""
+    settings = {
+        "host": host,
+        "port": port,
+        "worker-urls": f"grpc://{scheduler}",
+        "policy": "round_robin",
+        # New requests wait out the restart of a scheduler: about 15 s of attempts.
+        "retry-initial-backoff-ms": 500,
+        "retry-max-retries": 8,
+        "health-check-interval-secs": 5,
+        "health-success-threshold": 1,
+        # The scheduler ends first, and with it all streams.
+        "shutdown-grace-period-secs": 1,
+        # Its metrics have a port of their own, which must be given and would be open to the network.
+        "prometheus-host": "127.0.0.1",
+        "prometheus-port": _free_port("127.0.0.1"),
+        # Nobody may add another scheduler: a key that nobody knows.
+        "control-plane-api-keys": f"octavo:octavo:admin:{secrets.token_hex(16)}",
+    }
+    arguments = [argument for name, value in settings.items() for argument in (f"--{name}", str(value))]
+    # With one scheduler there is no other one to turn to; the breaker would refuse what the retries are for.
+    return [*arguments, "--disable-circuit-breaker"]
+
+
+def main() -> int:
+    """Run the gateway until SIGTERM; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m octavo.gateway", description="OpenAI's API for a scheduler.")
+    parser.add_argument("--listen", default=DEFAULT_OPENAI_ADDRESS, help="HOST:PORT; port 0 takes a free one")
+    parser.add_argument("--scheduler", required=True, help="HOST:PORT of a scheduler with --vllm-engine")
+    parser.add_argument("--exit-on-stdin-close", action="store_true", help="end when standard input closes")
+    options, more_smg_arguments = parser.parse_known_args()
+    try:
+        check_gateway(options.listen)
+        host, port = _parse_address(options.listen)
+        port = port or _free_port(host)
+        if options.exit_on_stdin_close:
+            threading.Thread(target=_end_with_stdin, daemon=True).start()
+        asyncio.run(_wait_for_scheduler(options.scheduler))
+        # Stdout is for the one line that a parent waits for; what SMG prints there is log.
+        stdout = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        threading.Thread(target=_announce_when_ready, args=(host, port, stdout), daemon=True).start()
+        _run_smg([*smg_arguments(host, port, options.scheduler), *more_smg_arguments])
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
+    except Exception as error:  # the outermost layer: SMG raises whatever it likes
+        print(f"octavo gateway: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run_smg(arguments: Sequence[str]) -> None:
+    """Run SMG until SIGTERM. It has threads of its own, and leaves Python's alone."""
+    os.environ["HF_ENDPOINT"] = _NO_HUB
+    from smg.launch_router import launch_router, parse_router_args
+
+    launch_router(parse_router_args(list(arguments)))
+
+
+async def _wait_for_scheduler(address: str) -> None:
+    """Return once the scheduler is ready: SMG gives up one that is not when it looks."""
+    async with Client(address) as client:
+        await client.wait_until_ready()
+
+
+def _end_with_stdin() -> None:
+    """Ask this process to end when its parent is gone."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _announce_when_ready(host: str, port: int, stdout: TextIO) -> None:
+    """Print the line that a parent waits for, once a client would find the model and its tokenizer."""
+    while not _is_ready(f"http://{host}:{port}"):
+        time.sleep(_POLL_INTERVAL_S)
+    print(f"octavo gateway serving on {host}:{port}", file=stdout, flush=True)
+
+
+def _is_ready(url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows the way to this machine
+    try:
+        with opener.open(f"{url}/v1/models", timeout=_POLL_TIMEOUT_S) as answer:
+            models = json.load(answer)["data"]
+        if not models:
+            return False
+        body = json.dumps({"model": models[0]["id"], "prompt": "Hello"}).encode()
+        request = urllib.request.Request(f"{url}/v1/tokenize", body, {"Content-Type": "application/json"})
+        with opener.open(request, timeout=_POLL_TIMEOUT_S):
+            return True
+    except (OSError, ValueError):  # not listening yet, or not registered yet
+        return False
+
+
+def _parse_address(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit():
+        raise LocalServiceError(f"the OpenAI API cannot listen on {address}: it is not HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was served a moment ago is free
+        bound.bind((host, port))
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def _free_port(host: str) -> int:
+    with _bind(host, 0) as bound:
+        port: int = bound.getsockname()[1]
+    return port
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""TLS as who dials sees it: what to trust, what to show, and what a failed handshake means.
+
+Python's own `ssl` checks the files before gRPC gets them: gRPC takes any bytes and refuses to connect later,
+without saying why.
+"""
+
+import re
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from octavo.errors import ConnectionOptionsError
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """How to speak TLS with a service; without any of these, the service has a certificate of a public authority.
+
+    Attributes:
+        ca: PEM file with the authorities that the service's certificate may come from; None: the system's.
+        cert: PEM file with a client certificate, for services that demand one; needs `key`.
+        key: PEM file with its private key, without a passphrase.
+        server_name: The name in the service's certificate, if it is not the one that is dialled.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    server_name: str | None = None
+
+    @property
+    def channel_options(self) -> list[tuple[str, str]]:
+        """The options of a gRPC channel that go with it."""
+        return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
+
+
+def channel_credentials(options: TlsOptions) -> grpc.ChannelCredentials:
+    """Read the files and return credentials for a channel.
+
+    Raises: ConnectionOptionsError: a file cannot be used; names the option, the file and the fix.
+    """
+    if (options.cert is None) != (options.key is None):
+        raise ConnectionOptionsError("--tls-cert and --tls-key go together: a certificate and its private key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if options.ca is not None:
+        _check_authorities(context, options.ca)
+    if options.cert is not None and options.key is not None:
+        _check_pair(context, options.cert, options.key)
+    return grpc.ssl_channel_credentials(
+        None if options.ca is None else _read("--tls-ca", options.ca),
+        None if options.key is None else _read("--tls-key", options.key),
+        None if options.cert is None else _read("--tls-cert", options.cert),
+    )
+
+
+def handshake_trouble(details: str, tls: TlsOptions | None, flags: str = "--tls") -> str | None:
+    """Say what is wrong, and the fix, if a connection failed because of TLS; None: it failed otherwise.
+
+    What the other side finds wrong it does not tell: it closes the connection.
+
+    Args:
+        details: What gRPC says of the failed call.
+        tls: How this side tried to speak TLS; None: it spoke plaintext.
+        flags: What the names of this side's settings begin with.
+    """
+    if "failed to connect" not in details:
+        return None
+    is_closed = re.search("Socket closed|Connection reset", details) is not None
+    if tls is None:
+        if is_closed:
+            return f"it closed the connection at once; if it speaks TLS, name its authority with {flags}-ca"
+        return None
+    if "Hostname Verification Check failed" in details:
+        name = "that was dialled" if tls.server_name is None else tls.server_name
+        return f"its certificate does not have the name {name}; give a name that it has with {flags}-server-name"
+    if "WRONG_VERSION_NUMBER" in details:
+        return "it does not speak TLS; start it with --tls-cert and --tls-key, or connect without TLS"
+    if verification := re.search(r"CERTIFICATE_VERIFY_FAILED: ([^:]*)", details):
+        return _verification_trouble(verification[1], tls, flags)
+    if "handshake" in details.lower():
+        return f"the TLS handshake failed ({details.rpartition('last error: ')[2]})"
+    if not is_closed:
+        return None
+    if tls.cert is None:
+        return (
+            "it closed the connection after the TLS handshake; if it demands a client certificate, name one with "
+            f"{flags}-cert and {flags}-key"
+        )
+    return (
+        f"it closed the connection after the TLS handshake; it may refuse the client certificate {tls.cert}, which "
+        "must be valid and come from an authority in its --tls-client-ca"
+    )
+
+
+def _verification_trouble(reason: str, tls: TlsOptions, flags: str) -> str:
+    if "expired" in reason:
+        return "its certificate has expired; renew it there"
+    if "not yet valid" in reason:
+        return "its certificate is not valid yet; check the clocks of both machines"
+    if "issuer" in reason or "self" in reason:
+        authorities = "that this system knows" if tls.ca is None else f"in {tls.ca}"
+        return f"its certificate comes from no authority {authorities}; name the one that it comes from with {flags}-ca"
+    return f"its certificate is refused ({reason})"
+
+
+def _check_authorities(context: ssl.SSLContext, path: Path) -> None:
+    try:
+        context.load_verify_locations(cafile=path)
+    except ssl.SSLError as error:
+        raise ConnectionOptionsError(
+            f"--tls-ca {path} holds no certificate in PEM form; its text must begin with -----BEGIN CERTIFICATE-----"
+        ) from error
+    except OSError as error:
+        raise _unreadable("--tls-ca", path, error) from error
+
+
+def _check_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+    _read("--tls-cert", cert)  # the errors of load_cert_chain do not say which file it is
+    _read("--tls-key", key)
+    try:
+        context.load_cert_chain(cert, key, password="")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ConnectionOptionsError(
+                f"--tls-key {key} does not belong to the first certificate in --tls-cert {cert}; name the key that it "
+                "was made with"
+            ) from error
+        raise ConnectionOptionsError(
+            f"--tls-cert {cert} and --tls-key {key} must be a certificate and its private key without a passphrase, "
+            "both in PEM form"
+        ) from error
+
+
+def _read(flag: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(flag, path, error) from error
+
+
+def _unreadable(flag: str, path: Path, error: OSError) -> ConnectionOptionsError:
+    return ConnectionOptionsError(f"{flag} {path} cannot be read ({error.strerror}); name a PEM file that exists")

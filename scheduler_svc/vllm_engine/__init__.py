@@ -1,0 +1,47 @@
+"""`vllm.grpc.engine.VllmEngine` on the scheduler's port: what the SMG gateway speaks, and so the OpenAI API.
+
+A thin adapter. `requests.py` turns a request into one of `octavo.generation.v1`, the native servicer runs it,
+`responses.py` turns its events into responses; `servicer.py` is the RPCs. Nothing else of the scheduler
+knows this protocol.
+
+The stubs come from the package smg-grpc-proto, of the extra `octavo[openai]`. They are imported only when
+`add_vllm_engine` is called, so a scheduler without --vllm-engine needs none.
+"""
+
+import grpc.aio
+
+from scheduler_svc.engine import Engine
+from scheduler_svc.generation_servicer import GenerationServicer
+from shared.errors import OctavoServiceError
+
+SERVICE_NAME = "vllm.grpc.engine.VllmEngine"
+
+
+def add_vllm_engine(
+    server: grpc.aio.Server, engine: Engine, generation: GenerationServicer, gateway_tenant: str
+) -> None:
+    """Serve `SERVICE_NAME` on a server that has not started yet.
+
+    Args:
+        server: The scheduler's.
+        engine: To look at.
+        generation: Runs the requests.
+        gateway_tenant: The tenant of all of them.
+
+    Raises: OctavoServiceError: the stubs are missing, or the engine does not serve such a tenant.
+    """
+    try:
+        from smg_grpc_proto.generated import vllm_engine_pb2_grpc
+    except ImportError as error:
+        raise OctavoServiceError(
+            f"--vllm-engine needs the package smg-grpc-proto ({error}): install octavo[openai]"
+        ) from error
+    from scheduler_svc.vllm_engine.servicer import VllmEngineServicer
+
+    tenants = engine.settings.tenants
+    if tenants is not None and gateway_tenant not in tenants:
+        raise OctavoServiceError(
+            f"--gateway-tenant is {gateway_tenant or 'empty'}; it must be one of the tenants in --tenant-weights"
+        )
+    servicer = VllmEngineServicer(engine, generation, gateway_tenant)
+    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]

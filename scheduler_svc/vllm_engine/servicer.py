@@ -1,0 +1,136 @@
+"""`VllmEngine`: each RPC in the terms of the native service. Read `requests.py` and `responses.py` first."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, Never, cast
+
+import grpc
+import grpc.aio
+from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+
+from octavo.generation.v1 import generation_service_pb2
+from scheduler_svc.engine import Engine
+from scheduler_svc.generation_servicer import GenerationServicer
+from scheduler_svc.served_model import ServedModel
+from scheduler_svc.vllm_engine.description import loads, model_info, server_info
+from scheduler_svc.vllm_engine.requests import generation_request
+from scheduler_svc.vllm_engine.responses import Answer
+from scheduler_svc.vllm_engine.tokenizer_archive import archive_chunks, tokenizer_archive
+from shared.errors import RequestAbortedError, RequestExistsError, UnavailableError
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
+    """Serves a gateway from the native servicer. Errors of the service's tree become statuses outside.
+
+    Args:
+        engine: To look at.
+        generation: Runs the requests.
+        tenant: The tenant of all of them.
+    """
+
+    def __init__(self, engine: Engine, generation: GenerationServicer, tenant: str) -> None:
+        self._engine = engine
+        self._generation = generation
+        self._tenant = tenant
+        self._is_aborted: dict[str, bool] = {}  # the calls that `Generate` serves, by request id
+        self._started_at_s = self._received_at_s = time.time()
+
+    async def Generate(  # noqa: N802 (named by the proto)
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Run one prompt. The request ends with the call, or by `Abort`, which is answered with what there is."""
+        self._received_at_s = time.time()
+        native, answer = generation_request(request, self._tenant), Answer(request)
+        with self._live_call(request.request_id):
+            try:
+                async with aclosing(self._native_events(native, context)) as events:
+                    async for event in events:
+                        for response in answer.responses(event):
+                            yield response
+                        self._check_not_aborted(request.request_id)
+            except RequestAbortedError:
+                for response in answer.aborted():
+                    yield response
+
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802
+        """End requests; unknown and finished ids are accepted."""
+        for request_id in request.request_ids:
+            if request_id in self._is_aborted:  # maybe not in the engine yet: its prompt is being checked
+                self._is_aborted[request_id] = True
+            await self._generation.Abort(generation_service_pb2.AbortRequest(request_id=request_id), context)
+        return pb.AbortResponse()
+
+    async def HealthCheck(  # noqa: N802
+        self, request: pb.HealthCheckRequest, context: Context
+    ) -> pb.HealthCheckResponse:
+        """Say whether requests find an executor, and if not, why."""
+        why_not = self._engine.why_not_ready
+        return pb.HealthCheckResponse(healthy=not why_not, message=why_not)
+
+    async def GetModelInfo(  # noqa: N802
+        self, request: pb.GetModelInfoRequest, context: Context
+    ) -> pb.GetModelInfoResponse:
+        """Describe the model."""
+        return model_info(self._model())
+
+    async def GetServerInfo(  # noqa: N802
+        self, request: pb.GetServerInfoRequest, context: Context
+    ) -> pb.GetServerInfoResponse:
+        """Describe the scheduler."""
+        return server_info(self._engine, self._model(), self._started_at_s, self._received_at_s)
+
+    async def GetLoads(self, request: pb.GetLoadsRequest, context: Context) -> pb.GetLoadsResponse:  # noqa: N802
+        """Return the load of the fleet; `include` is not read: there is one section."""
+        return loads(self._engine)
+
+    async def GetTokenizer(  # noqa: N802
+        self, request: common_pb2.GetTokenizerRequest, context: Context
+    ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
+        """Send the tokenizer's files."""
+        for chunk in archive_chunks(await asyncio.to_thread(tokenizer_archive, self._model())):
+            yield chunk
+
+    async def _unimplemented(self, request: object, context: Context) -> Never:
+        """End the call as gRPC ends one of a service that it does not know: gateways go on without."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this scheduler generates text and nothing else")
+
+    Embed = FlushCache = StartProfile = StopProfile = SubscribeKvEvents = _unimplemented
+
+    @contextmanager
+    def _live_call(self, request_id: str) -> Iterator[None]:
+        """Let `Abort` find a call by its id.
+
+        Raises: RequestExistsError: a live call has the same id.
+        """
+        if not request_id:  # the scheduler makes one, which nobody learns
+            yield
+            return
+        if request_id in self._is_aborted:
+            raise RequestExistsError(request_id)
+        self._is_aborted[request_id] = False
+        try:
+            yield
+        finally:
+            del self._is_aborted[request_id]
+
+    def _native_events(
+        self, native: generation_service_pb2.GenerateRequest, context: Context
+    ) -> AsyncGenerator[generation_service_pb2.GenerateResponse]:
+        """Run a native request; whoever closes the generator ends the request."""
+        return cast(
+            "AsyncGenerator[generation_service_pb2.GenerateResponse]", self._generation.Generate(native, context)
+        )
+
+    def _check_not_aborted(self, request_id: str) -> None:
+        if self._is_aborted.get(request_id):
+            raise RequestAbortedError(f"request {request_id!r} was aborted")
+
+    def _model(self) -> ServedModel:
+        if self._engine.model is None:
+            raise UnavailableError(f"{self._engine.why_not_ready}; retry in a moment")
+        return self._engine.model

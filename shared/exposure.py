@@ -1,0 +1,37 @@
+"""Warns about ports that others than this machine can reach, and that do not ask who calls."""
+
+import logging
+import sys
+from collections.abc import Mapping
+
+from octavo.loopback import is_loopback
+from shared.events import Event
+
+_logger = logging.getLogger(__name__)
+
+
+def warn_if_exposed(
+    service: str, ports: Mapping[str, str], *, is_encrypted: bool, knows_clients: bool, how_to_know_clients: str
+) -> None:
+    """Say in the log, and as a sentence on stderr, which ports lack protection, and what to do.
+
+    Args:
+        service: Name of the service.
+        ports: Address of each port, host:port, by the flag that sets it.
+        is_encrypted: Whether they speak TLS.
+        knows_clients: Whether they take calls of known clients only.
+        how_to_know_clients: The advice if they do not, beginning with a verb.
+    """
+    for flag, address in ports.items():
+        if is_loopback(address) or (is_encrypted and knows_clients):
+            continue
+        if is_encrypted:
+            event = "listens_without_authentication"
+            lack = "does not ask who calls: anybody who reaches it may use it"
+            advice = how_to_know_clients
+        else:
+            event = "listens_without_tls"
+            lack = "speaks no TLS: anybody on the way can read along, and change what is sent"
+            advice = f"set --tls-cert and --tls-key, or {flag} to an address of this machine only, such as 127.0.0.1"
+        _logger.warning(Event(event, flag=flag, address=address, advice=advice))
+        print(f"octavo: warning: the {service} at {flag} {address} {lack}; {advice}", file=sys.stderr)

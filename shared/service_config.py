@@ -1,0 +1,80 @@
+"""The settings that every service has; `shared/config.py` reads them from flags, environment and file."""
+
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d{2}|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
+ADDRESS_PATTERN = rf"^.+:{_PORT}$"
+
+
+class ServiceConfig(BaseModel):
+    """What every service has. `service` names the table and the variables, `program` is what people type."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    service: ClassVar[str]
+    program: ClassVar[str]
+
+    listen: str = Field(
+        pattern=ADDRESS_PATTERN, description="Address to serve gRPC on, host:port; each service has its own default."
+    )
+    health_listen: str | None = Field(
+        None,
+        pattern=ADDRESS_PATTERN,
+        description="Address of a second port with nothing but grpc.health.v1, host:port, never with TLS: for the gRPC "
+        "probes of Kubernetes. Health is answered at --listen too.",
+    )
+    metrics_listen: str | None = Field(
+        None,
+        pattern=ADDRESS_PATTERN,
+        description="Address to serve Prometheus metrics on, host:port, over HTTP at /metrics; without it there are "
+        "none.",
+    )
+    tls_cert: Path | None = Field(
+        None,
+        description="PEM file with the certificate to speak TLS with, its chain behind it; read again when it changes. "
+        "By default the service speaks plaintext.",
+    )
+    tls_key: Path | None = Field(
+        None, description="PEM file with the private key of --tls-cert, without a passphrase; read again too."
+    )
+    tls_client_ca: Path | None = Field(
+        None,
+        description="PEM file with the authorities of client certificates: whoever has none is refused (mutual TLS). "
+        "By default clients need none.",
+    )
+    max_message_bytes: int = Field(
+        64 * 2**20,
+        ge=2**16,
+        lt=2**31,
+        description="Largest message in either direction, in bytes; a full admission of long prompts fits many times.",
+    )
+    shutdown_grace_s: float = Field(
+        20.0,
+        ge=0,
+        description="Time for running work to end after SIGTERM, in seconds; below Kubernetes' 30 s.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe log lines to write; info is one line for each change of state."
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="How log lines are written to stderr: as key=value pairs, or as one JSON object a line."
+    )
+    tracing: Literal["off", "otlp"] = Field(
+        "off",
+        description="otlp: send a trace of each request to an OpenTelemetry collector, set up by the variables OTEL_*; "
+        "needs octavo[tracing].",
+    )
+    exit_on_stdin_close: bool = Field(
+        False, description="End when standard input closes, for services that must not outlive a parent process."
+    )
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key go together: a certificate and its private key")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("--tls-client-ca needs --tls-cert and --tls-key: without TLS clients show none")
+        return self

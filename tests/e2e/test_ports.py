@@ -1,0 +1,151 @@
+"""The ports of the real processes: what answers where, until when, and what a taken one means."""
+
+import asyncio
+import json
+import signal
+import sys
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
+from octavo.generation.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc
+from tests.support.processes import Service, running_service
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+HEALTH = ("--health-listen", "127.0.0.1:0")
+
+
+async def health_of(address: str, name: str) -> int:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+    status: int = answer.status
+    return status
+
+
+async def until_ready(address: str) -> None:
+    async with asyncio.timeout(20), grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        async for answer in stub.Watch(health_pb2.HealthCheckRequest(service="readiness")):
+            if answer.status == SERVING:
+                return
+
+
+async def services_at(address: str) -> set[str]:
+    """Return what reflection lists."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        async for answer in call:
+            return {service.name for service in answer.list_services_response.service}
+    raise AssertionError("no answer")
+
+
+async def run_to_its_end(module: str, *flags: str) -> tuple[int | None, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", module, *flags),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+    return process.returncode, errors.decode()
+
+
+async def test_probes_have_a_port_of_their_own_with_health_alone() -> None:
+    async with (
+        running_service("executor_svc.fake", *HEALTH) as executor,
+        running_service("scheduler_svc", "--executor", executor.address, *HEALTH) as scheduler,
+    ):
+        for service in (executor, scheduler):
+            await until_ready(service.beside["health"])
+            assert await health_of(service.beside["health"], "liveness") == SERVING
+            assert await health_of(service.address, "readiness") == SERVING
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await services_at(service.beside["health"])
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_operators_have_a_port_of_their_own() -> None:
+    async with (
+        running_service("executor_svc.fake") as executor,
+        running_service("scheduler_svc", "--executor", executor.address) as scheduler,
+    ):
+        names = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+        assert await services_at(scheduler.address) == {"octavo.generation.v1.GenerationService", *names}
+        assert await services_at(scheduler.beside["admin"]) == {"octavo.admin.v1.AdminService", *names}
+        async with grpc.aio.insecure_channel(scheduler.address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await admin_service_pb2_grpc.AdminServiceStub(channel).GetSchedulerState(
+                    admin_service_pb2.GetSchedulerStateRequest()
+                )
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_probes_and_operators_are_answered_while_the_scheduler_drains() -> None:
+    async with (
+        running_service("executor_svc.fake", "--step-ms", "20") as executor,
+        running_service("scheduler_svc", "--executor", executor.address, *HEALTH) as scheduler,
+    ):
+        await until_ready(scheduler.beside["health"])
+        async with grpc.aio.insecure_channel(scheduler.address) as channel:
+            request = generation_service_pb2.GenerateRequest(
+                token_ids=generation_service_pb2.TokenIds(ids=[65]),
+                sampling_params=generation_pb2.SamplingParams(max_tokens=40),
+            )
+            call = generation_service_pb2_grpc.GenerationServiceStub(channel).Generate(request)
+            events = aiter(call)
+            assert (await anext(events)).HasField("accepted")
+            scheduler.process.send_signal(signal.SIGTERM)
+            await until_draining(scheduler)
+            assert await health_of(scheduler.beside["health"], "liveness") == SERVING
+            async with grpc.aio.insecure_channel(scheduler.beside["admin"]) as admin:
+                state = await admin_service_pb2_grpc.AdminServiceStub(admin).GetSchedulerState(
+                    admin_service_pb2.GetSchedulerStateRequest()
+                )
+            assert state.num_running_requests == 1
+            last = [event async for event in events][-1]
+            assert len(last.finished.outputs[0].token_ids) == 40
+        assert await scheduler.process.wait() == 0
+
+
+async def until_draining(scheduler: Service) -> None:
+    async with asyncio.timeout(20):
+        while await health_of(scheduler.beside["health"], "readiness") != NOT_SERVING:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("flag", ["--listen", "--admin-listen", "--health-listen"])
+async def test_a_taken_port_is_one_sentence_and_no_other_port_stays_open(flag: str) -> None:
+    async with running_service("executor_svc.fake") as executor:
+        ports = {"--listen": "127.0.0.1:0", "--admin-listen": "127.0.0.1:0", "--health-listen": "127.0.0.1:0"}
+        ports[flag] = executor.address
+        flags = [word for pair in ports.items() for word in pair]
+        status, errors = await run_to_its_end("scheduler_svc", "--executor", executor.address, *flags)
+    assert status == 1
+    last = errors.strip().splitlines()[-1]
+    assert last == f"octavo scheduler: cannot listen on {executor.address}: the address is taken or not ours"
+
+
+async def test_log_lines_can_be_json() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "scheduler_svc", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),
+        *("--executor", "127.0.0.1:1", "--log-format", "json", "--exit-on-stdin-close"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    assert process.stdin is not None
+    line = json.loads(await process.stderr.readline())
+    process.stdin.close()
+    await process.communicate()
+    assert line["event"] == "no_executor"
+    assert line["address"] == "127.0.0.1:1"
+    assert line["level"] == "warning"
+    assert line["logger"] == "scheduler_svc.executor_driver"
+    assert line["time"].endswith("+00:00")

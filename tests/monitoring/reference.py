@@ -1,0 +1,36 @@
+"""The tables of docs/metrics.md, written from the definitions in the code.
+
+python -m tests.monitoring.reference        writes them anew
+"""
+
+import re
+from pathlib import Path
+
+from executor_svc.executor_metrics import METRICS as EXECUTOR_METRICS
+from scheduler_svc.scheduler_metrics import ALIASES
+from scheduler_svc.scheduler_metrics import METRICS as SCHEDULER_METRICS
+from shared.metric import docs_table
+from shared.service_metrics import METRICS as SERVICE_METRICS
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+_TABLES = {
+    "scheduler": docs_table(SCHEDULER_METRICS),
+    "executor": docs_table(EXECUTOR_METRICS),
+    "both": docs_table(SERVICE_METRICS),
+    "aliases": docs_table(ALIASES),
+}
+
+
+def with_tables(page: str) -> str:
+    """Return the page with its tables, each between two comments, as the code has them."""
+    for name, table in _TABLES.items():
+        begin, end = f"<!-- table {name} -->", "<!-- end -->"
+        found = re.search(f"{begin}.*?{end}", page, re.DOTALL)
+        assert found, f"the page has no place for the table {name!r}"
+        page = f"{page[: found.start()]}{begin}\n{table}\n{end}{page[found.end() :]}"
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,157 @@
+"""Every alert fires when it should and is silent when it should be, played by Prometheus' own promtool."""
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.monitoring import promtool as tool
+from tests.monitoring.alert_cases import CASES, SILENT, Case
+from tests.monitoring.expressions import (
+    dashboard_expressions,
+    missing_names,
+    names_in,
+    rule_groups,
+    rules_with,
+    sample_names,
+)
+from tests.monitoring.live import Scrapes
+from tests.monitoring.promtool import RefusedError, check_expressions, check_rules, play
+from tests.monitoring.reference import PAGE, with_tables
+
+
+def silent_groups() -> list[dict[str, Any]]:
+    """The rules without annotations: promtool would want each of them in each expectation."""
+    groups = copy.deepcopy(rule_groups())
+    for group in groups:
+        for rule in group["rules"]:
+            rule.pop("annotations", None)
+    return groups
+
+
+def play_case(case: Case, groups: list[dict[str, Any]], directory: Path, *, fires: bool) -> None:
+    severity = rules_with("alert")[case.alert]["labels"]["severity"]
+    play(groups, case.test(fires=fires, severity=severity), directory)
+
+
+def test_the_rules_parse(tmp_path: Path) -> None:
+    check_rules(rule_groups(), tmp_path)
+
+
+def test_a_template_that_does_not_parse_is_noticed(tmp_path: Path) -> None:
+    groups = copy.deepcopy(rule_groups())
+    groups[1]["rules"][1]["annotations"]["description"] = "{{ $labels.namespace }"
+    with pytest.raises(RefusedError, match="description"):
+        check_rules(groups, tmp_path)
+
+
+def test_every_alert_is_played() -> None:
+    assert [case.alert for case in CASES] == list(rules_with("alert"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.alert)
+def test_an_alert_fires(case: Case, tmp_path: Path) -> None:
+    play_case(case, silent_groups(), tmp_path, fires=True)
+
+
+@pytest.mark.parametrize("case", [*CASES, *SILENT], ids=lambda case: case.alert)
+def test_an_alert_is_silent(case: Case, tmp_path: Path) -> None:
+    play_case(case, silent_groups(), tmp_path, fires=False)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.alert)
+def test_an_alert_that_can_never_fire_is_noticed(case: Case, tmp_path: Path) -> None:
+    groups = silent_groups()
+    [rule] = [rule for group in groups for rule in group["rules"] if rule.get("alert") == case.alert]
+    rule["expr"] = f"({rule['expr']}) and on () vector(1) == 2"
+    with pytest.raises(RefusedError, match=case.alert):
+        play_case(case, groups, tmp_path, fires=True)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.alert)
+def test_an_alert_that_always_fires_is_noticed(case: Case, tmp_path: Path) -> None:
+    groups = silent_groups()
+    [rule] = [rule for group in groups for rule in group["rules"] if rule.get("alert") == case.alert]
+    rule["expr"] = "vector(1)"
+    with pytest.raises(RefusedError, match=case.alert):
+        play_case(case, groups, tmp_path, fires=False)
+
+
+def test_every_alert_says_what_is_wrong_and_where_to_read_on() -> None:
+    for name, rule in rules_with("alert").items():
+        annotations = rule["annotations"]
+        assert set(annotations) == {"summary", "description", "runbook"}, name
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert annotations["runbook"] == f"docs/metrics.md#{name.lower()}"
+        assert re.search(rf"^### {name}$", PAGE.read_text(encoding="utf-8"), re.MULTILINE), f"{name} has no runbook"
+
+
+# Expressions and what there is ------------------------------------------------------------------------
+
+
+def test_the_expressions_of_the_dashboard_parse(tmp_path: Path) -> None:
+    expressions = dashboard_expressions()
+    assert len(expressions) > 20
+    check_expressions(expressions, tmp_path)
+
+
+def test_an_expression_that_does_not_parse_is_noticed(tmp_path: Path) -> None:
+    broken = [*dashboard_expressions(), "sum(rate(octavo_requests_finished_total[5m])"]
+    with pytest.raises(RefusedError, match="parse error"):
+        check_expressions(broken, tmp_path)
+
+
+def known_names(scrapes: Scrapes) -> set[str]:
+    served = sample_names(scrapes.scheduler) | sample_names(scrapes.executor) | sample_names(scrapes.tls_executor)
+    return served | set(rules_with("record"))
+
+
+def test_alerts_and_records_ask_for_metrics_that_are_served(scrapes: Scrapes) -> None:
+    expressions = [rule["expr"] for group in rule_groups() for rule in group["rules"]]
+    assert not missing_names(expressions, known_names(scrapes))
+
+
+def test_the_dashboard_asks_for_metrics_that_are_served(scrapes: Scrapes) -> None:
+    assert not missing_names(dashboard_expressions(), known_names(scrapes))
+
+
+def test_a_metric_that_nobody_serves_is_noticed(scrapes: Scrapes) -> None:
+    expressions = [*dashboard_expressions(), "sum(octavo_requests_waitng)"]
+    assert missing_names(expressions, known_names(scrapes)) == {"octavo_requests_waitng"}
+
+
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ('sum by (pod, le) (rate(a_bucket{x="b_c",y=~"d|e"}[5m])) > 5', {"a_bucket"}),
+        ("namespace:a:sum > 3 and on (namespace) deriv(b[10m]) > 0.5", {"namespace:a:sum", "b"}),
+        ("(a - time()) / 86400", {"a"}),
+        ("sum(a) without (pod) or b unless c offset 5m", {"a", "b", "c"}),
+    ],
+)
+def test_names_are_found_in_expressions(expression: str, names: set[str]) -> None:
+    assert names_in(expression) - {"5m"} == names
+
+
+def test_without_promtool_the_tests_fail_and_say_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(AssertionError, match="run `make monitoring-tools`"):
+        tool.find_promtool()
+
+
+# The page ---------------------------------------------------------------------------------------------
+
+
+def test_the_reference_page_is_what_the_code_says() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == with_tables(page), "run `make docs-metrics`"
+
+
+def test_a_page_that_is_behind_the_code_is_noticed() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    behind = page.replace("Requests in the batch of an executor.", "Requests.", 1)
+    assert behind != page
+    assert with_tables(behind) == page

@@ -1,0 +1,92 @@
+"""What /metrics says after some work, from real processes."""
+
+import time
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from executor_svc.executor_metrics import METRICS as EXECUTOR_METRICS
+from scheduler_svc.scheduler_metrics import ALIASES, METRICS
+from shared.metric import Metric
+from shared.service_metrics import METRICS as SERVICE_METRICS
+from tests.monitoring.expressions import sample_names
+from tests.monitoring.live import NUM_REQUESTS, Scrapes, value_of
+from tests.monitoring.promtool import check_metrics
+
+# An alias has the name that others gave it.
+COLON = "metric names should not contain ':'"
+
+
+def test_promtool_has_nothing_against_the_metrics(scrapes: Scrapes) -> None:
+    aliases = sorted(f"{metric.name} {COLON}" for metric in ALIASES)
+    assert check_metrics(scrapes.scheduler) == aliases
+    assert check_metrics(scrapes.executor) == []
+    assert check_metrics(scrapes.tls_executor) == []
+
+
+def test_a_bad_name_is_noticed(scrapes: Scrapes) -> None:
+    bad = scrapes.executor + "# HELP octavo_step_milliseconds A.\n# TYPE octavo_step_milliseconds counter\n"
+    assert check_metrics(bad + "octavo_step_milliseconds 1\n")
+
+
+@pytest.mark.parametrize("metric", [*METRICS, *ALIASES, *SERVICE_METRICS], ids=lambda metric: metric.name)
+def test_the_scheduler_serves_every_metric_with_its_type_and_text(metric: Metric, scrapes: Scrapes) -> None:
+    assert f"# TYPE {metric.name} {metric.kind}\n" in scrapes.scheduler
+    assert f"# HELP {metric.name} {metric.help}\n" in scrapes.scheduler
+
+
+@pytest.mark.parametrize("metric", [*EXECUTOR_METRICS, *SERVICE_METRICS], ids=lambda metric: metric.name)
+def test_the_executor_serves_every_metric_with_its_type_and_text(metric: Metric, scrapes: Scrapes) -> None:
+    assert f"# TYPE {metric.name} {metric.kind}\n" in scrapes.executor
+    assert f"# HELP {metric.name} {metric.help}\n" in scrapes.executor
+
+
+def test_requests_tokens_and_calls_add_up(scrapes: Scrapes) -> None:
+    page = scrapes.scheduler
+    assert value_of(page, "octavo_requests_finished_total", finish_reason="length") == NUM_REQUESTS
+    assert value_of(page, "octavo_prompt_tokens_total") == 20 * NUM_REQUESTS
+    assert value_of(page, "octavo_output_tokens_total") == 30 * NUM_REQUESTS
+    assert value_of(page, "octavo_time_to_first_token_seconds_count") == NUM_REQUESTS
+    assert value_of(page, "octavo_inter_token_latency_seconds_count") == 29 * NUM_REQUESTS
+    assert value_of(page, "octavo_requests_running") == 0
+    assert value_of(page, "grpc_server_handled_total", grpc_method="Generate", grpc_code="OK") == NUM_REQUESTS
+    assert value_of(page, "vllm:num_requests_running", model_name="fake") == 0
+
+
+def test_both_tiers_count_the_same_steps(scrapes: Scrapes) -> None:
+    num_steps = value_of(scrapes.executor, "octavo_executor_steps_total")
+    for phase in ("schedule", "wait", "execute", "process"):
+        assert value_of(scrapes.scheduler, "octavo_step_duration_seconds_count", phase=phase) == num_steps
+    execute_s = value_of(scrapes.scheduler, "octavo_step_duration_seconds_sum", phase="execute")
+    assert value_of(scrapes.executor, "octavo_executor_busy_seconds_total") == pytest.approx(execute_s)
+
+
+def test_the_executor_counts_tokens_by_kind(scrapes: Scrapes) -> None:
+    # The first of a request's 30 tokens comes with its prompt; what a step computes beyond the last is dropped.
+    assert value_of(scrapes.executor, "octavo_executor_tokens_total", kind="prefill") == 20 * NUM_REQUESTS
+    assert value_of(scrapes.executor, "octavo_executor_tokens_total", kind="decode") == 29 * NUM_REQUESTS
+
+
+def test_an_executor_says_who_it_is_whether_it_is_held_and_how_idle_it_is(scrapes: Scrapes) -> None:
+    assert value_of(scrapes.executor, "octavo_executor_info", model_id="fake", dtype="float32") == 1
+    assert value_of(scrapes.executor, "octavo_executor_attached") == 1
+    assert value_of(scrapes.tls_executor, "octavo_executor_attached") == 0
+    assert value_of(scrapes.tls_executor, "octavo_executor_idle_ratio") == 1
+    assert 0 < value_of(scrapes.executor, "octavo_executor_idle_ratio") < 1
+
+
+def test_a_certificate_says_when_it_expires_and_without_one_nothing_does(scrapes: Scrapes) -> None:
+    assert value_of(scrapes.tls_executor, "octavo_tls_certificate_expiry_seconds") > time.time()
+    assert "octavo_tls_certificate_expiry_seconds" not in sample_names(scrapes.executor)
+
+
+def test_no_label_holds_what_a_client_sent(scrapes: Scrapes) -> None:
+    labels = {
+        name
+        for family in text_string_to_metric_families(scrapes.scheduler)
+        for s in family.samples
+        for name in s.labels
+    }
+    known = {label for metric in (*METRICS, *ALIASES, *SERVICE_METRICS) for label in metric.labels}
+    assert labels <= known | {"le"}
+    assert not {"tenant", "request_id", "instance"} & labels

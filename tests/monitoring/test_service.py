@@ -1,0 +1,69 @@
+"""The metrics port of a service: there from the start to the end, or a sentence that says why not."""
+
+import asyncio
+import socket
+
+import pytest
+
+from executor_svc.execution_servicer import ExecutionServicer
+from executor_svc.fake_worker import FakeWorker
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.membership import Membership
+from scheduler_svc.service import SchedulerService
+from shared.errors import UnavailableError
+from tests.monitoring.live import scrape, value_of
+from tests.support.stack import collect, running_stack, token_request
+
+
+def samples_of(servicer: ExecutionServicer) -> dict[str, float]:
+    """The samples of an executor, without their labels."""
+    return {sample.name: sample.value for family in servicer.metrics() for sample in family.samples}
+
+
+async def test_an_executor_that_loads_has_all_metrics_but_what_it_is() -> None:
+    servicer = ExecutionServicer()
+    loading = samples_of(servicer)
+    assert (loading["octavo_executor_attached"], loading["octavo_executor_idle_ratio"]) == (0, 1)
+    assert "octavo_executor_info" not in loading
+    await servicer.load(FakeWorker)
+    assert set(samples_of(servicer)) == {*loading, "octavo_executor_info"}
+    await servicer.drain()
+    assert set(samples_of(servicer)) == {*loading, "octavo_executor_info"}
+    servicer.close()
+
+
+async def test_a_scheduler_answers_while_it_drains() -> None:
+    async with running_stack(metrics_listen="127.0.0.1:0") as stack:
+        await stack.engine.start_draining()
+        page = await scrape(stack.service.addresses_beside["metrics"])
+    assert value_of(page, "octavo_executors", state="attached") == 1
+
+
+async def test_a_scheduler_answers_without_an_executor_and_names_none() -> None:
+    nobody = Membership(("127.0.0.1:1",), 1.0)
+    async with running_stack(membership=nobody, ready=False, metrics_listen="127.0.0.1:0") as stack:
+        while not stack.engine.drivers:
+            await asyncio.sleep(0)
+        page = await scrape(stack.service.addresses_beside["metrics"])
+    assert value_of(page, "octavo_executors", state="attached") == 0
+    assert value_of(page, "octavo_executors", state="connecting") == 1
+    assert "octavo_kv_cache_usage_ratio{" not in page
+    assert "vllm:num_requests_waiting{" not in page
+
+
+async def test_without_the_setting_there_is_no_port() -> None:
+    async with running_stack() as stack:
+        await collect(stack, token_request(20, 2))
+        assert "metrics" not in stack.service.addresses_beside
+
+
+async def test_a_metrics_port_that_is_taken_is_one_sentence_and_nothing_is_served() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
+        metrics, listen = (f"127.0.0.1:{server.getsockname()[1]}" for server in (taken, free))
+        free.close()
+        settings = {"listen": listen, "admin_listen": "127.0.0.1:0", "metrics_listen": metrics, "executor": ("a:1",)}
+        service = SchedulerService(SchedulerConfig.model_validate(settings))
+        with pytest.raises(UnavailableError, match=f"^cannot listen on {metrics}: the address is taken or not ours$"):
+            await service.start()
+        with socket.create_server(("127.0.0.1", int(listen.rpartition(":")[2]))):
+            pass

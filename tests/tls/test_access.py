@@ -1,0 +1,258 @@
+"""Tokens, tenants, operators and trusted clients at the ports of a scheduler."""
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
+from octavo.client import Client
+from octavo.errors import PermissionDeniedError, UnauthenticatedError
+from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo.generation.v1 import generation_service_pb2_grpc
+from octavo.outputs import Accepted
+from octavo.sampling_params import SamplingParams
+from scheduler_svc import generation_servicer
+from tests.support.certificates import PairFiles, replace
+from tests.tls.services import Scheduler, running_pair, tls_settings
+
+BLUE, GREEN, OPERATOR = "blue-token-0123456", "green-token-012345", "operator-token-012"
+TOKENS = f"# of the tests\nblue {BLUE}\n\n  green\t{GREEN}\n* {OPERATOR}\n"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=3)
+LONG = SamplingParams(temperature=0.0, max_tokens=5000)
+
+
+@pytest.fixture
+def tokens_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens"
+    path.write_text(TOKENS)
+    return path
+
+
+@pytest.fixture
+async def scheduler(tokens_file: Path) -> AsyncIterator[Scheduler]:
+    async with running_pair(tokens_file=tokens_file) as running:
+        yield running
+
+
+async def failure(call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value.details() or ""
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),)
+
+
+MISSING = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    "this scheduler wants a token; send the metadata authorization: Bearer TOKEN (octavo: --token-file, or "
+    "OCTAVO_TOKEN)",
+)
+UNKNOWN = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    "this scheduler does not know the token; ask its operator for another one",
+)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ((), MISSING),
+        ((("authorization", BLUE),), MISSING),
+        ((("authorization", f"Basic {BLUE}"),), MISSING),
+        ((("authorization", "Bearer "),), MISSING),
+        ((*bearer(BLUE), *bearer(GREEN)), MISSING),
+        (bearer("blue-token-012345"), UNKNOWN),
+        (bearer(BLUE + "7"), UNKNOWN),
+        (bearer(BLUE.upper()), UNKNOWN),
+    ],
+)
+async def test_a_call_without_a_known_token_is_refused(
+    scheduler: Scheduler, metadata: tuple[tuple[str, str], ...], expected: tuple[grpc.StatusCode, str]
+) -> None:
+    async with grpc.aio.insecure_channel(scheduler.address) as channel:
+        stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
+        assert await failure(stub.GetModel(pb.GetModelRequest(), metadata=metadata)) == expected
+        stream = stub.Generate(pb.GenerateRequest(text="hello"), metadata=metadata)
+        assert await failure(anext(aiter(stream))) == expected
+
+
+async def test_the_scheme_is_written_in_any_case(scheduler: Scheduler) -> None:
+    async with grpc.aio.insecure_channel(scheduler.address) as channel:
+        stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
+        answer = await stub.GetModel(pb.GetModelRequest(), metadata=(("authorization", f"bearer {BLUE}"),))
+    assert answer.vocab_size > 0
+
+
+async def test_a_stranger_makes_the_scheduler_do_nothing(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither decoded nor tokenized: the request is not even a message."""
+    tokenized = []
+    monkeypatch.setattr(generation_servicer, "tokenize", lambda *arguments: tokenized.append(arguments))
+    async with grpc.aio.insecure_channel(scheduler.address) as channel:
+        method: Any = channel.unary_stream("/octavo.generation.v1.GenerationService/Generate")
+        assert await failure(method(b"\xff\xff").read()) == MISSING
+        code, text = await failure(method(b"\xff\xff", metadata=bearer(BLUE)).read())
+    assert (code, text) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "the request is not a message of this method; it must be encoded by its proto",
+    )
+    assert tokenized == []
+    assert scheduler.service.engine.num_waiting == 0
+
+
+async def test_every_entry_is_compared_in_constant_time(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, original = [], hmac.compare_digest
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return original(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    async with Client(scheduler.address, token=BLUE) as client:
+        await client.get_model()
+    assert len(compared) == 3, "the first entry fits; the others are compared all the same"
+    assert {len(digest) for pair in compared for digest in pair} == {32}
+
+
+async def test_a_request_belongs_to_the_tenant_of_its_token(scheduler: Scheduler) -> None:
+    requests = scheduler.service.engine.requests
+    async with Client(scheduler.address, token=BLUE) as client:
+        stream = client.stream("hello", LONG, request_id="named", tenant="blue")
+        await anext(stream)
+        unnamed = client.stream("hello", LONG, request_id="unnamed")
+        await anext(unnamed)
+        assert {request.group.tenant for request in requests.values()} == {"blue"}
+        with pytest.raises(PermissionDeniedError) as caught:
+            await client.generate("hello", GREEDY, tenant="green")
+        await stream.aclose()
+        await unnamed.aclose()
+    assert str(caught.value) == (
+        "the token is of tenant 'blue', the request of tenant 'green'; leave the tenant out, or use a token of "
+        "that tenant"
+    )
+
+
+async def test_an_operator_acts_for_any_tenant(scheduler: Scheduler) -> None:
+    requests = scheduler.service.engine.requests
+    async with Client(scheduler.address, token=OPERATOR) as client:
+        streams = [client.stream("hello", LONG, tenant=tenant) for tenant in ("", "blue", "anybody")]
+        for stream in streams:
+            assert isinstance(await anext(stream), Accepted)
+        assert [request.group.tenant for request in requests.values()] == ["", "blue", "anybody"]
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_only_their_own_tenant_and_operators_end_a_request(scheduler: Scheduler) -> None:
+    async with (
+        Client(scheduler.address, token=BLUE) as blue,
+        Client(scheduler.address, token=GREEN) as green,
+        Client(scheduler.address, token=OPERATOR) as operator,
+    ):
+        for name, aborter in {"first": blue, "second": operator}.items():
+            stream = blue.stream("hello", LONG, request_id=name)
+            await anext(stream)
+            assert await green.abort(name) is False
+            assert await green.abort("nothing") is False
+            assert name in scheduler.service.engine.requests
+            assert await aborter.abort(name) is True
+            await stream.aclose()
+
+
+async def test_operators_alone_see_the_admin_service(scheduler: Scheduler) -> None:
+    async with grpc.aio.insecure_channel(scheduler.admin_address) as channel:
+        stub = admin_service_pb2_grpc.AdminServiceStub(channel)
+        request = admin_service_pb2.GetSchedulerStateRequest()
+        assert await failure(stub.GetSchedulerState(request)) == MISSING
+        assert await failure(stub.GetSchedulerState(request, metadata=bearer(BLUE))) == (
+            grpc.StatusCode.PERMISSION_DENIED,
+            "the token is of tenant 'blue'; octavo.admin.v1.AdminService wants one of tenant * in --tokens-file",
+        )
+        state = await stub.GetSchedulerState(request, metadata=bearer(OPERATOR))
+    assert len(state.executors) == 1
+
+
+async def test_a_gateway_acts_for_all_its_users_and_so_does_its_token(tokens_file: Path) -> None:
+    async with (
+        running_pair(tokens_file=tokens_file, vllm_engine=True) as scheduler,
+        grpc.aio.insecure_channel(scheduler.address) as channel,
+    ):
+        abort: Any = channel.unary_unary("/vllm.grpc.engine.VllmEngine/Abort")
+        assert await failure(abort(b"", metadata=bearer(BLUE))) == (
+            grpc.StatusCode.PERMISSION_DENIED,
+            "the token is of tenant 'blue'; vllm.grpc.engine.VllmEngine wants one of tenant * in --tokens-file",
+        )
+        assert await abort(b"", metadata=bearer(OPERATOR)) == b""
+
+
+async def test_probes_have_a_port_without_tls_and_tokens(server_files: PairFiles, ca: Path, tokens_file: Path) -> None:
+    settings = tls_settings(server_files, client_ca=ca) | {"tokens_file": tokens_file, "health_listen": "127.0.0.1:0"}
+    async with running_pair(**settings) as scheduler:
+        probes = scheduler.service.addresses_beside["health"]
+        async with grpc.aio.insecure_channel(probes) as channel:
+            health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+            answer = await health.Check(health_pb2.HealthCheckRequest(service="readiness"))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            code, _ = await failure(
+                generation_service_pb2_grpc.GenerationServiceStub(channel).GetModel(pb.GetModelRequest())
+            )
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_health_is_open_and_reflection_is_not(scheduler: Scheduler) -> None:
+    for address in (scheduler.address, scheduler.admin_address):
+        async with grpc.aio.insecure_channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+            answer = await health.Check(health_pb2.HealthCheckRequest(service="readiness"))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            watch = health.Watch(health_pb2.HealthCheckRequest(service="liveness"))
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            watch.cancel()
+
+            reflection = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[no-untyped-call]
+            ask = [reflection_pb2.ServerReflectionRequest(list_services="")]
+            assert await failure(reflection.ServerReflectionInfo(iter(ask)).read()) == MISSING
+            listed = await reflection.ServerReflectionInfo(iter(ask), metadata=bearer(BLUE)).read()
+            assert "grpc.health.v1.Health" in {service.name for service in listed.list_services_response.service}
+
+
+async def test_new_tokens_count_at_once_and_broken_ones_not_at_all(
+    scheduler: Scheduler, tokens_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        Client(scheduler.address, token=BLUE) as old,
+        Client(scheduler.address, token="red-token-01234567") as new,
+    ):
+        replace(tokens_file, b"red short\n")
+        await old.get_model()
+        await old.get_model()
+        (warning,) = [record.getMessage() for record in caplog.records if "files_not_reloaded" in record.getMessage()]
+        assert f"--tokens-file {tokens_file}, line 1: the token is 5 characters long" in warning
+
+        replace(tokens_file, b"red red-token-01234567\n")
+        await new.get_model()
+        with pytest.raises(UnauthenticatedError):
+            await old.get_model()
+
+
+async def test_identities_of_calls_at_the_same_time_do_not_mix(scheduler: Scheduler) -> None:
+    async with Client(scheduler.address, token=BLUE) as blue, Client(scheduler.address, token=GREEN) as green:
+        streams = [
+            client.stream("hello", LONG, request_id=f"{i} {name}")
+            for i in range(8)
+            for name, client in (("blue", blue), ("green", green))
+        ]
+        await asyncio.gather(*map(anext, streams))
+        tenants = {key: request.group.tenant for key, request in scheduler.service.engine.requests.items()}
+        assert tenants == {f"{i} {name}": name for i in range(8) for name in ("blue", "green")}
+        for stream in streams:
+            await stream.aclose()

@@ -1,0 +1,128 @@
+"""The gateway as a child process: what is refused before anything starts, and the order of start and end."""
+
+import importlib.util
+import socket
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from octavo.command_line import run
+from octavo.errors import LocalServiceError
+from octavo.gateway import DEFAULT_OPENAI_ADDRESS, check_gateway, smg_arguments
+from octavo.local import LocalOptions, LocalServices
+
+# Each says in a file when it ends; the scheduler is ready at once.
+SERVICE = """
+    import signal, sys
+    from pathlib import Path
+
+    name, address, order = sys.argv[1:4]
+
+    def end(*_):
+        with Path(order).open("a") as file:
+            file.write(f"{name} ")
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    if name == "scheduler":
+        import grpc
+        from concurrent.futures import ThreadPoolExecutor
+        from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+        servicer = health.HealthServicer()
+        servicer.set("readiness", health_pb2.HealthCheckResponse.SERVING)
+        server = grpc.server(ThreadPoolExecutor(2))
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+    print("arguments:", *sys.argv[4:])
+    print(f"octavo {name} serving on {address}")
+    while True:
+        signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+@pytest.fixture
+def busy_address() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def program(name: str, order: Path) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(SERVICE), name, "127.0.0.1:4321", str(order)]
+
+
+def logged(folder: Path, name: str) -> list[str]:
+    [log] = folder.glob(f"octavo-*/{name}.log")
+    return log.read_text(encoding="utf-8").split()
+
+
+async def test_the_gateway_starts_last_and_the_scheduler_ends_first(tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    statuses: list[str] = []
+    commands = [program(name, order) for name in ("executor", "scheduler", "gateway")]
+    async with LocalServices(*commands, on_status=statuses.append) as services:
+        assert services.openai_address == "127.0.0.1:4321"
+        assert logged(tmp_path, "gateway")[:3] == ["arguments:", "--scheduler", services.address]
+    assert statuses[-1] == "starting the gateway"
+    assert order.read_text(encoding="utf-8").split() == ["scheduler", "gateway", "executor"]
+
+
+async def test_without_a_gateway_there_is_no_address(tmp_path: Path) -> None:
+    commands = [program(name, tmp_path / "order") for name in ("executor", "scheduler")]
+    async with LocalServices(*commands) as services:
+        assert services.openai_address is None
+
+
+def test_only_a_scheduler_with_a_gateway_serves_it() -> None:
+    with_gateway, without = LocalOptions(model="model", openai="127.0.0.1:0"), LocalOptions(model="model")
+    assert with_gateway.scheduler_command()[-1] == "--vllm-engine"
+    assert "--vllm-engine" not in without.scheduler_command()
+    assert with_gateway.gateway_command() is not None
+    assert without.gateway_command() is None
+
+
+def test_an_address_that_is_taken_is_refused_with_the_way_out(
+    busy_address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["up", "--model", "some/model", "--openai", busy_address]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"octavo: the OpenAI API cannot listen on {busy_address}")
+    assert said.endswith("choose another address, --openai HOST:PORT\n")
+
+
+@pytest.mark.parametrize("address", ["8080", ":8080", "127.0.0.1:http", "127.0.0.1:65536", "[::1]:99999"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(LocalServiceError, match="cannot listen on"):
+        check_gateway(address)
+
+
+@pytest.mark.parametrize("package", ["smg", "smg_grpc_proto"])
+def test_without_the_packages_it_says_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else find_spec(name))
+    with pytest.raises(LocalServiceError, match=r"pip install 'octavo\[openai\]'"):
+        LocalOptions(model="model", openai="127.0.0.1:0")
+
+
+def test_the_flag_alone_means_this_machine_only() -> None:
+    assert DEFAULT_OPENAI_ADDRESS == "127.0.0.1:8080"
+
+
+def test_smg_understands_its_arguments() -> None:
+    from smg.launch_router import parse_router_args
+
+    arguments = parse_router_args(smg_arguments("127.0.0.1", 8080, "127.0.0.1:50051"))
+    assert (arguments.host, arguments.port) == ("127.0.0.1", 8080)
+    assert arguments.worker_urls == ["grpc://127.0.0.1:50051"]
+    assert arguments.prometheus_host == "127.0.0.1"
+    assert (arguments.retry_max_retries, arguments.retry_initial_backoff_ms) == (8, 500)
+    assert arguments.disable_circuit_breaker
