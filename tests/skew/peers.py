@@ -1,0 +1,145 @@
+"""Processes that run the code of the last release, the current code, or the current code with another wire range."""
+
+import asyncio
+import os
+import sys
+import zipfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+
+from executor_svc.fake_worker import FakeWorker
+from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
+from tests.support.processes import SERVING, Service
+from tests.support.stack import ExecutorProcess
+
+FAKE = "executor_svc.fake"
+SCHEDULER = "scheduler_svc"
+
+[RELEASE_ARCHIVE] = Path(__file__).parent.glob("octavo-*.zip")
+
+State = admin_service_pb2.GetSchedulerStateResponse
+
+# Runs a module after it has given the wire another range.
+WITH_WIRE_RANGE = """
+import runpy
+from shared import wire
+wire.MIN_WIRE_VERSION, wire.MAX_WIRE_VERSION = {lowest}, {highest}
+runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What a process runs.
+
+    Attributes:
+        name: For the names of tests.
+        archive: Whose code is imported; None: that of the working tree.
+        wire_range: The lowest and the highest wire version that it pretends to speak; None: its own.
+    """
+
+    name: str
+    archive: Path | None = None
+    wire_range: tuple[int, int] | None = None
+
+    @property
+    def has_admin_port(self) -> bool:
+        """Whether the scheduler serves operators on a port of their own; that of 0.1.0 does it on its main port."""
+        if self.archive is None:
+            return True
+        with zipfile.ZipFile(self.archive) as archive:
+            return b"admin_listen" in archive.read("scheduler_svc/config.py")
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment in which Python imports this code, whatever is installed."""
+        others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        return others if self.archive is None else {**others, "PYTHONPATH": str(self.archive)}
+
+    def command(self, module: str) -> list[str]:
+        """Return the command that runs a module of this code."""
+        python = [sys.executable, "-P"]
+        if self.wire_range is None:
+            return [*python, "-m", module]
+        lowest, highest = self.wire_range
+        return [*python, "-c", WITH_WIRE_RANGE.format(lowest=lowest, highest=highest, module=module)]
+
+
+RELEASE = Code("release", RELEASE_ARCHIVE)
+CURRENT = Code("current")
+
+
+async def start(code: Code, module: str, *flags: str) -> Service:
+    """Start a service and return it once it serves."""
+    arguments = ["--exit-on-stdin-close", "--listen", "127.0.0.1:0", *flags]
+    if module == SCHEDULER and code.has_admin_port:
+        arguments += ["--admin-listen", "127.0.0.1:0"]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *code.command(module), *arguments, stdin=pipe, stdout=pipe, env=code.environment()
+    )
+    assert process.stdout is not None
+    beside: dict[str, str] = {}
+    while True:
+        match = SERVING.fullmatch((await process.stdout.readline()).decode().strip())
+        assert match, f"{module} of {code.name} ended before it served"
+        if match["port"] is None:
+            return Service(process, match["address"], beside)
+        beside[match["port"]] = match["address"]
+
+
+@asynccontextmanager
+async def running(code: Code, module: str, *flags: str) -> AsyncIterator[Service]:
+    """Run a service for the length of a block."""
+    service = await start(code, module, *flags)
+    try:
+        yield service
+    finally:
+        if service.process.returncode is None:
+            await service.kill()
+
+
+@asynccontextmanager
+async def executor_here(worker: FakeWorker) -> AsyncIterator[ExecutorProcess]:
+    """Run the current fake executor in this process for the length of a block."""
+    executor = ExecutorProcess(worker)
+    await executor.start()
+    try:
+        yield executor
+    finally:
+        await executor.kill()
+        executor.servicer.close()
+
+
+@asynccontextmanager
+async def operator_of(scheduler: Service) -> AsyncIterator["admin_service_pb2_grpc.AdminServiceAsyncStub"]:
+    """Connect to the AdminService of a scheduler of any release."""
+    async with grpc.aio.insecure_channel(scheduler.beside.get("admin", scheduler.address)) as channel:
+        yield admin_service_pb2_grpc.AdminServiceStub(channel)
+
+
+async def scheduler_state(scheduler: Service) -> State:
+    """Return what an operator sees."""
+    return await state_when(scheduler, lambda _: True)
+
+
+async def state_when(scheduler: Service, is_reached: Callable[[State], bool]) -> State:
+    """Return what an operator sees once it is as wanted."""
+    async with operator_of(scheduler) as operator:
+        while not is_reached(state := await operator.GetSchedulerState(admin_service_pb2.GetSchedulerStateRequest())):
+            await asyncio.sleep(0.02)
+        return state
+
+
+async def attached_executors(scheduler: Service, num_executors: int) -> dict[str, admin_pb2.ExecutorState]:
+    """Return the attached executors by address once there are so many."""
+    return attached_in(await state_when(scheduler, lambda state: len(attached_in(state)) == num_executors))
+
+
+def attached_in(state: State) -> dict[str, admin_pb2.ExecutorState]:
+    """Return the attached executors by address."""
+    attached = admin_pb2.EXECUTOR_STATUS_ATTACHED
+    return {executor.address: executor for executor in state.executors if executor.status == attached}

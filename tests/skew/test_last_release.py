@@ -1,0 +1,169 @@
+"""The last release beside the current code: as executor, as scheduler, and both in the middle of an upgrade."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from executor_svc.fake_worker import FakeWorker
+from octavo import Client
+from octavo.outputs import FinishReason
+from tests.skew.peers import (
+    CURRENT,
+    FAKE,
+    RELEASE,
+    RELEASE_ARCHIVE,
+    SCHEDULER,
+    Code,
+    State,
+    attached_executors,
+    executor_here,
+    running,
+    scheduler_state,
+    state_when,
+)
+from tests.skew.requests import (
+    NUM_TOKENS,
+    REQUESTS,
+    STOPPED_BY_STRING,
+    Stream,
+    prompt_of,
+    run_all,
+    until_all_stream,
+    watch,
+)
+from tests.support.stack import running_stack
+
+pytestmark = pytest.mark.timeout(120)
+
+# Room for any request by itself, not for two of the larger ones; all of them want about 300 blocks.
+TINY_CACHE = (
+    *("--block-size-tokens", "4", "--num-device-blocks", "90", "--num-host-blocks", "90"),
+    *("--max-num-batched-tokens", "64", "--max-num-seqs", "32"),
+)
+# Slow enough that every stream is in its middle when an executor ends.
+STEP_MS = 10
+
+PRINT_HOMES = """
+import sys
+import executor_svc.fake, octavo.client, octavo.execution.v1.step_pb2, scheduler_svc.service, shared.wire
+ours = ("executor_svc", "octavo", "scheduler_svc", "shared")
+print(*(m.__file__ for name, m in sorted(sys.modules.items()) if name.partition(".")[0] in ours), sep="\\n")
+"""
+
+GENERATE = """
+import asyncio, json, sys
+from octavo import Client, SamplingParams
+async def run(address, prompt, max_tokens):
+    async with Client(address) as client:
+        await client.wait_until_ready(30)
+        output = await client.generate(prompt, SamplingParams(temperature=0.0, max_tokens=max_tokens, logprobs=2))
+        print(list(output.outputs[0].token_ids))
+asyncio.run(run(sys.argv[1], *json.loads(sys.argv[2])))
+"""
+
+
+def test_a_process_of_the_release_imports_nothing_of_the_working_tree() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PRINT_HOMES], env=RELEASE.environment(), capture_output=True, text=True, timeout=60
+    )
+    homes = done.stdout.splitlines()
+    assert len(homes) > 50, done.stderr
+    assert [home for home in homes if not Path(home).is_relative_to(RELEASE_ARCHIVE)] == []
+
+
+@pytest.mark.parametrize(
+    ("scheduler_code", "executor_code"),
+    [(CURRENT, RELEASE), (RELEASE, CURRENT)],
+    ids=["release under current", "current under release"],
+)
+async def test_requests_of_every_kind_are_the_same_with_the_other_side_from_the_last_release(
+    scheduler_code: Code, executor_code: Code, undisturbed: list[Stream]
+) -> None:
+    streams = [Stream() for _ in REQUESTS]
+    async with (
+        running(executor_code, FAKE, *TINY_CACHE) as executor,
+        running(scheduler_code, SCHEDULER, "--executor", executor.address, "--check-batch-table") as scheduler,
+        Client(scheduler.address) as client,
+    ):
+        await client.wait_until_ready(60)
+        await run_all(client, streams)
+        state = await scheduler_state(scheduler)
+        assert await executor.terminate() == 0
+    assert state.num_recompute_preemptions > 0
+    assert state.num_swap_preemptions > 0
+    assert state.num_used_blocks == 0
+    assert state.executors[0].num_losses == 0
+    assert streams == undisturbed
+    assert streams[STOPPED_BY_STRING].outputs[0].finish_reason is FinishReason.STOP
+    assert [len(stream.outputs) for stream in streams] == [params.n or 1 for params in REQUESTS]
+
+
+def have_all_work(state: State) -> bool:
+    """Whether every executor runs some request."""
+    return min(executor.num_running_requests for executor in state.executors) > 0
+
+
+@pytest.mark.parametrize(
+    ("scheduler_code", "ending"),
+    [(CURRENT, "kill"), (RELEASE, "drain")],
+    ids=["schedulers first", "executors first"],
+)
+async def test_requests_move_to_the_current_executor_of_a_mixed_fleet_when_that_of_the_last_release_ends(
+    scheduler_code: Code, ending: str, undisturbed: list[Stream]
+) -> None:
+    streams = [Stream() for _ in REQUESTS]
+    async with (
+        running(RELEASE, FAKE, "--step-ms", str(STEP_MS)) as leaving,
+        executor_here(FakeWorker(step_ms=STEP_MS)) as staying,
+        running(scheduler_code, SCHEDULER, "--executor", f"{leaving.address},{staying.address}") as scheduler,
+        Client(scheduler.address) as client,
+    ):
+        await attached_executors(scheduler, 2)
+        everything = asyncio.create_task(run_all(client, streams))
+        await state_when(scheduler, have_all_work)
+        await until_all_stream(streams, 3, everything.done)
+        assert not any(stream.outputs for stream in streams), "a stream ended before the executor did"
+        if ending == "kill":
+            await leaving.kill()
+        else:
+            assert await leaving.terminate() == 0
+        await everything
+        assert [e.num_losses for e in (await attached_executors(scheduler, 1)).values()] == [0]
+    assert streams == undisturbed
+
+
+async def test_schedulers_of_both_releases_end_their_streams_and_hand_one_executor_on_at_once(
+    undisturbed: list[Stream],
+) -> None:
+    streams, owners = [Stream(), Stream(), Stream()], []
+    async with executor_here(FakeWorker(step_ms=2)) as executor:
+        # A lease that outlasts the test: only a scheduler with the same id may have the executor meanwhile.
+        flags = ("--executor", executor.address, "--scheduler-id", "one", "--lease-s", "600")
+        for code, stream in zip([RELEASE, CURRENT, RELEASE], streams, strict=True):
+            async with running(code, SCHEDULER, *flags) as scheduler, Client(scheduler.address) as client:
+                [owner] = (await attached_executors(scheduler, 1)).values()
+                owners.append(owner)
+                last = asyncio.create_task(watch(client, 0, stream))
+                while not stream.num_tokens and not last.done():
+                    await asyncio.sleep(0.001)
+                exit_code = asyncio.create_task(scheduler.terminate())
+                await last
+                assert await exit_code == 0
+    assert streams == [undisturbed[0]] * 3
+    assert [(owner.instance_id, owner.epoch) for owner in owners] == [(owners[0].instance_id, i) for i in (1, 2, 3)]
+
+
+async def test_a_client_of_the_last_release_gets_the_same_from_the_current_scheduler(
+    undisturbed: list[Stream],
+) -> None:
+    async with running_stack() as stack:
+        command = [sys.executable, "-P", "-c", GENERATE, stack.address, json.dumps([prompt_of(0), NUM_TOKENS])]
+        client = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, env=RELEASE.environment()
+        )
+        answer, _ = await client.communicate()
+    assert json.loads(answer) == undisturbed[0].token_ids[0]

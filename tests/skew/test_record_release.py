@@ -1,0 +1,43 @@
+"""A release is recorded without torch, without what nobody imports, and the same way each time."""
+
+import io
+import zipfile
+
+from tests.skew.peers import RELEASE_ARCHIVE
+from tests.skew.record_release import NO_TIME, needed_sources, version_of, zip_release
+
+SOURCES = {
+    "octavo/__init__.py": b"if TYPE_CHECKING:\n    import executor_svc.heavy\n__version__ = '7.8.9'\n",
+    "octavo/client.py": b"import json\nfrom octavo.inner.v1 import a_pb2\n\ndef late():\n    from shared import wire\n",
+    "octavo/inner/__init__.py": b"",
+    "octavo/inner/v1/__init__.py": b"",
+    "octavo/inner/v1/a_pb2.py": b"",
+    "octavo/inner/v1/b_pb2.py": b"",
+    "shared/__init__.py": b"",
+    "shared/wire.py": b"import shared.step as step\n",
+    "shared/step.py": b"from shared.wire import encode\n",
+    "executor_svc/heavy.py": b"import torch\n",
+}
+
+
+def test_what_is_recorded_is_what_the_roots_import_at_any_time_but_for_type_checkers() -> None:
+    unneeded = {"octavo/inner/v1/b_pb2.py", "executor_svc/heavy.py"}
+    assert set(needed_sources(SOURCES, ("octavo.client",))) == set(SOURCES) - unneeded
+
+
+def test_equal_sources_give_equal_archives_whatever_their_order() -> None:
+    backwards = dict(reversed(SOURCES.items()))
+    assert zip_release(SOURCES, "abc") == zip_release(backwards, "abc")
+    with zipfile.ZipFile(io.BytesIO(zip_release(SOURCES, "abc"))) as archive:
+        assert {name: archive.read(name) for name in archive.namelist()} == SOURCES
+        assert {entry.date_time for entry in archive.infolist()} == {NO_TIME}
+        assert archive.comment == b"abc"
+
+
+def test_the_recorded_release_is_small_and_named_by_its_version_and_commit() -> None:
+    with zipfile.ZipFile(RELEASE_ARCHIVE) as archive:
+        version = version_of({"octavo/__init__.py": archive.read("octavo/__init__.py")})
+        assert archive.testzip() is None
+        assert len(bytes.fromhex(archive.comment.decode())) == 20
+    assert RELEASE_ARCHIVE.name == f"octavo-{version}.zip"
+    assert RELEASE_ARCHIVE.stat().st_size < 400 * 1024

@@ -1,0 +1,155 @@
+"""Attach agrees on the highest wire version that both sides speak, or refuses with both ranges."""
+
+import logging
+
+import pytest
+
+from executor_svc.execution_servicer import Context, ExecutionServicer
+from executor_svc.fake_worker import FakeWorker
+from octavo import Client
+from octavo.errors import UnavailableError
+from octavo.execution.v1 import execution_service_pb2 as pb
+from scheduler_svc import executor_client
+from scheduler_svc.executor_client import ExecutorClient, ExecutorRefusedError
+from scheduler_svc.executor_session import SessionTimings
+from shared import wire
+from shared.events import Event
+from shared.step import Step, TableDelta
+from tests.skew.peers import (
+    CURRENT,
+    FAKE,
+    RELEASE,
+    SCHEDULER,
+    Code,
+    attached_executors,
+    executor_here,
+    running,
+    state_when,
+)
+from tests.skew.requests import REQUESTS, prompt_of
+from tests.support.processes import Service
+from tests.support.stack import MAX_MESSAGE_BYTES, ExecutorProcess
+
+pytestmark = pytest.mark.timeout(120)
+
+NEXT = Code("next", wire_range=(2, 3))
+
+
+def client_of(executor: ExecutorProcess) -> ExecutorClient:
+    """Return what a scheduler dials the executor with."""
+    return ExecutorClient(executor.address, "one", SessionTimings(), MAX_MESSAGE_BYTES)
+
+
+async def last_error(scheduler: Service) -> str:
+    """Return why the one executor is not attached, once a reason is known."""
+    state = await state_when(scheduler, lambda state: any(executor.last_error for executor in state.executors))
+    return state.executors[0].last_error
+
+
+@pytest.mark.parametrize(
+    ("scheduler_range", "executor_range", "version"),
+    [((1, 1), (1, 3), 1), ((1, 2), (1, 3), 2), ((1, 3), (2, 2), 2), ((2, 5), (1, 3), 3)],
+)
+async def test_both_sides_go_on_with_the_highest_version_that_both_speak(
+    scheduler_range: tuple[int, int],
+    executor_range: tuple[int, int],
+    version: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    speak(monkeypatch, scheduler_range, executor_range)
+    caplog.set_level(logging.INFO)
+    async with executor_here(FakeWorker()) as executor, client_of(executor).attach(lambda _: None) as session:
+        await session.send(Step(epoch=session.epoch, step_id=1, delta=TableDelta()))
+        assert (await session.receive()).step_id == 1
+    assert agreed_versions(caplog) == {"attached": version, "wire_version_agreed": version}
+
+
+@pytest.mark.parametrize(("scheduler_range", "executor_range"), [((1, 1), (2, 3)), ((4, 5), (2, 3))])
+async def test_ranges_that_do_not_meet_are_refused_with_both_of_them_and_change_nothing(
+    scheduler_range: tuple[int, int], executor_range: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speak(monkeypatch, scheduler_range, executor_range)
+    async with executor_here(FakeWorker()) as executor:
+        with pytest.raises(ExecutorRefusedError) as refused:
+            async with client_of(executor).attach(lambda _: None):
+                pass
+        assert_names_both(str(refused.value), scheduler_range, executor_range)
+        speak(monkeypatch, executor_range, executor_range)
+        async with client_of(executor).attach(lambda _: None) as session:
+            assert session.epoch == 1
+
+
+@pytest.mark.parametrize("version", [0, 2])
+async def test_a_version_that_the_scheduler_does_not_speak_is_refused_whatever_the_executor_thinks(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach = ExecutionServicer.Attach
+
+    async def answer(self: ExecutionServicer, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:
+        attached = await attach(self, request, context)
+        attached.wire_version = version
+        return attached
+
+    monkeypatch.setattr(ExecutionServicer, "Attach", answer)
+    async with executor_here(FakeWorker()) as executor:
+        with pytest.raises(ExecutorRefusedError) as refused:
+            async with client_of(executor).attach(lambda _: None):
+                pass
+    words = f"it speaks wire versions 1 to 1 and chose {version}; this scheduler speaks 1 to 1"
+    assert str(refused.value) == words
+
+
+@pytest.mark.parametrize("scheduler_code", [CURRENT, RELEASE], ids=lambda code: code.name)
+async def test_an_executor_of_another_range_is_refused_by_every_scheduler_until_it_is_replaced(
+    scheduler_code: Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MIN_WIRE_VERSION", 2)
+    monkeypatch.setattr(wire, "MAX_WIRE_VERSION", 3)
+    async with (
+        executor_here(FakeWorker()) as executor,
+        running(scheduler_code, SCHEDULER, "--executor", executor.address) as scheduler,
+        Client(scheduler.address) as client,
+    ):
+        assert_names_both(await last_error(scheduler), (1, 1), (2, 3))
+        with pytest.raises(UnavailableError) as unavailable:
+            await client.generate(prompt_of(0), REQUESTS[0])
+        assert_names_both(str(unavailable.value), (1, 1), (2, 3))
+        monkeypatch.undo()
+        assert list(await attached_executors(scheduler, 1)) == [executor.address]
+        await client.generate(prompt_of(0), REQUESTS[0])
+        assert await scheduler.terminate() == 0
+
+
+async def test_an_executor_of_the_last_release_refuses_a_scheduler_of_another_range_and_nothing_hangs() -> None:
+    async with (
+        running(RELEASE, FAKE) as executor,
+        running(NEXT, SCHEDULER, "--executor", executor.address) as scheduler,
+        Client(scheduler.address) as client,
+    ):
+        assert_names_both(await last_error(scheduler), (2, 3), (1, 1))
+        with pytest.raises(UnavailableError) as unavailable:
+            await client.generate(prompt_of(0), REQUESTS[0])
+        assert_names_both(str(unavailable.value), (2, 3), (1, 1))
+        assert await scheduler.terminate() == 0
+        assert await executor.terminate() == 0
+
+
+def speak(monkeypatch: pytest.MonkeyPatch, scheduler_range: tuple[int, int], executor_range: tuple[int, int]) -> None:
+    """Give each side of this process a range."""
+    for module, (lowest, highest) in ((executor_client, scheduler_range), (wire, executor_range)):
+        monkeypatch.setattr(module, "MIN_WIRE_VERSION", lowest)
+        monkeypatch.setattr(module, "MAX_WIRE_VERSION", highest)
+
+
+def agreed_versions(caplog: pytest.LogCaptureFixture) -> dict[str, object]:
+    """Return the wire version that each side has in its log, by the name of the line."""
+    events = [record.msg for record in caplog.records if isinstance(record.msg, Event)]
+    return {event.name: event.fields["wire_version"] for event in events if "wire_version" in event.fields}
+
+
+def assert_names_both(message: str, scheduler_range: tuple[int, int], executor_range: tuple[int, int]) -> None:
+    """Check that a refusal is one sentence with both ranges."""
+    assert "\n" not in message
+    offered, spoken = ("{} to {}".format(*one) for one in (scheduler_range, executor_range))
+    assert f"max_wire_version is {offered} (the range); it must be a range that meets {spoken}" in message
