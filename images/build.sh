@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Build the images: images/build.sh [scheduler] [executor] [gateway], by default all three.
+#
+# BUILD        the command that builds, default "buildah bud"; "podman build" does as well
+# BUILD_FLAGS  what else it is told, e.g. --build-arg TORCH_OPTIONS="..." (see the head of executor.Containerfile)
+# REPOSITORY   in front of the names, default "octavo": octavo/scheduler:0.1.0
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml | head -n 1)
+smg_version=$(sed -n 's/^ARG SMG=smg==//p' images/gateway.Containerfile)
+read -r -a build <<<"${BUILD:-buildah bud}"
+eval "flags=(${BUILD_FLAGS:-})" # may hold quoted words
+[ $# -gt 0 ] || set -- scheduler executor gateway
+
+for image in "$@"; do
+  tag=$version
+  [ "$image" != gateway ] || tag=$smg_version
+  "${build[@]}" "${flags[@]}" --build-arg VERSION="$tag" --file "images/$image.Containerfile" \
+    --tag "${REPOSITORY:-octavo}/$image:$tag" .
+done

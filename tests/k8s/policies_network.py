@@ -1,0 +1,110 @@
+"""The network policies allow the paths that are needed, exactly.
+
+A path is (who may call, who is called, port). The policies of a rendering are turned into the set of all paths, which
+is compared with what its tiers need.
+"""
+
+from collections.abc import Iterator
+
+from tests.k8s.manifests import Manifests, Object, PodTemplate, title
+
+Path = tuple[str, str, str]
+
+ANY = "anybody"
+CLIENTS = "pods with octavo/client"
+CLIENT_NAMESPACES = "namespaces with octavo/client"
+PROMETHEUS = "prometheus in monitoring"
+DNS = "cluster DNS"
+INTERNET = "any address"
+RANKS = "1024-65535"
+
+_PEERS = {
+    CLIENTS: {"podSelector": {"matchLabels": {"octavo/client": "true"}}},
+    CLIENT_NAMESPACES: {"namespaceSelector": {"matchLabels": {"octavo/client": "true"}}},
+    PROMETHEUS: {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+    },
+    DNS: {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+    },
+    INTERNET: {"ipBlock": {"cidr": "0.0.0.0/0"}},
+}
+
+_CLIENT_PATHS = {(CLIENTS, "scheduler", "50051"), (CLIENT_NAMESPACES, "scheduler", "50051")}
+_INGRESS: dict[str, set[Path]] = {
+    "scheduler": {*_CLIENT_PATHS, (ANY, "scheduler", "50053")},
+    "executor": {("scheduler", "executor", "50061"), (ANY, "executor", "50063")},
+    "executor-rank": {
+        (one, other, RANKS) for one in ("executor", "executor-rank") for other in ("executor", "executor-rank")
+    },
+    "gateway": {
+        (CLIENTS, "gateway", "8080"),
+        (CLIENT_NAMESPACES, "gateway", "8080"),
+        (ANY, "gateway", "8081"),
+        ("gateway", "scheduler", "50051"),
+    },
+}
+_METRICS = {"scheduler": "9090", "executor": "9090", "gateway": "29000"}
+_DOWNLOADS = {"cpu-demo", "one-gpu"}
+
+
+def check_network(manifests: Manifests) -> list[str]:
+    """Nothing is open but the paths in this file, and each of them is open at both of its ends."""
+    findings = []
+    tiers = {pod.component for pod in manifests.pod_templates()}
+    expected_in = set().union(*(_INGRESS[tier] for tier in tiers))
+    expected_out = {path for path in expected_in if path[0] in tiers}
+    expected_out |= {(tier, DNS, f"{protocol} 53") for tier in tiers for protocol in ("TCP", "UDP")}
+    if manifests.of_kind("PodMonitor"):
+        expected_in |= {(PROMETHEUS, tier, port) for tier, port in _METRICS.items() if tier in tiers}
+    if manifests.name in _DOWNLOADS:
+        expected_out.add(("executor", INTERNET, "443"))
+    for direction, expected in (("Ingress", expected_in), ("Egress", expected_out)):
+        allowed = set(_paths(manifests, direction))
+        findings += [f"{direction}: {' -> '.join(path)} is open" for path in sorted(allowed - expected)]
+        findings += [f"{direction}: {' -> '.join(path)} is needed" for path in sorted(expected - allowed)]
+        if not any(_denies_everything(item, direction) for item in manifests.of_kind("NetworkPolicy")):
+            findings.append(f"{direction}: a pod that no policy selects may do anything")
+    return findings
+
+
+def _denies_everything(policy: Object, direction: str) -> bool:
+    spec = policy["spec"]
+    return spec["podSelector"] == {} and direction in spec["policyTypes"] and not spec.keys() & {"ingress", "egress"}
+
+
+def _paths(manifests: Manifests, direction: str) -> Iterator[Path]:
+    for policy in manifests.of_kind("NetworkPolicy"):
+        for pod in manifests.selected(policy["spec"]["podSelector"]):
+            for rule in policy["spec"].get(direction.lower(), []):
+                for peer in _peers(manifests, policy, rule.get("from" if direction == "Ingress" else "to")):
+                    callee = [pod] if direction == "Ingress" else manifests.pod_templates()
+                    for port in _ports(rule, callee, peer):
+                        yield (peer, pod.component, port) if direction == "Ingress" else (pod.component, peer, port)
+
+
+def _peers(manifests: Manifests, policy: Object, peers: list[Object] | None) -> Iterator[str]:
+    if not peers:
+        yield ANY
+        return
+    for peer in peers:
+        known = next((name for name, value in _PEERS.items() if value == peer), None)
+        if known:
+            yield known
+        elif peer.keys() == {"podSelector"}:
+            yield from {pod.component for pod in manifests.selected(peer["podSelector"])} or {"nobody"}
+        else:
+            yield f"{title(policy)}: {peer}"
+
+
+def _ports(rule: Object, callees: list[PodTemplate], peer: str) -> Iterator[str]:
+    for port in rule.get("ports") or [{"port": "any port"}]:
+        protocol = f"{port.get('protocol', 'TCP')} " if peer == DNS else ""
+        if "endPort" in port:
+            yield f"{port['port']}-{port['endPort']}"
+        elif isinstance(port["port"], int) or len(callees) != 1:
+            yield f"{protocol}{port['port']}"
+        else:
+            yield str(callees[0].port(port["port"]) or port["port"])

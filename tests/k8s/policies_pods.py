@@ -1,0 +1,176 @@
+"""What every pod must have: probes, a drain that fits, restricted security, matching GPUs, images with versions."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+
+from tests.k8s.manifests import REPOSITORY, Manifests, Object, PodTemplate
+from tests.k8s.policies_settings import SERVICES, load_settings
+
+GPU = "nvidia.com/gpu"
+PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "secret", "projected", "downwardAPI"}
+CAPACITY_TO_SPARE_S = 5
+
+
+def check_probes(manifests: Manifests) -> list[str]:
+    """Who serves has all three probes, on the health port; who does not serve has none."""
+    findings = []
+    for pod in manifests.pod_templates():
+        for container in pod.containers:
+            where = f"{pod.owner} {container['name']}"
+            if not pod.leader:
+                findings += [
+                    f"{where}: {probe} of a rank that serves nothing" for probe in PROBES if probe in container
+                ]
+                continue
+            findings += [f"{where}: no {probe}" for probe in PROBES if probe not in container]
+            findings += [
+                f"{where}: {probe} {mistake}"
+                for probe in PROBES
+                if probe in container and (mistake := _probe_mistake(pod, probe, container[probe]))
+            ]
+    return findings
+
+
+def _probe_mistake(pod: PodTemplate, probe: str, value: Object) -> str | None:
+    if "grpc" in value:
+        port, health = value["grpc"]["port"], pod.port("grpc-health")
+        if port != health:
+            return f"asks port {port}, and grpc-health is {health}"
+        service = value["grpc"].get("service")
+        allowed = {"livenessProbe": ["liveness"], "readinessProbe": ["readiness"]}.get(probe, ["liveness", "readiness"])
+        return None if service in allowed else f"asks for {service}"
+    if "httpGet" in value:
+        return None if value["httpGet"]["port"] == "http-health" else "is not on http-health"
+    return "is neither gRPC nor HTTP"
+
+
+def check_drain(manifests: Manifests) -> list[str]:
+    """The kubelet waits longer than preStop and the drain take together."""
+    findings = []
+    for pod in manifests.pod_templates():
+        for container in pod.containers:
+            where = f"{pod.owner} {container['name']}"
+            sleep = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds")
+            if sleep is None:
+                findings.append(f"{where}: no preStop.sleep")
+                continue
+            drain_s = _drain_s(manifests, pod, container)
+            if drain_s is None:
+                findings.append(f"{where}: its drain time is not known")
+                continue
+            grace_s = pod.spec.get("terminationGracePeriodSeconds", 30)
+            if grace_s < sleep + drain_s + CAPACITY_TO_SPARE_S:
+                findings.append(f"{where}: grace {grace_s} s, preStop {sleep} s and drain {drain_s:g} s")
+            if pod.component in SERVICES and sleep < 2 * _resolve_interval_s(manifests):
+                findings.append(f"{where}: preStop {sleep} s, and DNS is looked at too rarely for that")
+    return findings
+
+
+def _drain_s(manifests: Manifests, pod: PodTemplate, container: Object) -> float | None:
+    if container["name"] in SERVICES:
+        config, _ = load_settings(manifests, pod, container)
+        return config.shutdown_grace_s if config else None
+    for argument in container.get("args", []):
+        if match := re.fullmatch(r"--shutdown-grace-period-secs=(\d+)", argument):
+            return float(match[1])
+    return None
+
+
+def _resolve_interval_s(manifests: Manifests) -> float:
+    scheduler = next(pod for pod in manifests.pod_templates() if pod.component == "scheduler")
+    config, _ = load_settings(manifests, scheduler, scheduler.containers[0])
+    return float(getattr(config, "resolve_interval_s", 0))
+
+
+def check_gpus(manifests: Manifests) -> list[str]:
+    """GPUs are asked for as they are limited, their nodes' taint is tolerated, and the model runs on them."""
+    findings = []
+    for pod in manifests.pod_templates():
+        for container in pod.containers:
+            where = f"{pod.owner} {container['name']}"
+            resources = container.get("resources", {})
+            asked, limit = (resources.get(key, {}).get(GPU) for key in ("requests", "limits"))
+            if asked != limit:
+                findings.append(f"{where}: asks for {asked} GPUs, its limit is {limit}")
+            tolerated = any(item.get("key") == GPU for item in pod.spec.get("tolerations", []))
+            if limit and not tolerated:
+                findings.append(f"{where}: has a GPU and does not tolerate the taint {GPU}")
+            if container["name"] == "executor":
+                config, _ = load_settings(manifests, pod, container)
+                device = getattr(config, "device", None)
+                if config and (device == "cuda") != bool(limit):
+                    findings.append(f"{where}: device is {device}, with {limit or 'no'} GPUs")
+    return findings
+
+
+def check_images(manifests: Manifests) -> list[str]:
+    """Every image is of a version, ours of this one."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    gateway = re.search(r"^ARG SMG=smg==(.+)$", (REPOSITORY / "images/gateway.Containerfile").read_text(), re.MULTILINE)
+    assert gateway is not None
+    expected = {"scheduler": project, "executor": project, "gateway": gateway[1]}
+    findings = []
+    for pod in manifests.pod_templates():
+        for container in pod.all_containers:
+            name, _, tag = container["image"].rpartition("/")[2].partition(":")
+            if name not in expected:
+                findings.append(f"{pod.owner} {container['name']}: {container['image']} is no image of ours")
+            elif tag.partition("-")[0] != expected[name]:
+                findings.append(f"{pod.owner} {container['name']}: {container['image']} is not {expected[name]}")
+    return findings
+
+
+def check_pod_security(manifests: Manifests) -> list[str]:
+    """The rules of the restricted Pod Security Standard, a root file system that is read only, and no API token."""
+    findings = [
+        f"Namespace/{item['metadata']['name']}: does not enforce restricted pods"
+        for item in manifests.of_kind("Namespace")
+        if item["metadata"].get("labels", {}).get("pod-security.kubernetes.io/enforce") != "restricted"
+    ]
+    findings += [
+        f"ServiceAccount/{item['metadata']['name']}: mounts its token"
+        for item in manifests.of_kind("ServiceAccount")
+        if item.get("automountServiceAccountToken") is not False
+    ]
+    for pod in manifests.pod_templates():
+        findings += [f"{pod.owner}: {mistake}" for mistake in _pod_mistakes(pod)]
+        for container in pod.all_containers:
+            findings += [f"{pod.owner} {container['name']}: {mistake}" for mistake in _container_mistakes(container)]
+    return findings
+
+
+def _pod_mistakes(pod: PodTemplate) -> Iterator[str]:
+    security = pod.spec.get("securityContext", {})
+    if pod.spec.get("automountServiceAccountToken") is not False:
+        yield "mounts a token"
+    if security.get("runAsNonRoot") is not True or not security.get("runAsUser"):
+        yield "may run as root"
+    if security.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+        yield "has no seccomp profile"
+    yield from (f"has {key}" for key in ("hostNetwork", "hostPID", "hostIPC") if pod.spec.get(key))
+    for volume in pod.spec.get("volumes", []):
+        kinds = volume.keys() - {"name"}
+        if not kinds <= RESTRICTED_VOLUMES:
+            yield f"has a volume of {', '.join(kinds)}"
+        if "emptyDir" in volume and "sizeLimit" not in (volume["emptyDir"] or {}):
+            yield f"its volume {volume['name']} has no limit"
+
+
+def _container_mistakes(container: Object) -> Iterator[str]:
+    security = container.get("securityContext", {})
+    if security.get("privileged"):
+        yield "is privileged"
+    if security.get("allowPrivilegeEscalation") is not False:
+        yield "may escalate its privileges"
+    if security.get("readOnlyRootFilesystem") is not True:
+        yield "may write to its root file system"
+    if security.get("capabilities", {}).get("drop") != ["ALL"] or security.get("capabilities", {}).get("add"):
+        yield "has capabilities"
+    if "runAsUser" in security or "runAsNonRoot" in security:
+        yield "overrides the pod's user"
+    if any("hostPort" in port for port in container.get("ports", [])):
+        yield "takes a port of the node"
+    if "memory" not in container.get("resources", {}).get("limits", {}):
+        yield "has no memory limit"

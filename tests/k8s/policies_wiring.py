@@ -1,0 +1,279 @@
+"""What refers to something refers to what is there: selectors, ports, mounts, certificates, targets of autoscalers."""
+
+import re
+from collections.abc import Iterator
+
+from tests.k8s.manifests import IDENTITY, Manifests, Object, PodTemplate, environment, title
+from tests.k8s.policies_settings import load_settings
+
+# What somebody makes by hand, as docs/kubernetes.md says.
+MADE_BY_HAND = {
+    ("PersistentVolumeClaim", "octavo-models"),
+    ("Secret", "octavo-client-tokens"),
+    ("Secret", "octavo-gateway-keys"),
+}
+WORKLOADS = ("Deployment", "StatefulSet", "LeaderWorkerSet")
+SLOW_SCALE_DOWN_S = 300
+LOOPBACK = "127.0.0.1"
+
+
+def check_selectors(manifests: Manifests) -> list[str]:
+    """Selectors select pods, by identity alone; every pod is under one disruption budget."""
+    findings = []
+    for item in manifests.objects:
+        if item["kind"] == "PodMonitor" and not manifests.selected(item["spec"]["selector"]):
+            if not _is_of_absent_tier(manifests, item):
+                findings.append(f"{title(item)}: selects no pod")
+            continue
+        selector = _selector(item)
+        if selector is None:
+            continue
+        if not manifests.selected(selector):
+            findings.append(f"{title(item)}: selects no pod")
+        keys = set(selector.get("matchLabels", {})) | {rule["key"] for rule in selector.get("matchExpressions", [])}
+        if not keys <= IDENTITY:
+            findings.append(f"{title(item)}: selects by {', '.join(sorted(keys - IDENTITY))}")
+    budgets = manifests.of_kind("PodDisruptionBudget")
+    for pod in manifests.pod_templates():
+        number = sum(pod in manifests.selected(item["spec"]["selector"]) for item in budgets)
+        if number != 1:
+            findings.append(f"{pod.owner}: is under {number} disruption budgets")
+    findings += [
+        f"{title(item)}: is not maxUnavailable 1 with AlwaysAllow"
+        for item in budgets
+        if item["spec"].get("maxUnavailable") != 1
+        or item["spec"].get("unhealthyPodEvictionPolicy") != "AlwaysAllow"
+        or "minAvailable" in item["spec"]
+    ]
+    return findings
+
+
+def _is_of_absent_tier(manifests: Manifests, item: Object) -> bool:
+    """The component monitoring looks for a gateway too, which is another component."""
+    name = item["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]
+    return bool(name == "gateway") and not any(pod.component == name for pod in manifests.pod_templates())
+
+
+def _selector(item: Object) -> Object | None:
+    if item["kind"] == "Service":
+        return {"matchLabels": item["spec"]["selector"]}
+    if item["kind"] in ("Deployment", "StatefulSet", "PodDisruptionBudget"):
+        return dict(item["spec"]["selector"])
+    if item["kind"] == "NetworkPolicy":
+        return dict(item["spec"]["podSelector"])
+    return None
+
+
+def check_services(manifests: Manifests) -> list[str]:
+    """Ports lead to named ports of every selected container; gRPC is headless and says what it speaks."""
+    findings = []
+    for item in manifests.of_kind("Service"):
+        for port in item["spec"]["ports"]:
+            for pod in manifests.selected({"matchLabels": item["spec"]["selector"]}):
+                number = pod.port(str(port.get("targetPort")))
+                if number is None:
+                    findings.append(f"{title(item)}: {pod.owner} has no port {port.get('targetPort')}")
+                elif port["name"] == "grpc" and number != port["port"]:
+                    findings.append(f"{title(item)}: headless, so its port must be {number}, not {port['port']}")
+            if port["name"] == "grpc":
+                if item["spec"].get("clusterIP") != "None":
+                    findings.append(f"{title(item)}: gRPC behind one address is not balanced")
+                encrypted = manifests.find("Certificate", f"{item['metadata']['name']}-tls") is not None
+                expected = None if encrypted else "kubernetes.io/h2c"
+                if port.get("appProtocol") != expected:
+                    findings.append(f"{title(item)}: appProtocol is {port.get('appProtocol')}, not {expected}")
+    for item in manifests.of_kind("PodMonitor"):
+        for pod in manifests.selected(item["spec"]["selector"]):
+            findings += [
+                f"{title(item)}: {pod.owner} has no port {endpoint['port']}"
+                for endpoint in item["spec"]["podMetricsEndpoints"]
+                if pod.port(endpoint["port"]) is None
+            ]
+    return findings
+
+
+def check_references(manifests: Manifests) -> list[str]:
+    """ConfigMaps, Secrets, claims and accounts that pods name exist; mounts name volumes."""
+    secrets = {item["spec"]["secretName"] for item in manifests.of_kind("Certificate")}
+    findings = []
+    for pod in manifests.pod_templates():
+        for kind, name in _references(pod):
+            made = name in secrets if kind == "Secret" else manifests.find(kind, name) is not None
+            if not made and (kind, name) not in MADE_BY_HAND:
+                findings.append(f"{pod.owner}: there is no {kind} {name}")
+        volumes = {volume["name"] for volume in pod.spec.get("volumes", [])}
+        mounted = {mount["name"] for item in pod.all_containers for mount in item.get("volumeMounts", [])}
+        if volumes != mounted:
+            findings.append(f"{pod.owner}: volumes {sorted(volumes)}, mounts {sorted(mounted)}")
+    issuers = {item["metadata"]["name"] for item in manifests.of_kind("Issuer")}
+    findings += [
+        f"{title(item)}: there is no issuer {item['spec']['issuerRef']['name']}"
+        for item in manifests.of_kind("Certificate")
+        if item["spec"]["issuerRef"]["name"] not in issuers
+    ]
+    return findings + [
+        f"{title(item)}: there is no certificate {item['spec']['ca']['secretName']}"
+        for item in manifests.of_kind("Issuer")
+        if item["spec"].get("ca", {}).get("secretName") not in {None, *secrets}
+    ]
+
+
+def _references(pod: PodTemplate) -> Iterator[tuple[str, str]]:
+    yield "ServiceAccount", pod.spec.get("serviceAccountName", "default")
+    for volume in pod.spec.get("volumes", []):
+        if "configMap" in volume:
+            yield "ConfigMap", volume["configMap"]["name"]
+        if "secret" in volume:
+            yield "Secret", volume["secret"]["secretName"]
+        if "persistentVolumeClaim" in volume:
+            yield "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]
+    for container in pod.all_containers:
+        for variable in container.get("env", []):
+            if "secretKeyRef" in variable.get("valueFrom", {}):
+                yield "Secret", variable["valueFrom"]["secretKeyRef"]["name"]
+
+
+def check_names(manifests: Manifests) -> list[str]:
+    """Names that services dial are Services, and stand in the certificates that they will be shown."""
+    services = {item["metadata"]["name"] for item in manifests.of_kind("Service")}
+    findings = [
+        f"{title(item)}: a Service of ours has the name of the one that its operator makes"
+        for item in manifests.of_kind("LeaderWorkerSet")
+        if item["metadata"]["name"] in services
+    ]
+    for pod in manifests.pod_templates():
+        for container in pod.containers:
+            findings += [
+                f"{pod.owner}: dials {name}, which is no Service"
+                for name in _dialled(manifests, pod, container)
+                if name not in services
+            ]
+            name = environment(container).get("OCTAVO_SCHEDULER_EXECUTOR_TLS_SERVER_NAME")
+            findings += _certificate_mistakes(manifests, pod.owner, name) if name else []
+    for item in manifests.of_kind("ConfigMap"):
+        proxy = item["data"].get("haproxy.cfg", "")
+        for name in re.findall(r"verifyhost (\S+)", proxy):
+            findings += _certificate_mistakes(manifests, title(item), name)
+        for host in re.findall(r"server-template \S+ \d+ (\S+):", proxy):
+            if host not in {f"{name}.octavo.svc.cluster.local" for name in services}:
+                findings.append(f"{title(item)}: dials {host}, which is no Service")
+    return findings
+
+
+def _certificate_mistakes(manifests: Manifests, who: str, name: str) -> list[str]:
+    certificate = manifests.find("Certificate", f"{name}-tls")
+    if certificate is None or name not in certificate["spec"]["dnsNames"]:
+        return [f"{who}: expects {name} in a certificate that lacks it"]
+    return []
+
+
+def _dialled(manifests: Manifests, pod: PodTemplate, container: Object) -> list[str]:
+    if container["name"] == "scheduler":
+        config, _ = load_settings(manifests, pod, container)
+        targets = getattr(config, "executor", ())
+        return [target.removeprefix("dns:///").rpartition(":")[0] for target in targets]
+    hosts = [url.rpartition(":")[0].rpartition("/")[2] for url in _worker_urls(container)]
+    return [host for host in hosts if host != LOOPBACK]  # that is a proxy in the same pod
+
+
+def _worker_urls(container: Object) -> list[str]:
+    name, urls = "--worker-urls=", container.get("args", [])
+    return [url.removeprefix(name) for url in urls if url.startswith(name)]
+
+
+def check_gateway(manifests: Manifests) -> list[str]:
+    """The gateway asks for keys, which come from a Secret."""
+    findings = []
+    for pod in manifests.pod_templates():
+        for container in pod.containers:
+            if container["name"] == "gateway":
+                secret = {item["name"] for item in container["env"] if "secretKeyRef" in item.get("valueFrom", {})}
+                arguments = container["args"]
+                findings += [
+                    f"{pod.owner}: {flag} is not from a Secret"
+                    for flag in ("--api-key", "--control-plane-api-keys")
+                    if not any(item.startswith(f"{flag}=") and _variable(item) in secret for item in arguments)
+                ]
+    return findings
+
+
+def _variable(argument: str) -> str:
+    return argument.rpartition("$(")[2].removesuffix(")")
+
+
+def check_encryption(manifests: Manifests) -> list[str]:
+    """With certificates every hop is encrypted, and shows a certificate of its own."""
+    if not manifests.of_kind("Certificate"):
+        return []
+    findings = []
+    for pod in manifests.pod_templates():
+        for container in pod.containers:
+            config, _ = load_settings(manifests, pod, container) if container["name"] != "gateway" else (None, ())
+            if config is not None and pod.leader and not (config.tls_cert and config.tls_client_ca):
+                findings.append(f"{pod.owner}: serves without mutual TLS")
+            findings += [f"{pod.owner}: {url} is plaintext" for url in _worker_urls(container) if LOOPBACK not in url]
+    return findings
+
+
+def check_labels(manifests: Manifests) -> list[str]:
+    """Every object, and every pod, says what it belongs to."""
+    findings = [
+        f"{title(item)}: has no label app.kubernetes.io/{key}"
+        for item in manifests.objects
+        for key in (("part-of",) if item["kind"] == "ConfigMap" else ("name", "instance"))
+        if item["metadata"].get("labels", {}).get(f"app.kubernetes.io/{key}") != "octavo"
+    ]
+    return findings + [
+        f"{pod.owner}: its pods have no label {key}"
+        for pod in manifests.pod_templates()
+        for key in (*sorted(IDENTITY), "app.kubernetes.io/part-of")
+        if not pod.labels.get(key)
+    ]
+
+
+def check_autoscaling(manifests: Manifests) -> list[str]:
+    """Who is scaled exists and has no number of its own; down is slow; more schedulers find executors."""
+    findings = []
+    for item in manifests.of_kind("ScaledObject", "HorizontalPodAutoscaler"):
+        spec = item["spec"]
+        target = manifests.find(spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"])
+        if target is None:
+            findings.append(f"{title(item)}: its target is not there")
+            continue
+        if "replicas" in target["spec"]:
+            findings.append(f"{title(item)}: its target has replicas, which every apply would restore")
+        least, most = (spec.get(f"{end}ReplicaCount", spec.get(f"{end}Replicas", 0)) for end in ("min", "max"))
+        if not 1 <= least <= most:
+            findings.append(f"{title(item)}: from {least} to {most}")
+        behavior = spec.get("behavior") or spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+        if behavior.get("scaleDown", {}).get("stabilizationWindowSeconds", 0) < SLOW_SCALE_DOWN_S:
+            findings.append(f"{title(item)}: scales down hastily")
+        findings += [f"{title(item)}: {mistake}" for mistake in _scheduler_mistakes(manifests, item, most)]
+    return findings
+
+
+def _scheduler_mistakes(manifests: Manifests, item: Object, most: int) -> Iterator[str]:
+    """An executor serves one scheduler: the number of schedulers follows that of executors."""
+    if not item["metadata"]["name"].endswith("scheduler"):
+        return
+    pod = next(pod for pod in manifests.pod_templates() if pod.component == "scheduler")
+    config, _ = load_settings(manifests, pod, pod.containers[0])
+    limit = getattr(config, "max_executors", None)
+    if most > 1 and limit is None:
+        yield "the first scheduler takes all executors, max_executors is not set"
+    for trigger in item["spec"].get("triggers", []):
+        if float(trigger["metadata"]["threshold"]) != limit:
+            yield f"one for {trigger['metadata']['threshold']} executors, and max_executors is {limit}"
+
+
+def check_updates(manifests: Manifests) -> list[str]:
+    """An update ends: a new scheduler waits for executors that an old one holds, an executor for an accelerator."""
+    findings = []
+    for item in manifests.of_kind("Deployment"):
+        component = item["metadata"]["labels"]["app.kubernetes.io/component"]
+        update = item["spec"].get("strategy", {}).get("rollingUpdate", {})
+        if component in ("scheduler", "executor") and update.get("maxUnavailable") != 1:
+            findings.append(f"{title(item)}: waits for a new pod that waits for an old one")
+        if component == "executor" and update.get("maxSurge") != 0:
+            findings.append(f"{title(item)}: needs one accelerator more for an update")
+    return findings

@@ -1,0 +1,51 @@
+"""Every overlay, and every component on the base, passes every check."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.k8s.checks import CHECKS
+from tests.k8s.manifests import COMBINATIONS, COMPONENTS, K8S, OVERLAYS, REPOSITORY, components, overlay
+from tests.k8s.policies_wiring import MADE_BY_HAND
+
+RENDERINGS = [*OVERLAYS, *map("+".join, COMBINATIONS)]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", RENDERINGS)
+def test_what_is_rendered_passes_every_check(name: str, check: str) -> None:
+    manifests = overlay(name) if name in OVERLAYS else components(*name.split("+"))
+
+    assert CHECKS[check](manifests) == []
+
+
+def test_every_component_is_rendered() -> None:
+    assert {name for names in COMBINATIONS for name in names} == set(COMPONENTS)
+
+
+def test_each_overlay_serves_with_both_tiers() -> None:
+    for name in OVERLAYS:
+        assert {pod.component for pod in overlay(name).pod_templates()} >= {"scheduler", "executor"}, name
+
+
+def test_every_component_is_in_the_documentation() -> None:
+    page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8")
+
+    assert [name for name in (*OVERLAYS, *COMPONENTS) if f"`{name}`" not in page] == []
+
+
+def test_what_is_made_by_hand_is_in_the_documentation() -> None:
+    page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8")
+
+    assert [name for _, name in MADE_BY_HAND if name not in page] == []
+
+
+def test_the_file_of_settings_names_both_services() -> None:
+    tables = tomllib.loads((K8S / "base/octavo.toml").read_text(encoding="utf-8"))
+
+    assert set(tables) == {"scheduler", "executor"}
+
+
+def test_every_directory_of_a_component_is_one() -> None:
+    assert [name for name in COMPONENTS if not Path(K8S / "components" / name / "kustomization.yaml").exists()] == []
