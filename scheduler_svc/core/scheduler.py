@@ -306,10 +306,16 @@ class Scheduler:
         """Return whether the group was admitted here and has not ended."""
         return group in self.batch or group in self.swapped.groups or group in self.preemption.late_groups
 
-    def cost_of(self, group: SequenceGroup) -> int:
-        """Return the tokens that are computed here before the group has its first one, and a step of the others."""
+    @property
+    def load(self) -> int:
+        """Tokens computed here before a newcomer's: steps in flight, the rest of prefills, a step of the others."""
+        num_in_flight = sum(step.layout.num_tokens for step in self.in_flight)
         num_running = self.limits.max_num_seqs - len(self.batch.free_slots)
-        return self.admissions.num_tokens_to_compute(group) + self.prefills.num_left + num_running
+        return num_in_flight + self.prefills.num_left + num_running
+
+    def num_tokens_to_compute(self, group: SequenceGroup) -> int:
+        """Return the tokens of a group that would be computed here before it has its first one."""
+        return self.admissions.num_tokens_to_compute(group)
 
     @property
     def num_unfinished(self) -> int:

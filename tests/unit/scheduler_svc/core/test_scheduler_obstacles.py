@@ -3,6 +3,7 @@
 import pytest
 
 from scheduler_svc.core.admission import Obstacle, Wait
+from scheduler_svc.core.fleet import Shares
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
 from tests.support.driving import Bench, group, max_tokens, small_limits
@@ -99,8 +100,12 @@ def test_a_core_whose_oldest_step_is_overdue_takes_nothing() -> None:
 # Cost --------------------------------------------------------------------------------------------
 
 
+def cost_of(bench: Bench, newcomer: SequenceGroup) -> int:
+    return Shares([bench.scheduler]).cost_of(bench.scheduler, newcomer)
+
+
 def test_an_empty_core_costs_the_prompt() -> None:
-    assert Bench(small_limits()).scheduler.cost_of(group(0, 7)) == 7
+    assert cost_of(Bench(small_limits()), group(0, 7)) == 7
 
 
 def test_a_cached_prefix_is_free_of_cost() -> None:
@@ -108,7 +113,7 @@ def test_a_cached_prefix_is_free_of_cost() -> None:
     bench.add(0, [1, 2, 3, 4, 5], max_tokens(1))
     bench.run()
 
-    assert bench.scheduler.cost_of(group(1, [1, 2, 3, 4, 5, 6])) == 2
+    assert cost_of(bench, group(1, [1, 2, 3, 4, 5, 6])) == 2
 
 
 def test_decodes_and_prefills_of_others_are_added() -> None:
@@ -118,4 +123,4 @@ def test_decodes_and_prefills_of_others_are_added() -> None:
     bench.add(1, 16)
     bench.step()  # computes 6 of its tokens
 
-    assert bench.scheduler.cost_of(group(2, 3)) == 3 + 10 + 3
+    assert cost_of(bench, group(2, 3)) == 3 + 10 + 3
