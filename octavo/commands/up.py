@@ -10,8 +10,9 @@ from rich.console import Console
 
 from octavo.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Client
 from octavo.commands.options import service_options, to_local_options
-from octavo.gateway import DEFAULT_OPENAI_ADDRESS
+from octavo.gateway import DEFAULT_OPENAI_ADDRESS, check_gateway
 from octavo.local import LocalOptions, LocalServices
+from octavo.loopback import is_loopback
 
 
 @click.command()
@@ -29,7 +30,28 @@ from octavo.local import LocalOptions, LocalServices
 @service_options
 def up(model: str, verbose: bool, **flags: Any) -> None:
     """Start a scheduler and an executor on this machine; Ctrl-C stops them."""
+    # Before the model is made or fetched, which may take minutes.
+    if flags["openai"] is not None:
+        check_gateway(flags["openai"])
+    _warn_if_exposed(listen=flags["listen"], admin_listen=flags["admin_listen"], openai=flags["openai"])
     asyncio.run(_run_until_stopped(model, to_local_options(model, **flags), is_verbose=verbose))
+
+
+def _warn_if_exposed(*, listen: str, admin_listen: str, openai: str | None) -> None:
+    """Say on stderr what others than this machine can reach; what the services say of it is in their logs only."""
+    ports = {
+        ("scheduler", "--listen"): listen,
+        ("scheduler", "--admin-listen"): admin_listen,
+        ("OpenAI API", "--openai"): openai,
+    }
+    for (name, flag), address in ports.items():
+        if address is not None and not is_loopback(address):
+            click.echo(
+                f"octavo: warning: the {name} at {flag} {address} speaks no TLS and does not ask who calls: "
+                "anybody who reaches it may use it, and anybody on the way can read along; "
+                f"set {flag} to an address of this machine only, such as 127.0.0.1",
+                err=True,
+            )
 
 
 async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: bool) -> None:

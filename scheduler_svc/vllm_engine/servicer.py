@@ -1,6 +1,5 @@
 """`VllmEngine`: each RPC in the terms of the native service. Read `requests.py` and `responses.py` first."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
@@ -18,7 +17,7 @@ from scheduler_svc.served_model import ServedModel
 from scheduler_svc.vllm_engine.description import loads, model_info, server_info
 from scheduler_svc.vllm_engine.requests import generation_request
 from scheduler_svc.vllm_engine.responses import Answer
-from scheduler_svc.vllm_engine.tokenizer_archive import archive_chunks, tokenizer_archive
+from scheduler_svc.vllm_engine.tokenizer_archive import TokenizerArchive
 from shared.errors import RequestAbortedError, RequestExistsError, UnavailableError
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -37,6 +36,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         self._engine = engine
         self._generation = generation
         self._tenant = tenant
+        self._tokenizer = TokenizerArchive()
         self._is_aborted: dict[str, bool] = {}  # the calls that `Generate` serves, by request id
         self._started_at_s = self._received_at_s = time.time()
 
@@ -52,14 +52,15 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                     async for event in events:
                         for response in answer.responses(event):
                             yield response
-                        self._check_not_aborted(request.request_id)
+                        if not event.HasField("finished"):  # an answer that is complete is not ended once more
+                            self._check_not_aborted(request.request_id)
             except RequestAbortedError:
                 for response in answer.aborted():
                     yield response
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802
-        """End requests; unknown and finished ids are accepted."""
-        for request_id in request.request_ids:
+        """End requests; unknown and finished ids are accepted, and empty ones skipped."""
+        for request_id in filter(None, request.request_ids):
             if request_id in self._is_aborted:  # maybe not in the engine yet: its prompt is being checked
                 self._is_aborted[request_id] = True
             await self._generation.Abort(generation_service_pb2.AbortRequest(request_id=request_id), context)
@@ -92,7 +93,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         self, request: common_pb2.GetTokenizerRequest, context: Context
     ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
         """Send the tokenizer's files."""
-        for chunk in archive_chunks(await asyncio.to_thread(tokenizer_archive, self._model())):
+        for chunk in await self._tokenizer.chunks(self._model()):
             yield chunk
 
     async def _unimplemented(self, request: object, context: Context) -> Never:

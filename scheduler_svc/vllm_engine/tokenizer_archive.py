@@ -1,10 +1,11 @@
 """The tokenizer's files as a gateway takes them: a zip in chunks, its digest on the last one."""
 
+import asyncio
 import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from smg_grpc_proto.generated import common_pb2
 
@@ -17,6 +18,27 @@ CHUNK_BYTES = 2**20
 
 # Equal files make equal archives, whenever they are made: the earliest date that a zip can hold.
 ZIP_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+class TokenizerArchive:
+    """The archive of the served model, in chunks: made once for each model, in a thread."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._model: ServedModel | None = None
+        self._chunks: Sequence[common_pb2.GetTokenizerChunk] = ()
+
+    async def chunks(self, model: ServedModel) -> Sequence[common_pb2.GetTokenizerChunk]:
+        """Return the messages for a model; those of the last one are kept."""
+        async with self._lock:  # calls that come together wait for one archive
+            if model is not self._model:
+                self._chunks = await asyncio.to_thread(_make_chunks, model)
+                self._model = model
+            return self._chunks
+
+
+def _make_chunks(model: ServedModel) -> Sequence[common_pb2.GetTokenizerChunk]:
+    return tuple(archive_chunks(tokenizer_archive(model)))
 
 
 def tokenizer_archive(model: ServedModel) -> bytes:

@@ -1,6 +1,7 @@
 """VllmEngine on the scheduler's port: Generate and Abort as a gateway meets them."""
 
 import asyncio
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -10,6 +11,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from executor_svc.fake_tokenizer import EOS_TOKEN_ID
 from executor_svc.fake_worker import FakeWorker
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
+from scheduler_svc.generation_servicer import GenerationServicer
+from scheduler_svc.vllm_engine.servicer import VllmEngineServicer
 from tests.support.stack import collect
 from tests.support.vllm_engine import (
     PROMPT,
@@ -206,6 +209,27 @@ async def test_abort_accepts_unknown_and_finished_ids_and_says_the_same_twice() 
             await gateway.stub.Abort(pb.AbortRequest(request_ids=["done", "never"]))
         await gateway.stub.Abort(pb.AbortRequest())
         assert (await ask(gateway, engine_request(request_id="done"))).completes[0].finish_reason == "length"
+
+
+async def test_abort_skips_empty_ids() -> None:
+    async with running_gateway_stack(FakeWorker(step_ms=1)) as gateway:
+        answer = asyncio.create_task(ask(gateway, engine_request(request_id="b", max_tokens=ENDLESS)))
+        while not gateway.stack.engine.requests:
+            await asyncio.sleep(0)
+        await gateway.stub.Abort(pb.AbortRequest(request_ids=["", "b"]))
+        assert (await answer).completes[0].finish_reason == "abort"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_an_abort_while_the_end_is_written_adds_no_other_end(is_streamed: bool) -> None:
+    async with running_gateway_stack() as gateway:
+        servicer = VllmEngineServicer(gateway.stack.engine, GenerationServicer(gateway.stack.engine), "")
+        reasons = []
+        async for response in servicer.Generate(engine_request(stream=is_streamed), cast("Any", None)):
+            if response.HasField("complete"):
+                reasons.append(response.complete.finish_reason)
+                await servicer.Abort(pb.AbortRequest(request_ids=["chatcmpl-1"]), cast("Any", None))
+    assert reasons == ["length"]
 
 
 async def test_an_abort_while_the_prompt_is_checked_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

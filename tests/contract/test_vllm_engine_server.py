@@ -1,10 +1,12 @@
 """VllmEngine on the scheduler's port: what a gateway asks at registration and later, and the switch."""
 
 import asyncio
+import dataclasses
 import hashlib
 import io
 import json
 import sys
+import threading
 import zipfile
 
 import grpc
@@ -94,6 +96,36 @@ async def test_the_tokenizer_comes_as_a_zip_with_its_digest_last() -> None:
     config = json.loads(contents.pop("config.json"))
     assert contents == {file.name: file.content for file in fake_tokenizer_files()}
     assert config == {"vocab_size": 259, "max_position_embeddings": 8192, "eos_token_id": [EOS_TOKEN_ID]}
+
+
+async def test_the_archive_is_made_once_for_each_model_and_not_on_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = []
+
+    def digest(data: bytes) -> object:
+        threads.append(threading.get_ident())
+        return sha256(data)
+
+    sha256 = hashlib.sha256
+    async with running_gateway_stack() as gateway:
+        monkeypatch.setattr("scheduler_svc.vllm_engine.tokenizer_archive.hashlib.sha256", digest)
+        first, second, third = await asyncio.gather(*(archive_of(gateway) for _ in range(3)))
+        assert first == second == third
+        assert len(threads) == 1
+        model = gateway.stack.engine.model
+        assert model is not None
+        gateway.stack.engine.adoption.model = dataclasses.replace(model, max_model_len=77)
+        config = json.loads(zipfile.ZipFile(io.BytesIO(await archive_of(gateway))).read("config.json"))
+    assert config["max_position_embeddings"] == 77
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
+
+
+async def archive_of(gateway: GatewayStack) -> bytes:
+    """Fetch the tokenizer's archive."""
+    chunks = gateway.stub.GetTokenizer(common_pb2.GetTokenizerRequest())
+    return b"".join([chunk.data async for chunk in chunks])
 
 
 def test_a_large_archive_is_cut_and_only_its_last_chunk_has_the_digest() -> None:

@@ -66,7 +66,7 @@ async def running_api(
 
 @asynccontextmanager
 async def admin_stub(scheduler: Service) -> "AsyncIterator[admin_service_pb2_grpc.AdminServiceAsyncStub]":
-    async with grpc.aio.insecure_channel(scheduler.beside["admin"]) as channel:
+    async with grpc.aio.insecure_channel(scheduler.other_addresses["admin"]) as channel:
         yield admin_service_pb2_grpc.AdminServiceStub(channel)
 
 

@@ -1,17 +1,21 @@
 """The gateway as a child process: what is refused before anything starts, and the order of start and end."""
 
 import importlib.util
+import json
 import socket
+import socketserver
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from octavo.command_line import run
 from octavo.errors import LocalServiceError
-from octavo.gateway import DEFAULT_OPENAI_ADDRESS, check_gateway, smg_arguments
+from octavo.gateway import DEFAULT_OPENAI_ADDRESS, check_gateway, is_serving, smg_arguments
 from octavo.local import LocalOptions, LocalServices
 
 # Each says in a file when it ends; the scheduler is ready at once.
@@ -54,6 +58,29 @@ def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def busy_address() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
+def raw_server(answer: bytes) -> Iterator[str]:
+    """Answer every HTTP request with the same bytes; yield the URL."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.wfile.write(answer)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def json_answer(value: object) -> bytes:
+    return b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(value).encode()
 
 
 def program(name: str, order: Path) -> list[str]:
@@ -99,10 +126,54 @@ def test_an_address_that_is_taken_is_refused_with_the_way_out(
     assert said.endswith("choose another address, --openai HOST:PORT\n")
 
 
-@pytest.mark.parametrize("address", ["8080", ":8080", "127.0.0.1:http", "127.0.0.1:65536", "[::1]:99999"])
+@pytest.mark.parametrize(
+    "address", ["8080", ":8080", "127.0.0.1:http", "127.0.0.1:65536", "[::1]:99999", "a..b:80", "[]:80"]
+)
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(LocalServiceError, match="cannot listen on"):
         check_gateway(address)
+
+
+def test_a_name_that_has_an_address_passes_and_another_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lookup(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        if name != "here":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        of_ipv6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 0, 0, 0))
+        return [of_ipv6, (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+    monkeypatch.setattr("socket.getaddrinfo", lookup)
+    check_gateway("here:0")
+    with pytest.raises(LocalServiceError, match=r"cannot listen on there:0 \(.*Name or service not known"):
+        check_gateway("there:0")
+
+
+def test_the_address_is_checked_before_the_model_is_fetched(
+    busy_address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fetch(model: str) -> str:
+        raise AssertionError(f"{model} is fetched for nothing")
+
+    monkeypatch.setattr("octavo.commands.options.resolve_model", fetch)
+    assert run(["up", "--openai", busy_address]) == 1
+    assert capsys.readouterr().err.startswith(f"octavo: the OpenAI API cannot listen on {busy_address}")
+
+
+EXPOSED = (
+    "octavo: warning: the {} at {} 0.0.0.0:0 speaks no TLS and does not ask who calls: anybody who reaches it may use "
+    "it, and anybody on the way can read along; set {} to an address of this machine only, such as 127.0.0.1"
+)
+
+
+@pytest.mark.parametrize("exposed", [(), ("--openai",), ("--listen", "--admin-listen", "--openai")])
+def test_up_warns_of_each_address_that_others_can_reach(
+    exposed: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"--listen": "scheduler", "--admin-listen": "scheduler", "--openai": "OpenAI API"}
+    flags = [word for flag in names for word in (flag, "0.0.0.0:0" if flag in exposed else "localhost:0")]
+    assert run(["up", "--model", str(tmp_path), *flags]) == 1  # it has no tokenizer: nothing starts
+    *warnings, refusal = capsys.readouterr().err.splitlines()
+    assert warnings == [EXPOSED.format(names[flag], flag, flag) for flag in exposed]
+    assert refusal.endswith("tokenizer.json is missing; the scheduler needs it")
 
 
 @pytest.mark.parametrize("package", ["smg", "smg_grpc_proto"])
@@ -126,3 +197,35 @@ def test_smg_understands_its_arguments() -> None:
     assert arguments.prometheus_host == "127.0.0.1"
     assert (arguments.retry_max_retries, arguments.retry_initial_backoff_ms) == (8, 500)
     assert arguments.disable_circuit_breaker
+
+
+# What the gateway answers until it serves --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        json_answer({}),
+        json_answer([]),
+        json_answer("models"),
+        json_answer({"data": None}),
+        json_answer({"data": []}),
+        json_answer({"data": 7}),
+        json_answer({"data": {"id": "model"}}),
+        json_answer({"data": ["model"]}),
+        json_answer({"data": [{"name": "model"}]}),
+        b"HTTP/1.0 200 OK\r\n\r\n{",
+        b"HTTP/1.0 503 Service Unavailable\r\n\r\n",
+        b"SSH-2.0-a-server-of-another-kind\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
+        b"",
+    ],
+)
+def test_an_answer_that_nobody_expects_is_no_gateway_yet(answer: bytes) -> None:
+    with raw_server(answer) as url:
+        assert not is_serving(url)
+
+
+def test_a_gateway_with_a_model_serves() -> None:
+    with raw_server(json_answer({"data": [{"id": "model"}]})) as url:
+        assert is_serving(url)
