@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 from tests.k8s.manifests import Manifests
+from tests.k8s.policies_autoscaling import check_autoscaling
+from tests.k8s.policies_gateway import check_gateway
 from tests.k8s.policies_network import check_network
 from tests.k8s.policies_pods import check_drain, check_gpus, check_images, check_pod_security, check_probes
 from tests.k8s.policies_settings import check_settings
 from tests.k8s.policies_wiring import (
-    check_autoscaling,
     check_encryption,
-    check_gateway,
     check_labels,
     check_names,
     check_references,

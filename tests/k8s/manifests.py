@@ -31,6 +31,7 @@ COMBINATIONS = [
     ("monitoring", "keda"),
     ("openai-gateway",),
     ("openai-gateway", "mtls", "openai-gateway-mtls"),
+    ("tracing",),
 ]
 
 IDENTITY = frozenset(f"app.kubernetes.io/{key}" for key in ("name", "instance", "component"))
@@ -63,9 +64,14 @@ class PodTemplate:
         """Init containers too."""
         return [*self.spec.get("initContainers", []), *self.spec["containers"]]
 
+    @property
+    def sidecars(self) -> list[Object]:
+        """The init containers that stay beside the others."""
+        return [item for item in self.spec.get("initContainers", []) if item.get("restartPolicy") == "Always"]
+
     def port(self, name: str) -> int | None:
         """Return the number of the container port `name`."""
-        for container in self.containers:
+        for container in [*self.containers, *self.sidecars]:
             for port in container.get("ports", []):
                 if port.get("name") == name:
                     return int(port["containerPort"])

@@ -6,7 +6,7 @@ is compared with what its tiers need.
 
 from collections.abc import Iterator
 
-from tests.k8s.manifests import Manifests, Object, PodTemplate, title
+from tests.k8s.manifests import Manifests, Object, PodTemplate, environment, title
 
 Path = tuple[str, str, str]
 
@@ -15,6 +15,7 @@ CLIENTS = "pods with octavo/client"
 CLIENT_NAMESPACES = "namespaces with octavo/client"
 PROMETHEUS = "prometheus in monitoring"
 DNS = "cluster DNS"
+COLLECTOR = "opentelemetry-collector in monitoring"
 INTERNET = "any address"
 RANKS = "1024-65535"
 
@@ -28,6 +29,10 @@ _PEERS = {
     DNS: {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
         "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+    },
+    COLLECTOR: {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "opentelemetry-collector"}},
     },
     INTERNET: {"ipBlock": {"cidr": "0.0.0.0/0"}},
 }
@@ -59,6 +64,10 @@ def check_network(manifests: Manifests) -> list[str]:
     expected_out |= {(tier, DNS, f"{protocol} 53") for tier in tiers for protocol in ("TCP", "UDP")}
     if manifests.of_kind("PodMonitor"):
         expected_in |= {(PROMETHEUS, tier, port) for tier, port in _METRICS.items() if tier in tiers}
+    expected_in |= {
+        (ANY, pod.component, str(pod.port("tls-health"))) for pod in manifests.pod_templates() if pod.port("tls-health")
+    }
+    expected_out |= {(tier, COLLECTOR, "4317") for tier in _traced_tiers(manifests)}
     if manifests.name in _DOWNLOADS:
         expected_out.add(("executor", INTERNET, "443"))
     for direction, expected in (("Ingress", expected_in), ("Egress", expected_out)):
@@ -68,6 +77,15 @@ def check_network(manifests: Manifests) -> list[str]:
         if not any(_denies_everything(item, direction) for item in manifests.of_kind("NetworkPolicy")):
             findings.append(f"{direction}: a pod that no policy selects may do anything")
     return findings
+
+
+def _traced_tiers(manifests: Manifests) -> set[str]:
+    return {
+        pod.component
+        for pod in manifests.pod_templates()
+        for container in pod.containers
+        if "OTEL_EXPORTER_OTLP_ENDPOINT" in environment(container)
+    }
 
 
 def _denies_everything(policy: Object, direction: str) -> bool:

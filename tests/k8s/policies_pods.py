@@ -14,7 +14,7 @@ CAPACITY_TO_SPARE_S = 5
 
 
 def check_probes(manifests: Manifests) -> list[str]:
-    """Who serves has all three probes, on the health port; who does not serve has none."""
+    """Who serves has all three probes, on the health port; who does not serve has none. Sidecars are probed too."""
     findings = []
     for pod in manifests.pod_templates():
         for container in pod.containers:
@@ -29,6 +29,12 @@ def check_probes(manifests: Manifests) -> list[str]:
                 f"{where}: {probe} {mistake}"
                 for probe in PROBES
                 if probe in container and (mistake := _probe_mistake(pod, probe, container[probe]))
+            ]
+        for sidecar in pod.sidecars:
+            findings += [
+                f"{pod.owner} {sidecar['name']}: no {probe} on a port of its own"
+                for probe in ("startupProbe", "livenessProbe")
+                if sidecar.get(probe, {}).get("httpGet", {}).get("port") != f"{sidecar['name']}-health"
             ]
     return findings
 

@@ -36,6 +36,8 @@ def check_settings(manifests: Manifests) -> list[str]:
                 where = f"{pod.owner} {container['name']}"
                 config, mistakes = load_settings(manifests, pod, container)
                 findings += [f"{where}: {mistake}" for mistake in mistakes]
+                if environment(container).get("GRPC_VERBOSITY") != "ERROR":
+                    findings.append(f"{where}: gRPC writes lines that are no JSON")
                 if config is not None:
                     findings += [f"{where}: {mistake}" for mistake in _port_mistakes(pod, config)]
                     findings += [f"{where}: {mistake}" for mistake in _file_mistakes(pod, container, config)]

@@ -13,7 +13,6 @@ MADE_BY_HAND = {
     ("Secret", "octavo-gateway-keys"),
 }
 WORKLOADS = ("Deployment", "StatefulSet", "LeaderWorkerSet")
-SLOW_SCALE_DOWN_S = 300
 LOOPBACK = "127.0.0.1"
 
 
@@ -172,33 +171,14 @@ def _dialled(manifests: Manifests, pod: PodTemplate, container: Object) -> list[
         config, _ = load_settings(manifests, pod, container)
         targets = getattr(config, "executor", ())
         return [target.removeprefix("dns:///").rpartition(":")[0] for target in targets]
-    hosts = [url.rpartition(":")[0].rpartition("/")[2] for url in _worker_urls(container)]
+    hosts = [url.rpartition(":")[0].rpartition("/")[2] for url in worker_urls(container)]
     return [host for host in hosts if host != LOOPBACK]  # that is a proxy in the same pod
 
 
-def _worker_urls(container: Object) -> list[str]:
+def worker_urls(container: Object) -> list[str]:
+    """Return the addresses that a gateway is given."""
     name, urls = "--worker-urls=", container.get("args", [])
     return [url.removeprefix(name) for url in urls if url.startswith(name)]
-
-
-def check_gateway(manifests: Manifests) -> list[str]:
-    """The gateway asks for keys, which come from a Secret."""
-    findings = []
-    for pod in manifests.pod_templates():
-        for container in pod.containers:
-            if container["name"] == "gateway":
-                secret = {item["name"] for item in container["env"] if "secretKeyRef" in item.get("valueFrom", {})}
-                arguments = container["args"]
-                findings += [
-                    f"{pod.owner}: {flag} is not from a Secret"
-                    for flag in ("--api-key", "--control-plane-api-keys")
-                    if not any(item.startswith(f"{flag}=") and _variable(item) in secret for item in arguments)
-                ]
-    return findings
-
-
-def _variable(argument: str) -> str:
-    return argument.rpartition("$(")[2].removesuffix(")")
 
 
 def check_encryption(manifests: Manifests) -> list[str]:
@@ -211,7 +191,7 @@ def check_encryption(manifests: Manifests) -> list[str]:
             config, _ = load_settings(manifests, pod, container) if container["name"] != "gateway" else (None, ())
             if config is not None and pod.leader and not (config.tls_cert and config.tls_client_ca):
                 findings.append(f"{pod.owner}: serves without mutual TLS")
-            findings += [f"{pod.owner}: {url} is plaintext" for url in _worker_urls(container) if LOOPBACK not in url]
+            findings += [f"{pod.owner}: {url} is plaintext" for url in worker_urls(container) if LOOPBACK not in url]
     return findings
 
 
@@ -229,41 +209,6 @@ def check_labels(manifests: Manifests) -> list[str]:
         for key in (*sorted(IDENTITY), "app.kubernetes.io/part-of")
         if not pod.labels.get(key)
     ]
-
-
-def check_autoscaling(manifests: Manifests) -> list[str]:
-    """Who is scaled exists and has no number of its own; down is slow; more schedulers find executors."""
-    findings = []
-    for item in manifests.of_kind("ScaledObject", "HorizontalPodAutoscaler"):
-        spec = item["spec"]
-        target = manifests.find(spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"])
-        if target is None:
-            findings.append(f"{title(item)}: its target is not there")
-            continue
-        if "replicas" in target["spec"]:
-            findings.append(f"{title(item)}: its target has replicas, which every apply would restore")
-        least, most = (spec.get(f"{end}ReplicaCount", spec.get(f"{end}Replicas", 0)) for end in ("min", "max"))
-        if not 1 <= least <= most:
-            findings.append(f"{title(item)}: from {least} to {most}")
-        behavior = spec.get("behavior") or spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-        if behavior.get("scaleDown", {}).get("stabilizationWindowSeconds", 0) < SLOW_SCALE_DOWN_S:
-            findings.append(f"{title(item)}: scales down hastily")
-        findings += [f"{title(item)}: {mistake}" for mistake in _scheduler_mistakes(manifests, item, most)]
-    return findings
-
-
-def _scheduler_mistakes(manifests: Manifests, item: Object, most: int) -> Iterator[str]:
-    """An executor serves one scheduler: the number of schedulers follows that of executors."""
-    if not item["metadata"]["name"].endswith("scheduler"):
-        return
-    pod = next(pod for pod in manifests.pod_templates() if pod.component == "scheduler")
-    config, _ = load_settings(manifests, pod, pod.containers[0])
-    limit = getattr(config, "max_executors", None)
-    if most > 1 and limit is None:
-        yield "the first scheduler takes all executors, max_executors is not set"
-    for trigger in item["spec"].get("triggers", []):
-        if float(trigger["metadata"]["threshold"]) != limit:
-            yield f"one for {trigger['metadata']['threshold']} executors, and max_executors is {limit}"
 
 
 def check_updates(manifests: Manifests) -> list[str]:
