@@ -194,11 +194,11 @@ async def measure_service(num_sequences: int, num_steps: int) -> float:
             octavo.Client(scheduler.address) as client,
         ):
             await client.wait_until_ready()
-            before = await _cpu_and_steps(scheduler.beside["metrics"])
+            before = await _cpu_and_steps(scheduler.other_addresses["metrics"])
             params = octavo.SamplingParams(max_tokens=num_steps, temperature=0.0)
             prompts = [[33 + number % 90, 33 + number // 90] for number in range(num_sequences)]
             await asyncio.gather(*(client.generate(prompt, params) for prompt in prompts))
-            after = await _cpu_and_steps(scheduler.beside["metrics"])
+            after = await _cpu_and_steps(scheduler.other_addresses["metrics"])
     return 1e6 * (after[0] - before[0]) / (after[1] - before[1])
 
 

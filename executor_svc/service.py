@@ -78,16 +78,16 @@ async def _serve(config: ServiceConfig, load_worker: Callable[[], Worker]) -> bo
         call_metrics=calls,
     )
     add_ExecutionServiceServicer_to_server(servicer, server.server)
-    beside: dict[str, Port] = {}
+    others: dict[str, Port] = {}
     if config.health_listen is not None:
-        beside["health"] = probe_server(config.health_listen, server.health)
+        others["health"] = probe_server(config.health_listen, server.health)
     if config.metrics_listen is not None:
-        beside["metrics"] = MetricsServer(
+        others["metrics"] = MetricsServer(
             config.metrics_listen, lambda: [*servicer.metrics(), *service_families(calls, tls)]
         )
-    ports = Ports(server, beside)
+    ports = Ports(server, others)
     try:
-        announce("executor", await ports.start(), ports.addresses)
+        announce("executor", await ports.start(), ports.other_addresses)
         if not await _load(servicer, load_worker, stop):
             _logger.info(Event("stopped_while_loading", reason=await stop.wait()))
             return False

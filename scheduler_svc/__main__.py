@@ -32,7 +32,7 @@ async def serve(config: SchedulerConfig) -> None:
     """
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
     service = SchedulerService(config)
-    announce("scheduler", await service.start(), service.addresses_beside)
+    announce("scheduler", await service.start(), service.other_addresses)
     stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(service.wait_for_failure())
     await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
     if failing.done():  # a process that cannot work any more must not look as if it could

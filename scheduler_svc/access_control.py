@@ -7,6 +7,7 @@ servicers by `identity.py`. Health stays open: probes have neither.
 # The stubs of grpc make generic what is not at run time.
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
@@ -18,9 +19,12 @@ from grpc_health.v1 import health
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.identity import ANYBODY, Identity, set_identity
 from scheduler_svc.token_table import TokenTable, read_tokens
-from shared.errors import CallerError, PermissionDeniedError, UnauthenticatedError
-from shared.grpc_status import handler_parts, run_handler
+from shared.errors import CallerError, OctavoServiceError, PermissionDeniedError, UnauthenticatedError
+from shared.events import Event
+from shared.grpc_status import abort, handler_parts, run_handler
 from shared.watched_files import WatchedFiles
+
+log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -82,7 +86,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Wrap the handler of one call."""
         handler = await continuation(handler_call_details)
-        service = handler_call_details.method.rpartition("/")[0].lstrip("/")
+        method = handler_call_details.method
+        service = method.rpartition("/")[0].lstrip("/")
         # An unknown method has no handler; gRPC answers UNIMPLEMENTED.
         if handler is None or service == health.SERVICE_NAME:
             return handler
@@ -91,14 +96,18 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         deserialize = None if handler.request_streaming else handler.request_deserializer
 
         async def guarded(request: Any, context: Context) -> Any:
-            identity = self._control.identify(context)
-            if service in self._operator_services and not identity.is_operator:
-                raise PermissionDeniedError(
-                    f"the token is of tenant {identity.tenant!r}; {service} wants one of tenant * in --tokens-file"
-                )
+            try:
+                identity = self._control.identify(context)
+                if service in self._operator_services and not identity.is_operator:
+                    raise PermissionDeniedError(
+                        f"the token is of tenant {identity.tenant!r}; {service} wants one of tenant * in --tokens-file"
+                    )
+                if deserialize is not None:
+                    request = _read(deserialize, request)
+            except OctavoServiceError as error:
+                log.warning(Event("call_refused", method=method, peer=context.peer(), cause=str(error)))
+                await abort(context, error)
             set_identity(identity)
-            if deserialize is not None:
-                request = _read(deserialize, request)
             return await run_handler(behavior, request, context)
 
         return rebuild(

@@ -79,7 +79,7 @@ class SchedulerConfig(ServiceConfig):
         min_length=1,
         max_length=256,
         description="Identity that an executor knows this scheduler by, stable over restarts, so that a restarted "
-        "one takes over at once; by default host name and listen address.",
+        "one takes over at once; by default host name and listen address, with port 0 a new one at each start.",
     )
     tokenizer: Path | None = Field(
         None, description="Directory with tokenizer.json; by default the executor sends the model's own."

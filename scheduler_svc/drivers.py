@@ -62,9 +62,7 @@ class Drivers(Mapping[str, ExecutorDriver]):
         """Whether no executor is expected: the one at each address is attached, there or through another address."""
         attached = {driver.instance_id for driver in self.values() if driver.core is not None}
         return all(
-            driver.core is not None
-            or (driver.instance_id and driver.instance_id in attached)
-            or not (driver.holds_instance or self.has_room)
+            driver.core is not None or (driver.instance_id and driver.instance_id in attached) or driver.is_spare
             for driver in self.values()
         )
 

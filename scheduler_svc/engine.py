@@ -43,6 +43,7 @@ from scheduler_svc.served_model import ServedModel
 from scheduler_svc.tokenizer import Tokenizer
 from shared.errors import (
     CacheTooSmallError,
+    NoExecutorError,
     OctavoServiceError,
     QueueFullError,
     RequestAbortedError,
@@ -96,13 +97,13 @@ class Engine:
 
         Cheap, so that an overloaded scheduler refuses before it tokenizes.
 
-        Raises: UnavailableError, RequestExistsError, QueueFullError: it would not be queued.
+        Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
         """
         settings = self.settings
         if self.is_draining:
             raise UnavailableError(f"{self.why_not_ready}; send the request to another one")
         if not self.fleet.cores or self.model is None:
-            raise UnavailableError(f"{self.why_not_ready}; retry in a moment")
+            raise NoExecutorError("no executor is attached", self.last_trouble)
         if request_id in self.requests:
             raise RequestExistsError(request_id)
         if self.num_waiting >= settings.max_waiting_requests:
@@ -116,7 +117,7 @@ class Engine:
     def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
         """Let a new request count as waiting while it is tokenized and checked; gives the model to check against.
 
-        Raises: UnavailableError, RequestExistsError, QueueFullError: it would not be queued.
+        Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
         """
         model = self.admitting_model(request_id, tenant)
         self._num_checked_of[tenant] += 1
@@ -130,7 +131,7 @@ class Engine:
         """Queue a request that was checked for a model, right after `checking`.
 
         Raises:
-            UnavailableError, RequestExistsError, QueueFullError: it was not queued.
+            UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it was not queued.
             CacheTooSmallError: no executor can ever hold it.
         """
         model = self.admitting_model(valid.request_id, valid.tenant)

@@ -79,7 +79,7 @@ class ExecutorClient:
         async with self._open_channel() as channel:
             stub = pb_grpc.ExecutionServiceStub(channel)
             attached = await self._attach(stub, claim)
-            session = ExecutorSession(stub, attached.epoch, decode_info(attached.info), self._timings)
+            session = ExecutorSession(stub, attached.epoch, decode_info(attached.info), self._timings, self.address)
             log.info(Event("wire_version_agreed", executor=self.address, wire_version=attached.wire_version))
             heartbeat = asyncio.create_task(session.keep_lease(), name="heartbeat")
             is_lost = False

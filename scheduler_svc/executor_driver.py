@@ -137,6 +137,11 @@ class ExecutorDriver:
         """Where the executor is dialled."""
         return self.client.address
 
+    @property
+    def is_spare(self) -> bool:
+        """Whether the executor is not looked for, because the scheduler has as many as it may."""
+        return not (self.holds_instance or self._owner.has_room)
+
     def retire(self, *, is_retired: bool) -> None:
         """Take no new groups because the address is gone from the fleet, or take some again."""
         self.is_retired = is_retired
@@ -163,6 +168,7 @@ class ExecutorDriver:
     async def _run_attachment(self) -> None:
         """Attach and drive the executor until it is lost, or retired and out of work; its requests are kept."""
         try:
+            self._check_room()
             async with self.client.attach(self._claim) as session:
                 self.core, self.session = await self._owner.adopt(session, self.address), session
                 self.core.takes_groups = not self.is_retired
@@ -192,11 +198,18 @@ class ExecutorDriver:
             raise ExecutorRefusedError(
                 f"it is the executor of {holder.address}, under another address; used only there"
             )
+        self._check_room()  # another one may have come in meanwhile
+        self.holds_instance = True
+
+    def _check_room(self) -> None:
+        """Refuse an executor that the scheduler may not attach to; it is not even dialled.
+
+        Raises: ExecutorRefusedError: there are as many as it may have.
+        """
         if not self._owner.has_room:
             raise ExecutorRefusedError(
                 f"this scheduler has as many executors as --max-executors allows, {self._settings.max_executors}"
             )
-        self.holds_instance = True
 
     def _give_back_core(self, event: str) -> None:
         """Part with the core; its requests, which the log counts, are computed elsewhere."""

@@ -55,10 +55,16 @@ class ExecutorSession:
     """
 
     def __init__(
-        self, stub: "pb_grpc.ExecutionServiceAsyncStub", epoch: int, info: ExecutorInfo, timings: SessionTimings
+        self,
+        stub: "pb_grpc.ExecutionServiceAsyncStub",
+        epoch: int,
+        info: ExecutorInfo,
+        timings: SessionTimings,
+        address: str,
     ) -> None:
         self.epoch = epoch
         self.info = info
+        self._address = address  # for the log
         self._stub = stub
         self._timings = timings
         self._stream: StepStream | None = None
@@ -150,7 +156,7 @@ class ExecutorSession:
                 answered_s = loop.time()
             except grpc.aio.AioRpcError as error:
                 text = f"{error.code().name}: {error.details()}"
-                log.warning(Event("heartbeat_failed", epoch=self.epoch, cause=text))
+                log.warning(Event("heartbeat_failed", executor=self._address, epoch=self.epoch, cause=text))
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     self._give_up(text)
                 elif loop.time() - answered_s > lease_s:
@@ -198,7 +204,7 @@ class ExecutorSession:
         if self._num_vain_resumes > MAX_VAIN_RESUMES:
             step_id = self._unanswered[0].step_id
             raise ExecutorLostError(f"the stream broke {self._num_vain_resumes} times at step {step_id}: {broken}")
-        log.warning(Event("step_stream_broke", epoch=self.epoch, cause=str(broken)))
+        log.warning(Event("step_stream_broke", executor=self._address, epoch=self.epoch, cause=str(broken)))
         try:
             async with asyncio.timeout(self._timings.resume_timeout_s), self._stream_lock:
                 self._stream = await self._retry_start()
@@ -206,7 +212,8 @@ class ExecutorSession:
             raise ExecutorLostError(f"no answer within {self._timings.resume_timeout_s:g} s") from error
         if self._reason_to_give_up:  # it came while there was no stream to break
             raise ExecutorLostError(self._reason_to_give_up)
-        log.info(Event("step_stream_resumed", epoch=self.epoch, last_step_id=self._last_received_step_id))
+        progress = {"epoch": self.epoch, "last_step_id": self._last_received_step_id}
+        log.info(Event("step_stream_resumed", executor=self._address, **progress))
 
     async def _retry_start(self) -> StepStream:
         while True:

@@ -13,14 +13,14 @@ from scheduler_svc.core.results import Alternatives
 from scheduler_svc.core.sequence import FinishReason
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_settings import EngineSettings
-from scheduler_svc.identity import current_identity
+from scheduler_svc.identity import current_identity, private_deployment
 from scheduler_svc.output import Delta, Output, PromptDelta
 from scheduler_svc.request import Request
 from scheduler_svc.request_limits import RequestLimits
 from scheduler_svc.request_validation import check_request_fields, validate_request
 from scheduler_svc.served_model import ServedModel
 from scheduler_svc.token_rule_validation import tokenize_words
-from shared.errors import InvalidFieldError, UnavailableError
+from shared.errors import InvalidFieldError, NoExecutorError
 from shared.step import NO_LOGPROBS
 
 if TYPE_CHECKING:  # imports opentelemetry
@@ -47,16 +47,16 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Run one prompt; the call's end, however it comes, ends the request."""
         request.tenant = current_identity().tenant_for(request.tenant)
-        with self._traced(request, context) as trace:
+        with private_deployment(), self._traced(request, context) as trace:
             check_request_fields(request)
             with self._engine.checking(request.request_id, request.tenant) as model:
                 prompt_token_ids, banned_words = await asyncio.to_thread(tokenize, request, model)
                 limits = request_limits(model, self._engine.settings)
                 valid = validate_request(request, prompt_token_ids, limits, banned_words)
             live = self._engine.submit(valid, checked_for=model)
+        try:
             if trace is not None:
                 trace.follow(live, model.info.model_id)
-        try:
             yield pb.GenerateResponse(
                 accepted=pb.Accepted(request_id=live.request_id, num_prompt_tokens=live.group.num_prompt_tokens)
             )
@@ -94,7 +94,8 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         """Describe the model."""
         model = self._engine.model
         if model is None:
-            raise UnavailableError(f"no executor has been attached yet ({self._engine.last_trouble or 'none answers'})")
+            with private_deployment():
+                raise NoExecutorError("no executor has been attached yet", self._engine.last_trouble or "none answers")
         return pb.GetModelResponse(
             model_id=model.info.model_id,
             max_model_len=model.max_model_len,

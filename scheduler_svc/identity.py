@@ -4,10 +4,12 @@
 is asked who they are, everybody may act for any tenant.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from shared.errors import PermissionDeniedError
+from shared.errors import NoExecutorError, PermissionDeniedError, UnavailableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +60,14 @@ def current_identity() -> Identity:
 def set_identity(identity: Identity) -> None:
     """Say, at the beginning of a call, who makes it."""
     _identity.set(identity)
+
+
+@contextmanager
+def private_deployment() -> Iterator[None]:
+    """Tell tenants that there is no executor, but not why: addresses and files are the operators' business."""
+    try:
+        yield
+    except NoExecutorError as error:
+        if current_identity().is_operator:
+            raise
+        raise UnavailableError(error.brief) from error

@@ -97,7 +97,8 @@ ERRORS = Metric(
 EXECUTORS = Metric(
     "octavo_executors",
     "gauge",
-    "Executors of the fleet: attached, leaving (attached, takes no new requests), or connecting.",
+    "Executors of the fleet: attached, leaving (attached, takes no new requests), connecting, or spare (beyond "
+    "--max-executors, not dialled).",
     ("state",),
 )
 LOSSES = Metric("octavo_executor_losses_total", "counter", "Attachments to executors that were lost.")
@@ -145,7 +146,7 @@ ALIASES = (VLLM_WAITING, VLLM_RUNNING, VLLM_KV_USAGE, VLLM_CACHE_CONFIG)
 # Finish reasons and status codes that are there from the start: a rate needs the zero before the first one.
 _FINISH_REASONS = ("stop", "length")
 _ERROR_CODES = ("ABORTED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
-_EXECUTOR_STATES = ("attached", "leaving", "connecting")
+_EXECUTOR_STATES = ("attached", "leaving", "connecting", "spare")
 
 
 def scheduler_families(engine: Engine) -> Iterator[Family]:
@@ -214,5 +215,5 @@ def _alias_families(engine: Engine, num_running: int, cores: list[Scheduler]) ->
 
 def _state_of(driver: ExecutorDriver) -> str:
     if driver.core is None:
-        return "connecting"
+        return "spare" if driver.is_spare else "connecting"
     return "leaving" if driver.is_retired else "attached"

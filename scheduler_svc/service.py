@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import secrets
 import socket
 import time
 from pathlib import Path
@@ -72,12 +73,12 @@ class SchedulerService:
         health = Health([*client_services(config), ADMIN_SERVICE])
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
-            functools.partial(executor_client, config),
+            functools.partial(executor_client, config, scheduler_id(config)),
             engine_settings(config),
             TokenizerLoader(config.tokenizer),
             health.set_ready,
         )
-        self._ports = Ports(self._main_server(config, health), self._servers_beside(config, health))
+        self._ports = Ports(self._main_server(config, health), self._other_ports(config, health))
 
     async def start(self) -> str:
         """Serve and look for the executors; return the address that clients use.
@@ -111,9 +112,9 @@ class SchedulerService:
             await asyncio.to_thread(self._tracing.close, deadline_s - time.monotonic())
 
     @property
-    def addresses_beside(self) -> dict[str, str]:
+    def other_addresses(self) -> dict[str, str]:
         """Where operators ("admin"), probes ("health") and metrics are served, host:port; after `start`."""
-        return self._ports.addresses
+        return self._ports.other_addresses
 
     def _metrics(self) -> list[Family]:
         return [*scheduler_families(self.engine), *service_families(self._calls, self.tls)]
@@ -135,7 +136,7 @@ class SchedulerService:
             add_vllm_engine(port.server, self.engine, generation, config.gateway_tenant)
         return port
 
-    def _servers_beside(self, config: SchedulerConfig, health: Health) -> dict[str, Port]:
+    def _other_ports(self, config: SchedulerConfig, health: Health) -> dict[str, Port]:
         """Return the ports of operators, of probes and of metrics, by name."""
         admin = GrpcServer(
             listen=config.admin_listen,
@@ -145,14 +146,15 @@ class SchedulerService:
             credentials=None if self.tls is None else self.tls.credentials(),
             interceptors=self._interceptors,
             call_metrics=self._calls,
+            flag="--admin-listen",
         )
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), admin.server)
-        beside: dict[str, Port] = {"admin": admin}
+        others: dict[str, Port] = {"admin": admin}
         if config.health_listen is not None:
-            beside["health"] = probe_server(config.health_listen, health)
+            others["health"] = probe_server(config.health_listen, health)
         if config.metrics_listen is not None:
-            beside["metrics"] = MetricsServer(config.metrics_listen, self._metrics)
-        return beside
+            others["metrics"] = MetricsServer(config.metrics_listen, self._metrics)
+        return others
 
 
 def request_tracer(tracing: Tracing | None) -> "RequestTracer | None":
@@ -169,15 +171,26 @@ def client_services(config: SchedulerConfig) -> list[str]:
     return [GENERATION_SERVICE, VLLM_ENGINE_SERVICE] if config.vllm_engine else [GENERATION_SERVICE]
 
 
-def executor_client(config: SchedulerConfig, address: str) -> ExecutorClient:
-    """Return the client of one executor."""
+def scheduler_id(config: SchedulerConfig) -> str:
+    """Return the identity that executors know this scheduler by.
+
+    By default host and port, which a restart keeps. With port 0 that would be the same for every scheduler of
+    the host, and they would take each other's executors.
+    """
+    if config.scheduler_id is not None:
+        return config.scheduler_id
+    host, port = socket.gethostname(), config.listen.rpartition(":")[2]
+    return f"{host}/{secrets.token_hex(8)}" if int(port) == 0 else f"{host}/{config.listen}"
+
+
+def executor_client(config: SchedulerConfig, own_id: str, address: str) -> ExecutorClient:
+    """Return the client of one executor; `own_id` is the scheduler's."""
     timings = SessionTimings(
         lease_s=config.lease_s,
         heartbeat_interval_s=config.lease_s / HEARTBEATS_PER_LEASE,
         step_timeout_s=config.step_timeout_s,
     )
-    scheduler_id = config.scheduler_id or f"{socket.gethostname()}/{config.listen}"
-    return ExecutorClient(address, scheduler_id, timings, config.max_message_bytes, executor_tls(config))
+    return ExecutorClient(address, own_id, timings, config.max_message_bytes, executor_tls(config))
 
 
 def engine_settings(config: SchedulerConfig) -> EngineSettings:

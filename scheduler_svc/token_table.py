@@ -50,7 +50,7 @@ def read_tokens(path: Path) -> TokenTable:
     Raises: TokensFileError: it is unreadable, a line is wrong, or there is no token.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
         raise TokensFileError(
             f"--tokens-file {path} cannot be read ({error.strerror}); name a file that this process may read"

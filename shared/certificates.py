@@ -9,9 +9,13 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from shared.errors import OctavoServiceError
+
+_NIST_CURVES = ("secp256r1", "secp384r1", "secp521r1")
 
 
 class TlsFileError(OctavoServiceError):
@@ -102,6 +106,9 @@ def _check_key(key_file: PemFile, content: bytes, cert_file: PemFile, own: x509.
         raise TlsFileError(
             f"{key_file} holds no private key in PEM form; its text must begin with -----BEGIN PRIVATE KEY-----"
         ) from error
+    is_nist = isinstance(key, EllipticCurvePrivateKey) and key.curve.name in _NIST_CURVES
+    if not (is_nist or isinstance(key, RSAPrivateKey)):
+        raise TlsFileError(f"{key_file} is a key that gRPC cannot use; make one with RSA or a NIST curve (P-256)")
     if key.public_key() != own.public_key():
         raise TlsFileError(
             f"{key_file} does not belong to the first certificate in {cert_file}; name the key that it was made with"

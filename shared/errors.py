@@ -10,7 +10,9 @@
     │   └── PermissionDeniedError  who makes the call may not do this
     ├── WorldError                 nobody's fault: retry later
     │   ├── QueueFullError         the waiting queue is full
-    │   └── UnavailableError       draining, or no executor
+    │   ├── NoExecutorError        no executor takes requests; has what operators may know of it
+    │   └── UnavailableError       draining, or not there yet
+    │       └── AddressError       a port cannot be opened
     ├── RequestAbortedError        somebody ended the request
     ├── InvalidStepError           a step does not fit the batch table; nothing was written
     ├── StepGapError               a step id was skipped, or its response is not kept any more
@@ -100,7 +102,36 @@ class CacheTooSmallError(WorldError):
 
 
 class UnavailableError(WorldError):
-    """The service is draining, or has no executor."""
+    """The service is draining, or not there yet; another one may be."""
+
+
+class AddressError(UnavailableError):
+    """A port cannot be opened.
+
+    Args:
+        flag: The setting that names it.
+        address: host:port.
+    """
+
+    def __init__(self, flag: str, address: str) -> None:
+        super().__init__(f"cannot listen on {address}, the address is taken or not ours; set {flag} to another one")
+
+
+class NoExecutorError(WorldError):
+    """No executor takes requests.
+
+    Args:
+        what: What is the case.
+        trouble: Why, with addresses and the like; empty: nothing is known.
+        advice: What the caller can do.
+
+    Attributes:
+        brief: The message without `trouble`, for whom the inside of the deployment is no business of.
+    """
+
+    def __init__(self, what: str, trouble: str, advice: str = "retry in a moment") -> None:
+        self.brief = f"{what}; {advice}"
+        super().__init__(f"{what} ({trouble}); {advice}" if trouble else self.brief)
 
 
 class RequestAbortedError(OctavoServiceError):

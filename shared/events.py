@@ -75,6 +75,6 @@ def _shown(value: FieldValue) -> str:
     """Return a value such that the pairs of a line can be told apart."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    if isinstance(value, str) and (not value or any(char.isspace() or char in "='\"" for char in value)):
+    if isinstance(value, str) and (not value or not value.isprintable() or any(char in " ='\"" for char in value)):
         return repr(value)
     return str(value)

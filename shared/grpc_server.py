@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health as health_names
 from grpc_reflection.v1alpha import reflection
 
-from shared.errors import UnavailableError
+from shared.errors import AddressError
 from shared.events import Event
 from shared.grpc_metrics import CallMetrics
 from shared.grpc_status import StatusInterceptor
@@ -36,8 +36,10 @@ class GrpcServer:
         service_names: Full names of the own services, for reflection; none: there is no reflection.
         health: What it says of the process; by default a health of its own.
         credentials: Speak TLS with these; None: plaintext.
-        interceptors: Around every call, the first one outermost; the errors that they raise become statuses.
+        interceptors: Around every call, the first one outermost; what they refuse they end themselves, by `abort`
+            of `shared/grpc_status.py`.
         call_metrics: Around all of them: counts the calls by the status that they end with; None: nobody counts.
+        flag: The setting that `listen` comes from, for people.
     """
 
     def __init__(
@@ -50,12 +52,14 @@ class GrpcServer:
         credentials: grpc.ServerCredentials | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         call_metrics: CallMetrics | None = None,
+        flag: str = "--listen",
     ) -> None:
         self._listen = listen
+        self._flag = flag
         self._credentials = credentials
         self.health = health or Health(service_names)
         self.server = grpc.aio.server(
-            interceptors=[*([call_metrics] if call_metrics else []), StatusInterceptor(), *interceptors],
+            interceptors=[*([call_metrics] if call_metrics else []), *interceptors, StatusInterceptor()],
             options=_options(max_message_bytes),
         )
         self.health.add_to(self.server)
@@ -66,7 +70,7 @@ class GrpcServer:
     async def start(self) -> str:
         """Bind and serve; return the bound address, host:port.
 
-        Raises: UnavailableError: the address cannot be bound.
+        Raises: AddressError: it cannot be bound.
         """
         host = self._listen.rpartition(":")[0]
         try:
@@ -75,7 +79,7 @@ class GrpcServer:
             else:
                 port = self.server.add_secure_port(self._listen, self._credentials)
         except RuntimeError as error:
-            raise UnavailableError(f"cannot listen on {self._listen}: the address is taken or not ours") from error
+            raise AddressError(self._flag, self._listen) from error
         await self.set_ready(False)
         await self.server.start()
         return f"{host}:{port}"
@@ -95,7 +99,7 @@ class Port(Protocol):
     async def start(self) -> str:
         """Bind and serve; return the bound address, host:port.
 
-        Raises: UnavailableError: the address cannot be bound.
+        Raises: AddressError: it cannot be bound.
         """
 
     async def stop(self, grace_s: float) -> None:
@@ -107,25 +111,25 @@ class Ports:
 
     Args:
         main: The gRPC port that takes work.
-        beside: Others by the name that the log has for them; they answer until the main one has ended.
+        others: Those beside it, by the name that the log has for them; they answer until the main one has ended.
 
     Attributes:
-        addresses: Where the ports beside the main one are bound, host:port, by name.
+        other_addresses: Where the others are bound, host:port, by name.
     """
 
-    def __init__(self, main: GrpcServer, beside: Mapping[str, Port]) -> None:
+    def __init__(self, main: GrpcServer, others: Mapping[str, Port]) -> None:
         self._main = main
-        self._beside = beside
-        self.addresses: dict[str, str] = {}
+        self._others = others
+        self.other_addresses: dict[str, str] = {}
 
     async def start(self) -> str:
         """Bind and serve, not ready yet; return the main address, host:port.
 
-        Raises: UnavailableError: an address cannot be bound; then none is.
+        Raises: AddressError: one cannot be bound; then none is.
         """
         async with AsyncExitStack() as at_failure:
-            for name, server in self._beside.items():
-                self.addresses[name] = await server.start()
+            for name, server in self._others.items():
+                self.other_addresses[name] = await server.start()
                 at_failure.push_async_callback(server.stop, 0)
             address = await self._main.start()
             at_failure.pop_all()
@@ -136,15 +140,18 @@ class Ports:
         await self._main.set_ready(ready)
 
     async def stop(self, grace_s: float) -> None:
-        """Stop taking calls; end those still running after `grace_s` seconds."""
+        """Stop taking calls; end those still running after `grace_s` seconds, and watches of the health at once."""
+        self._main.health.end_watches()
         await self._main.stop(grace_s)
-        for server in self._beside.values():
+        for server in self._others.values():
             await server.stop(0)
 
 
 def probe_server(listen: str, health: Health) -> GrpcServer:
     """Return a plaintext server with nothing but health: the probes of Kubernetes speak no TLS."""
-    return GrpcServer(listen=listen, max_message_bytes=_PROBE_MESSAGE_BYTES, service_names=(), health=health)
+    return GrpcServer(
+        listen=listen, max_message_bytes=_PROBE_MESSAGE_BYTES, service_names=(), health=health, flag="--health-listen"
+    )
 
 
 async def shut_down(ports: Ports, reason: str, *, drain: Callable[[], Awaitable[None]], grace_s: float) -> bool:
@@ -169,12 +176,12 @@ async def shut_down(ports: Ports, reason: str, *, drain: Callable[[], Awaitable[
     return drained
 
 
-def announce(service: str, address: str, beside: Mapping[str, str] = MappingProxyType({})) -> None:
+def announce(service: str, address: str, other_addresses: Mapping[str, str] = MappingProxyType({})) -> None:
     """Print on stdout where a service takes calls now: a line for each port beside the main one, whose line is last.
 
     A parent process waits for the last one.
     """
-    for name, port in beside.items():
+    for name, port in other_addresses.items():
         print(f"octavo {service} serving {name} on {port}", flush=True)
     print(f"octavo {service} serving on {address}", flush=True)
 

@@ -4,7 +4,9 @@ Health has two names besides those of the services: `liveness` (the process answ
 takes work). The empty name and every own service follow readiness.
 """
 
+import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -22,7 +24,7 @@ class Health:
 
     def __init__(self, service_names: Sequence[str]) -> None:
         self._ready_names = ("", READINESS, *service_names)
-        self._servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._servicer = _Servicer()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Let a server answer for this process."""
@@ -34,3 +36,23 @@ class Health:
         await self._servicer.set(LIVENESS, statuses.SERVING)
         for name in self._ready_names:
             await self._servicer.set(name, statuses.SERVING if ready else statuses.NOT_SERVING)
+
+    def end_watches(self) -> None:
+        """End all calls of Watch, which go on for ever by themselves: a server that stops would wait for them."""
+        self._servicer.is_over.set()
+
+
+class _Servicer(health.aio.HealthServicer):  # type: ignore[name-defined,misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = asyncio.Event()
+
+    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
+        watching = asyncio.create_task(super().Watch(request, context))
+        ending = asyncio.create_task(self.is_over.wait())
+        try:
+            await asyncio.wait({watching, ending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watching.cancel()
+            ending.cancel()
+            await asyncio.gather(watching, ending, return_exceptions=True)

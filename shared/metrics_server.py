@@ -18,7 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.registry import Collector
 
-from shared.errors import UnavailableError
+from shared.errors import AddressError
 from shared.events import Event
 from shared.metric import Family
 
@@ -67,7 +67,7 @@ class MetricsServer:
         try:
             self._server = _HttpServer(host.strip("[]"), int(port))
         except OSError as error:
-            raise UnavailableError(f"cannot listen on {self._listen}: the address is taken or not ours") from error
+            raise AddressError("--metrics-listen", self._listen) from error
         self._server.set_app(_routed(make_wsgi_app(registry)))
         serve = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_INTERVAL_S,), name="metrics", daemon=True

@@ -78,7 +78,7 @@ def start_tracing(mode: TracingMode, service_name: str) -> Tracing | None:
     except ImportError as error:
         raise OctavoServiceError(f"--tracing otlp needs OpenTelemetry ({error}): install octavo[tracing]") from error
     for name in _NOISY_LOGGERS:
-        logging.getLogger(name).addFilter(Seldom(COMPLAINT_INTERVAL_S))
+        logging.getLogger(name).addFilter(RateLimitFilter(COMPLAINT_INTERVAL_S))
     try:
         exporter = OTLPSpanExporter()
         provider = TracerProvider(resource=resource_of(service_name), shutdown_on_exit=False)
@@ -104,7 +104,7 @@ def traceparent_of(span: SpanContext) -> str:
     return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
 
 
-class Seldom(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Lets one line of a logger through in `interval_s` seconds, whatever the lines say."""
 
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:

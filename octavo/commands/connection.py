@@ -68,6 +68,21 @@ _SECURITY_OPTIONS = (
 )
 
 
+def _chosen_token(token: str | None, token_file: Path | None) -> str | None:
+    """Return the token; of a flag and a variable the flag counts."""
+    context = click.get_current_context()
+    if token is not None and token_file is not None:
+        given = [name for name in ("token", "token_file") if _is_flag(context, name)]
+        if len(given) != 1:
+            raise click.UsageError("give the token by --token or by --token-file", context)
+        return token if given == ["token"] else read_token(token_file)
+    return token if token_file is None else read_token(token_file)
+
+
+def _is_flag(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
 def connection_options(command: Callable[..., _R]) -> Callable[..., _R]:
     """Give a command the flags of a connection; it gets a Client that is not open yet, as `client`."""
 
@@ -89,10 +104,7 @@ def connection_options(command: Callable[..., _R]) -> Callable[..., _R]:
             raise click.UsageError(
                 "--tls-cert, --tls-key and --tls-server-name need --tls-ca or --tls", click.get_current_context()
             )
-        if token is not None and token_file is not None:
-            raise click.UsageError("give the token by --token or by --token-file", click.get_current_context())
-        if token_file is not None:
-            token = read_token(token_file)
+        token = _chosen_token(token, token_file)
         client = Client(address, tls=tls if speaks_tls or tls_ca else None, token=token)
         return command(*args, client=client, **others)
 

@@ -255,7 +255,8 @@ class Liar(FakeWorker):
         (a_row_too_few, r"has \d+ sampled tokens for \d+ rows"),
         (token_out_of_vocabulary, r"has token ids outside 0 to 258"),
         (a_candidate_too_few, r"has \d+ beam candidates instead of \d+"),
-        (fewer_logprobs_than_tokens, r"\d+ logprobs for \d+ sampled tokens"),
+        # Of a step with one token none are left.
+        (fewer_logprobs_than_tokens, r"\d+ logprobs for \d+ sampled tokens|lacks log-probabilities"),
         (no_logprobs, "lacks log-probabilities that were asked for"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -12,7 +12,9 @@ from octavo.client import Client
 from octavo.sampling_params import SamplingParams
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.engine import Engine
-from scheduler_svc.service import SchedulerService
+from scheduler_svc.executor_client import ExecutorClient
+from scheduler_svc.executor_session import ExecutorSession
+from scheduler_svc.service import SchedulerService, scheduler_id
 from tests.support.stack import ExecutorProcess
 
 
@@ -97,6 +99,32 @@ async def test_a_standby_takes_over_at_once_when_the_first_scheduler_ends(limit:
         async with kept:
             await until(lambda: len(attached(standby)) == 1)
             assert not standby.engine.why_not_ready
+
+
+async def test_a_spare_executor_is_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled: list[str] = []
+    attach = ExecutorClient.attach
+
+    def noting(client: ExecutorClient, claim: Callable[[str], None]) -> AbstractAsyncContextManager[ExecutorSession]:
+        dialled.append(client.address)
+        return attach(client, claim)
+
+    async with fake_executors(3) as executors, scheduler_of(executors, "only", max_executors=1) as only:
+        await until(lambda: len(attached(only)) == 1)
+        await until(lambda: sum(driver.is_spare for driver in only.engine.drivers.values()) == 2)
+        monkeypatch.setattr(ExecutorClient, "attach", noting)
+        spare = [driver for driver in only.engine.drivers.values() if driver.is_spare]
+        for driver in spare:
+            driver.last_trouble = ""
+        await until(lambda: all("--max-executors" in driver.last_trouble for driver in spare))
+        assert dialled == []
+
+
+def test_schedulers_on_free_ports_have_names_of_their_own() -> None:
+    first, second = (scheduler_id(SchedulerConfig(listen="127.0.0.1:0")) for _ in range(2))
+    assert first != second
+    assert scheduler_id(SchedulerConfig(listen="127.0.0.1:7")) == scheduler_id(SchedulerConfig(listen="127.0.0.1:7"))
+    assert scheduler_id(SchedulerConfig(listen="127.0.0.1:0", scheduler_id="mine")) == "mine"
 
 
 async def test_a_lost_executor_makes_room_for_another_one() -> None:

@@ -124,7 +124,9 @@ def test_a_taken_address_is_one_line_and_exit_code_1() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = run(command("executor_svc.fake", "--listen", address))
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"octavo fake: cannot listen on {address}: the address is taken or not ours"
+    assert done.stderr.splitlines()[-1] == (
+        f"octavo fake: cannot listen on {address}, the address is taken or not ours; set --listen to another one"
+    )
     assert "Traceback" not in done.stderr
 
 

@@ -62,7 +62,7 @@ async def until_all_stream(streams: list[Watched], num_tokens: int) -> None:
 
 async def losses_of_attached(scheduler: Service) -> dict[str, int]:
     """Return the address of every attached executor, and how often it was lost."""
-    async with grpc.aio.insecure_channel(scheduler.beside["admin"]) as channel:
+    async with grpc.aio.insecure_channel(scheduler.other_addresses["admin"]) as channel:
         stub = admin_service_pb2_grpc.AdminServiceStub(channel)
         state = await stub.GetSchedulerState(admin_service_pb2.GetSchedulerStateRequest())
     attached = admin_pb2.EXECUTOR_STATUS_ATTACHED

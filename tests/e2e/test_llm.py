@@ -75,7 +75,8 @@ def test_demo_answers_and_stops(demo_model: Path) -> None:
 
 
 def test_up_serves_until_sigterm_and_leaves_nothing(demo_model: Path) -> None:
-    command = [sys.executable, "-m", "octavo.cli", "up", "--model", str(demo_model), "--listen", "127.0.0.1:0"]
+    ports = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0")
+    command = [sys.executable, "-m", "octavo.cli", "up", "--model", str(demo_model), *ports]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
         assert up.stdout is not None
         match = re.search(r" on (\S+:\d+);", up.stdout.readline())

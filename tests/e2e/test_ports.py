@@ -17,6 +17,8 @@ from tests.support.processes import Service, running_service
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+EXECUTOR_INFO = "/octavo.execution.v1.ExecutionService/GetExecutorInfo"
+GET_MODEL = "/octavo.generation.v1.GenerationService/GetModel"
 HEALTH = ("--health-listen", "127.0.0.1:0")
 
 
@@ -46,6 +48,13 @@ async def services_at(address: str) -> set[str]:
     raise AssertionError("no answer")
 
 
+async def answer_to(address: str, method: str) -> grpc.StatusCode:
+    """Return the status of an empty message to a method."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        multicallable: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
+        return await multicallable(b"", timeout=10).code()
+
+
 async def run_to_its_end(module: str, *flags: str) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", module, *flags),
@@ -62,12 +71,11 @@ async def test_probes_have_a_port_of_their_own_with_health_alone() -> None:
         running_service("scheduler_svc", "--executor", executor.address, *HEALTH) as scheduler,
     ):
         for service in (executor, scheduler):
-            await until_ready(service.beside["health"])
-            assert await health_of(service.beside["health"], "liveness") == SERVING
+            await until_ready(service.other_addresses["health"])
+            assert await health_of(service.other_addresses["health"], "liveness") == SERVING
             assert await health_of(service.address, "readiness") == SERVING
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await services_at(service.beside["health"])
-            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            for method in (EXECUTOR_INFO, GET_MODEL):
+                assert await answer_to(service.other_addresses["health"], method) is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_operators_have_a_port_of_their_own() -> None:
@@ -77,7 +85,7 @@ async def test_operators_have_a_port_of_their_own() -> None:
     ):
         names = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
         assert await services_at(scheduler.address) == {"octavo.generation.v1.GenerationService", *names}
-        assert await services_at(scheduler.beside["admin"]) == {"octavo.admin.v1.AdminService", *names}
+        assert await services_at(scheduler.other_addresses["admin"]) == {"octavo.admin.v1.AdminService", *names}
         async with grpc.aio.insecure_channel(scheduler.address) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await admin_service_pb2_grpc.AdminServiceStub(channel).GetSchedulerState(
@@ -91,7 +99,7 @@ async def test_probes_and_operators_are_answered_while_the_scheduler_drains() ->
         running_service("executor_svc.fake", "--step-ms", "20") as executor,
         running_service("scheduler_svc", "--executor", executor.address, *HEALTH) as scheduler,
     ):
-        await until_ready(scheduler.beside["health"])
+        await until_ready(scheduler.other_addresses["health"])
         async with grpc.aio.insecure_channel(scheduler.address) as channel:
             request = generation_service_pb2.GenerateRequest(
                 token_ids=generation_service_pb2.TokenIds(ids=[65]),
@@ -102,8 +110,8 @@ async def test_probes_and_operators_are_answered_while_the_scheduler_drains() ->
             assert (await anext(events)).HasField("accepted")
             scheduler.process.send_signal(signal.SIGTERM)
             await until_draining(scheduler)
-            assert await health_of(scheduler.beside["health"], "liveness") == SERVING
-            async with grpc.aio.insecure_channel(scheduler.beside["admin"]) as admin:
+            assert await health_of(scheduler.other_addresses["health"], "liveness") == SERVING
+            async with grpc.aio.insecure_channel(scheduler.other_addresses["admin"]) as admin:
                 state = await admin_service_pb2_grpc.AdminServiceStub(admin).GetSchedulerState(
                     admin_service_pb2.GetSchedulerStateRequest()
                 )
@@ -113,9 +121,22 @@ async def test_probes_and_operators_are_answered_while_the_scheduler_drains() ->
         assert await scheduler.process.wait() == 0
 
 
+@pytest.mark.parametrize("module", ["scheduler_svc", "executor_svc.fake"])
+async def test_who_watches_the_health_does_not_hold_up_the_end(module: str) -> None:
+    async with (
+        running_service(module, "--shutdown-grace-s", "60") as service,
+        grpc.aio.insecure_channel(service.address) as channel,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="liveness"))
+        assert (await watch.read()).status == SERVING
+        async with asyncio.timeout(15):
+            assert await service.terminate() == 0
+
+
 async def until_draining(scheduler: Service) -> None:
     async with asyncio.timeout(20):
-        while await health_of(scheduler.beside["health"], "readiness") != NOT_SERVING:
+        while await health_of(scheduler.other_addresses["health"], "readiness") != NOT_SERVING:
             await asyncio.sleep(0.01)
 
 
@@ -128,7 +149,8 @@ async def test_a_taken_port_is_one_sentence_and_no_other_port_stays_open(flag: s
         status, errors = await run_to_its_end("scheduler_svc", "--executor", executor.address, *flags)
     assert status == 1
     last = errors.strip().splitlines()[-1]
-    assert last == f"octavo scheduler: cannot listen on {executor.address}: the address is taken or not ours"
+    why = f"cannot listen on {executor.address}, the address is taken or not ours; set {flag} to another one"
+    assert last == f"octavo scheduler: {why}"
 
 
 async def test_log_lines_can_be_json() -> None:

@@ -132,7 +132,7 @@ async def stream_checked(client: Client, prompt: str, num_tokens: int) -> Reques
 
 
 async def assert_all_blocks_free(scheduler: Service) -> None:
-    async with grpc.aio.insecure_channel(scheduler.beside["admin"]) as channel:
+    async with grpc.aio.insecure_channel(scheduler.other_addresses["admin"]) as channel:
         stub = admin_service_pb2_grpc.AdminServiceStub(channel)
         state = await stub.GetSchedulerState(admin_service_pb2.GetSchedulerStateRequest())
     assert state.num_used_blocks == 0

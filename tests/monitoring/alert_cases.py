@@ -80,7 +80,24 @@ def _steps(running: int, values: str) -> Series:
     }
 
 
+def _responses(**codes: int) -> Series:
+    name = 'smg_http_responses_total{namespace="ml",pod="s-0",path="/v1/completions",status_code="%s",error_code=""}'
+    return {name % code.removeprefix("s"): f"0+{num}{_HOUR}" for code, num in codes.items()}
+
+
+def _gateway(**health: str) -> Series:
+    """Return a gateway that answers scrapes, and what it says of each of its schedulers."""
+    name = 'smg_worker_health{namespace="ml",pod="s-0",worker="grpc://%s:50051"}'
+    return {
+        'smg_http_connections_active{namespace="ml",pod="s-0"}': f"0{_HOUR}",
+        **{name % worker: f"{values}{_HOUR}" for worker, values in health.items()},
+    }
+
+
 _POD = ("namespace", "pod")
+_UP = 'up{namespace="ml",pod="%s",container="%s"}'
+_UNATTACHED = {'octavo_executor_attached{namespace="ml",pod="s-0"}': f"0{_HOUR}"}
+_LOADED = {'octavo_executor_info{namespace="ml",pod="s-0",model_id="m"}': f"1{_HOUR}"}
 _ATTACHED = 'octavo_executors{namespace="ml",state="attached",pod="%s"}'
 
 CASES = [
@@ -108,6 +125,7 @@ CASES = [
         {'octavo_executor_losses_total{namespace="ml"}': "0x10 1x110"},
     ),
     Case("OctavoExecutorIdle", "30m", _executor(0.9, 1, 3), _executor(0.9, 1, 0), _POD),
+    Case("OctavoExecutorUnattached", "20m", _UNATTACHED | _LOADED, _executor(0.9, 1, 3) | _LOADED, _POD),
     Case("OctavoStepsStuck", "20m", _steps(2, f"500{_HOUR}"), _steps(2, f"0+100{_HOUR}"), _POD),
     Case(
         "OctavoCertificateExpiring",
@@ -115,6 +133,14 @@ CASES = [
         {'octavo_tls_certificate_expiry_seconds{namespace="ml",pod="s-0"}': f"{6 * 86400}{_HOUR}"},
         {'octavo_tls_certificate_expiry_seconds{namespace="ml",pod="s-0"}': f"{8 * 86400}{_HOUR}"},
         _POD,
+    ),
+    Case("OctavoGatewayErrors", "20m", _responses(s200=90, s503=10), _responses(s200=90, s503=1, s429=50)),
+    Case("OctavoGatewayWithoutScheduler", "10m", _gateway(a="0", b="0"), _gateway(a="0", b="1"), _POD),
+    Case(
+        "OctavoGatewayDown",
+        "10m",
+        {_UP % ("octavo-gateway-1", "gateway"): f"0{_HOUR}"},
+        {_UP % ("octavo-gateway-1", "gateway"): f"1{_HOUR}", _UP % ("octavo-scheduler-1", "scheduler"): f"0{_HOUR}"},
     ),
 ]
 
@@ -124,5 +150,6 @@ SILENT = [
     Case("OctavoKvCacheFull", "30m", {}, _cache(0.5, 6)),
     Case("OctavoExecutorIdle", "30m", {}, _executor(0.9, 0, 3)),
     Case("OctavoExecutorIdle", "30m", {}, _executor(0.1, 1, 3)),
+    Case("OctavoExecutorUnattached", "20m", {}, _UNATTACHED),  # its model loads
     Case("OctavoStepsStuck", "20m", {}, _steps(0, f"500{_HOUR}")),
 ]

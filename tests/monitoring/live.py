@@ -1,6 +1,7 @@
 """Both tiers as processes, with their metrics: what they answer after some work."""
 
 import asyncio
+import socket
 import urllib.request
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 import grpc.aio
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2_grpc
 from tests.support.certificates import Authority
 from tests.support.processes import running_service
@@ -20,11 +22,16 @@ _METRICS = ("--metrics-listen", "127.0.0.1:0")
 
 @dataclass(frozen=True, slots=True)
 class Scrapes:
-    """What /metrics answered: the scheduler, its fake executor, and another one that speaks TLS and is idle."""
+    """What /metrics answered.
+
+    The scheduler, its fake executor, another one that speaks TLS and is idle, and an SMG gateway with a scheduler of
+    its own.
+    """
 
     scheduler: str
     executor: str
     tls_executor: str
+    gateway: str
 
 
 async def scrape_all(directory: Path) -> Scrapes:
@@ -41,8 +48,34 @@ async def scrape_all(directory: Path) -> Scrapes:
         )
         channel = await services.enter_async_context(grpc.aio.insecure_channel(scheduler.address))
         await asyncio.gather(*(_generate(channel, number) for number in range(NUM_REQUESTS)))
-        pages = [await scrape(service.beside["metrics"]) for service in (scheduler, executor, tls_executor)]
+        await _last_step_answered(scheduler.other_addresses["admin"])
+        pages = [await scrape(service.other_addresses["metrics"]) for service in (scheduler, executor, tls_executor)]
+        pages.append(await _scrape_gateway(services))
     return Scrapes(*pages)
+
+
+async def _last_step_answered(admin_address: str) -> None:
+    """Return once no step is in flight: the one behind the last token may still be."""
+    async with asyncio.timeout(20), grpc.aio.insecure_channel(admin_address) as channel:
+        stub = admin_service_pb2_grpc.AdminServiceStub(channel)
+        while True:
+            state = await stub.GetSchedulerState(admin_service_pb2.GetSchedulerStateRequest())
+            if not any(executor.num_steps_in_flight for executor in state.executors):
+                return
+
+
+async def _scrape_gateway(services: AsyncExitStack) -> str:
+    executor = await services.enter_async_context(running_service("executor_svc.fake"))
+    scheduler = await services.enter_async_context(
+        running_service("scheduler_svc", "--executor", executor.address, "--vllm-engine")
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    # It serves once it has asked itself for its models, so there are answers to count.
+    await services.enter_async_context(
+        running_service("octavo.gateway", "--scheduler", scheduler.address, "--prometheus-port", port)
+    )
+    return await scrape(f"127.0.0.1:{port}")
 
 
 async def scrape(address: str) -> str:

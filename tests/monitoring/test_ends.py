@@ -85,7 +85,7 @@ async def test_an_end_counts_once(
     async with running_stack(FakeWorker(step_ms=1.0), metrics_listen="127.0.0.1:0") as stack:
         await end(stack)
         await stack.engine.requests.wait_until_all_ended()
-        page = await scrape(stack.service.addresses_beside["metrics"])
+        page = await scrape(stack.service.other_addresses["metrics"])
 
     [line] = lines(caplog)
     assert line["request_id"] == ID
@@ -109,7 +109,7 @@ async def test_a_refused_request_has_no_line_and_counts_as_a_call(caplog: pytest
     async with running_stack(metrics_listen="127.0.0.1:0") as stack:
         with pytest.raises(grpc.aio.AioRpcError):
             await collect(stack, token_request(20, 10, temperature=-1.0))
-        page = await scrape(stack.service.addresses_beside["metrics"])
+        page = await scrape(stack.service.other_addresses["metrics"])
 
     assert not lines(caplog)
     assert value_of(page, "grpc_server_handled_total", grpc_code="INVALID_ARGUMENT") == 1
@@ -128,7 +128,7 @@ async def test_a_request_that_outlives_an_executor_is_recovered_and_the_loss_cou
         [lost] = [executor for executor in stack.executors if stack.num_groups_on(executor)]
         await lost.kill()
         events = [event async for event in call]
-        page = await scrape(stack.service.addresses_beside["metrics"])
+        page = await scrape(stack.service.other_addresses["metrics"])
 
     assert len(events[-1].finished.outputs[0].token_ids) == 300
     assert value_of(page, "octavo_requests_recovered_total") == 1

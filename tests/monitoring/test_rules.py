@@ -21,6 +21,9 @@ from tests.monitoring.live import Scrapes
 from tests.monitoring.promtool import RefusedError, check_expressions, check_rules, play
 from tests.monitoring.reference import PAGE, with_tables
 
+# What Prometheus itself says of each target.
+OF_PROMETHEUS = {"up"}
+
 
 def silent_groups() -> list[dict[str, Any]]:
     """The rules without annotations: promtool would want each of them in each expectation."""
@@ -104,8 +107,8 @@ def test_an_expression_that_does_not_parse_is_noticed(tmp_path: Path) -> None:
 
 
 def known_names(scrapes: Scrapes) -> set[str]:
-    served = sample_names(scrapes.scheduler) | sample_names(scrapes.executor) | sample_names(scrapes.tls_executor)
-    return served | set(rules_with("record"))
+    pages = (scrapes.scheduler, scrapes.executor, scrapes.tls_executor, scrapes.gateway)
+    return set().union(*map(sample_names, pages)) | set(rules_with("record")) | OF_PROMETHEUS
 
 
 def test_alerts_and_records_ask_for_metrics_that_are_served(scrapes: Scrapes) -> None:

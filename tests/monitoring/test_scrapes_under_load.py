@@ -13,7 +13,7 @@ NUM_TOKENS = 20
 
 async def test_a_thousand_scrapes_under_load_lose_no_request_and_no_scrape() -> None:
     async with running_stack(metrics_listen="127.0.0.1:0") as stack:
-        address = stack.service.addresses_beside["metrics"]
+        address = stack.service.other_addresses["metrics"]
         pages: list[str] = []
         num_finished = 0
 

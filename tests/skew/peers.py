@@ -82,13 +82,13 @@ async def start(code: Code, module: str, *flags: str) -> Service:
         *code.command(module), *arguments, stdin=pipe, stdout=pipe, env=code.environment()
     )
     assert process.stdout is not None
-    beside: dict[str, str] = {}
+    other_addresses: dict[str, str] = {}
     while True:
         match = SERVING.fullmatch((await process.stdout.readline()).decode().strip())
         assert match, f"{module} of {code.name} ended before it served"
         if match["port"] is None:
-            return Service(process, match["address"], beside)
-        beside[match["port"]] = match["address"]
+            return Service(process, match["address"], other_addresses)
+        other_addresses[match["port"]] = match["address"]
 
 
 @asynccontextmanager
@@ -117,7 +117,7 @@ async def executor_here(worker: FakeWorker) -> AsyncIterator[ExecutorProcess]:
 @asynccontextmanager
 async def operator_of(scheduler: Service) -> AsyncIterator["admin_service_pb2_grpc.AdminServiceAsyncStub"]:
     """Connect to the AdminService of a scheduler of any release."""
-    async with grpc.aio.insecure_channel(scheduler.beside.get("admin", scheduler.address)) as channel:
+    async with grpc.aio.insecure_channel(scheduler.other_addresses.get("admin", scheduler.address)) as channel:
         yield admin_service_pb2_grpc.AdminServiceStub(channel)
 
 

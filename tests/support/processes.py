@@ -14,11 +14,11 @@ SERVING = re.compile(r"octavo \w+ serving( (?P<port>\w+))? on (?P<address>\S+)")
 
 @dataclass(slots=True)
 class Service:
-    """A running service process; `beside` has the addresses of its other ports by name, such as "admin"."""
+    """A running service process; `other_addresses` has the addresses of its other ports by name, such as "admin"."""
 
     process: asyncio.subprocess.Process
     address: str
-    beside: dict[str, str] = field(default_factory=dict)
+    other_addresses: dict[str, str] = field(default_factory=dict)
 
     def resident_mib(self) -> float:
         """Resident memory now, in MiB (Linux)."""
@@ -52,14 +52,14 @@ async def start_service(module: str, *flags: str) -> Service:
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
-    beside: dict[str, str] = {}
+    other_addresses: dict[str, str] = {}
     while True:
         line = (await process.stdout.readline()).decode()
         match = SERVING.fullmatch(line.strip())
         assert match, f"{module} ended before it served"
         if match["port"] is None:
-            return Service(process, match["address"], beside)
-        beside[match["port"]] = match["address"]
+            return Service(process, match["address"], other_addresses)
+        other_addresses[match["port"]] = match["address"]
 
 
 @asynccontextmanager

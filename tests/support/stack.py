@@ -132,7 +132,7 @@ async def running_stack(
         channel = await stack.enter_async_context(
             grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
         )
-        admin_channel = await stack.enter_async_context(grpc.aio.insecure_channel(service.addresses_beside["admin"]))
+        admin_channel = await stack.enter_async_context(grpc.aio.insecure_channel(service.other_addresses["admin"]))
         running = Stack(
             executors=executors,
             service=service,

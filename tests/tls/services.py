@@ -34,7 +34,7 @@ class Scheduler:
 
     @property
     def admin_address(self) -> str:
-        return self.service.addresses_beside["admin"]
+        return self.service.other_addresses["admin"]
 
     async def attached(self) -> None:
         """Return once an executor is attached."""
@@ -42,11 +42,15 @@ class Scheduler:
             while not self.service.engine.fleet.cores:
                 await asyncio.sleep(0)
 
-    async def last_error(self) -> str:
-        """Return what GetSchedulerState says of an executor that cannot be attached; the scheduler speaks plaintext."""
+    async def trouble(self) -> None:
+        """Return once it is known why an executor cannot be attached."""
         async with asyncio.timeout(PATIENCE_S):
             while not self.service.engine.last_trouble:
                 await asyncio.sleep(0)
+
+    async def last_error(self) -> str:
+        """Return what GetSchedulerState says of an executor that cannot be attached; the scheduler speaks plaintext."""
+        await self.trouble()
         async with grpc.aio.insecure_channel(self.admin_address) as channel:
             stub = admin_service_pb2_grpc.AdminServiceStub(channel)
             state = await stub.GetSchedulerState(admin_service_pb2.GetSchedulerStateRequest())

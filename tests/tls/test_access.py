@@ -21,7 +21,7 @@ from octavo.outputs import Accepted
 from octavo.sampling_params import SamplingParams
 from scheduler_svc import generation_servicer
 from tests.support.certificates import PairFiles, replace
-from tests.tls.services import Scheduler, running_pair, tls_settings
+from tests.tls.services import Scheduler, running_pair, running_scheduler, tls_settings
 
 BLUE, GREEN, OPERATOR = "blue-token-0123456", "green-token-012345", "operator-token-012"
 TOKENS = f"# of the tests\nblue {BLUE}\n\n  green\t{GREEN}\n* {OPERATOR}\n"
@@ -86,6 +86,17 @@ async def test_a_call_without_a_known_token_is_refused(
         assert await failure(anext(aiter(stream))) == expected
 
 
+async def test_a_refused_call_leaves_a_line_with_its_peer_and_without_the_token(
+    scheduler: Scheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with grpc.aio.insecure_channel(scheduler.address) as channel:
+        stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
+        await failure(stub.GetModel(pb.GetModelRequest(), metadata=bearer("a-token-nobody-knows")))
+    [line] = [message for message in caplog.messages if "event=call_refused" in message]
+    assert "method=/octavo.generation.v1.GenerationService/GetModel peer=ipv4:127.0.0.1:" in line
+    assert "a-token-nobody-knows" not in line
+
+
 async def test_the_scheme_is_written_in_any_case(scheduler: Scheduler) -> None:
     async with grpc.aio.insecure_channel(scheduler.address) as channel:
         stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
@@ -141,6 +152,26 @@ async def test_a_request_belongs_to_the_tenant_of_its_token(scheduler: Scheduler
     )
 
 
+async def test_tenants_are_not_told_why_there_is_no_executor(tokens_file: Path) -> None:
+    async with running_scheduler(tokens_file=tokens_file) as scheduler:
+        await scheduler.trouble()
+        async with grpc.aio.insecure_channel(scheduler.address) as channel:
+            stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
+
+            async def generate(token: str) -> object:
+                return await stub.Generate(pb.GenerateRequest(text="x"), metadata=bearer(token)).read()
+
+            async def get_model(token: str) -> object:
+                return await stub.GetModel(pb.GetModelRequest(), metadata=bearer(token))
+
+            for call in (generate, get_model):
+                code, told = await failure(call(BLUE))
+                assert code is grpc.StatusCode.UNAVAILABLE
+                assert "no executor" in told
+                assert "127.0.0.1" not in told
+                assert "127.0.0.1" in (await failure(call(OPERATOR)))[1]
+
+
 async def test_an_operator_acts_for_any_tenant(scheduler: Scheduler) -> None:
     requests = scheduler.service.engine.requests
     async with Client(scheduler.address, token=OPERATOR) as client:
@@ -150,6 +181,21 @@ async def test_an_operator_acts_for_any_tenant(scheduler: Scheduler) -> None:
         assert [request.group.tenant for request in requests.values()] == ["", "blue", "anybody"]
         for stream in streams:
             await stream.aclose()
+
+
+async def test_the_log_of_a_bug_names_the_request_behind_access_control(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stumble(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(generation_servicer, "tokenize", stumble)
+    async with grpc.aio.insecure_channel(scheduler.address) as channel:
+        stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
+        request = pb.GenerateRequest(request_id="unlucky", text="x")
+        code, _ = await failure(stub.Generate(request, metadata=bearer(BLUE)).read())
+    assert code is grpc.StatusCode.INTERNAL
+    assert sum("event=rpc_failed" in line and "request_id=unlucky" in line for line in caplog.messages) == 1
 
 
 async def test_only_their_own_tenant_and_operators_end_a_request(scheduler: Scheduler) -> None:
@@ -197,7 +243,7 @@ async def test_a_gateway_acts_for_all_its_users_and_so_does_its_token(tokens_fil
 async def test_probes_have_a_port_without_tls_and_tokens(server_files: PairFiles, ca: Path, tokens_file: Path) -> None:
     settings = tls_settings(server_files, client_ca=ca) | {"tokens_file": tokens_file, "health_listen": "127.0.0.1:0"}
     async with running_pair(**settings) as scheduler:
-        probes = scheduler.service.addresses_beside["health"]
+        probes = scheduler.service.other_addresses["health"]
         async with grpc.aio.insecure_channel(probes) as channel:
             health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
             answer = await health.Check(health_pb2.HealthCheckRequest(service="readiness"))

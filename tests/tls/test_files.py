@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from executor_svc.config import FakeConfig
 from octavo.errors import ConnectionOptionsError
@@ -80,6 +80,17 @@ def test_a_key_of_another_certificate_is_refused(authority: Authority, server_fi
     assert complaint(server_files) == (
         f"--tls-key {server_files.key} does not belong to the first certificate in --tls-cert {server_files.cert}; "
         "name the key that it was made with"
+    )
+
+
+@pytest.mark.parametrize("key", [ed25519.Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256K1())])
+def test_a_key_that_grpc_cannot_use_is_refused(
+    key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey, server_files: PairFiles
+) -> None:
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    server_files.key.write_bytes(key.private_bytes(pem, pkcs8, serialization.NoEncryption()))
+    assert complaint(server_files) == (
+        f"--tls-key {server_files.key} is a key that gRPC cannot use; make one with RSA or a NIST curve (P-256)"
     )
 
 

@@ -18,7 +18,7 @@ from octavo.outputs import Finished
 from octavo.sampling_params import SamplingParams
 from octavo.tls import TlsOptions
 from shared.errors import OctavoServiceError
-from shared.watched_files import WatchedFiles
+from shared.watched_files import RETRY_INTERVAL_S, WatchedFiles
 from tests.support.certificates import DAY, HOUR, Authority, Pair, PairFiles, replace
 from tests.tls.services import running_pair, running_scheduler, server_tls, tls_settings
 
@@ -70,7 +70,7 @@ async def test_every_port_shows_the_new_certificate(authority: Authority, server
 async def test_the_metric_follows_the_certificate(authority: Authority, server_files: PairFiles) -> None:
     settings = tls_settings(server_files) | {"metrics_listen": "127.0.0.1:0"}
     async with running_scheduler(**settings) as scheduler:
-        url = f"http://{scheduler.service.addresses_beside['metrics']}/metrics"
+        url = f"http://{scheduler.service.other_addresses['metrics']}/metrics"
 
         async def expiry_s() -> float:
             with await asyncio.to_thread(urllib.request.urlopen, url, timeout=20) as answer:
@@ -144,6 +144,43 @@ def test_files_are_read_only_when_they_changed(tmp_path: Path) -> None:
     replace(path, b"two")
     assert [watched.current(), watched.current()] == ["two", "two"]
     assert reads == ["one", "bad", "two"]
+
+
+def test_what_was_refused_is_tried_again_since_a_certificate_becomes_valid_by_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, now_s, is_valid = tmp_path / "file", 100.0, False
+
+    def load() -> str:
+        if path.read_text() == "two" and not is_valid:
+            raise OctavoServiceError("its time has not come")
+        return path.read_text()
+
+    path.write_text("one")
+    watched = WatchedFiles("words", [path], load, lambda: now_s)
+    replace(path, b"two")
+    assert watched.current() == "one"
+    now_s += RETRY_INTERVAL_S
+    assert watched.current() == "one"
+    is_valid = True
+    assert watched.current() == "one"
+    now_s += RETRY_INTERVAL_S
+    assert watched.current() == "two"
+    assert sum("its time has not come" in message for message in caplog.messages) == 1
+
+
+def test_new_permissions_are_a_change(tmp_path: Path) -> None:
+    path, reads = tmp_path / "file", 0
+
+    def load() -> None:
+        nonlocal reads
+        reads += 1
+
+    path.touch(mode=0o600)
+    watched = WatchedFiles("words", [path], load)
+    path.chmod(0o644)
+    watched.current()
+    assert reads == 2
 
 
 def test_a_file_that_is_gone_for_a_moment_keeps_its_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

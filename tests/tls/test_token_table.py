@@ -53,6 +53,11 @@ def test_a_wrong_line_is_named_without_its_token(tmp_path: Path, content: str, s
     assert "0123456789" not in text
 
 
+def test_a_byte_order_mark_is_no_part_of_a_tenant(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("blue 0123456789abcdef", encoding="utf-8-sig")
+    assert read_tokens(tmp_path / "tokens").find("0123456789abcdef") == Identity("blue")
+
+
 def test_a_file_without_tokens_locks_nobody_out_by_mistake(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     assert complaint(path, "# none yet\n") == (

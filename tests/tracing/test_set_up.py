@@ -13,7 +13,7 @@ from executor_svc.fake import main as fake_main
 from executor_svc.fake_worker import FakeWorker
 from scheduler_svc.__main__ import main as scheduler_main
 from shared.errors import OctavoServiceError
-from shared.tracing import COMPLAINT_INTERVAL_S, Seldom, resource_of, start_tracing
+from shared.tracing import COMPLAINT_INTERVAL_S, RateLimitFilter, resource_of, start_tracing
 from tests.support.stack import collect, running_stack, token_request
 
 
@@ -23,8 +23,8 @@ def _own_filters() -> Iterator[None]:
     yield
     for name in list(logging.root.manager.loggerDict):
         logger = logging.getLogger(name)
-        for seldom in [entry for entry in logger.filters if isinstance(entry, Seldom)]:
-            logger.removeFilter(seldom)
+        for limit in [entry for entry in logger.filters if isinstance(entry, RateLimitFilter)]:
+            logger.removeFilter(limit)
 
 
 def test_off_is_nothing() -> None:
@@ -70,14 +70,14 @@ def test_a_missing_package_is_one_sentence_and_exit_code_1(
 
 def test_complaints_come_once_in_an_interval() -> None:
     now_s = 1000.0
-    seldom = Seldom(COMPLAINT_INTERVAL_S, lambda: now_s)
+    limit = RateLimitFilter(COMPLAINT_INTERVAL_S, lambda: now_s)
     record = logging.makeLogRecord({"msg": "the collector is away"})
 
-    assert [seldom.filter(record), seldom.filter(record)] == [True, False]
+    assert [limit.filter(record), limit.filter(record)] == [True, False]
     now_s += COMPLAINT_INTERVAL_S - 0.1
-    assert not seldom.filter(record)
+    assert not limit.filter(record)
     now_s += 0.2
-    assert seldom.filter(record)
+    assert limit.filter(record)
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ async def test_one_trace_spans_the_tiers_through_losses_errors_and_aborts(monkey
             running_service("executor_svc.fake", "--step-ms", "5", *traced) as second,
             running_service("scheduler_svc", "--executor", f"{first.address},{second.address}", *traced) as scheduler,
         ):
-            await attached(scheduler.beside["admin"], 2)
+            await attached(scheduler.other_addresses["admin"], 2)
             assert await generate(scheduler.address, text) == 5
             with pytest.raises(grpc.aio.AioRpcError, match="must be"):
                 await generate(scheduler.address, refused)
@@ -125,7 +125,7 @@ async def test_nothing_is_imported_or_sent_unless_asked_for(monkeypatch: pytest.
             listing_modules("executor_svc.fake") as executor,
             listing_modules("scheduler_svc.__main__", "--executor", executor.address) as scheduler,
         ):
-            await attached(scheduler.beside["admin"], 1)
+            await attached(scheduler.other_addresses["admin"], 1)
             assert await generate(scheduler.address, token_request(20, 5)) == 5
             outputs = [(await service.process.communicate(b""))[0] for service in (scheduler, executor)]
 
@@ -153,7 +153,7 @@ async def listing_modules(module: str, *flags: str) -> AsyncIterator[Service]:
             if match["port"] is None:
                 service.address = match["address"]
             else:
-                service.beside[match["port"]] = match["address"]
+                service.other_addresses[match["port"]] = match["address"]
         yield service
     finally:
         if process.returncode is None:

@@ -47,6 +47,8 @@ class RefusingClient(ExecutorClient):
 class Owner:
     """Stands in for the engine, which drivers without a core tell nothing else; they wait at the gate."""
 
+    has_room = True
+
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.gate.set()

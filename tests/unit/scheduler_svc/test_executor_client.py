@@ -52,7 +52,7 @@ class UnfitStream:
 
 async def test_a_step_that_no_stream_carries_ends_the_session() -> None:
     stub = SimpleNamespace(StreamSteps=UnfitStream)
-    session = ExecutorSession(stub, 1, SimpleNamespace(instance_id="one"), SessionTimings(resume_interval_s=0.0))  # type: ignore[arg-type]
+    session = ExecutorSession(stub, 1, SimpleNamespace(instance_id="one"), SessionTimings(resume_interval_s=0.0), "a:1")  # type: ignore[arg-type]
     await session.open()
     await session.send(Step(epoch=1, step_id=7, delta=TableDelta()))
     with pytest.raises(ExecutorLostError, match="the stream broke 6 times at step 7: RESOURCE_EXHAUSTED: message too"):
@@ -64,7 +64,7 @@ async def test_a_resume_gives_up_in_time_on_a_loop_that_stalls() -> None:
     # asyncio.wait_for of Python 3.11 swallows the cancellation here, and the retries never end.
     stub = SimpleNamespace(StreamSteps=lambda: StallingStream(stall_s=0.05))
     info = SimpleNamespace(instance_id="one")
-    session = ExecutorSession(stub, 1, info, SessionTimings(resume_timeout_s=0.02, resume_interval_s=0.001))  # type: ignore[arg-type]
+    session = ExecutorSession(stub, 1, info, SessionTimings(resume_timeout_s=0.02, resume_interval_s=0.001), "a:1")  # type: ignore[arg-type]
     session._stream = StallingStream(stall_s=0.0)  # type: ignore[assignment]
     started_s = time.monotonic()
     with pytest.raises(ExecutorLostError, match=r"no answer within 0\.02 s"):

@@ -29,6 +29,7 @@ def written() -> Iterator[tuple[logging.Logger, io.StringIO, logging.Handler]]:
         ("a=b", "'a=b'"),
         ("it's", '"it\'s"'),
         ("line\nbreak", "'line\\nbreak'"),
+        ("\x1b[31mred", "'\\x1b[31mred'"),
         (3, "3"),
         (0.25, "0.25"),
         (1 / 3, "0.333333"),

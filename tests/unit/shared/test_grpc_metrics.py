@@ -14,6 +14,7 @@ from octavo.generation.v1 import generation_service_pb2_grpc as pb_grpc
 from shared.errors import QueueFullError
 from shared.grpc_metrics import CallMetrics
 from shared.grpc_server import GrpcServer
+from shared.grpc_status import abort
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 GENERATE = ("server_stream", SERVICE, "Generate")
@@ -50,15 +51,15 @@ class Servicer(pb_grpc.GenerationServiceServicer):
 
 
 class Refuses(grpc.aio.ServerInterceptor):
-    """Stands where access control does: what it raises becomes a status too."""
+    """Stands where access control does."""
 
     async def intercept_service(self, continuation, handler_call_details):  # type: ignore[no-untyped-def]
         handler = await continuation(handler_call_details)
         if handler is None or handler.response_streaming:
             return handler
 
-        async def refuse(request: object, context: object) -> object:
-            raise QueueFullError(7, 1.0)
+        async def refuse(request: object, context: "grpc.aio.ServicerContext[object, object]") -> object:
+            await abort(context, QueueFullError(7, 1.0))
 
         return grpc.unary_unary_rpc_method_handler(refuse, handler.request_deserializer, handler.response_serializer)
 
