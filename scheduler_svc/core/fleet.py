@@ -187,8 +187,6 @@ class _QueueOfCore:
         if len(fleet.cores) == 1 and fleet.is_complete() and self.core.takes_groups:
             yield from fleet.queue.in_order()
             return
-        if not self.core.batch.num_free_slots:
-            return
         judged_at_s, shares = fleet.judged_at_s(self.core.now_s), fleet.shares()
         for group in fleet.queue.in_order():
             if not (self.core.takes_groups or group.has_run):
