@@ -77,7 +77,7 @@ def load_config(config_class: type[ConfigT], argv: Sequence[str], environ: Mappi
     try:
         config = config_class.model_validate({name: setting.value for name, setting in settings.items()})
     except ValidationError as error:
-        mistakes += [_sentence(config_class, settings, details) for details in error.errors()]
+        mistakes += [_sentence(config_class, settings, details) for details in _findings(error)]
     if mistakes:
         raise ConfigError(mistakes)
     return config
@@ -171,6 +171,16 @@ def _read_file(config_class: type[ServiceConfig], path: str | None, mistakes: li
             hint = _did_you_mean(key, config_class.model_fields)
             mistakes.append(f"{config_class.service}.{key} in {path} is not a setting{hint}")
     return settings
+
+
+def _findings(error: ValidationError) -> list[ErrorDetails]:
+    """Return what pydantic found, but a list that is too short only because an item of it is wrong."""
+    wrong_items = {details["loc"][0] for details in error.errors() if len(details["loc"]) > 1}
+    return [
+        details
+        for details in error.errors()
+        if not (details["type"] == "too_short" and details["loc"] and details["loc"][0] in wrong_items)
+    ]
 
 
 def _sentence(config_class: type[ServiceConfig], settings: Mapping[str, _Setting], details: ErrorDetails) -> str:

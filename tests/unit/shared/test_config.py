@@ -5,6 +5,7 @@ import pytest
 from pydantic import Field, model_validator
 
 from executor_svc.config import ExecutorConfig, FakeConfig
+from scheduler_svc.config import SchedulerConfig
 from shared.config import ConfigError, load_config, load_config_or_exit
 from shared.service_config import ServiceConfig
 
@@ -200,3 +201,10 @@ def test_a_right_address_is_taken(address: str) -> None:
 def test_a_batch_too_small_for_all_slots_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_num_batched_tokens is 8; it must be at least max_num_seqs, 16"):
         load_config(FakeConfig, ["--max-num-seqs", "16", "--max-num-batched-tokens", "8"], {})
+
+
+def test_a_wrong_item_of_a_list_is_one_mistake() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(SchedulerConfig, ["--executor", "nonsense"], {})
+    [mistake] = caught.value.mistakes
+    assert mistake == "--executor is nonsense; it must be host:port, with a port from 0 to 65535"
