@@ -308,10 +308,8 @@ class Scheduler:
 
     @property
     def load(self) -> int:
-        """Tokens computed here before a newcomer's: steps in flight, the rest of prefills, a step of the others."""
-        num_in_flight = sum(step.layout.num_tokens for step in self.in_flight)
-        num_running = self.limits.max_num_seqs - len(self.batch.free_slots)
-        return num_in_flight + self.prefills.num_left + num_running
+        """Tokens computed here before a newcomer's: the rest of prefills, and a step of the others."""
+        return self.prefills.num_left + self.limits.max_num_seqs - len(self.batch.free_slots)
 
     def num_tokens_to_compute(self, group: SequenceGroup) -> int:
         """Return the tokens of a group that would be computed here before it has its first one."""
