@@ -58,7 +58,7 @@ class MetricsServer:
     async def start(self) -> str:
         """Bind and serve; return the bound address, host:port.
 
-        Raises: UnavailableError: the address cannot be bound.
+        Raises: AddressError: it cannot be bound.
         """
         host, _, port = self._listen.rpartition(":")
         registry = CollectorRegistry()

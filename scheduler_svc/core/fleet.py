@@ -4,7 +4,7 @@ Groups wait in one place and are placed at the moment a core can take them. Ever
 queue in the same order, and takes a group only if no other core that could take it now is the better
 place: the one where fewest tokens are computed before the group has its first one (prompt less cached
 prefix, prefills that run, one token for each sequence that decodes), then the one with most free blocks.
-What a walk over the queue has given to a core counts for the next group, so that a burst is dealt out.
+What a walk over the queue has placed on a core counts for the next group, so that a burst is dealt out.
 
 When an executor is lost, the groups of its core go back to the queue with all their known tokens; they
 have run, so they come before newcomers. What a core knows of others it sees here and nowhere else.
@@ -99,7 +99,7 @@ class Fleet:
 
     # Placement -----------------------------------------------------------------------------------
 
-    def place(self, group: SequenceGroup, now_s: float, shares: "Shares | None" = None) -> Scheduler | Obstacle:
+    def place(self, group: SequenceGroup, now_s: float, placements: "Placements | None" = None) -> Scheduler | Obstacle:
         """Return the core that is to take the group now, or why none can.
 
         The obstacle is the one that lets the group wait most patiently: aside before in line before never.
@@ -107,27 +107,27 @@ class Fleet:
         Args:
             group: Waits.
             now_s: Monotonic time, in seconds.
-            shares: What the groups before it have been given; None: it is the first one.
+            placements: Of the groups before it; None: it is the first one.
         """
-        shares = shares or self.shares()
+        placements = placements or self.placements()
         able: list[Scheduler] = []
         obstacles: list[Obstacle] = []
         for core in self._takers:
-            obstacle = core.obstacle(group, now_s) or shares.obstacle(core, group)
+            obstacle = core.obstacle(group, now_s) or placements.obstacle(core, group)
             if obstacle is None:
                 able.append(core)
             else:
                 obstacles.append(obstacle)
         if able:
-            return min(able, key=lambda core: (shares.cost_of(core, group), -core.blocks.allocator.num_free_blocks))
+            return min(able, key=lambda core: (placements.cost_of(core, group), -core.blocks.allocator.num_free_blocks))
         obstacle = min(obstacles, key=lambda obstacle: _PATIENCE.index(obstacle.wait))
         if obstacle.wait is Wait.NEVER and not self.is_complete():
             return Obstacle(Wait.ASIDE, f"{obstacle.reason}; another executor is expected back")
         return obstacle
 
-    def shares(self) -> "Shares":
-        """Return an empty account of a walk over the queue."""
-        return Shares(self._takers)
+    def placements(self) -> "Placements":
+        """Return what a walk has placed that begins: nothing."""
+        return Placements(self._takers)
 
     def obstacles(self, group: SequenceGroup, now_s: float) -> list[tuple[Scheduler, Obstacle | None]]:
         """Return what keeps a group from each core, for people; None: nothing but those ahead and the token budget."""
@@ -143,8 +143,8 @@ class Fleet:
 _PATIENCE = (Wait.ASIDE, Wait.IN_LINE, Wait.NEVER)
 
 
-class Shares:
-    """What a walk over the queue has given to which core, so that a burst is dealt out and not given to the first.
+class Placements:
+    """What a walk over the queue has placed on which core, so that a burst is dealt out and not placed on one.
 
     A group that is another core's is still in the queue, and counts there as if it had been taken.
 
@@ -156,7 +156,7 @@ class Shares:
         self._loads = {core: core.load for core in cores}
         self._num_free_slots = {core: core.batch.num_free_slots for core in cores}
 
-    def give(self, core: Scheduler, group: SequenceGroup) -> None:
+    def add(self, core: Scheduler, group: SequenceGroup) -> None:
         """Count a group as one of a core."""
         self._loads[core] += core.num_tokens_to_compute(group) + group.num_slots
         self._num_free_slots[core] -= group.num_slots
@@ -166,7 +166,7 @@ class Shares:
         return self._loads[core] + core.num_tokens_to_compute(group)
 
     def obstacle(self, core: Scheduler, group: SequenceGroup) -> Obstacle | None:
-        """Return that the slots of a core are given away; None: enough are left."""
+        """Return that the slots of a core are taken; None: enough are left."""
         if group.num_slots > (num_free_slots := self._num_free_slots[core]):
             return Obstacle(Wait.IN_LINE, f"needs {group.num_slots} slots of the batch, {num_free_slots} free")
         return None
@@ -187,11 +187,11 @@ class _QueueOfCore:
         if len(fleet.cores) == 1 and fleet.is_complete() and self.core.takes_groups:
             yield from fleet.queue.in_order()
             return
-        judged_at_s, shares = fleet.judged_at_s(self.core.now_s), fleet.shares()
+        judged_at_s, placements = fleet.judged_at_s(self.core.now_s), fleet.placements()
         for group in fleet.queue.in_order():
             if not (self.core.takes_groups or group.has_run):
                 continue  # a leaving core takes back what it preempted, and no more
-            place = fleet.place(group, judged_at_s, shares)
+            place = fleet.place(group, judged_at_s, placements)
             if isinstance(place, Obstacle):
                 if place.wait is Wait.NEVER:
                     yield group  # what fits nowhere is for the first who looks to end
@@ -200,7 +200,7 @@ class _QueueOfCore:
                 if place.wait is Wait.IN_LINE or num_passed == MAX_PASSED_GROUPS:
                     return
                 continue
-            shares.give(place, group)
+            placements.add(place, group)
             if place is self.core:
                 yield group
             else:

@@ -16,7 +16,7 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.membership import Membership
 from shared.errors import StepFailedError
 from shared.step import Step, StepResult
-from tests.support.stack import Answer, ExecutorProcess, Stack, collect, readiness, running_stack, token_request
+from tests.support.stack import Answer, ExecutorProcess, Stack, collect, readiness, running_stack, token_request, until
 
 NUM_TOKENS = 40
 REQUESTS = [
@@ -59,11 +59,6 @@ def slow_worker(**options: float) -> FakeWorker:
 def endless(first_id: int) -> pb.GenerateRequest:
     """A request that runs until the test has seen enough of it."""
     return token_request(10, 8000, first_id=first_id)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0)
 
 
 async def shut_down(stack: Stack, executor: ExecutorProcess) -> None:

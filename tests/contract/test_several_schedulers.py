@@ -1,6 +1,5 @@
 """Schedulers that share executors: each takes as many as it may, and what one leaves another one takes."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -15,13 +14,7 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.executor_client import ExecutorClient
 from scheduler_svc.executor_session import ExecutorSession
 from scheduler_svc.service import SchedulerService, scheduler_id
-from tests.support.stack import ExecutorProcess
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
+from tests.support.stack import ExecutorProcess, until
 
 
 @dataclass(frozen=True, slots=True)

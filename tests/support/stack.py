@@ -1,7 +1,7 @@
 """Both services in this process: the production scheduler against fake executors, over real gRPC."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -24,6 +24,7 @@ from shared.grpc_server import GrpcServer
 
 SERVICE = execution_service_pb2.DESCRIPTOR.services_by_name["ExecutionService"].full_name
 MAX_MESSAGE_BYTES = 8 * 2**20
+PATIENCE_S = 60
 
 
 @dataclass(slots=True)
@@ -145,6 +146,13 @@ async def running_stack(
         while ready and membership is None and len(running.engine.fleet.cores) < len(executors):
             await asyncio.sleep(0)
         yield running
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return once a condition of objects in this process holds, which it must within PATIENCE_S."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0)
 
 
 def token_request(

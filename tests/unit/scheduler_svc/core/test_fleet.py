@@ -78,8 +78,8 @@ def test_a_core_that_cannot_take_it_now_is_passed_over() -> None:
         bench.step(member)
         bench.process(member)
 
-    shares = bench.fleet.shares()
-    assert shares.cost_of(small.core, group(3, 16)) < shares.cost_of(large.core, group(3, 16))
+    placements = bench.fleet.placements()
+    assert placements.cost_of(small.core, group(3, 16)) < placements.cost_of(large.core, group(3, 16))
     assert bench.fleet.place(group(3, 16), now_s=0.0) is large.core
     assert bench.fleet.place(group(3, 8), now_s=0.0) is small.core
 

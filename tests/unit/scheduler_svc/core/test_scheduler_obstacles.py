@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_svc.core.admission import Obstacle, Wait
-from scheduler_svc.core.fleet import Shares
+from scheduler_svc.core.fleet import Placements
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
 from tests.support.driving import Bench, group, max_tokens, small_limits
@@ -101,7 +101,7 @@ def test_a_core_whose_oldest_step_is_overdue_takes_nothing() -> None:
 
 
 def cost_of(bench: Bench, newcomer: SequenceGroup) -> int:
-    return Shares([bench.scheduler]).cost_of(bench.scheduler, newcomer)
+    return Placements([bench.scheduler]).cost_of(bench.scheduler, newcomer)
 
 
 def test_an_empty_core_costs_the_prompt() -> None:
