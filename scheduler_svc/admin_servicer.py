@@ -1,7 +1,7 @@
 """AdminService: what operators see. Every answer is a picture taken between two steps.
 
 It runs on the engine's event loop, so nothing moves while it looks. Next: `admin_state.py`,
-`explanation.py`, `admin_steps.py`.
+`explanation.py`, `admin_steps.py`, `block_map.py`.
 """
 
 import time
@@ -9,17 +9,21 @@ from itertools import islice
 
 import grpc.aio
 
+import octavo
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin.v1 import admin_service_pb2_grpc
+from scheduler_svc.admin_life import ended_state, milliseconds
 from scheduler_svc.admin_state import Places, executor_state, request_state
 from scheduler_svc.admin_steps import step_state, step_summary
+from scheduler_svc.block_map import block_states, describe_block
 from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.ended_requests import NUM_KEPT_REQUESTS, EndedRequest
 from scheduler_svc.engine import Engine
 from scheduler_svc.executor_driver import ExecutorDriver
-from scheduler_svc.explanation import explain, no_executor_text, queued_requests
-from scheduler_svc.request import Request
+from scheduler_svc.explanation import explain, explain_ended, no_executor_text, queued_requests
 from scheduler_svc.step_log import NUM_KEPT_STEPS
-from shared.errors import CallerError, InvalidFieldError, UnknownNameError
+from shared.errors import CallerError, InvalidFieldError, NoExecutorError, UnknownNameError
 
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
@@ -45,7 +49,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         executors = [executor_state(driver, now_s) for driver in engine.drivers.values()]
         attached = [executor for executor in executors if executor.epoch]
         only = attached[0] if len(attached) == 1 else None
-        preemptions = engine.num_preemptions
+        preemptions, meter = engine.num_preemptions, engine.meter
         return pb.GetSchedulerStateResponse(
             is_draining=engine.is_draining,
             num_waiting_requests=engine.num_waiting,
@@ -66,6 +70,15 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             last_sent_step_id=only.last_sent_step_id if only else 0,
             last_processed_step_id=only.last_processed_step_id if only else 0,
             executors=executors,
+            num_shared_blocks=sum(executor.num_shared_blocks for executor in executors),
+            num_prompt_tokens=meter.num_prompt_tokens,
+            num_output_tokens=meter.num_output_tokens,
+            num_queried_tokens=meter.num_queried_tokens,
+            num_hit_tokens=meter.num_hit_tokens,
+            num_finished_requests=meter.num_finished.total(),
+            num_failed_requests=meter.num_errors.total(),
+            uptime_ms=milliseconds(now_s - engine.started_at_s),
+            version=octavo.__version__,
         )
 
     async def Drain(  # noqa: N802
@@ -87,7 +100,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         live = [r for r in self._engine.requests.values() if r.group.arrival > last_arrival]
         page, places, now_s = live[:page_size], Places(self._engine), time.monotonic()
         return pb.ListRequestsResponse(
-            requests=[request_state(listed, places.of(listed), now_s, shows_blocks=False) for listed in page],
+            requests=[request_state(listed, places.of(listed), now_s, is_whole=False) for listed in page],
             next_page_token=str(page[-1].group.arrival) if len(live) > page_size else "",
         )
 
@@ -96,10 +109,25 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         request: pb.GetRequestRequest,
         context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
     ) -> pb.GetRequestResponse:
-        """Give one live request."""
-        live = self._live_request(request.request_id)
-        state = request_state(live, Places(self._engine).of(live), time.monotonic())
-        return pb.GetRequestResponse(request=state)
+        """Give one live request, or one that has ended."""
+        request_id, now_s = request.request_id, time.monotonic()
+        live = self._engine.requests.get(request_id)
+        if live is None:
+            return pb.GetRequestResponse(request=ended_state(self._ended_request(request_id), now_s))
+        return pb.GetRequestResponse(request=request_state(live, Places(self._engine).of(live), now_s))
+
+    async def ListEndedRequests(  # noqa: N802
+        self,
+        request: pb.ListEndedRequestsRequest,
+        context: grpc.aio.ServicerContext[pb.ListEndedRequestsRequest, pb.ListEndedRequestsResponse],
+    ) -> pb.ListEndedRequestsResponse:
+        """Give the last requests that ended."""
+        if request.num_requests > NUM_KEPT_REQUESTS:
+            raise InvalidFieldError("num_requests", request.num_requests, f"from 0 to {NUM_KEPT_REQUESTS}")
+        newest, now_s = self._engine.ended.newest(request.num_requests or DEFAULT_PAGE_SIZE), time.monotonic()
+        return pb.ListEndedRequestsResponse(
+            requests=[ended_state(ended, now_s, shows_events=False) for ended in newest]
+        )
 
     async def ListQueue(  # noqa: N802
         self,
@@ -119,14 +147,20 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         request: pb.ExplainRequestRequest,
         context: grpc.aio.ServicerContext[pb.ExplainRequestRequest, pb.ExplainRequestResponse],
     ) -> pb.ExplainRequestResponse:
-        """Say why a request waits, or that it runs."""
-        return explain(self._engine, self._live_request(request.request_id), time.monotonic())
-
-    def _live_request(self, request_id: str) -> Request:
+        """Say why a request waits, that it runs, or how it ended."""
+        request_id, now_s = request.request_id, time.monotonic()
         live = self._engine.requests.get(request_id)
         if live is None:
-            raise UnknownNameError(f"no live request has request_id {request_id!r}")
-        return live
+            return explain_ended(self._ended_request(request_id), now_s)
+        return explain(self._engine, live, now_s)
+
+    def _ended_request(self, request_id: str) -> EndedRequest:
+        ended = self._engine.ended.get(request_id)
+        if ended is None:
+            raise UnknownNameError(
+                f"no live request has request_id {request_id!r}, and none of the last {NUM_KEPT_REQUESTS:,} that ended"
+            )
+        return ended
 
     # Steps ---------------------------------------------------------------------------------------
 
@@ -157,6 +191,32 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             steps=[step_summary(logged) for logged in steps],
         )
 
+    # Blocks --------------------------------------------------------------------------------------
+
+    async def GetBlockMap(  # noqa: N802
+        self,
+        request: pb.GetBlockMapRequest,
+        context: grpc.aio.ServicerContext[pb.GetBlockMapRequest, pb.GetBlockMapResponse],
+    ) -> pb.GetBlockMapResponse:
+        """Give the state of every block."""
+        driver = self._driver(request.executor)
+        core = _attached_core(driver)
+        return pb.GetBlockMapResponse(
+            executor=driver.address,
+            block_size_tokens=core.limits.block_size,
+            states=block_states(core.blocks.allocator).tobytes(),
+            host_states=block_states(core.swapped.host).tobytes(),
+        )
+
+    async def GetBlock(  # noqa: N802
+        self, request: pb.GetBlockRequest, context: grpc.aio.ServicerContext[pb.GetBlockRequest, pb.GetBlockResponse]
+    ) -> pb.GetBlockResponse:
+        """Say who uses a block."""
+        core = _attached_core(self._driver(request.executor))
+        if request.block >= core.limits.num_blocks:
+            raise InvalidFieldError("block", request.block, f"from 0 to {core.limits.num_blocks - 1}")
+        return describe_block(core, request.block)
+
     def _driver(self, address: str) -> ExecutorDriver:
         """Return the executor with an address, or the only one if it is empty."""
         drivers = self._engine.drivers
@@ -169,6 +229,12 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         if len(drivers) > 1:
             raise CallerError(f"there are {len(drivers)} executors; name one of them: {', '.join(drivers)}")
         return next(iter(drivers.values()))
+
+
+def _attached_core(driver: ExecutorDriver) -> Scheduler:
+    if driver.core is None:
+        raise NoExecutorError(f"the executor at {driver.address} is not attached", driver.last_trouble)
+    return driver.core
 
 
 def page_size_of(page_size: int) -> int:

@@ -1,12 +1,14 @@
 """Executors, requests and their sequences as `AdminService` shows them.
 
-Only looks: nothing here changes the engine. Next: `explanation.py`, which says why a request waits.
+Only looks: nothing here changes the engine. Next: `admin_life.py`, what happened to a request; `explanation.py`, which
+says why one waits.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.admin.v1 import admin_pb2
+from scheduler_svc.admin_life import event_states, milliseconds, set_times
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.swapping import NO_BLOCK
@@ -61,6 +63,7 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
         address=driver.address,
         status=admin_pb2.EXECUTOR_STATUS_CONNECTING,
         num_losses=driver.num_losses,
+        num_output_tokens=driver.num_output_tokens,
         last_error=driver.last_trouble,
         is_retired=driver.is_retired,
     )
@@ -79,6 +82,7 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
     state.num_free_blocks = device.num_free_blocks
     state.num_used_blocks = device.num_used_blocks
     state.num_cached_blocks = device.num_cached_blocks
+    state.num_shared_blocks = device.num_shared_blocks
     state.num_host_blocks = host.num_blocks
     state.num_free_host_blocks = host.num_free_blocks
     state.num_used_host_blocks = host.num_used_blocks
@@ -90,8 +94,11 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
     return state
 
 
-def request_state(request: Request, place: Place, now_s: float, *, shows_blocks: bool = True) -> admin_pb2.RequestState:
-    """Return a live request and its sequences; `now_s` is the monotonic time."""
+def request_state(request: Request, place: Place, now_s: float, *, is_whole: bool = True) -> admin_pb2.RequestState:
+    """Return a live request and its sequences; `now_s` is the monotonic time.
+
+    `is_whole` False: without block tables and events, for lists.
+    """
     group = request.group
     state = admin_pb2.RequestState(
         request_id=group.request_id,
@@ -105,7 +112,7 @@ def request_state(request: Request, place: Place, now_s: float, *, shows_blocks:
         num_preemptions=group.num_preemptions,
         num_losses=request.num_losses,
         age_ms=milliseconds(now_s - request.times.arrived_at_s),
-        sequences=sequence_states(group, place, shows_blocks=shows_blocks),
+        sequences=sequence_states(group, place, shows_blocks=is_whole),
     )
     first = next((s for s in state.sequences if s.status != admin_pb2.SEQUENCE_STATUS_FINISHED), None)
     if first is not None:
@@ -115,6 +122,12 @@ def request_state(request: Request, place: Place, now_s: float, *, shows_blocks:
             state.block_table.extend(block for block in first.block_table if block != NO_BLOCK)
     if group.beam_search is not None:
         state.beam_search.CopyFrom(beam_search_state(group))
+    times = replace(request.times, first_scheduled_at_s=group.first_scheduled_at_s)  # the group knows it first
+    set_times(state, times)
+    if times.last_token_at_s is not None:
+        state.last_token_age_ms = milliseconds(now_s - times.last_token_at_s)
+    if is_whole:
+        state.events.extend(event_states(times, group.num_prompt_tokens, request.life.events))
     return state
 
 
@@ -175,8 +188,3 @@ def beam_search_state(group: SequenceGroup) -> admin_pb2.BeamSearchState:
             for hypothesis in group.beams.finished_hypotheses()
         )
     return state
-
-
-def milliseconds(seconds: float) -> int:
-    """Return a span of time in whole milliseconds; 0 for one that is negative by rounding."""
-    return max(0, round(seconds * 1000))

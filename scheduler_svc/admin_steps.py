@@ -53,7 +53,16 @@ def step_state(logged: LoggedStep) -> admin_pb2.StepState:
 
 def step_summary(logged: LoggedStep) -> admin_pb2.StepSummary:
     """Return a step in a line."""
-    summary = admin_pb2.StepSummary(step_id=logged.step.step_id, text=step_text(logged))
+    step, layout = logged.step, logged.layout
+    summary = admin_pb2.StepSummary(
+        step_id=step.step_id,
+        text=step_text(logged),
+        decided_at_us=round(logged.decided_at_s * 1e6),
+        num_decodes=layout.num_decodes,
+        num_prefill_tokens=int(layout.lengths[layout.num_decodes :].sum()),
+        num_admissions=len(step.delta.admissions),
+        num_moved_blocks=len(step.blocks_to_copy) + len(step.blocks_to_swap_out) + len(step.blocks_to_swap_in),
+    )
     if logged.result is not None:
         summary.execute_duration_us = logged.result.execute_duration_us
         summary.round_trip_us = logged.round_trip_us

@@ -24,11 +24,13 @@ from contextlib import contextmanager
 
 from scheduler_svc.adoption import Adoption
 from scheduler_svc.core.fleet import Fleet
+from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.drivers import Drivers
+from scheduler_svc.ended_requests import EndedRequests
 from scheduler_svc.engine_settings import EngineSettings
 from scheduler_svc.executor_client import ExecutorClient
 from scheduler_svc.executor_driver import ExecutorDriver
@@ -37,6 +39,7 @@ from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.membership import Membership
 from scheduler_svc.meter import Meter
 from scheduler_svc.request import Request
+from scheduler_svc.request_life import LifeEvent
 from scheduler_svc.request_log import log_end
 from scheduler_svc.request_validation import ValidRequest
 from scheduler_svc.served_model import ServedModel
@@ -77,12 +80,14 @@ class Engine:
         set_ready: Callable[[bool], Awaitable[None]],
     ) -> None:
         self.settings = settings
+        self.started_at_s = time.monotonic()
         self.is_draining = False
         self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
         self.fleet = Fleet(self.queue, settings.policy, secrets.token_bytes(PREFIX_KEY_BYTES), self._expects_nobody)
         self.meter = Meter()
         self.drivers = Drivers(membership, connect, self, settings.driver, self.meter)
-        self.requests = LiveRequests(self.queue, self.drivers.wake, self.meter, [log_end])
+        self.ended = EndedRequests()
+        self.requests = LiveRequests(self.queue, self.drivers.wake, self.meter, [log_end, self.ended.note_end])
         self.adoption = Adoption(self.fleet, self.drivers, settings.core, load_tokenizer, self._abort_all)
         self._set_ready = set_ready
         self._was_ready = False
@@ -267,12 +272,14 @@ class Engine:
         self._was_ready = not why_not
         await self._set_ready(self._was_ready)
 
-    def take_back(self, core: Scheduler) -> None:
-        """The executor is gone: queue its groups again, except those that lost too many."""
+    def take_back(self, core: Scheduler, address: str) -> None:
+        """The executor at an address is gone: queue its groups again, except those that lost too many."""
         self._past_preemptions.update(core.preemption.num_preemptions)
+        now_s = time.monotonic()
         running = set(core.batch.running)
         for group in self.fleet.leave(core):
             request = self.requests.of(group)
+            request.life.add(LifeEvent(EventKind.EXECUTOR_LOST, now_s, address))
             if group in running:
                 request.note_loss()
             if request.num_losses > self.settings.max_losses:
@@ -301,8 +308,10 @@ class Engine:
         """Give what a step of a core brought to its requests; end those that are complete."""
         self.requests.deliver(core, updates)
 
-    def take_failures(self, core: Scheduler) -> None:
-        """End the requests that a core gave up, since they can never go on."""
+    def note_decision(self, core: Scheduler, address: str, step_id: int | None) -> None:
+        """Remember what a core at an address did to requests; end those it gave up, since they can never go on."""
+        if events := core.take_events():
+            self.requests.note_events(events, address, step_id, core.now_s)
         self.requests.take_failures(core)
 
     def wake_sleepers(self) -> None:

@@ -60,10 +60,10 @@ class DriverOwner(Protocol):
     def deliver(self, core: Scheduler, updates: StepUpdates) -> None:
         """Give what a step of the core brought to the requests."""
 
-    def take_failures(self, core: Scheduler) -> None:
-        """End the requests that the core gave up."""
+    def note_decision(self, core: Scheduler, address: str, step_id: int | None) -> None:
+        """The core of an address has decided a step, None: it found nothing to do; end the requests it gave up."""
 
-    def take_back(self, core: Scheduler) -> None:
+    def take_back(self, core: Scheduler, address: str) -> None:
         """The executor is lost or retired: keep the requests of its core for another one."""
 
     def fail_all(self, core: Scheduler | None) -> None:
@@ -108,6 +108,7 @@ class ExecutorDriver:
         session: The attachment; None while there is none.
         step_log: The last steps of the last attachment.
         num_losses: How often an attachment was lost.
+        num_output_tokens: Tokens that requests got from it since the start; of a beam search one for each beam.
         last_trouble: Why the executor is not attached; empty: it is, or no trouble is known.
         instance_id: The executor process that answers at the address; empty: none did when last asked.
         holds_instance: Whether it is this driver that has it, or is about to: it may have several addresses.
@@ -122,6 +123,7 @@ class ExecutorDriver:
         self.session: ExecutorSession | None = None
         self.step_log = StepLog(observe=meter.step_processed)
         self.num_losses = 0
+        self.num_output_tokens = 0
         self.last_trouble = ""
         self.instance_id = ""
         self.holds_instance = False
@@ -216,7 +218,7 @@ class ExecutorDriver:
         core, self.core, self.session = self.core, None, None
         assert core is not None
         log.info(Event(event, executor=self.address, requests=core.num_unfinished))
-        self._owner.take_back(core)
+        self._owner.take_back(core, self.address)
 
     async def _drive(self, core: Scheduler, session: ExecutorSession) -> None:
         """Send and receive steps until one direction fails, or the retired executor has nothing left to do."""
@@ -242,7 +244,8 @@ class ExecutorDriver:
             while len(core.in_flight) < self._settings.steps_in_flight:
                 decided_at_s = time.monotonic()
                 step = core.schedule(decided_at_s)
-                self._owner.take_failures(core)  # before anything is awaited: who failed must not be live meanwhile
+                # Before anything is awaited: who failed must not be live meanwhile.
+                self._owner.note_decision(core, self.address, None if step is None else step.step_id)
                 if step is None:
                     break
                 layout = core.in_flight[-1].layout
@@ -274,6 +277,7 @@ class ExecutorDriver:
             result = await session.receive()
             answered_at_s = time.monotonic()
             updates = core.process(result)
+            self.num_output_tokens += updates.num_tokens
             self.work.set()
             self._owner.deliver(core, updates)
             self.step_log.set_result(result, answered_at_s)

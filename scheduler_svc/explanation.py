@@ -8,13 +8,15 @@ from collections.abc import Iterator, Sequence
 
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
-from scheduler_svc.admin_state import Place, Places, milliseconds, num_output_tokens
+from scheduler_svc.admin_life import ended_state, milliseconds
+from scheduler_svc.admin_state import Place, Places, num_output_tokens
 from scheduler_svc.core.admission import Obstacle, Wait
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.ended_requests import EndedRequest
 from scheduler_svc.engine import Engine
 from scheduler_svc.request import Request
-from scheduler_svc.wording import counted
+from scheduler_svc.wording import counted, seconds_text
 
 MAX_EXECUTORS_IN_TEXT = 3
 
@@ -40,6 +42,21 @@ def explain(engine: Engine, request: Request, now_s: float) -> pb.ExplainRequest
     else:
         explained.explanation = running_text(request, place)
     return explained
+
+
+def explain_ended(ended: EndedRequest, now_s: float) -> pb.ExplainRequestResponse:
+    """Say how a request ended, and what it had to wait for; `now_s` is the monotonic time."""
+    state = ended_state(ended, now_s, shows_events=False)
+    made = f"{counted(state.num_output_tokens, 'output token')} in {seconds_text(state.age_ms)}"
+    parts = [f"failed after {made}: {state.outcome}" if ended.has_failed else f"finished with {made}: {state.outcome}"]
+    if state.HasField("queue_ms"):
+        parts.append(f"waited {seconds_text(state.queue_ms)} for its first step")
+    if state.HasField("time_to_first_token_ms"):
+        parts.append(f"had its first token after {seconds_text(state.time_to_first_token_ms)}")
+    if ended.num_preemptions:
+        parts.append(f"was preempted {counted(ended.num_preemptions, 'time')}")
+    explanation = f"ended {seconds_text(state.ended_ago_ms)} ago; {'; '.join(parts)}"
+    return pb.ExplainRequestResponse(status=admin_pb2.REQUEST_STATUS_ENDED, explanation=explanation)
 
 
 def queued_requests(engine: Engine, now_s: float) -> Iterator[admin_pb2.QueuedRequest]:

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+from scheduler_svc.core.group_event import EventKind, GroupEvent
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.meter import Meter
 from scheduler_svc.request import Request
+from scheduler_svc.request_life import LifeEvent
 from scheduler_svc.suspects import Suspects
 from shared.errors import CacheTooSmallError, OctavoServiceError
 
@@ -82,6 +84,8 @@ class LiveRequests(Mapping[str, Request]):
         if self.suspects.may_run(request):
             self._queue.add(request.group)
             self._wake()
+        else:
+            request.life.add(LifeEvent(EventKind.PARKED, self._clock()))
 
     def fail(self, request: Request, error: OctavoServiceError) -> None:
         """End a request with an error; whoever calls ends its group."""
@@ -136,6 +140,12 @@ class LiveRequests(Mapping[str, Request]):
             num_tokens += request.num_output_tokens
             self._note_progress(request, core, now_s, last_tokens_at_s)
         self._meter.tokens_delivered(num_tokens, last_tokens_at_s, now_s)
+
+    def note_events(self, events: Sequence[GroupEvent], executor: str, step_id: int | None, now_s: float) -> None:
+        """Remember what a decision did to requests; `step_id` None: it led to no step of the executor."""
+        for event in events:
+            life_event = LifeEvent(event.kind, now_s, executor, step_id, event.num_tokens, event.num_computed_tokens)
+            self.of(event.group).life.add(life_event)
 
     def take_failures(self, core: Scheduler) -> None:
         """End the requests that a core gave up, since they can never go on."""

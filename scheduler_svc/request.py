@@ -20,6 +20,7 @@ from scheduler_svc.core.results import Alternatives
 from scheduler_svc.core.sequence import FinishReason, SequenceGroup
 from scheduler_svc.output import AnswerOptions, Delta, Output, PromptDelta
 from scheduler_svc.output_text import OutputText
+from scheduler_svc.request_life import RequestLife
 from scheduler_svc.request_times import RequestTimes
 from scheduler_svc.tokenizer import Tokenizer
 from shared.errors import OctavoServiceError
@@ -40,6 +41,7 @@ class Request:
 
     Attributes:
         times: When what happened to it; kept by `LiveRequests`.
+        life: What else happened to it.
         num_losses: How often an executor was lost that ran it, since its last token.
         has_lost_executor: Whether one was ever lost that ran it.
         trace: Its span; None: this process does not trace.
@@ -48,6 +50,7 @@ class Request:
     def __init__(self, group: SequenceGroup, options: AnswerOptions, tokenizer: Tokenizer, arrived_at_s: float) -> None:
         self.group = group
         self.times = RequestTimes(arrived_at_s)
+        self.life = RequestLife()
         self.error: OctavoServiceError | None = None
         self.num_losses = 0
         self.has_lost_executor = False

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.block_manager import AdmissionPlan, AllocStatus, BlockManager
+from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.preemption import Preemption
 from scheduler_svc.core.prefills import Prefills
@@ -131,7 +132,7 @@ class Admissions:
                 return
             needs = self.needs_to_swap_in(group)
             if not self._batch.running and not needs.has_blocks:
-                self.recompute_swapped(group)
+                self.recompute_swapped(plan, group)
                 return
             if not (needs.has_blocks and needs.has_slots and self._fits_message(plan, group)):
                 return
@@ -147,8 +148,9 @@ class Admissions:
             num_free_slots=self._batch.num_free_slots,
         )
 
-    def recompute_swapped(self, group: SequenceGroup) -> None:
+    def recompute_swapped(self, plan: StepPlan, group: SequenceGroup) -> None:
         """Give up the blocks of a swapped group, on both sides; it is computed again."""
+        plan.note(group, EventKind.PREEMPTED)
         self._swapped.drop(group)
         for sequence in group.live_sequences:
             sequence.status = SequenceStatus.WAITING
@@ -157,6 +159,7 @@ class Admissions:
     def _swap_in_group(self, plan: StepPlan, group: SequenceGroup) -> None:
         moves, sequences = self._swapped.swap_in(group)
         plan.blocks_to_swap_in.extend(moves)
+        plan.note(group, EventKind.SWAPPED_IN, sequences[0].num_computed_tokens)
         self._batch.join(group)
         for back in sequences:
             self._blocks.hash_blocks(back.sequence)
@@ -254,6 +257,7 @@ class Admissions:
             group.has_run = True
             group.first_scheduled_at_s = plan.now_s
             group.num_cached_tokens = len(allocation.sequences[0].found) * self._blocks.block_size
+        plan.note(group, EventKind.ADMITTED, len(allocation.sequences[0].found) * self._blocks.block_size)
         if group.beam_search is not None:
             self._searches.start(group)
         self._batch.join(group)

@@ -59,6 +59,11 @@ class BlockAllocator:
         """Blocks that at least one block table names."""
         return self.num_blocks - self.num_free_blocks
 
+    @property
+    def num_shared_blocks(self) -> int:
+        """Blocks that more than one block table names."""
+        return int(np.count_nonzero(self.ref_counts > 1))
+
     def allocate(self, num_blocks: int) -> Int32Array:
         """Take free blocks, each with reference count 1; [num_blocks] int32.
 
@@ -109,6 +114,11 @@ class BlockAllocator:
         top = self._num_uncached_free_blocks
         self._free_blocks[top : top + len(block_ids)] = block_ids
         self._num_uncached_free_blocks += len(block_ids)
+
+    @property
+    def cached_block_ids(self) -> IndexArray:
+        """The blocks that nobody uses and that hold a prefix, the next one to be evicted first, [num_cached_blocks]."""
+        return self._cached_blocks.block_ids
 
     def check_integrity(self) -> None:
         """Assert the invariants of this module."""

@@ -9,6 +9,7 @@ and it comes back before newcomers do.
 import bisect
 
 from scheduler_svc.core.batch import BY_ORDER, Batch
+from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.core.limits import PreemptionMode, SchedulerLimits
 from scheduler_svc.core.prefills import Prefills
 from scheduler_svc.core.searches import Searches
@@ -57,6 +58,7 @@ class Preemption:
         else:
             plan.blocks_to_swap_out.extend(moves)
         self.leave(group, SequenceStatus.WAITING if moves is None else SequenceStatus.SWAPPED, keeps_late_tokens=True)
+        plan.note(group, EventKind.PREEMPTED if moves is None else EventKind.SWAPPED_OUT)
         if moves is None:
             bisect.insort(self.late_groups, group, key=BY_ORDER)
 

@@ -66,6 +66,11 @@ class StepUpdates:
     alternatives: dict[int, Alternatives] = field(default_factory=dict)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it brought; of a search that goes on, one for each beam."""
+        return len(self.sequences) + sum(group.num_slots for group in self.advanced_searches)
+
 
 class Results:
     """Takes checked results into the batch.

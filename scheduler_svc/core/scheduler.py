@@ -48,6 +48,7 @@ from scheduler_svc.core.admission import AdmissionQueue, Admissions, GroupFailur
 from scheduler_svc.core.batch import BY_ORDER, Batch
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.endings import Endings
+from scheduler_svc.core.group_event import GroupEvent
 from scheduler_svc.core.growth import BlockNeeds, Decodes, Growth
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import PrefillMode, SchedulerLimits
@@ -105,6 +106,7 @@ class Scheduler:
         self.now_s = 0.0
         self._progress_at_s = 0.0  # the first decision after the last result
         self._was_processed = False
+        self._events: list[GroupEvent] = []
         self.takes_groups = True
         self.last_scheduled_step_id = 0
         self.last_processed_step_id = 0
@@ -173,7 +175,7 @@ class Scheduler:
         elif self.in_flight:
             return False  # what comes in may end a sequence
         elif self.swapped.groups:
-            self.admissions.recompute_swapped(self.swapped.groups[-1])  # it may hold shared blocks
+            self.admissions.recompute_swapped(plan, self.swapped.groups[-1])  # it may hold shared blocks
         else:
             self._fail(victim)
         return True
@@ -190,6 +192,7 @@ class Scheduler:
 
     def _send(self, plan: StepPlan, decodes: Decodes) -> Step | None:
         """Turn the plan into a step and apply it to the batch table."""
+        self._events += plan.events
         plan.released_slots = self.batch.take_left_slots()
         changed = decodes.slots ^ self.table.active
         if len(plan.released_slots):
@@ -259,6 +262,11 @@ class Scheduler:
         """Return the groups that turned out to be unable ever to go on, since the last call; they have ended."""
         failures, self.admissions.failures = self.admissions.failures, []
         return failures
+
+    def take_events(self) -> list[GroupEvent]:
+        """Return what decisions did to groups since the last call, for people."""
+        events, self._events = self._events, []
+        return events
 
     # Order and shares ----------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from scheduler_svc.core.group_event import EventKind, GroupEvent
 from scheduler_svc.core.sequence import SequenceGroup
 from shared.batch_table import StepLayout
 from shared.step import Admission, Fork, Int32Array, Step, TableDelta, no_pairs, no_slots, no_triples, pairs
@@ -15,12 +16,14 @@ class StepPlan:
 
     `now_s` is the time of the decision. `num_admissible_tokens` is what is left of
     `SchedulerLimits.max_admitted_tokens`. `preempted` groups make the step one without admissions.
+    `events` are for people.
     """
 
     token_budget: int
     now_s: float
     num_admissible_tokens: int
     preempted: list[SequenceGroup] = field(default_factory=list)
+    events: list[GroupEvent] = field(default_factory=list)
     has_held_back: bool = False
     admissions: list[Admission] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
@@ -43,6 +46,11 @@ class StepPlan:
         """Whether the step would neither compute, move nor release anything."""
         moves = self.blocks_to_swap_out or self.blocks_to_swap_in
         return not (self.num_decodes or self.prefill_chunks or moves or len(self.released_slots))
+
+    def note(self, group: SequenceGroup, kind: EventKind, num_computed_tokens: int = 0) -> None:
+        """Note what is being done to a group, for people."""
+        num_tokens = len(group.live_sequences[0].token_ids)
+        self.events.append(GroupEvent(group, kind, num_tokens, num_computed_tokens))
 
     def to_step(self, epoch: int, step_id: int) -> Step:
         """Return the decided step."""

@@ -256,6 +256,11 @@ async def test_the_last_steps_are_listed_a_line_each() -> None:
             (3, "2 decodes; 2 tokens sampled"),
             (4, "2 decodes; no result yet"),
         ]
+        counts = [(s.num_decodes, s.num_prefill_tokens, s.num_admissions, s.num_moved_blocks) for s in steps.steps]
+        assert counts == [(0, 40, 1, 0), (2, 0, 0, 1), (2, 0, 0, 0), (2, 0, 0, 0)]
+        begins_us = [step.decided_at_us for step in steps.steps]
+        assert begins_us == sorted(begins_us)
+        assert begins_us[0] > 0
         assert all(step.round_trip_us >= step.execute_duration_us > 0 for step in steps.steps[:3])
         last_two = await still.admin.ListSteps(pb.ListStepsRequest(num_steps=2))
         assert [step.step_id for step in last_two.steps] == [3, 4]

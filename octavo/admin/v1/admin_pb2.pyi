@@ -61,6 +61,8 @@ class _RequestStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Request
     """It was preempted and lost its blocks; once the last token that is on its way has come, it waits."""
     REQUEST_STATUS_PARKED: _RequestStatus.ValueType  # 5
     """It is suspected to break executors, and waits until another suspect has got a token or ended."""
+    REQUEST_STATUS_ENDED: _RequestStatus.ValueType  # 6
+    """It has ended. The last 1,000 such requests are remembered."""
 
 class RequestStatus(_RequestStatus, metaclass=_RequestStatusEnumTypeWrapper):
     """RequestStatus is where a request is."""
@@ -77,7 +79,65 @@ REQUEST_STATUS_PREEMPTED: RequestStatus.ValueType  # 4
 """It was preempted and lost its blocks; once the last token that is on its way has come, it waits."""
 REQUEST_STATUS_PARKED: RequestStatus.ValueType  # 5
 """It is suspected to break executors, and waits until another suspect has got a token or ended."""
+REQUEST_STATUS_ENDED: RequestStatus.ValueType  # 6
+"""It has ended. The last 1,000 such requests are remembered."""
 Global___RequestStatus: _TypeAlias = RequestStatus  # noqa: Y015
+
+class _RequestEventKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RequestEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestEventKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REQUEST_EVENT_KIND_UNSPECIFIED: _RequestEventKind.ValueType  # 0
+    """Never sent."""
+    REQUEST_EVENT_KIND_ARRIVED: _RequestEventKind.ValueType  # 1
+    """It was queued: its fields are checked, its prompt is tokenized."""
+    REQUEST_EVENT_KIND_ADMITTED: _RequestEventKind.ValueType  # 2
+    """A step was decided that admits it: it got blocks and slots."""
+    REQUEST_EVENT_KIND_FIRST_TOKEN: _RequestEventKind.ValueType  # 3
+    """Its first token came."""
+    REQUEST_EVENT_KIND_PREEMPTED: _RequestEventKind.ValueType  # 4
+    """It was preempted, and its blocks were freed: it will be computed again."""
+    REQUEST_EVENT_KIND_SWAPPED_OUT: _RequestEventKind.ValueType  # 5
+    """It was preempted, and its blocks were moved to the executor's host pool."""
+    REQUEST_EVENT_KIND_SWAPPED_IN: _RequestEventKind.ValueType  # 6
+    """Its blocks were moved back, and it runs again."""
+    REQUEST_EVENT_KIND_EXECUTOR_LOST: _RequestEventKind.ValueType  # 7
+    """The executor was lost that had it; it is computed again elsewhere, or there when it is back."""
+    REQUEST_EVENT_KIND_PARKED: _RequestEventKind.ValueType  # 8
+    """It is suspected to break executors, and waits until another suspect has got a token or ended."""
+    REQUEST_EVENT_KIND_FINISHED: _RequestEventKind.ValueType  # 9
+    """It ended with its last output."""
+    REQUEST_EVENT_KIND_FAILED: _RequestEventKind.ValueType  # 10
+    """It ended with an error."""
+
+class RequestEventKind(_RequestEventKind, metaclass=_RequestEventKindEnumTypeWrapper):
+    """RequestEventKind is what happened to a request."""
+
+REQUEST_EVENT_KIND_UNSPECIFIED: RequestEventKind.ValueType  # 0
+"""Never sent."""
+REQUEST_EVENT_KIND_ARRIVED: RequestEventKind.ValueType  # 1
+"""It was queued: its fields are checked, its prompt is tokenized."""
+REQUEST_EVENT_KIND_ADMITTED: RequestEventKind.ValueType  # 2
+"""A step was decided that admits it: it got blocks and slots."""
+REQUEST_EVENT_KIND_FIRST_TOKEN: RequestEventKind.ValueType  # 3
+"""Its first token came."""
+REQUEST_EVENT_KIND_PREEMPTED: RequestEventKind.ValueType  # 4
+"""It was preempted, and its blocks were freed: it will be computed again."""
+REQUEST_EVENT_KIND_SWAPPED_OUT: RequestEventKind.ValueType  # 5
+"""It was preempted, and its blocks were moved to the executor's host pool."""
+REQUEST_EVENT_KIND_SWAPPED_IN: RequestEventKind.ValueType  # 6
+"""Its blocks were moved back, and it runs again."""
+REQUEST_EVENT_KIND_EXECUTOR_LOST: RequestEventKind.ValueType  # 7
+"""The executor was lost that had it; it is computed again elsewhere, or there when it is back."""
+REQUEST_EVENT_KIND_PARKED: RequestEventKind.ValueType  # 8
+"""It is suspected to break executors, and waits until another suspect has got a token or ended."""
+REQUEST_EVENT_KIND_FINISHED: RequestEventKind.ValueType  # 9
+"""It ended with its last output."""
+REQUEST_EVENT_KIND_FAILED: RequestEventKind.ValueType  # 10
+"""It ended with an error."""
+Global___RequestEventKind: _TypeAlias = RequestEventKind  # noqa: Y015
 
 class _SequenceStatus:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -111,6 +171,38 @@ SEQUENCE_STATUS_FINISHED: SequenceStatus.ValueType  # 4
 """It has ended; others of its request have not."""
 Global___SequenceStatus: _TypeAlias = SequenceStatus  # noqa: Y015
 
+class _BlockState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BlockStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BlockState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BLOCK_STATE_UNSPECIFIED: _BlockState.ValueType  # 0
+    """Never sent."""
+    BLOCK_STATE_FREE: _BlockState.ValueType  # 1
+    """Nobody uses it, and it holds nothing."""
+    BLOCK_STATE_CACHED: _BlockState.ValueType  # 2
+    """Nobody uses it; it holds a prefix, until its place is needed."""
+    BLOCK_STATE_USED: _BlockState.ValueType  # 3
+    """One sequence uses it."""
+    BLOCK_STATE_SHARED: _BlockState.ValueType  # 4
+    """Several sequences use it: of one request, or a common prefix."""
+
+class BlockState(_BlockState, metaclass=_BlockStateEnumTypeWrapper):
+    """BlockState is who uses a block."""
+
+BLOCK_STATE_UNSPECIFIED: BlockState.ValueType  # 0
+"""Never sent."""
+BLOCK_STATE_FREE: BlockState.ValueType  # 1
+"""Nobody uses it, and it holds nothing."""
+BLOCK_STATE_CACHED: BlockState.ValueType  # 2
+"""Nobody uses it; it holds a prefix, until its place is needed."""
+BLOCK_STATE_USED: BlockState.ValueType  # 3
+"""One sequence uses it."""
+BLOCK_STATE_SHARED: BlockState.ValueType  # 4
+"""Several sequences use it: of one request, or a common prefix."""
+Global___BlockState: _TypeAlias = BlockState  # noqa: Y015
+
 @_typing.final
 class ExecutorState(_message.Message):
     """Numbers that are a name or an answer even when they are 0 (slots, blocks, positions, what is free)
@@ -143,6 +235,8 @@ class ExecutorState(_message.Message):
     OLDEST_STEP_AGE_MS_FIELD_NUMBER: _builtins.int
     LAST_SENT_STEP_ID_FIELD_NUMBER: _builtins.int
     LAST_PROCESSED_STEP_ID_FIELD_NUMBER: _builtins.int
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_SHARED_BLOCKS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Where it is dialled."""
     status: Global___ExecutorStatus.ValueType
@@ -187,6 +281,12 @@ class ExecutorState(_message.Message):
     """The last step that was sent; 0: none in this epoch."""
     last_processed_step_id: _builtins.int
     """The last step whose result was processed; 0: none in this epoch."""
+    num_output_tokens: _builtins.int
+    """Tokens that requests got from it since the scheduler started, over all attachments; of a beam search one for
+    each beam.
+    """
+    num_shared_blocks: _builtins.int
+    """Blocks that more than one sequence uses; they count among the used ones."""
     def __init__(
         self,
         *,
@@ -212,10 +312,12 @@ class ExecutorState(_message.Message):
         oldest_step_age_ms: _builtins.int | None = ...,
         last_sent_step_id: _builtins.int = ...,
         last_processed_step_id: _builtins.int = ...,
+        num_output_tokens: _builtins.int = ...,
+        num_shared_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "oldest_step_age_ms", b"oldest_step_age_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "is_retired", b"is_retired", "last_error", b"last_error", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "model_id", b"model_id", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_host_blocks", b"num_host_blocks", "num_losses", b"num_losses", "num_preempted_requests", b"num_preempted_requests", "num_running_requests", b"num_running_requests", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "oldest_step_age_ms", b"oldest_step_age_ms", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "is_retired", b"is_retired", "last_error", b"last_error", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "model_id", b"model_id", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_host_blocks", b"num_host_blocks", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preempted_requests", b"num_preempted_requests", "num_running_requests", b"num_running_requests", "num_shared_blocks", b"num_shared_blocks", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "oldest_step_age_ms", b"oldest_step_age_ms", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__oldest_step_age_ms: _TypeAlias = _typing.Literal["oldest_step_age_ms"]  # noqa: Y015
     _WhichOneofArgType__oldest_step_age_ms: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms"]  # noqa: Y015
@@ -225,7 +327,7 @@ Global___ExecutorState: _TypeAlias = ExecutorState  # noqa: Y015
 
 @_typing.final
 class RequestState(_message.Message):
-    """RequestState is one live request."""
+    """RequestState is one live request, or one that has ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -245,6 +347,12 @@ class RequestState(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_LOSSES_FIELD_NUMBER: _builtins.int
     BEAM_SEARCH_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    QUEUE_MS_FIELD_NUMBER: _builtins.int
+    TIME_TO_FIRST_TOKEN_MS_FIELD_NUMBER: _builtins.int
+    LAST_TOKEN_AGE_MS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    ENDED_AGO_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Its id."""
     status: Global___RequestStatus.ValueType
@@ -260,9 +368,9 @@ class RequestState(_message.Message):
     num_preemptions: _builtins.int
     """How often it was preempted."""
     age_ms: _builtins.int
-    """Time since it arrived, in milliseconds."""
+    """Time since it arrived, in milliseconds; of one that has ended, from its arrival to its end."""
     executor: _builtins.str
-    """Address of the executor that runs it or holds its blocks; empty: it waits."""
+    """Address of the executor that runs it or holds its blocks; empty: it waits, or has ended."""
     tenant: _builtins.str
     """On whose account it runs."""
     priority: _builtins.int
@@ -271,6 +379,18 @@ class RequestState(_message.Message):
     """Tokens of the prompt that were found in the cache when it was first admitted."""
     num_losses: _builtins.int
     """How many executors were lost while they ran it, since its last token."""
+    queue_ms: _builtins.int
+    """Time from its arrival to the first step that admitted it, in milliseconds; absent: none has yet."""
+    time_to_first_token_ms: _builtins.int
+    """Time from its arrival to its first token, in milliseconds; absent: it has none yet."""
+    last_token_age_ms: _builtins.int
+    """Time since its last token, in milliseconds; absent: it has none yet, or has ended."""
+    outcome: _builtins.str
+    """How it ended: the finish reason of its first output ("stop", "length"), or the status code and the message of
+    its error. Empty: it is live.
+    """
+    ended_ago_ms: _builtins.int
+    """Time since it ended, in milliseconds; absent: it is live."""
     @_builtins.property
     def block_table(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Physical block of each logical block of the first live sequence while it runs, without those that
@@ -279,11 +399,15 @@ class RequestState(_message.Message):
 
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceState]:
-        """Its outputs, by output index; of a beam search, its live beams, best first."""
+        """Its outputs, by output index; of a beam search, its live beams, best first. Empty: it has ended."""
 
     @_builtins.property
     def beam_search(self) -> Global___BeamSearchState:
-        """Its beam search; absent: it samples."""
+        """Its beam search; absent: it samples, or has ended."""
+
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestEvent]:
+        """What happened to it, oldest first, at most 100: of a longer life the middle is left out. Lists have none."""
 
     def __init__(
         self,
@@ -304,16 +428,84 @@ class RequestState(_message.Message):
         num_cached_tokens: _builtins.int = ...,
         num_losses: _builtins.int = ...,
         beam_search: Global___BeamSearchState | None = ...,
+        events: _abc.Iterable[Global___RequestEvent] | None = ...,
+        queue_ms: _builtins.int | None = ...,
+        time_to_first_token_ms: _builtins.int | None = ...,
+        last_token_age_ms: _builtins.int | None = ...,
+        outcome: _builtins.str = ...,
+        ended_ago_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_slot", b"_slot", "beam_search", b"beam_search", "slot", b"slot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ended_ago_ms", b"_ended_ago_ms", "_last_token_age_ms", b"_last_token_age_ms", "_queue_ms", b"_queue_ms", "_slot", b"_slot", "_time_to_first_token_ms", b"_time_to_first_token_ms", "beam_search", b"beam_search", "ended_ago_ms", b"ended_ago_ms", "last_token_age_ms", b"last_token_age_ms", "queue_ms", b"queue_ms", "slot", b"slot", "time_to_first_token_ms", b"time_to_first_token_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_slot", b"_slot", "age_ms", b"age_ms", "beam_search", b"beam_search", "block_table", b"block_table", "executor", b"executor", "num_cached_tokens", b"num_cached_tokens", "num_computed_tokens", b"num_computed_tokens", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "sequences", b"sequences", "slot", b"slot", "status", b"status", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_ago_ms", b"_ended_ago_ms", "_last_token_age_ms", b"_last_token_age_ms", "_queue_ms", b"_queue_ms", "_slot", b"_slot", "_time_to_first_token_ms", b"_time_to_first_token_ms", "age_ms", b"age_ms", "beam_search", b"beam_search", "block_table", b"block_table", "ended_ago_ms", b"ended_ago_ms", "events", b"events", "executor", b"executor", "last_token_age_ms", b"last_token_age_ms", "num_cached_tokens", b"num_cached_tokens", "num_computed_tokens", b"num_computed_tokens", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "outcome", b"outcome", "priority", b"priority", "queue_ms", b"queue_ms", "request_id", b"request_id", "sequences", b"sequences", "slot", b"slot", "status", b"status", "tenant", b"tenant", "time_to_first_token_ms", b"time_to_first_token_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ended_ago_ms: _TypeAlias = _typing.Literal["ended_ago_ms"]  # noqa: Y015
+    _WhichOneofArgType__ended_ago_ms: _TypeAlias = _typing.Literal["_ended_ago_ms", b"_ended_ago_ms"]  # noqa: Y015
+    _WhichOneofReturnType__last_token_age_ms: _TypeAlias = _typing.Literal["last_token_age_ms"]  # noqa: Y015
+    _WhichOneofArgType__last_token_age_ms: _TypeAlias = _typing.Literal["_last_token_age_ms", b"_last_token_age_ms"]  # noqa: Y015
+    _WhichOneofReturnType__queue_ms: _TypeAlias = _typing.Literal["queue_ms"]  # noqa: Y015
+    _WhichOneofArgType__queue_ms: _TypeAlias = _typing.Literal["_queue_ms", b"_queue_ms"]  # noqa: Y015
     _WhichOneofReturnType__slot: _TypeAlias = _typing.Literal["slot"]  # noqa: Y015
     _WhichOneofArgType__slot: _TypeAlias = _typing.Literal["_slot", b"_slot"]  # noqa: Y015
+    _WhichOneofReturnType__time_to_first_token_ms: _TypeAlias = _typing.Literal["time_to_first_token_ms"]  # noqa: Y015
+    _WhichOneofArgType__time_to_first_token_ms: _TypeAlias = _typing.Literal["_time_to_first_token_ms", b"_time_to_first_token_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ended_ago_ms) -> _WhichOneofReturnType__ended_ago_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_token_age_ms) -> _WhichOneofReturnType__last_token_age_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_ms) -> _WhichOneofReturnType__queue_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__slot) -> _WhichOneofReturnType__slot | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_to_first_token_ms) -> _WhichOneofReturnType__time_to_first_token_ms | None: ...
 
 Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
+
+@_typing.final
+class RequestEvent(_message.Message):
+    """RequestEvent is one thing that happened to a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    SINCE_ARRIVAL_US_FIELD_NUMBER: _builtins.int
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    STEP_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    kind: Global___RequestEventKind.ValueType
+    """What happened."""
+    since_arrival_us: _builtins.int
+    """When, in microseconds since its arrival."""
+    executor: _builtins.str
+    """Address of the executor concerned; empty: none is."""
+    step_id: _builtins.int
+    """The step that it happened with, of that executor, in its epoch; absent: with none."""
+    text: _builtins.str
+    """It in a few words, such as "admitted with 5 of 6 blocks found in the prefix cache"."""
+    def __init__(
+        self,
+        *,
+        kind: Global___RequestEventKind.ValueType = ...,
+        since_arrival_us: _builtins.int | None = ...,
+        executor: _builtins.str = ...,
+        step_id: _builtins.int | None = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_since_arrival_us", b"_since_arrival_us", "_step_id", b"_step_id", "since_arrival_us", b"since_arrival_us", "step_id", b"step_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_since_arrival_us", b"_since_arrival_us", "_step_id", b"_step_id", "executor", b"executor", "kind", b"kind", "since_arrival_us", b"since_arrival_us", "step_id", b"step_id", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__since_arrival_us: _TypeAlias = _typing.Literal["since_arrival_us"]  # noqa: Y015
+    _WhichOneofArgType__since_arrival_us: _TypeAlias = _typing.Literal["_since_arrival_us", b"_since_arrival_us"]  # noqa: Y015
+    _WhichOneofReturnType__step_id: _TypeAlias = _typing.Literal["step_id"]  # noqa: Y015
+    _WhichOneofArgType__step_id: _TypeAlias = _typing.Literal["_step_id", b"_step_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__since_arrival_us) -> _WhichOneofReturnType__since_arrival_us | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_id) -> _WhichOneofReturnType__step_id | None: ...
+
+Global___RequestEvent: _TypeAlias = RequestEvent  # noqa: Y015
 
 @_typing.final
 class SequenceState(_message.Message):
@@ -692,6 +884,11 @@ class StepSummary(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     EXECUTE_DURATION_US_FIELD_NUMBER: _builtins.int
     ROUND_TRIP_US_FIELD_NUMBER: _builtins.int
+    DECIDED_AT_US_FIELD_NUMBER: _builtins.int
+    NUM_DECODES_FIELD_NUMBER: _builtins.int
+    NUM_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ADMISSIONS_FIELD_NUMBER: _builtins.int
+    NUM_MOVED_BLOCKS_FIELD_NUMBER: _builtins.int
     step_id: _builtins.int
     """Its number."""
     text: _builtins.str
@@ -700,6 +897,16 @@ class StepSummary(_message.Message):
     """Time the executor took, in microseconds; absent: no result yet."""
     round_trip_us: _builtins.int
     """Time from the decision to the result, in microseconds; absent: no result yet."""
+    decided_at_us: _builtins.int
+    """When it was decided, in microseconds of a clock that all steps of this scheduler share; it has no zero of its own."""
+    num_decodes: _builtins.int
+    """Sequences that decoded one token."""
+    num_prefill_tokens: _builtins.int
+    """Tokens of prompts that it computed."""
+    num_admissions: _builtins.int
+    """Sequences that were admitted in it."""
+    num_moved_blocks: _builtins.int
+    """Blocks that it moved: copied on write, swapped out and in."""
     def __init__(
         self,
         *,
@@ -707,10 +914,15 @@ class StepSummary(_message.Message):
         text: _builtins.str = ...,
         execute_duration_us: _builtins.int | None = ...,
         round_trip_us: _builtins.int | None = ...,
+        decided_at_us: _builtins.int = ...,
+        num_decodes: _builtins.int = ...,
+        num_prefill_tokens: _builtins.int = ...,
+        num_admissions: _builtins.int = ...,
+        num_moved_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_execute_duration_us", b"_execute_duration_us", "_round_trip_us", b"_round_trip_us", "execute_duration_us", b"execute_duration_us", "round_trip_us", b"round_trip_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_execute_duration_us", b"_execute_duration_us", "_round_trip_us", b"_round_trip_us", "execute_duration_us", b"execute_duration_us", "round_trip_us", b"round_trip_us", "step_id", b"step_id", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_execute_duration_us", b"_execute_duration_us", "_round_trip_us", b"_round_trip_us", "decided_at_us", b"decided_at_us", "execute_duration_us", b"execute_duration_us", "num_admissions", b"num_admissions", "num_decodes", b"num_decodes", "num_moved_blocks", b"num_moved_blocks", "num_prefill_tokens", b"num_prefill_tokens", "round_trip_us", b"round_trip_us", "step_id", b"step_id", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__execute_duration_us: _TypeAlias = _typing.Literal["execute_duration_us"]  # noqa: Y015
     _WhichOneofArgType__execute_duration_us: _TypeAlias = _typing.Literal["_execute_duration_us", b"_execute_duration_us"]  # noqa: Y015
@@ -722,6 +934,43 @@ class StepSummary(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__round_trip_us) -> _WhichOneofReturnType__round_trip_us | None: ...
 
 Global___StepSummary: _TypeAlias = StepSummary  # noqa: Y015
+
+@_typing.final
+class BlockHolder(_message.Message):
+    """BlockHolder is a sequence that has a block in its block table."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    OUTPUT_INDEX_FIELD_NUMBER: _builtins.int
+    LOGICAL_BLOCK_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Its request."""
+    output_index: _builtins.int
+    """Which output, or which beam by rank."""
+    logical_block: _builtins.int
+    """Which of its blocks this is, from 0."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        output_index: _builtins.int | None = ...,
+        logical_block: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logical_block", b"_logical_block", "_output_index", b"_output_index", "logical_block", b"logical_block", "output_index", b"output_index"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logical_block", b"_logical_block", "_output_index", b"_output_index", "logical_block", b"logical_block", "output_index", b"output_index", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logical_block: _TypeAlias = _typing.Literal["logical_block"]  # noqa: Y015
+    _WhichOneofArgType__logical_block: _TypeAlias = _typing.Literal["_logical_block", b"_logical_block"]  # noqa: Y015
+    _WhichOneofReturnType__output_index: _TypeAlias = _typing.Literal["output_index"]  # noqa: Y015
+    _WhichOneofArgType__output_index: _TypeAlias = _typing.Literal["_output_index", b"_output_index"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logical_block) -> _WhichOneofReturnType__logical_block | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__output_index) -> _WhichOneofReturnType__output_index | None: ...
+
+Global___BlockHolder: _TypeAlias = BlockHolder  # noqa: Y015
 
 @_typing.final
 class PrefillChunk(_message.Message):

@@ -61,6 +61,15 @@ class GetSchedulerStateResponse(_message.Message):
     NUM_USED_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_RECOMPUTE_PREEMPTIONS_FIELD_NUMBER: _builtins.int
     NUM_SWAP_PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_FINISHED_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_FAILED_REQUESTS_FIELD_NUMBER: _builtins.int
+    UPTIME_MS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    NUM_QUERIED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_SHARED_BLOCKS_FIELD_NUMBER: _builtins.int
     num_waiting_requests: _builtins.int
     """Requests that wait in the queue for blocks, slots or an executor, or are parked."""
     num_running_requests: _builtins.int
@@ -97,6 +106,24 @@ class GetSchedulerStateResponse(_message.Message):
     """Preemptions since the start whose blocks were freed."""
     num_swap_preemptions: _builtins.int
     """Preemptions since the start whose blocks were moved to a host pool."""
+    num_prompt_tokens: _builtins.int
+    """Prompt tokens since the start, of requests that got their first token."""
+    num_output_tokens: _builtins.int
+    """Output tokens since the start, over all outputs; of a beam search those that were returned."""
+    num_finished_requests: _builtins.int
+    """Requests that finished since the start."""
+    num_failed_requests: _builtins.int
+    """Requests that ended with an error since the start."""
+    uptime_ms: _builtins.int
+    """Time since the start, in milliseconds."""
+    version: _builtins.str
+    """The scheduler's version, such as 0.1.0."""
+    num_queried_tokens: _builtins.int
+    """Prompt tokens since the start that were looked for in the prefix caches."""
+    num_hit_tokens: _builtins.int
+    """Of these, those that were found there."""
+    num_shared_blocks: _builtins.int
+    """Blocks that more than one sequence uses; they count among the used ones."""
     @_builtins.property
     def executors(self) -> _containers.RepeatedCompositeFieldContainer[_admin_pb2.ExecutorState]:
         """The executors of the fleet."""
@@ -123,10 +150,19 @@ class GetSchedulerStateResponse(_message.Message):
         num_used_host_blocks: _builtins.int = ...,
         num_recompute_preemptions: _builtins.int = ...,
         num_swap_preemptions: _builtins.int = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        num_output_tokens: _builtins.int = ...,
+        num_finished_requests: _builtins.int = ...,
+        num_failed_requests: _builtins.int = ...,
+        uptime_ms: _builtins.int = ...,
+        version: _builtins.str = ...,
+        num_queried_tokens: _builtins.int = ...,
+        num_hit_tokens: _builtins.int = ...,
+        num_shared_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["executors", b"executors", "is_draining", b"is_draining", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_host_blocks", b"num_host_blocks", "num_parked_requests", b"num_parked_requests", "num_preempted_requests", b"num_preempted_requests", "num_preemptions", b"num_preemptions", "num_recompute_preemptions", b"num_recompute_preemptions", "num_running_requests", b"num_running_requests", "num_swap_preemptions", b"num_swap_preemptions", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting_requests", b"num_waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executors", b"executors", "is_draining", b"is_draining", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_failed_requests", b"num_failed_requests", "num_finished_requests", b"num_finished_requests", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_hit_tokens", b"num_hit_tokens", "num_host_blocks", b"num_host_blocks", "num_output_tokens", b"num_output_tokens", "num_parked_requests", b"num_parked_requests", "num_preempted_requests", b"num_preempted_requests", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_queried_tokens", b"num_queried_tokens", "num_recompute_preemptions", b"num_recompute_preemptions", "num_running_requests", b"num_running_requests", "num_shared_blocks", b"num_shared_blocks", "num_swap_preemptions", b"num_swap_preemptions", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting_requests", b"num_waiting_requests", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -185,6 +221,52 @@ class ListRequestsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListRequestsResponse: _TypeAlias = ListRequestsResponse  # noqa: Y015
+
+@_typing.final
+class ListEndedRequestsRequest(_message.Message):
+    """ListEndedRequestsRequest asks for the last requests that ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    num_requests: _builtins.int
+    """How many; 0: 100. Range 0 to 1,000, as many as are remembered."""
+    def __init__(
+        self,
+        *,
+        num_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_requests", b"num_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEndedRequestsRequest: _TypeAlias = ListEndedRequestsRequest  # noqa: Y015
+
+@_typing.final
+class ListEndedRequestsResponse(_message.Message):
+    """ListEndedRequestsResponse is the last requests that ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[_admin_pb2.RequestState]:
+        """The requests, the newest end first."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[_admin_pb2.RequestState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEndedRequestsResponse: _TypeAlias = ListEndedRequestsResponse  # noqa: Y015
 
 @_typing.final
 class GetRequestRequest(_message.Message):
@@ -313,7 +395,7 @@ Global___ExplainRequestRequest: _TypeAlias = ExplainRequestRequest  # noqa: Y015
 
 @_typing.final
 class ExplainRequestResponse(_message.Message):
-    """ExplainRequestResponse says why a request waits, or that it runs."""
+    """ExplainRequestResponse says why a request waits, that it runs, or how it ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -323,7 +405,7 @@ class ExplainRequestResponse(_message.Message):
     NUM_REQUESTS_AHEAD_FIELD_NUMBER: _builtins.int
     EXECUTORS_FIELD_NUMBER: _builtins.int
     explanation: _builtins.str
-    """Why it waits, or that it runs, in a sentence or two."""
+    """Why it waits, that it runs, or how it ended, in a sentence or two."""
     status: _admin_pb2.RequestStatus.ValueType
     """Where it is."""
     executor: _builtins.str
@@ -462,6 +544,126 @@ class ListStepsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListStepsResponse: _TypeAlias = ListStepsResponse  # noqa: Y015
+
+@_typing.final
+class GetBlockMapRequest(_message.Message):
+    """GetBlockMapRequest names an executor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    executor: _builtins.str
+    """Address of the executor; empty: the only one."""
+    def __init__(
+        self,
+        *,
+        executor: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBlockMapRequest: _TypeAlias = GetBlockMapRequest  # noqa: Y015
+
+@_typing.final
+class GetBlockMapResponse(_message.Message):
+    """GetBlockMapResponse is the state of every block of an executor between two steps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_TOKENS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    HOST_STATES_FIELD_NUMBER: _builtins.int
+    executor: _builtins.str
+    """Its address."""
+    block_size_tokens: _builtins.int
+    """Tokens of a block."""
+    states: _builtins.bytes
+    """A byte for each block of the device pool: its BlockState."""
+    host_states: _builtins.bytes
+    """A byte for each block of the host pool; there, nothing is cached. Empty: there is none."""
+    def __init__(
+        self,
+        *,
+        executor: _builtins.str = ...,
+        block_size_tokens: _builtins.int = ...,
+        states: _builtins.bytes = ...,
+        host_states: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "executor", b"executor", "host_states", b"host_states", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBlockMapResponse: _TypeAlias = GetBlockMapResponse  # noqa: Y015
+
+@_typing.final
+class GetBlockRequest(_message.Message):
+    """GetBlockRequest names a block."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    BLOCK_FIELD_NUMBER: _builtins.int
+    executor: _builtins.str
+    """Address of the executor; empty: the only one."""
+    block: _builtins.int
+    """The block of the device pool, from 0."""
+    def __init__(
+        self,
+        *,
+        executor: _builtins.str = ...,
+        block: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "executor", b"executor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBlockRequest: _TypeAlias = GetBlockRequest  # noqa: Y015
+
+@_typing.final
+class GetBlockResponse(_message.Message):
+    """GetBlockResponse says who uses a block."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    NUM_REFERENCES_FIELD_NUMBER: _builtins.int
+    IS_REGISTERED_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
+    state: _admin_pb2.BlockState.ValueType
+    """Who uses it."""
+    num_references: _builtins.int
+    """Block tables that name it."""
+    is_registered: _builtins.bool
+    """Whether it is in the prefix cache: full, and found by later prompts that begin alike."""
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedCompositeFieldContainer[_admin_pb2.BlockHolder]:
+        """Running sequences that have it in their block table, at most 100. The others of `num_references` have no place in
+        the batch yet: their request's prompt is being computed.
+        """
+
+    def __init__(
+        self,
+        *,
+        state: _admin_pb2.BlockState.ValueType = ...,
+        num_references: _builtins.int = ...,
+        is_registered: _builtins.bool = ...,
+        holders: _abc.Iterable[_admin_pb2.BlockHolder] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holders", b"holders", "is_registered", b"is_registered", "num_references", b"num_references", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBlockResponse: _TypeAlias = GetBlockResponse  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

@@ -45,6 +45,11 @@ class AdminServiceStub(object):
                 request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListRequestsRequest.SerializeToString,
                 response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListRequestsResponse.FromString,
                 _registered_method=True)
+        self.ListEndedRequests = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/ListEndedRequests',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListEndedRequestsRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListEndedRequestsResponse.FromString,
+                _registered_method=True)
         self.GetRequest = channel.unary_unary(
                 '/octavo.admin.v1.AdminService/GetRequest',
                 request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetRequestRequest.SerializeToString,
@@ -69,6 +74,16 @@ class AdminServiceStub(object):
                 '/octavo.admin.v1.AdminService/ListSteps',
                 request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListStepsRequest.SerializeToString,
                 response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListStepsResponse.FromString,
+                _registered_method=True)
+        self.GetBlockMap = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/GetBlockMap',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetBlockMapRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetBlockMapResponse.FromString,
+                _registered_method=True)
+        self.GetBlock = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/GetBlock',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetBlockRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetBlockResponse.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/octavo.admin.v1.AdminService/Drain',
@@ -97,10 +112,19 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetRequest(self, request, context):
-        """GetRequest gives one live request.
+    def ListEndedRequests(self, request, context):
+        """ListEndedRequests gives the last requests that ended, the newest end first, without their events: see GetRequest.
 
-        NOT_FOUND: no live request has this id.
+        INVALID_ARGUMENT: num_requests is out of range.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRequest(self, request, context):
+        """GetRequest gives one live request, or one of the last 1,000 that ended.
+
+        NOT_FOUND: no such request has this id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,9 +140,9 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExplainRequest(self, request, context):
-        """ExplainRequest says in a sentence or two why a request waits, or that it runs.
+        """ExplainRequest says in a sentence or two why a request waits, that it runs, or how it ended.
 
-        NOT_FOUND: no live request has this id.
+        NOT_FOUND: no live request has this id, and none of the last 1,000 that ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -145,6 +169,28 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetBlockMap(self, request, context):
+        """GetBlockMap gives the state of every block of an executor.
+
+        INVALID_ARGUMENT: there are several executors, and none is named; the message has their addresses.
+        NOT_FOUND: no executor has this address.
+        UNAVAILABLE: it is not attached; the message says why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBlock(self, request, context):
+        """GetBlock says who uses a block of an executor.
+
+        INVALID_ARGUMENT: the executor has no such block; there are several executors, and none is named.
+        NOT_FOUND: no executor has this address.
+        UNAVAILABLE: it is not attached; the message says why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Drain stops admission: new requests get UNAVAILABLE, live ones go on. It is idempotent.
         """
@@ -164,6 +210,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListRequests,
                     request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListRequestsRequest.FromString,
                     response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'ListEndedRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEndedRequests,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListEndedRequestsRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListEndedRequestsResponse.SerializeToString,
             ),
             'GetRequest': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRequest,
@@ -189,6 +240,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListSteps,
                     request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListStepsRequest.FromString,
                     response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListStepsResponse.SerializeToString,
+            ),
+            'GetBlockMap': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBlockMap,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetBlockMapRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetBlockMapResponse.SerializeToString,
+            ),
+            'GetBlock': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBlock,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetBlockRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetBlockResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -251,6 +312,33 @@ class AdminService(object):
             '/octavo.admin.v1.AdminService/ListRequests',
             octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListRequestsRequest.SerializeToString,
             octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEndedRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/ListEndedRequests',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListEndedRequestsRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListEndedRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -386,6 +474,60 @@ class AdminService(object):
             '/octavo.admin.v1.AdminService/ListSteps',
             octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListStepsRequest.SerializeToString,
             octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBlockMap(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/GetBlockMap',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetBlockMapRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetBlockMapResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBlock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/GetBlock',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetBlockRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetBlockResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,10 +40,15 @@ class AdminServiceStub:
 
     INVALID_ARGUMENT: the page_token is not one that this service gave out.
     """
-    GetRequest: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetRequestRequest, _admin_service_pb2.GetRequestResponse]
-    """GetRequest gives one live request.
+    ListEndedRequests: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListEndedRequestsRequest, _admin_service_pb2.ListEndedRequestsResponse]
+    """ListEndedRequests gives the last requests that ended, the newest end first, without their events: see GetRequest.
 
-    NOT_FOUND: no live request has this id.
+    INVALID_ARGUMENT: num_requests is out of range.
+    """
+    GetRequest: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetRequestRequest, _admin_service_pb2.GetRequestResponse]
+    """GetRequest gives one live request, or one of the last 1,000 that ended.
+
+    NOT_FOUND: no such request has this id.
     """
     ListQueue: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListQueueRequest, _admin_service_pb2.ListQueueResponse]
     """ListQueue gives the requests that wait in the queue, in the order of admission, and why they wait.
@@ -51,9 +56,9 @@ class AdminServiceStub:
     INVALID_ARGUMENT: the page_token is not one that this service gave out.
     """
     ExplainRequest: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ExplainRequestRequest, _admin_service_pb2.ExplainRequestResponse]
-    """ExplainRequest says in a sentence or two why a request waits, or that it runs.
+    """ExplainRequest says in a sentence or two why a request waits, that it runs, or how it ended.
 
-    NOT_FOUND: no live request has this id.
+    NOT_FOUND: no live request has this id, and none of the last 1,000 that ended.
     """
     GetStep: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetStepRequest, _admin_service_pb2.GetStepResponse]
     """GetStep gives one of the last steps of an executor in readable fields.
@@ -67,6 +72,20 @@ class AdminServiceStub:
 
     INVALID_ARGUMENT: num_steps is out of range; there are several executors, and none is named.
     NOT_FOUND: no executor has this address.
+    """
+    GetBlockMap: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetBlockMapRequest, _admin_service_pb2.GetBlockMapResponse]
+    """GetBlockMap gives the state of every block of an executor.
+
+    INVALID_ARGUMENT: there are several executors, and none is named; the message has their addresses.
+    NOT_FOUND: no executor has this address.
+    UNAVAILABLE: it is not attached; the message says why.
+    """
+    GetBlock: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetBlockRequest, _admin_service_pb2.GetBlockResponse]
+    """GetBlock says who uses a block of an executor.
+
+    INVALID_ARGUMENT: the executor has no such block; there are several executors, and none is named.
+    NOT_FOUND: no executor has this address.
+    UNAVAILABLE: it is not attached; the message says why.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DrainRequest, _admin_service_pb2.DrainResponse]
     """Drain stops admission: new requests get UNAVAILABLE, live ones go on. It is idempotent."""
@@ -83,10 +102,15 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     INVALID_ARGUMENT: the page_token is not one that this service gave out.
     """
-    GetRequest: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetRequestRequest, _admin_service_pb2.GetRequestResponse]  # type: ignore[assignment]
-    """GetRequest gives one live request.
+    ListEndedRequests: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListEndedRequestsRequest, _admin_service_pb2.ListEndedRequestsResponse]  # type: ignore[assignment]
+    """ListEndedRequests gives the last requests that ended, the newest end first, without their events: see GetRequest.
 
-    NOT_FOUND: no live request has this id.
+    INVALID_ARGUMENT: num_requests is out of range.
+    """
+    GetRequest: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetRequestRequest, _admin_service_pb2.GetRequestResponse]  # type: ignore[assignment]
+    """GetRequest gives one live request, or one of the last 1,000 that ended.
+
+    NOT_FOUND: no such request has this id.
     """
     ListQueue: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListQueueRequest, _admin_service_pb2.ListQueueResponse]  # type: ignore[assignment]
     """ListQueue gives the requests that wait in the queue, in the order of admission, and why they wait.
@@ -94,9 +118,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     INVALID_ARGUMENT: the page_token is not one that this service gave out.
     """
     ExplainRequest: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ExplainRequestRequest, _admin_service_pb2.ExplainRequestResponse]  # type: ignore[assignment]
-    """ExplainRequest says in a sentence or two why a request waits, or that it runs.
+    """ExplainRequest says in a sentence or two why a request waits, that it runs, or how it ended.
 
-    NOT_FOUND: no live request has this id.
+    NOT_FOUND: no live request has this id, and none of the last 1,000 that ended.
     """
     GetStep: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetStepRequest, _admin_service_pb2.GetStepResponse]  # type: ignore[assignment]
     """GetStep gives one of the last steps of an executor in readable fields.
@@ -110,6 +134,20 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     INVALID_ARGUMENT: num_steps is out of range; there are several executors, and none is named.
     NOT_FOUND: no executor has this address.
+    """
+    GetBlockMap: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetBlockMapRequest, _admin_service_pb2.GetBlockMapResponse]  # type: ignore[assignment]
+    """GetBlockMap gives the state of every block of an executor.
+
+    INVALID_ARGUMENT: there are several executors, and none is named; the message has their addresses.
+    NOT_FOUND: no executor has this address.
+    UNAVAILABLE: it is not attached; the message says why.
+    """
+    GetBlock: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetBlockRequest, _admin_service_pb2.GetBlockResponse]  # type: ignore[assignment]
+    """GetBlock says who uses a block of an executor.
+
+    INVALID_ARGUMENT: the executor has no such block; there are several executors, and none is named.
+    NOT_FOUND: no executor has this address.
+    UNAVAILABLE: it is not attached; the message says why.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainRequest, _admin_service_pb2.DrainResponse]  # type: ignore[assignment]
     """Drain stops admission: new requests get UNAVAILABLE, live ones go on. It is idempotent."""
@@ -137,14 +175,25 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def ListEndedRequests(
+        self,
+        request: _admin_service_pb2.ListEndedRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListEndedRequestsResponse, _abc.Awaitable[_admin_service_pb2.ListEndedRequestsResponse]]:
+        """ListEndedRequests gives the last requests that ended, the newest end first, without their events: see GetRequest.
+
+        INVALID_ARGUMENT: num_requests is out of range.
+        """
+
+    @_abc_1.abstractmethod
     def GetRequest(
         self,
         request: _admin_service_pb2.GetRequestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.GetRequestResponse, _abc.Awaitable[_admin_service_pb2.GetRequestResponse]]:
-        """GetRequest gives one live request.
+        """GetRequest gives one live request, or one of the last 1,000 that ended.
 
-        NOT_FOUND: no live request has this id.
+        NOT_FOUND: no such request has this id.
         """
 
     @_abc_1.abstractmethod
@@ -164,9 +213,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ExplainRequestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ExplainRequestResponse, _abc.Awaitable[_admin_service_pb2.ExplainRequestResponse]]:
-        """ExplainRequest says in a sentence or two why a request waits, or that it runs.
+        """ExplainRequest says in a sentence or two why a request waits, that it runs, or how it ended.
 
-        NOT_FOUND: no live request has this id.
+        NOT_FOUND: no live request has this id, and none of the last 1,000 that ended.
         """
 
     @_abc_1.abstractmethod
@@ -192,6 +241,32 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
 
         INVALID_ARGUMENT: num_steps is out of range; there are several executors, and none is named.
         NOT_FOUND: no executor has this address.
+        """
+
+    @_abc_1.abstractmethod
+    def GetBlockMap(
+        self,
+        request: _admin_service_pb2.GetBlockMapRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.GetBlockMapResponse, _abc.Awaitable[_admin_service_pb2.GetBlockMapResponse]]:
+        """GetBlockMap gives the state of every block of an executor.
+
+        INVALID_ARGUMENT: there are several executors, and none is named; the message has their addresses.
+        NOT_FOUND: no executor has this address.
+        UNAVAILABLE: it is not attached; the message says why.
+        """
+
+    @_abc_1.abstractmethod
+    def GetBlock(
+        self,
+        request: _admin_service_pb2.GetBlockRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.GetBlockResponse, _abc.Awaitable[_admin_service_pb2.GetBlockResponse]]:
+        """GetBlock says who uses a block of an executor.
+
+        INVALID_ARGUMENT: the executor has no such block; there are several executors, and none is named.
+        NOT_FOUND: no executor has this address.
+        UNAVAILABLE: it is not attached; the message says why.
         """
 
     @_abc_1.abstractmethod

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+import octavo
 from octavo.admin.v1 import admin_service_pb2 as pb
 from scheduler_svc.admin_servicer import MAX_PAGE_SIZE, AdminServicer, number_in, page_size_of
 from shared.errors import InvalidFieldError, UnknownNameError
@@ -23,7 +24,7 @@ async def test_a_fleet_without_executors_is_all_zeros() -> None:
     state = await AdminServicer(IdleEngine([], None).engine).GetSchedulerState(
         pb.GetSchedulerStateRequest(), NO_CONTEXT
     )
-    assert state == pb.GetSchedulerStateResponse()
+    assert state == pb.GetSchedulerStateResponse(uptime_ms=state.uptime_ms, version=octavo.__version__)
 
 
 @pytest.mark.parametrize("token", ["x", "-1", "1.0", "\u0663", "9" * 19])

@@ -111,5 +111,8 @@ def test_preemptions_of_a_core_that_is_gone_still_count(end: str) -> None:
     idle = IdleEngine(["a", "b"], small_limits())
     for count, core in enumerate(idle.cores, start=1):
         core.preemption.num_preemptions[PreemptionMode.SWAP] = count
-    getattr(idle.engine, end)(idle.cores[0])
+    if end == "take_back":
+        idle.engine.take_back(idle.cores[0], "a")
+    else:
+        idle.engine.fail_all(idle.cores[0])
     assert idle.engine.num_preemptions == {PreemptionMode.RECOMPUTE: 0, PreemptionMode.SWAP: 3}

@@ -113,10 +113,10 @@ class Owner:
         assert core in self.fleet.cores
         self.token_ids += updates.token_ids
 
-    def take_failures(self, core: Scheduler) -> None:
+    def note_decision(self, core: Scheduler, address: str, step_id: int | None) -> None:
         self.events += [failure.message for failure in core.take_failures()]
 
-    def take_back(self, core: Scheduler) -> None:
+    def take_back(self, core: Scheduler, address: str) -> None:
         groups = self.fleet.leave(core)
         self.events.append(f"took {len(groups)} back")
         for group in groups:

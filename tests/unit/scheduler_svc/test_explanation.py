@@ -113,7 +113,7 @@ def test_a_suspect_behind_another_one_is_parked() -> None:
     first, second = idle.add(group(0, 5)), idle.add(group(1, 5))
     first.num_losses = second.num_losses = 1
     idle.cores[0].schedule(0.0)
-    idle.engine.take_back(idle.cores[0])
+    idle.engine.take_back(idle.cores[0], "executor:1")
     explained = explain(idle.engine, second, 1.0)
     assert explained.status == admin_pb2.REQUEST_STATUS_PARKED
     assert explained.explanation == (

@@ -1,0 +1,43 @@
+"""What happened to groups in a decision, for people: the core notes it, and whoever drives the core takes it.
+
+Nothing in the core reads it again.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from scheduler_svc.core.sequence import SequenceGroup
+
+
+class EventKind(enum.Enum):
+    """What can happen to a request between its arrival and its first token, or between two tokens."""
+
+    ADMITTED = "admitted"
+    """It got blocks and slots; of `num_tokens`, `num_computed_tokens` were in the cache."""
+    PREEMPTED = "preempted"
+    """It left the batch, or the host pool, and its blocks were freed: `num_tokens` are to be computed again."""
+    SWAPPED_OUT = "swapped_out"
+    """It left the batch, and its blocks went to the host pool."""
+    SWAPPED_IN = "swapped_in"
+    """It came back from the host pool."""
+    EXECUTOR_LOST = "executor_lost"
+    """The executor that had it is gone."""
+    PARKED = "parked"
+    """It may have broken executors, and waits until other suspects have been computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEvent:
+    """One thing that a decision did to a group. Counts are of its first live sequence.
+
+    Attributes:
+        group: To whom.
+        kind: What.
+        num_tokens: Tokens that were known, prompt and output.
+        num_computed_tokens: Of these, those that needed not be computed.
+    """
+
+    group: SequenceGroup
+    kind: EventKind
+    num_tokens: int
+    num_computed_tokens: int = 0
