@@ -51,7 +51,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         only = attached[0] if len(attached) == 1 else None
         preemptions, meter = engine.num_preemptions, engine.meter
         return pb.GetSchedulerStateResponse(
-            is_draining=engine.is_draining,
+            is_draining=engine.readiness.is_draining,
             num_waiting_requests=engine.num_waiting,
             num_parked_requests=len(engine.parked),
             num_running_requests=sum(executor.num_running_requests for executor in executors),

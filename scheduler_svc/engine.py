@@ -15,7 +15,6 @@ Read next: `live_requests.py`, `drivers.py`, `core/fleet.py`.
 """
 
 import asyncio
-import logging
 import secrets
 import time
 from collections import Counter
@@ -38,6 +37,7 @@ from scheduler_svc.executor_session import ExecutorSession
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.membership import Membership
 from scheduler_svc.meter import Meter
+from scheduler_svc.readiness import Readiness
 from scheduler_svc.request import Request
 from scheduler_svc.request_life import LifeEvent
 from scheduler_svc.request_log import log_end
@@ -53,9 +53,6 @@ from shared.errors import (
     RequestExistsError,
     UnavailableError,
 )
-from shared.events import Event
-
-log = logging.getLogger(__name__)
 
 PREFIX_KEY_BYTES = 32
 
@@ -81,7 +78,6 @@ class Engine:
     ) -> None:
         self.settings = settings
         self.started_at_s = time.monotonic()
-        self.is_draining = False
         self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
         self.fleet = Fleet(self.queue, settings.policy, secrets.token_bytes(PREFIX_KEY_BYTES), self._expects_nobody)
         self.meter = Meter()
@@ -89,8 +85,7 @@ class Engine:
         self.ended = EndedRequests()
         self.requests = LiveRequests(self.queue, self.drivers.wake, self.meter, [log_end, self.ended.note_end])
         self.adoption = Adoption(self.fleet, self.drivers, settings.core, load_tokenizer, self._abort_all)
-        self._set_ready = set_ready
-        self._was_ready = False
+        self.readiness = Readiness(self.fleet, lambda: self.last_trouble, set_ready)
         self._num_arrivals = 0
         self._num_checked_of: Counter[str] = Counter()  # by tenant
         self._past_preemptions: Counter[PreemptionMode] = Counter()
@@ -105,8 +100,8 @@ class Engine:
         Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
         """
         settings = self.settings
-        if self.is_draining:
-            raise UnavailableError(f"{self.why_not_ready}; send the request to another one")
+        if self.readiness.is_draining:
+            raise UnavailableError(f"{self.readiness.why_not}; send the request to another one")
         if not self.fleet.cores or self.model is None:
             raise NoExecutorError("no executor is attached", self.last_trouble)
         if request_id in self.requests:
@@ -168,8 +163,8 @@ class Engine:
 
     async def start_draining(self) -> None:
         """Admit nothing more and be not ready; live requests go on."""
-        self.is_draining = True
-        await self._tell_readiness()
+        self.readiness.is_draining = True
+        await self.readiness.tell()
 
     async def drain(self, timeout_s: float) -> None:
         """Start to drain, wait for the live requests, end those that take longer."""
@@ -186,15 +181,6 @@ class Engine:
     def model(self) -> ServedModel | None:
         """What is served, or was last; None: no executor has been attached yet."""
         return self.adoption.model
-
-    @property
-    def why_not_ready(self) -> str:
-        """Why new requests find no executor, in words; empty: they find one."""
-        if self.is_draining:
-            return "the scheduler is draining"
-        if not self.fleet.cores:
-            return f"no executor is attached ({self.last_trouble})" if self.last_trouble else "no executor is attached"
-        return "" if any(core.takes_groups for core in self.fleet.cores) else "every executor is leaving the fleet"
 
     @property
     def num_preemptions(self) -> dict[PreemptionMode, int]:
@@ -241,15 +227,15 @@ class Engine:
     async def on_attached(self, driver: ExecutorDriver) -> None:
         """The executor takes groups from now on."""
         self.drivers.wake()
-        await self._tell_readiness()
+        await self.readiness.tell()
 
     async def on_detached(self, driver: ExecutorDriver) -> None:
         """The executor takes groups no more."""
-        await self._tell_readiness()
+        await self.readiness.tell()
 
     async def on_addresses_changed(self) -> None:
         """Executors are to come or to leave: the last one that takes groups may be leaving."""
-        await self._tell_readiness()
+        await self.readiness.tell()
 
     def holder_of(self, instance_id: str) -> ExecutorDriver | None:
         """Return the driver that has the executor process with this id, or is about to; None: nobody."""
@@ -262,15 +248,6 @@ class Engine:
 
     def _expects_nobody(self) -> bool:
         return self.drivers.is_complete
-
-    async def _tell_readiness(self) -> None:
-        why_not = self.why_not_ready
-        if why_not and self._was_ready:
-            log.info(Event("not_ready", cause=why_not))
-        elif not why_not and not self._was_ready:
-            log.info(Event("ready"))
-        self._was_ready = not why_not
-        await self._set_ready(self._was_ready)
 
     def take_back(self, core: Scheduler, address: str) -> None:
         """The executor at an address is gone: queue its groups again, except those that lost too many."""

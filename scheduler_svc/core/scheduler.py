@@ -36,7 +36,7 @@ Invariants, asserted by `integrity.py` and tested after every step:
     not read before they are full.
  8. A registered block holds what its hash says, in all tokens; only full blocks are registered.
 
-Pure: no clock, no randomness, no transport. Read next: `growth.py`, `prefills.py`, `results.py`,
+Pure: no clock, no randomness, no transport. Read next: `decoding.py`, `growth.py`, `prefills.py`, `results.py`,
 `block_manager.py`, then `shared/batch_table.py`.
 """
 
@@ -45,11 +45,12 @@ from collections import deque
 import numpy as np
 
 from scheduler_svc.core.admission import AdmissionQueue, Admissions, GroupFailure, Obstacle, Wait
-from scheduler_svc.core.batch import BY_ORDER, Batch
+from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.decoding import Decoding
 from scheduler_svc.core.endings import Endings
 from scheduler_svc.core.group_event import GroupEvent
-from scheduler_svc.core.growth import BlockNeeds, Decodes, Growth
+from scheduler_svc.core.growth import Decodes
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import PrefillMode, SchedulerLimits
 from scheduler_svc.core.policy import FcfsPolicy, Policy
@@ -99,10 +100,20 @@ class Scheduler:
         self.admissions = Admissions(
             limits, queue, self.batch, self.prefills, self.searches, self.swapped, self.preemption
         )
-        self._growth = Growth(limits, self.batch, self.searches)
         self._endings = Endings(self.batch, self.swapped, self.preemption, queue)
         self._results = Results(self.batch, self.searches, self.preemption, self._endings)
         self.in_flight: deque[StepInFlight] = deque()
+        self._decoding = Decoding(
+            limits,
+            self.batch,
+            self.searches,
+            self.prefills,
+            self.swapped,
+            self.preemption,
+            self.admissions,
+            self._endings,
+            self.in_flight,
+        )
         self.now_s = 0.0
         self._progress_at_s = 0.0  # the first decision after the last result
         self._was_processed = False
@@ -129,7 +140,8 @@ class Scheduler:
         if plan.prefill_chunks:
             decodes = Decodes(np.zeros_like(self.batch.is_decoding), [])
         else:
-            decodes = self._decode(plan)
+            decodes = self._decoding.decide(plan)
+            self._charge_decodes(decodes)
             if is_mixed:
                 self.prefills.continue_all(plan)
             if not (plan.preempted or plan.has_held_back):
@@ -137,58 +149,6 @@ class Scheduler:
                 if is_mixed:
                     self.admissions.admit(plan)
         return self._send(plan, decodes)
-
-    def _decode(self, plan: StepPlan) -> Decodes:
-        """Decide who decodes, and give them blocks; preempt the last groups if there are too few."""
-        batch = self.batch
-        slots = batch.is_decoding & ~batch.stop_checker.at_length_limit(self.table.num_tokens)
-        decodes = Decodes(slots, sorted(self.searches.ready, key=BY_ORDER))
-        batch.slide_windows(slots)
-        needs = self._growth.needs_of(decodes)
-        while not (plan.has_held_back or self._has_blocks_for(needs)):
-            if self._make_room(plan):
-                decodes.slots &= batch.is_decoding
-                decodes.searches = [group for group in decodes.searches if group in self.searches.ready]
-            else:
-                plan.has_held_back = True
-                self._growth.hold_back(decodes)
-            needs = self._growth.needs_of(decodes)
-        plan.num_decodes = int(np.count_nonzero(decodes.slots)) + sum(
-            len(self.searches.ready[group]) for group in decodes.searches
-        )
-        plan.token_budget -= plan.num_decodes
-        self._growth.take_blocks(plan, decodes, needs)
-        self._charge_decodes(decodes)
-        return decodes
-
-    def _has_blocks_for(self, needs: BlockNeeds) -> bool:
-        """Return whether the blocks suffice for decodes, and for one more of each prefill that is stuck."""
-        return needs.num_blocks + len(self.prefills.without_room()) <= self.blocks.allocator.num_free_blocks
-
-    def _make_room(self, plan: StepPlan) -> bool:
-        """Free the blocks of one group; return False if the growth has to wait for a step in flight."""
-        victim = self.batch.running[-1]
-        if self.searches.is_in_flight(victim):
-            return False
-        if len(self.batch.running) > 1:
-            self.preemption.preempt(plan, victim)
-        elif self.in_flight:
-            return False  # what comes in may end a sequence
-        elif self.swapped.groups:
-            self.admissions.recompute_swapped(plan, self.swapped.groups[-1])  # it may hold shared blocks
-        else:
-            self._fail(victim)
-        return True
-
-    def _fail(self, group: SequenceGroup) -> None:
-        """End a group that cannot grow although it has the pool for itself."""
-        num_used = self.blocks.allocator.num_used_blocks
-        message = (
-            f"{len(group.live_sequences)} sequences need more than the {self.limits.num_blocks} blocks of "
-            f"{self.limits.block_size} tokens of the KV cache; {num_used} are in use, all by this request"
-        )
-        self.admissions.failures.append(GroupFailure(group, message))
-        self._endings.end_group(group)
 
     def _send(self, plan: StepPlan, decodes: Decodes) -> Step | None:
         """Turn the plan into a step and apply it to the batch table."""

@@ -37,7 +37,7 @@ def server_info(
     """Describe the scheduler; the times are those of its start and its last request, in seconds since 1970."""
     return pb.GetServerInfoResponse(
         active_requests=len(engine.requests),
-        is_paused=engine.is_draining,
+        is_paused=engine.readiness.is_draining,
         last_receive_timestamp=received_at_s,
         uptime_seconds=time.time() - started_at_s,
         server_type=SERVER_TYPE,

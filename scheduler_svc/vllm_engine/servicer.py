@@ -70,7 +70,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         self, request: pb.HealthCheckRequest, context: Context
     ) -> pb.HealthCheckResponse:
         """Say whether requests find an executor, and if not, why."""
-        why_not = self._engine.why_not_ready
+        why_not = self._engine.readiness.why_not
         return pb.HealthCheckResponse(healthy=not why_not, message=why_not)
 
     async def GetModelInfo(  # noqa: N802
@@ -133,5 +133,5 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     def _model(self) -> ServedModel:
         if self._engine.model is None:
-            raise UnavailableError(f"{self._engine.why_not_ready}; retry in a moment")
+            raise UnavailableError(f"{self._engine.readiness.why_not}; retry in a moment")
         return self._engine.model

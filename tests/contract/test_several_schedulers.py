@@ -76,7 +76,7 @@ async def test_a_scheduler_takes_no_more_executors_than_it_may_and_is_complete_w
         await until(lambda: len(attached(only)) == 2)
         await until(lambda: "--max-executors allows, 2" in only.engine.last_trouble)
         assert only.engine.drivers.is_complete
-        assert not only.engine.why_not_ready
+        assert not only.engine.readiness.why_not
 
 
 @pytest.mark.parametrize("limit", [None, 1])
@@ -87,11 +87,11 @@ async def test_a_standby_takes_over_at_once_when_the_first_scheduler_ends(limit:
             async with AsyncExitStack() as stack:
                 standby = await stack.enter_async_context(scheduler_of(executors, "standby", max_executors=limit))
                 await until(lambda: "'first' holds the lease" in standby.engine.last_trouble)
-                assert standby.engine.why_not_ready
+                assert standby.engine.readiness.why_not
                 kept = stack.pop_all()
         async with kept:
             await until(lambda: len(attached(standby)) == 1)
-            assert not standby.engine.why_not_ready
+            assert not standby.engine.readiness.why_not
 
 
 async def test_a_spare_executor_is_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ async def test_one_that_serves_is_not_talked_about(capsys: pytest.CaptureFixture
 async def test_one_that_gets_its_executor_later_is_waited_for() -> None:
     async with running_gateway_stack(ready=False) as gateway, asyncio.timeout(SOON_S):
         await wait_for_scheduler(gateway.stack.address)
-        assert not gateway.stack.engine.why_not_ready
+        assert not gateway.stack.engine.readiness.why_not
 
 
 async def test_it_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +103,7 @@ async def test_one_that_lost_its_executors_is_waited_for_until_one_is_back() -> 
     async with running_gateway_stack() as gateway, asyncio.timeout(2 * SOON_S):
         executor = gateway.stack.executor
         await executor.kill()
-        while not gateway.stack.engine.why_not_ready:
+        while not gateway.stack.engine.readiness.why_not:
             await asyncio.sleep(0)
         waiting = asyncio.create_task(wait_for_scheduler(gateway.stack.address))
         model = await gateway.stub.GetModelInfo(pb.GetModelInfoRequest())
@@ -111,7 +111,7 @@ async def test_one_that_lost_its_executors_is_waited_for_until_one_is_back() -> 
         assert not waiting.done()
         await executor.start()
         await waiting
-        assert not gateway.stack.engine.why_not_ready
+        assert not gateway.stack.engine.readiness.why_not
 
 
 # The gateway's own process -----------------------------------------------------------------------

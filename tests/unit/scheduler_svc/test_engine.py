@@ -59,7 +59,7 @@ def test_a_request_that_is_refused_while_it_is_tokenized_leaves_its_place() -> N
 async def test_a_scheduler_whose_last_executor_leaves_is_not_ready_until_one_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "scheduler_svc.engine")
+    caplog.set_level(logging.INFO, "scheduler_svc.readiness")
     idle = IdleEngine(["a", "b"], small_limits())
     engine, (first, second) = idle.engine, idle.engine.drivers.values()
     await engine.on_addresses_changed()
@@ -82,7 +82,7 @@ async def test_a_scheduler_without_executors_is_not_ready_and_says_why() -> None
     idle.engine.drivers["a"].last_trouble = "it loads"
     await idle.engine.on_detached(idle.engine.drivers["a"])
     assert idle.readiness == [False]
-    assert idle.engine.why_not_ready == "no executor is attached (it loads)"
+    assert idle.engine.readiness.why_not == "no executor is attached (it loads)"
 
 
 def test_a_bug_ends_the_requests_of_its_core_and_those_that_wait_and_no_others() -> None:

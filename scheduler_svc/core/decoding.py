@@ -1,0 +1,112 @@
+"""Who decodes in a step. When there are too few blocks for all of them, the last groups make room.
+
+In this order: preempt the last running group, unless it is the only one; wait for the steps in flight, which may
+end a sequence; give up a swapped group, which may hold shared blocks; end the group that has the pool for itself.
+"""
+
+from collections.abc import Sized
+
+import numpy as np
+
+from scheduler_svc.core.admission import Admissions, GroupFailure
+from scheduler_svc.core.batch import BY_ORDER, Batch
+from scheduler_svc.core.endings import Endings
+from scheduler_svc.core.growth import BlockNeeds, Decodes, Growth
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.preemption import Preemption
+from scheduler_svc.core.prefills import Prefills
+from scheduler_svc.core.searches import Searches
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step_plan import StepPlan
+from scheduler_svc.core.swapping import SwappedGroups
+
+
+class Decoding:
+    """Decides the decodes of a step, and gives them blocks.
+
+    Args:
+        limits: Size of pool and blocks.
+        batch: Slots and blocks.
+        searches: The beams that are ready.
+        prefills: They keep a block each for their next chunk.
+        swapped: The host pool.
+        preemption: Takes groups out of the batch.
+        admissions: Computes swapped groups again, and collects failures.
+        endings: Ends what can never go on.
+        in_flight: The steps that were sent and are not answered.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        batch: Batch,
+        searches: Searches,
+        prefills: Prefills,
+        swapped: SwappedGroups,
+        preemption: Preemption,
+        admissions: Admissions,
+        endings: Endings,
+        in_flight: Sized,
+    ) -> None:
+        self._limits = limits
+        self._batch = batch
+        self._searches = searches
+        self._prefills = prefills
+        self._swapped = swapped
+        self._preemption = preemption
+        self._admissions = admissions
+        self._endings = endings
+        self._in_flight = in_flight
+        self._growth = Growth(limits, batch, searches)
+
+    def decide(self, plan: StepPlan) -> Decodes:
+        """Decide who decodes, and give them blocks; preempt the last groups if there are too few."""
+        batch = self._batch
+        slots = batch.is_decoding & ~batch.stop_checker.at_length_limit(batch.table.num_tokens)
+        decodes = Decodes(slots, sorted(self._searches.ready, key=BY_ORDER))
+        batch.slide_windows(slots)
+        needs = self._growth.needs_of(decodes)
+        while not (plan.has_held_back or self._has_blocks_for(needs)):
+            if self._make_room(plan):
+                decodes.slots &= batch.is_decoding
+                decodes.searches = [group for group in decodes.searches if group in self._searches.ready]
+            else:
+                plan.has_held_back = True
+                self._growth.hold_back(decodes)
+            needs = self._growth.needs_of(decodes)
+        plan.num_decodes = int(np.count_nonzero(decodes.slots)) + sum(
+            len(self._searches.ready[group]) for group in decodes.searches
+        )
+        plan.token_budget -= plan.num_decodes
+        self._growth.take_blocks(plan, decodes, needs)
+        return decodes
+
+    def _has_blocks_for(self, needs: BlockNeeds) -> bool:
+        """Return whether the blocks suffice for decodes, and for one more of each prefill that is stuck."""
+        num_needed = needs.num_blocks + len(self._prefills.without_room())
+        return num_needed <= self._batch.blocks.allocator.num_free_blocks
+
+    def _make_room(self, plan: StepPlan) -> bool:
+        """Free the blocks of one group; return False if the growth has to wait for a step in flight."""
+        victim = self._batch.running[-1]
+        if self._searches.is_in_flight(victim):
+            return False
+        if len(self._batch.running) > 1:
+            self._preemption.preempt(plan, victim)
+        elif self._in_flight:
+            return False  # what comes in may end a sequence
+        elif self._swapped.groups:
+            self._admissions.recompute_swapped(plan, self._swapped.groups[-1])  # it may hold shared blocks
+        else:
+            self._fail(victim)
+        return True
+
+    def _fail(self, group: SequenceGroup) -> None:
+        """End a group that cannot grow although it has the pool for itself."""
+        num_used = self._batch.blocks.allocator.num_used_blocks
+        message = (
+            f"{len(group.live_sequences)} sequences need more than the {self._limits.num_blocks} blocks of "
+            f"{self._limits.block_size} tokens of the KV cache; {num_used} are in use, all by this request"
+        )
+        self._admissions.failures.append(GroupFailure(group, message))
+        self._endings.end_group(group)

@@ -1,0 +1,51 @@
+"""Whether new requests find an executor: asked by those that arrive, and told to health and to the log."""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from scheduler_svc.core.fleet import Fleet
+from shared.events import Event
+
+log = logging.getLogger(__name__)
+
+
+class Readiness:
+    """Ready while any executor takes groups and the scheduler does not drain.
+
+    Args:
+        fleet: The executors that are attached.
+        last_trouble: Says why others are not attached, in one line; empty: no trouble is known.
+        set_ready: Called with whether it is ready, whenever that may have changed.
+
+    Attributes:
+        is_draining: Whether admission was stopped.
+    """
+
+    def __init__(
+        self, fleet: Fleet, last_trouble: Callable[[], str], set_ready: Callable[[bool], Awaitable[None]]
+    ) -> None:
+        self.is_draining = False
+        self._fleet = fleet
+        self._last_trouble = last_trouble
+        self._set_ready = set_ready
+        self._was_ready = False
+
+    @property
+    def why_not(self) -> str:
+        """Why new requests find no executor, in words; empty: they find one."""
+        if self.is_draining:
+            return "the scheduler is draining"
+        if not self._fleet.cores:
+            trouble = self._last_trouble()
+            return f"no executor is attached ({trouble})" if trouble else "no executor is attached"
+        return "" if any(core.takes_groups for core in self._fleet.cores) else "every executor is leaving the fleet"
+
+    async def tell(self) -> None:
+        """It may have changed: tell health, and the log if it has."""
+        why_not = self.why_not
+        if why_not and self._was_ready:
+            log.info(Event("not_ready", cause=why_not))
+        elif not why_not and not self._was_ready:
+            log.info(Event("ready"))
+        self._was_ready = not why_not
+        await self._set_ready(self._was_ready)
