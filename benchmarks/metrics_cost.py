@@ -29,7 +29,8 @@ import octavo
 from benchmarks.machine import describe_machine
 from benchmarks.scheduler_core import BLOCK_SIZE, FIRST_ORDINARY_ID, Core, limits_for
 from scheduler_svc.core.policy import FcfsPolicy
-from scheduler_svc.core.sequence import FinishReason, SequenceGroup, StopConditions
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.generation_servicer import event_message
 from scheduler_svc.live_requests import LiveRequests

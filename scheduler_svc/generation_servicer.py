@@ -10,7 +10,7 @@ import grpc.aio
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.core.results import Alternatives
-from scheduler_svc.core.sequence import FinishReason
+from scheduler_svc.core.stop_conditions import FinishReason
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_settings import EngineSettings
 from scheduler_svc.identity import current_identity, private_deployment

@@ -107,7 +107,7 @@ class Meter:
             self.num_errors[status_code(request.error).name] += 1
             return
         self.num_finished[finish_reason(request)] += 1
-        self.num_recovered += request.has_lost_executor
+        self.num_recovered += request.num_lost_executors > 0
         if times.duration_s is not None:
             self.request_duration.observe(times.duration_s)
 

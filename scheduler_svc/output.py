@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.results import Alternatives
-from scheduler_svc.core.sequence import FinishReason
+from scheduler_svc.core.stop_conditions import FinishReason
 from scheduler_svc.output_text import TextOptions
 
 

@@ -13,11 +13,11 @@ ones become the answer, and only then are their tokens and text handed out. Next
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from scheduler_svc.core.beam_search import Hypothesis
 from scheduler_svc.core.results import Alternatives
-from scheduler_svc.core.sequence import FinishReason, SequenceGroup
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.stop_conditions import FinishReason
 from scheduler_svc.output import AnswerOptions, Delta, Output, PromptDelta
 from scheduler_svc.output_text import OutputText
 from scheduler_svc.request_life import RequestLife
@@ -25,9 +25,6 @@ from scheduler_svc.request_times import RequestTimes
 from scheduler_svc.tokenizer import Tokenizer
 from shared.errors import OctavoServiceError
 from shared.step import NO_LOGPROBS
-
-if TYPE_CHECKING:  # imports opentelemetry
-    from scheduler_svc.request_tracing import RequestTrace
 
 
 class Request:
@@ -43,8 +40,8 @@ class Request:
         times: When what happened to it; kept by `LiveRequests`.
         life: What else happened to it.
         num_losses: How often an executor was lost that ran it, since its last token.
-        has_lost_executor: Whether one was ever lost that ran it.
-        trace: Its span; None: this process does not trace.
+        num_lost_executors: How often one was lost that ran it, over its whole life.
+        trace_id: The trace that its span belongs to; None: this process does not trace.
     """
 
     def __init__(self, group: SequenceGroup, options: AnswerOptions, tokenizer: Tokenizer, arrived_at_s: float) -> None:
@@ -53,8 +50,8 @@ class Request:
         self.life = RequestLife()
         self.error: OctavoServiceError | None = None
         self.num_losses = 0
-        self.has_lost_executor = False
-        self.trace: RequestTrace | None = None
+        self.num_lost_executors = 0
+        self.trace_id: str | None = None
         self.prompt_logprobs: list[float] = []
         self.prompt_alternatives = Alternatives([], [])
         self._num_taken_prompt_logprobs = 0
@@ -135,9 +132,7 @@ class Request:
     def note_loss(self) -> None:
         """An executor was lost that ran it."""
         self.num_losses += 1
-        self.has_lost_executor = True
-        if self.trace is not None:
-            self.trace.note_loss()
+        self.num_lost_executors += 1
 
     def fail(self, error: OctavoServiceError) -> None:
         """End the request with an error."""

@@ -28,7 +28,7 @@ def log_end(request: Request) -> None:
             queue_s=_rounded(times.queue_s),
             ttft_s=_rounded(times.time_to_first_token_s),
             duration_s=_rounded(times.duration_s),
-            trace_id=None if request.trace is None else request.trace.trace_id,
+            trace_id=request.trace_id,
         )
     )
 

@@ -58,7 +58,6 @@ class RequestTrace:
         self._operation = operation
         self._begin_ns = begin_ns
         self._begin_s = begin_s
-        self._num_losses = 0
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +80,7 @@ class RequestTrace:
 
         Called before any core has looked at the request.
         """
-        request.trace = self
+        request.trace_id = self.trace_id
         span, group = self._span, request.group
         if not span.is_recording():
             return
@@ -98,11 +97,6 @@ class RequestTrace:
             attributes["gen_ai.request.max_tokens"] = group.stop_conditions.max_tokens
         span.set_attributes(attributes)
 
-    def note_loss(self) -> None:
-        """An executor was lost that ran the request."""
-        self._num_losses += 1
-        self._span.add_event("executor_lost")
-
     def end(self, request: Request) -> None:
         """The request has ended: make the spans of its phases, end its own."""
         span, times = self._span, request.times
@@ -113,8 +107,10 @@ class RequestTrace:
         for name, begin_s, end_s in phases(times, self._begin_s):
             phase = self._tracer.start_span(name, context=parent, start_time=self._ns(begin_s))
             phase.end(self._ns(end_s))
+        for event in request.life.events:
+            where = {"octavo.executor": event.executor} if event.executor else None
+            span.add_event(event.kind.value, where, self._ns(event.at_s))
         span.set_attributes(outcome(request))
-        span.set_attribute("octavo.num_losses", self._num_losses)
         if times.first_token_at_s is not None:
             span.set_attribute("gen_ai.response.time_to_first_chunk", times.first_token_at_s - self._begin_s)
         if request.error is not None:
@@ -208,6 +204,7 @@ def outcome(request: Request) -> dict[str, AttributeValue]:
         "gen_ai.usage.output_tokens": request.num_output_tokens,
         "gen_ai.usage.cache_read.input_tokens": group.num_cached_tokens,
         "octavo.num_preemptions": group.num_preemptions,
+        "octavo.num_losses": request.num_lost_executors,
     }
     reasons = [output.finish_reason.value for output in request.outputs if output.finish_reason is not None]
     if reasons:

@@ -15,7 +15,8 @@ from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
 from scheduler_svc.core.beam_search import BeamSearchParams
-from scheduler_svc.core.sequence import SequenceGroup, StopConditions
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.stop_conditions import StopConditions
 from scheduler_svc.group_validation import beam_search_params, check_account, hash_cache_salt, output_counts
 from scheduler_svc.output import AnswerOptions
 from scheduler_svc.output_text import TextOptions

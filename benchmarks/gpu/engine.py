@@ -13,7 +13,8 @@ from executor_svc.worker import Worker
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.policy import FcfsPolicy
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import SequenceGroup, StopConditions
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.stop_conditions import StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.step import Int32Array, SamplingRow
 

@@ -15,8 +15,9 @@ from scheduler_svc.core.beam_search import Candidates
 from scheduler_svc.core.endings import Endings
 from scheduler_svc.core.preemption import Preemption
 from scheduler_svc.core.searches import Searches
-from scheduler_svc.core.sequence import FinishReason, Sequence, SequenceGroup
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepInFlight
+from scheduler_svc.core.stop_conditions import FinishReason
 from shared.batch_table import StepLayout
 from shared.step import BoolArray, StepResult
 

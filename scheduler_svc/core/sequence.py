@@ -23,15 +23,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams
+from scheduler_svc.core.stop_conditions import StopConditions
 from shared.step import NO_LOGPROBS, Int32Array, SamplingRow
 from shared.token_rules import TokenRules
-
-if TYPE_CHECKING:
-    from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams
 
 
 class SequenceStatus(enum.Enum):
@@ -41,33 +39,6 @@ class SequenceStatus(enum.Enum):
     RUNNING = "running"
     SWAPPED = "swapped"
     FINISHED = "finished"
-
-
-class FinishReason(enum.Enum):
-    """Why a sequence ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-
-
-@dataclass(frozen=True, slots=True)
-class StopConditions:
-    """When a sequence ends by itself. Stop strings need text; they come in through `finish`.
-
-    `max_tokens` None: as many as the model's length allows. `stop_token_ids` are the request's own;
-    the model's end-of-sequence tokens count as well unless `ignore_eos`.
-    """
-
-    max_tokens: int | None = None
-    stop_token_ids: frozenset[int] = frozenset()
-    ignore_eos: bool = False
-
-    def length_limit(self, num_prompt_tokens: int, max_model_len: int) -> int:
-        """Return the most tokens of a sequence, prompt and output."""
-        if self.max_tokens is None:
-            return max_model_len
-        return min(num_prompt_tokens + self.max_tokens, max_model_len)
 
 
 @dataclass(slots=True, eq=False)

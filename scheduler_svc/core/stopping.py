@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from scheduler_svc.core.sequence import FinishReason, Sequence, StopConditions
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
 from shared.batch_table import IndexArray
 from shared.step import BoolArray, Int32Array
 

@@ -11,7 +11,8 @@ from scheduler_svc.core.limits import PreemptionMode, PrefillMode, SchedulerLimi
 from scheduler_svc.core.policy import FcfsPolicy, Policy
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Sequence, SequenceGroup, StopConditions
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.stop_conditions import StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.step import Admission, SamplingRow, Step, StepResult
 from tests.support.toy_executor import NextToken, ToyExecutor, count_up

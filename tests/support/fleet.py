@@ -20,7 +20,8 @@ from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.policy import FcfsPolicy, Policy
 from scheduler_svc.core.results import Alternatives, PromptLogprobs
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import FinishReason, Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.stop_conditions import FinishReason
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.batch_table import BatchTable
 from shared.step import Step, StepResult

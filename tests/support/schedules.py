@@ -13,7 +13,8 @@ import numpy as np
 from executor_svc.worker import Worker
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode, SchedulerLimits
-from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus, StopConditions
+from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.stop_conditions import StopConditions
 from scheduler_svc.served_model import CoreSettings, serving_limits
 from shared.executor_info import ExecutorInfo
 from shared.step import NO_LOGPROBS, SamplingRow, Step

@@ -15,7 +15,8 @@ from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode, SchedulerLimits
 from scheduler_svc.core.policy import FcfsPolicy, Policy, PriorityPolicy
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import FinishReason, Sequence, SequenceGroup, SequenceStatus, StopConditions
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.step import SamplingRow, StepResult
 from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone

@@ -32,7 +32,8 @@ from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus, StopConditions
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.stop_conditions import StopConditions
 from shared.step import Step
 from tests.support.driving import Bench, group, small_limits
 from tests.support.toy_executor import count_up, hashed_next_token

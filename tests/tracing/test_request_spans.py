@@ -160,7 +160,7 @@ async def test_a_request_that_lost_its_executor_says_so_and_has_spans_of_both(
 
     trace = recorder.trace("r")
     assert trace.request.attributes["octavo.num_losses"] == 1
-    assert trace.request.event_names == ("executor_lost",)
+    assert trace.request.event_names == ("admitted", "executor_lost", "admitted")
     assert not trace.request.is_error
     instance_ids = [span.attributes["octavo.instance_id"] for span in trace.executions]
     assert instance_ids == [first.info.instance_id, second.info.instance_id]

@@ -15,7 +15,8 @@ from scheduler_svc.core.fleet import Fleet
 from scheduler_svc.core.policy import FcfsPolicy
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import SequenceGroup, StopConditions
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.stop_conditions import StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.executor_client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executor_driver import DriverSettings, ExecutorDriver

@@ -14,7 +14,7 @@ from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc import generation_servicer
 from scheduler_svc.core.beam_search import Hypothesis
-from scheduler_svc.core.sequence import FinishReason
+from scheduler_svc.core.stop_conditions import FinishReason
 from scheduler_svc.engine import Engine
 from scheduler_svc.generation_servicer import GenerationServicer
 from scheduler_svc.request import Request

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core.sequence import FinishReason
+from scheduler_svc.core.stop_conditions import FinishReason
 from scheduler_svc.meter import Meter
 from scheduler_svc.step_log import LoggedStep
 from shared.batch_table import BatchTable
@@ -69,7 +69,7 @@ def test_a_finished_request_counts_with_its_reason_and_its_duration() -> None:
 
 def test_a_failed_request_counts_with_its_code_and_has_no_duration() -> None:
     meter, request = Meter(), sampled_request()
-    request.has_lost_executor = True
+    request.num_lost_executors = 1
     request.fail(UnavailableError("gone"))
     request.times.ended_at_s = 2.0
     meter.request_ended(request)
@@ -80,7 +80,7 @@ def test_a_failed_request_counts_with_its_code_and_has_no_duration() -> None:
 
 def test_a_request_that_finished_after_a_loss_is_recovered() -> None:
     meter, request = Meter(), sampled_request()
-    request.has_lost_executor = True
+    request.num_lost_executors = 1
     request.finish_output(0, FinishReason.STOP)
     meter.request_ended(request)
     assert meter.num_recovered == 1

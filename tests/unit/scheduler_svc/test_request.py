@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from scheduler_svc.core.beam_search import Hypothesis
 from scheduler_svc.core.results import Alternatives
-from scheduler_svc.core.sequence import FinishReason, SequenceGroup, StopConditions
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
 from scheduler_svc.output import AnswerOptions, Delta, Output, PromptDelta
 from scheduler_svc.output_text import TextOptions
 from scheduler_svc.request import Request

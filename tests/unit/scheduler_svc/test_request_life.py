@@ -1,7 +1,7 @@
 """How much of a request's life is remembered, and for how long after its end."""
 
 from scheduler_svc.core.group_event import EventKind
-from scheduler_svc.core.sequence import FinishReason
+from scheduler_svc.core.stop_conditions import FinishReason
 from scheduler_svc.ended_requests import EndedRequests
 from scheduler_svc.request import Request
 from scheduler_svc.request_life import MAX_EVENTS, LifeEvent, RequestLife

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from scheduler_svc.core.sequence import FinishReason
+from scheduler_svc.core.stop_conditions import FinishReason
 from scheduler_svc.request import Request
 from scheduler_svc.request_log import log_end
 from shared.errors import UnavailableError

@@ -9,7 +9,7 @@ import pytest
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
-from scheduler_svc.core.sequence import StopConditions
+from scheduler_svc.core.stop_conditions import StopConditions
 from scheduler_svc.group_validation import hash_cache_salt
 from scheduler_svc.output import AnswerOptions
 from scheduler_svc.output_text import TextOptions

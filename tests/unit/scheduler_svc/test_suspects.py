@@ -1,7 +1,8 @@
 import numpy as np
 
 from executor_svc.fake_tokenizer import fake_tokenizer_files
-from scheduler_svc.core.sequence import SequenceGroup, StopConditions
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.stop_conditions import StopConditions
 from scheduler_svc.output import AnswerOptions
 from scheduler_svc.output_text import TextOptions
 from scheduler_svc.request import Request

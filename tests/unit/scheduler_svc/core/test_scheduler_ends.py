@@ -1,6 +1,7 @@
 """How groups end: by their tokens, by a stop string, by their client, and with their executor."""
 
-from scheduler_svc.core.sequence import FinishReason, SequenceStatus, StopConditions
+from scheduler_svc.core.sequence import SequenceStatus
+from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
 from tests.support.driving import Bench, chunks, delivered, max_tokens, only_admission, small_limits, with_logprobs
 
 

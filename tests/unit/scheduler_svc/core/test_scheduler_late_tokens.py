@@ -1,7 +1,8 @@
 """Tokens that sent steps deliver for sequences that were preempted meanwhile."""
 
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.core.sequence import FinishReason, SequenceStatus, StopConditions
+from scheduler_svc.core.sequence import SequenceStatus
+from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
 from tests.support.driving import (
     Bench,
     admitted,

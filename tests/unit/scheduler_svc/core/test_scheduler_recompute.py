@@ -3,7 +3,8 @@
 import pytest
 
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.core.sequence import SequenceStatus, StopConditions
+from scheduler_svc.core.sequence import SequenceStatus
+from scheduler_svc.core.stop_conditions import StopConditions
 from tests.support.driving import (
     Bench,
     admitted,

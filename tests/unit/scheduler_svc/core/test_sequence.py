@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.beam_search import BeamSearchParams
-from scheduler_svc.core.sequence import SequenceStatus, StopConditions
+from scheduler_svc.core.sequence import SequenceStatus
+from scheduler_svc.core.stop_conditions import StopConditions
 from tests.support.driving import group
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.core.sequence import FinishReason, StopConditions
+from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
 from scheduler_svc.core.stopping import StopChecker
 from tests.support.driving import group
 

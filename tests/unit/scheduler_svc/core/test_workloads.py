@@ -4,7 +4,7 @@ import pytest
 
 from scheduler_svc.core.admission import GroupFailure
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import StopConditions
+from scheduler_svc.core.stop_conditions import StopConditions
 from tests.support.driving import small_limits
 from tests.support.workloads import Request, Workload, play
 
