@@ -42,8 +42,8 @@ class SchedulerConfig(ServiceConfig):
     admin_listen: str = Field(
         "127.0.0.1:50052",
         pattern=ADDRESS_PATTERN,
-        description="Address to serve operators on (AdminService), host:port; port 0 takes a free one. The default is "
-        "this machine only.",
+        description="Address to serve operators on (AdminService, and a page for browsers), host:port; port 0 takes a "
+        "free one. The default is this machine only.",
     )
     tokens_file: Path | None = Field(
         None,

@@ -23,6 +23,8 @@ from scheduler_svc.executor_session import ExecutorSession, SessionTimings
 from scheduler_svc.executor_tls import executor_tls, read_credentials
 from scheduler_svc.generation_servicer import GenerationServicer
 from scheduler_svc.membership import Membership
+from scheduler_svc.operator_port.port import OperatorPort
+from scheduler_svc.operator_port.voucher import Voucher
 from scheduler_svc.scheduler_metrics import scheduler_families
 from scheduler_svc.served_model import CoreSettings
 from scheduler_svc.tokenizer import Tokenizer
@@ -138,18 +140,23 @@ class SchedulerService:
 
     def _other_ports(self, config: SchedulerConfig, health: Health) -> dict[str, Port]:
         """Return the ports of operators, of probes and of metrics, by name."""
-        admin = GrpcServer(
-            listen=config.admin_listen,
-            max_message_bytes=config.max_message_bytes,
-            service_names=[ADMIN_SERVICE],
-            health=health,
-            credentials=None if self.tls is None else self.tls.credentials(),
-            interceptors=self._interceptors,
-            call_metrics=self._calls,
-            flag="--admin-listen",
-        )
-        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), admin.server)
-        others: dict[str, Port] = {"admin": admin}
+
+        def admin_server(listen: str, voucher: Voucher) -> GrpcServer:
+            server = GrpcServer(
+                listen=listen,
+                max_message_bytes=config.max_message_bytes,
+                service_names=[ADMIN_SERVICE],
+                health=health,
+                credentials=None if self.tls is None else self.tls.credentials(),
+                interceptors=voucher.around(self._interceptors),
+                call_metrics=self._calls,
+                flag="--admin-listen",
+            )
+            admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), server.server)
+            return server
+
+        service = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
+        others: dict[str, Port] = {"admin": OperatorPort(config, service, admin_server)}
         if config.health_listen is not None:
             others["health"] = probe_server(config.health_listen, health)
         if config.metrics_listen is not None:

@@ -1,0 +1,128 @@
+"""Calls methods of a gRPC service with JSON: the unary half of the Connect protocol (connectrpc.com/docs/protocol).
+
+Generic over the service's descriptor. Every call goes through the gRPC server, with all that is around a call there.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from http import HTTPStatus
+
+import grpc
+import grpc.aio
+from google.protobuf import json_format
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+# Of a call, in seconds, unless the client wants less (Connect-Timeout-Ms).
+CALL_TIMEOUT_S = 10.0
+
+# Methods that look and change nothing begin with one of these (AIP-130 has the first two).
+_VERBS_THAT_LOOK = ("Get", "List", "Explain")
+
+# Where the names of the protocol are not those of gRPC in small letters.
+_CONNECT_NAMES = {grpc.StatusCode.CANCELLED: "canceled"}
+
+# Of the protocol. 499 is nobody's but widely used: the client went away.
+_HTTP_STATUSES = {
+    grpc.StatusCode.CANCELLED: 499,
+    grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
+    grpc.StatusCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS: HTTPStatus.CONFLICT,
+    grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+    grpc.StatusCode.FAILED_PRECONDITION: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.ABORTED: HTTPStatus.CONFLICT,
+    grpc.StatusCode.OUT_OF_RANGE: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.UNIMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
+    grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+}
+
+
+class CallError(Exception):
+    """A call has failed.
+
+    Args:
+        code: Its status.
+        message: Why, in a sentence.
+    """
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    @property
+    def connect_code(self) -> str:
+        """The name of the status in the Connect protocol."""
+        return _CONNECT_NAMES.get(self.code, self.code.name.lower())
+
+    @property
+    def http_status(self) -> int:
+        """The status of the HTTP response."""
+        return int(_HTTP_STATUSES.get(self.code, HTTPStatus.INTERNAL_SERVER_ERROR))
+
+
+class JsonCalls:
+    """Calls the unary methods of a service that change nothing.
+
+    Args:
+        service: The service.
+        channel: To the server that has it.
+    """
+
+    def __init__(self, service: ServiceDescriptor, channel: grpc.aio.Channel) -> None:
+        self._service = service
+        self._channel = channel
+
+    def has(self, name: str) -> bool:
+        """Return whether the service has a method of this name."""
+        return name in self._service.methods_by_name
+
+    async def call(self, name: str, body: bytes, metadata: Sequence[tuple[str, str]], timeout_s: float) -> str:
+        """Call a method that `has` knows; return its answer as JSON, without fields that are zero.
+
+        Args:
+            name: Of the method.
+            body: The request as JSON, in the mapping of protobuf.
+            metadata: What the call carries.
+            timeout_s: Until when, in seconds.
+
+        Raises: CallError: it is refused, or fails.
+        """
+        method: MethodDescriptor = self._service.methods_by_name[name]
+        if not is_offered(method):
+            raise CallError(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"{name} is not to be had over HTTP, where nothing can be changed; call it over gRPC, at this address",
+            )
+        request = _read(body, GetMessageClass(method.input_type)())
+        calling: grpc.aio.UnaryUnaryMultiCallable[Message, Message] = self._channel.unary_unary(
+            f"/{self._service.full_name}/{name}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+        try:
+            response = await calling(request, metadata=tuple(metadata), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise CallError(error.code(), error.details() or "") from error
+        # In a thread: a long list takes longer than a step may wait for the event loop.
+        return await asyncio.to_thread(json_format.MessageToJson, response, indent=None)
+
+
+def is_offered(method: MethodDescriptor) -> bool:
+    """Return whether a method can be called with JSON: it answers once, and it only looks."""
+    return not (method.client_streaming or method.server_streaming) and method.name.startswith(_VERBS_THAT_LOOK)
+
+
+def _read(body: bytes, request: Message) -> Message:
+    try:
+        return json_format.Parse(body, request)
+    except (json_format.ParseError, ValueError, RecursionError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CallError(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"the body is no {request.DESCRIPTOR.full_name} as JSON, such as {{}}: {why}",
+        ) from error

@@ -1,0 +1,64 @@
+"""Opens the addresses of the port as gRPC opens those of the others."""
+
+import errno
+import ipaddress
+import socket
+
+from shared.errors import AddressError
+
+_BACKLOG = 1024
+
+# This machine does not have the address: no IPv6, for example.
+_NOT_OURS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def open_listeners(listen: str, flag: str) -> list[socket.socket]:
+    """Return sockets that listen on every address of a name, all on one port; an address may be listened on once.
+
+    Args:
+        listen: host:port. A wildcard of either family stands for both; port 0 takes a free one.
+        flag: The setting that it comes from, for people.
+
+    Raises: AddressError: one is taken, or none is ours.
+    """
+    host, _, port_text = listen.rpartition(":")
+    listeners: list[socket.socket] = []
+    trouble: OSError | None = None
+    try:
+        for family, address in _addresses(host.strip("[]")):
+            port = listeners[0].getsockname()[1] if listeners else int(port_text)
+            try:
+                listeners.append(_listener(family, address, port))
+            except OSError as error:
+                if error.errno not in _NOT_OURS:
+                    raise
+                trouble = error
+    except OSError as error:
+        for listener in listeners:
+            listener.close()
+        raise AddressError(flag, listen) from error
+    if not listeners:
+        raise AddressError(flag, listen) from trouble
+    return listeners
+
+
+def _addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
+    if _is_wildcard(host):
+        return [(socket.AF_INET6, "::")] if socket.has_dualstack_ipv6() else [(socket.AF_INET, "0.0.0.0")]
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    # What is left out of the address here, the scope of a link-local one, is in the name of the host.
+    return list(dict.fromkeys((family, host if "%" in host else str(address[0])) for family, *_, address in found))
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _listener(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    is_dual = family is socket.AF_INET6 and address == "::"
+    listener = socket.create_server((address, port), family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual)
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,68 @@
+// The bar at the top and the totals below it.
+
+import { number } from "./wire.js";
+import { byId, element, setSentence, setText, syncChildren } from "./dom.js";
+import { count, counted, rate, share, spanMs } from "./format.js";
+
+// Show a GetSchedulerState response.
+export function showOverview(state, rates) {
+  const executors = state.executors ?? [];
+  const attached = executors.filter((executor) => executor.instanceId);
+  const [readiness, isGood] = readinessOf(state, attached.length);
+  showReadiness(readiness, isGood);
+  setText(byId("model"), attached[0]?.modelId ?? "");
+  setText(byId("version"), state.version ?? "");
+  setText(byId("uptime"), `up ${spanMs(number(state.uptimeMs))}`);
+  syncChildren(byId("totals"), tiles(state, rates), ([name]) => name, createTile, updateTile);
+}
+
+// Say how old the data is, and what is wrong if something is.
+export function showFreshness({ answeredAtMs, isPaused, problem, nextAtMs }) {
+  const nowMs = performance.now();
+  const age = answeredAtMs === null ? "" : ago(nowMs - answeredAtMs);
+  setText(byId("data-age"), isPaused ? `paused, ${age}` : age);
+  const waitS = Math.max(0, Math.ceil((nextAtMs - nowMs) / 1000));
+  const next = nextAtMs ? ` The next try is in ${counted(waitS, "second")}.` : "";
+  setSentence(byId("notice"), problem && problem + next);
+  if (problem) showReadiness("no answer", false);
+}
+
+function showReadiness(text, isGood) {
+  const chip = byId("readiness");
+  setText(chip, text);
+  chip.className = `chip ${isGood ? "good" : "bad"}`;
+}
+
+function ago(ms) {
+  return ms < 2000 ? "live" : `${spanMs(Math.round(ms / 1000) * 1000)} old`;
+}
+
+function readinessOf(state, numAttached) {
+  if (state.isDraining) return ["draining", false];
+  return numAttached ? ["ready", true] : ["not ready", false];
+}
+
+function tiles(state, rates) {
+  const total = (name) => count(number(state[name]));
+  const perSecond = (value) => (value === undefined ? "–" : rate(value));
+  const waiting = number(state.numWaitingRequests), parked = number(state.numParkedRequests);
+  return [
+    ["Output tokens/s", perSecond(rates.output), `${total("numOutputTokens")} in all`],
+    ["Prompt tokens/s", perSecond(rates.prompt), `${total("numPromptTokens")} in all`],
+    ["Running", total("numRunningRequests"), `${total("numSwappedRequests")} swapped`],
+    ["Waiting", count(waiting - parked), `${count(parked)} parked`],
+    ["Finished", total("numFinishedRequests"), `${total("numFailedRequests")} failed`],
+    ["Blocks in use", share(number(state.numUsedBlocks), number(state.numBlocks)), `of ${total("numBlocks")}`],
+    ["Prefix cache hits", share(number(state.numHitTokens), number(state.numQueriedTokens)), `of ${total("numQueriedTokens")} tokens`],
+    ["Preemptions", total("numPreemptions"), `${total("numSwapPreemptions")} by swapping`],
+  ];
+}
+
+function createTile([name]) {
+  return element("div", {}, element("dt", {}, name), element("dd", { className: "value" }), element("dd", { className: "quiet" }));
+}
+
+function updateTile(tile, [, value, more]) {
+  setText(tile.children[1], value);
+  setText(tile.children[2], more);
+}

@@ -1,0 +1,42 @@
+// Tokens a second, from totals of the last few seconds. The time is the scheduler's own.
+
+import { number } from "./wire.js";
+
+const WINDOW_MS = 5_000;
+
+export class Rates {
+  constructor() {
+    this.samples = [];
+  }
+
+  // Take the totals of a GetSchedulerState response.
+  add(state) {
+    const sample = {
+      uptimeMs: number(state.uptimeMs), prompt: number(state.numPromptTokens), output: number(state.numOutputTokens),
+      executors: new Map((state.executors ?? []).map((e) => [e.address, number(e.numOutputTokens)])),
+    };
+    if (this.samples.at(-1)?.uptimeMs > sample.uptimeMs) this.samples = []; // another scheduler
+    this.samples.push(sample);
+    while (this.samples.length > 2 && sample.uptimeMs - this.samples[1].uptimeMs >= WINDOW_MS) this.samples.shift();
+  }
+
+  get prompt() {
+    return this.rateOf((sample) => sample.prompt);
+  }
+
+  get output() {
+    return this.rateOf((sample) => sample.output);
+  }
+
+  ofExecutor(address) {
+    return this.rateOf((sample) => sample.executors.get(address));
+  }
+
+  // A second, or undefined while there is one sample only.
+  rateOf(total) {
+    const first = this.samples[0], last = this.samples.at(-1);
+    const ms = last ? last.uptimeMs - first.uptimeMs : 0;
+    if (ms <= 0 || total(first) === undefined || total(last) === undefined) return undefined;
+    return (1000 * (total(last) - total(first))) / ms;
+  }
+}

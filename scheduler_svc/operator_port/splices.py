@@ -1,0 +1,168 @@
+"""Joins connections of gRPC clients to the gRPC server behind the port: bytes pass both ways, nobody looks at them.
+
+What waits to be sent is bounded in each direction: an end that does not read stops the other one from being read.
+"""
+
+import asyncio
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+# Of each direction, in bytes. On top comes what one read brings, at most 256 KiB.
+MAX_UNSENT_BYTES = 256 * 2**10
+
+# A unix socket whose queue of new connections is full is asked again so soon, in seconds.
+_RETRY_INTERVAL_S = 0.01
+
+# An end that takes nothing of what waits for it is cut off so late, in seconds; gRPC itself gives up after 30.
+_STALL_S = 60.0
+
+# The same for a client when the gRPC server has closed the connection.
+_LINGER_S = 10.0
+
+
+class Splices:
+    """Owns the joined connections."""
+
+    def __init__(self) -> None:
+        self._live: set[_End] = set()
+        self._all_ended = asyncio.Event()
+        self._all_ended.set()
+
+    @property
+    def num_ends(self) -> int:
+        """How many connections are open, those of clients and those to the gRPC server together."""
+        return len(self._live)
+
+    async def join(self, client: socket.socket, server: socket.socket) -> None:
+        """Own two sockets, connected and not blocking; pass bytes between them until an end closes.
+
+        Returns as soon as bytes pass. If it raises, both sockets are closed.
+        """
+        loop = asyncio.get_running_loop()
+        client_end, server_end = _ClientEnd(self), _ServerEnd(self)
+        client_end.other, server_end.other = server_end, client_end
+        try:
+            await loop.connect_accepted_socket(lambda: client_end, client)
+        except BaseException:
+            server.close()
+            raise
+        try:
+            await loop.create_unix_connection(lambda: server_end, sock=server)
+        except BaseException:
+            client_end.transport.abort()
+            raise
+        client_end.transport.resume_reading()
+        server_end.transport.resume_reading()
+
+    async def stop(self, grace_s: float) -> None:
+        """Wait until all have ended; after `grace_s` seconds end them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._all_ended.wait()
+        for end in list(self._live):
+            end.transport.abort()
+        await self._all_ended.wait()
+
+    def add(self, end: "_End") -> None:
+        """Know an end from its beginning."""
+        self._live.add(end)
+        self._all_ended.clear()
+
+    def discard(self, end: "_End") -> None:
+        """Forget an end that is closed."""
+        self._live.discard(end)
+        if not self._live:
+            self._all_ended.set()
+
+
+async def connect_named(path: Path, name: str) -> socket.socket:
+    """Return a connection to the unix socket at `path`, not blocking, whose own address ends with `name`.
+
+    The gRPC server logs that address, so its log shows who called. It has none if it would be too long.
+
+    Raises: OSError: nobody listens there.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        own = path.with_name(name)
+        with suppress(OSError):
+            connection.bind(str(own))
+            own.unlink()  # the connection keeps the address
+        while True:
+            try:
+                connection.connect(str(path))
+            except BlockingIOError:  # the queue is full, and nothing tells when it is not
+                await asyncio.sleep(_RETRY_INTERVAL_S)
+            else:
+                return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+class _End(asyncio.Protocol):
+    """One end of two connections that are joined; it is not read before both are there."""
+
+    transport: asyncio.Transport
+    other: "_End"
+
+    def __init__(self, splices: Splices) -> None:
+        self._splices = splices
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.pause_reading()
+        self.transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
+        self._splices.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.other.transport.write(data)
+
+    def pause_writing(self) -> None:
+        self.other.transport.pause_reading()  # so it is not seen any more whether the other end closes
+        self._stalled = asyncio.get_running_loop().call_later(_STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._forget_stall()
+        self.other.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_stall()
+        self._splices.discard(self)
+
+    def _forget_stall(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+
+class _ClientEnd(_End):
+    """The connection of a client."""
+
+    other: "_ServerEnd"
+
+    def eof_received(self) -> bool:
+        """Tell the gRPC server that the client sends no more; it may still answer."""
+        self.other.transport.write_eof()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if hasattr(self.other, "transport"):
+            self.other.transport.abort()
+
+
+class _ServerEnd(_End):
+    """The connection to the gRPC server. It never closes one direction alone."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Send the client what is left, then close its connection too."""
+        super().connection_lost(exc)
+        client = self.other.transport
+        client.close()
+        if client.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(_LINGER_S, client.abort)

@@ -1,0 +1,37 @@
+"""Executors that hold their steps, so that a scheduler stands still while tests look at it."""
+
+import threading
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from executor_svc.fake_worker import FakeWorker
+
+# Longer than any test; a step that waits so long fails.
+MAX_HOLD_S = 60.0
+
+
+class Gate(AbstractAsyncContextManager["Gate"]):
+    """Lets steps through while it is open, at first and in the end. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._is_open = threading.Event()
+        self._is_open.set()
+
+    def close(self) -> None:
+        """Hold every step that comes to its end from here on."""
+        self._is_open.clear()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.open()
+
+    def open(self) -> None:
+        """Let all through."""
+        self._is_open.set()
+
+    def worker(self, **settings: Any) -> FakeWorker:
+        """Return a fake executor's worker whose steps end only while the gate is open."""
+
+        def hold(_: float) -> None:
+            assert self._is_open.wait(MAX_HOLD_S), "nobody opened the gate"
+
+        return FakeWorker(sleep=hold, **settings)
