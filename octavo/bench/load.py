@@ -1,0 +1,136 @@
+"""Sends the requests of a plan: an open loop at their times, a closed one when a client is free.
+
+An open loop never waits for an answer. How late it was all the same is in the records (`lateness_s`), and how busy
+its event loop was in the result: a sender that is late measures itself.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from octavo.bench.plan import Plan
+from octavo.bench.record import Outcome, PlannedRequest, RequestRecord, Target
+from octavo.errors import OctavoError
+
+# A client of a closed loop waits so long after a failure, or it would do nothing but ask a server that is gone.
+_PAUSE_AFTER_FAILURE_S = 0.1
+
+_LAG_INTERVAL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What a load brought.
+
+    Attributes:
+        records: Of the requests that were sent, in their order.
+        begin_s: When it began, by `time.perf_counter`.
+        end_s: When the last answer was complete, or the load was interrupted.
+        lags_s: How late the sender's event loop came to each of the ticks of a clock, one every 10 ms; in seconds.
+        busy_share: Share of the time that the event loop's thread computed, 0 to 1.
+        is_interrupted: Whether it was stopped before its end.
+    """
+
+    records: list[RequestRecord]
+    begin_s: float
+    end_s: float
+    lags_s: list[float]
+    busy_share: float
+    is_interrupted: bool
+
+
+class Load:
+    """Runs a plan once against a target.
+
+    Args:
+        target: Who is asked.
+        plan: What is sent.
+        stop: Ends the load as soon as it is set; requests on their way are cancelled.
+    """
+
+    def __init__(self, target: Target, plan: Plan, stop: asyncio.Event) -> None:
+        self.plan = plan
+        self.records: list[RequestRecord] = []
+        self.begin_s = math.nan
+        self.num_ended = 0
+        self.num_failed = 0
+        self._target = target
+        self._stop = stop
+
+    async def run(self) -> LoadResult:
+        """Send everything and wait for the answers."""
+        lags_s: list[float] = []
+        cpu_begin_s = time.thread_time()
+        self.begin_s = time.perf_counter()
+        work = asyncio.create_task(self._closed_loop() if self.plan.arrivals_s is None else self._open_loop())
+        stopped = asyncio.create_task(self._stop.wait())
+        lag = asyncio.create_task(_watch_lag(lags_s))
+        tasks = (work, stopped, lag)
+        try:
+            await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
+            is_interrupted = not work.done()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        if not is_interrupted:
+            work.result()
+        end_s = time.perf_counter()
+        busy_share = (time.thread_time() - cpu_begin_s) / (end_s - self.begin_s)
+        if not is_interrupted:
+            end_s = max((record.ended_s for record in self.records), default=end_s)
+        return LoadResult(self.records, self.begin_s, end_s, lags_s, busy_share, is_interrupted)
+
+    async def _open_loop(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            # The prompt is made before the time has come.
+            for planned in self.plan.requests():
+                assert planned.scheduled_s is not None
+                scheduled_s = self.begin_s + planned.scheduled_s
+                await asyncio.sleep(max(0.0, scheduled_s - time.perf_counter()))
+                group.create_task(self._send(planned, scheduled_s))
+
+    async def _closed_loop(self) -> None:
+        assert self.plan.concurrency is not None
+        requests = self.plan.requests()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(self.plan.concurrency, len(self.plan))):
+                group.create_task(self._client(requests))
+
+    async def _client(self, requests: Iterator[PlannedRequest]) -> None:
+        end_s = math.inf if self.plan.duration_s is None else self.begin_s + self.plan.duration_s
+        for planned in requests:
+            if time.perf_counter() >= end_s:
+                return
+            record = await self._send(planned, None)
+            if record.outcome is Outcome.FAILED:
+                await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
+
+    async def _send(self, planned: PlannedRequest, scheduled_s: float | None) -> RequestRecord:
+        record = RequestRecord(planned, scheduled_s)
+        self.records.append(record)
+        record.outcome = Outcome.CANCELLED  # unless it comes to an end below
+        record.sent_s = time.perf_counter()
+        try:
+            await self._target.send(record)
+            record.outcome = Outcome.COMPLETED
+        except OctavoError as error:
+            record.outcome = Outcome.FAILED
+            record.error = str(error)
+            self.num_failed += 1
+        finally:
+            record.ended_s = time.perf_counter()
+            self.num_ended += 1
+        return record
+
+
+async def _watch_lag(lags_s: list[float]) -> None:
+    """Note how late the event loop comes to each tick of a clock, until cancelled."""
+    tick_s = time.perf_counter()
+    while True:
+        # A long lag is late for several ticks, and counts for each.
+        tick_s += _LAG_INTERVAL_S
+        await asyncio.sleep(max(0.0, tick_s - time.perf_counter()))
+        lags_s.append(max(0.0, time.perf_counter() - tick_s))

@@ -1,0 +1,114 @@
+"""What a stream of OpenAI's API says, chunk by chunk, and how many tokens each part of it brought."""
+
+import itertools
+import json
+import time
+from typing import Any
+
+from octavo.bench.errors import RequestFailedError
+from octavo.bench.record import RequestRecord, TokenUsage
+
+_DONE = "[DONE]"
+
+# Where the text of a delta of a chat may be; models that think have some of it in the others.
+_TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls")
+
+
+class StreamReader:
+    """Reads the data of one stream's events.
+
+    A chunk says nothing about its tokens, unless it has the usage so far (`continuous_usage_stats` of some servers).
+    So the tokens of the whole answer, which the last chunk has, are spread evenly over the parts that had text; without
+    a usage each part counts as one token.
+    """
+
+    def __init__(self) -> None:
+        self._times_s: list[float] = []
+        self._totals: list[int | None] = []  # the usage so far, as of each part
+        self._usage: TokenUsage | None = None
+        self._is_finished = False
+
+    def read_all(self, events: list[str]) -> bool:
+        """Take in the data of events that came together; return whether the last one was among them.
+
+        Raises:
+            RequestFailedError: the server reports an error, or speaks something else.
+        """
+        now_s = time.perf_counter()
+        for data in events:
+            if data == _DONE:
+                self._is_finished = True
+                return True
+            self._read(data, now_s)
+        return False
+
+    def _read(self, data: str, now_s: float) -> None:
+        try:
+            chunk = json.loads(data)
+        except ValueError:
+            raise RequestFailedError("the stream has an event that is no JSON") from None
+        if not isinstance(chunk, dict):
+            raise RequestFailedError("the stream has an event that is no JSON object")
+        if chunk.get("error"):
+            raise RequestFailedError(f"the stream ended in an error: {error_message(chunk)}")
+        usage = _usage(chunk.get("usage"))
+        for choice in chunk.get("choices") or ():
+            if _has_text(choice):
+                self._times_s.append(now_s)
+                self._totals.append(None if usage is None else usage.num_output_tokens)
+            if choice.get("finish_reason"):
+                self._is_finished = True
+        self._usage = usage or self._usage
+
+    def note(self, record: RequestRecord) -> None:
+        """Put what has come so far into the record."""
+        if self._usage is not None:
+            record.usage = self._usage
+        counts = _counts(self._totals, self._usage.num_output_tokens if self._usage else len(self._times_s))
+        for time_s, num_tokens in zip(self._times_s, counts, strict=True):
+            if num_tokens:
+                record.add_event(time_s, num_tokens)
+
+    def check_complete(self) -> None:
+        """Raise RequestFailedError unless the stream came to its end and brought tokens."""
+        if not self._is_finished:
+            raise RequestFailedError("the stream ended early")
+        if not self._times_s and (self._usage is None or not self._usage.num_output_tokens):
+            raise RequestFailedError("the answer had no tokens")
+
+
+def spread(num_tokens: int, num_parts: int) -> list[int]:
+    """Return the tokens of each part if they are spread evenly; the first has at least one, if there is one."""
+    ends = [-(-(index * num_tokens) // num_parts) for index in range(num_parts + 1)]  # rounded up
+    return [end - begin for begin, end in itertools.pairwise(ends)]
+
+
+def error_message(body: object) -> str:
+    """Return the message in the JSON of an error, as the known servers write it."""
+    if isinstance(body, dict):
+        for name in ("error", "message", "detail"):
+            if body.get(name):
+                return error_message(body[name])
+    return body if isinstance(body, str) else json.dumps(body)
+
+
+def _counts(totals: list[int | None], num_tokens: int) -> list[int]:
+    known = [total for total in totals if total is not None]
+    if len(known) == len(totals) and known == sorted(known) and known and known[0] > 0:
+        return [known[0], *(later - earlier for earlier, later in itertools.pairwise(known))]
+    return spread(num_tokens, len(totals)) if totals else []
+
+
+def _usage(usage: Any) -> TokenUsage | None:
+    if not isinstance(usage, dict) or not isinstance(usage.get("completion_tokens"), int):
+        return None
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return TokenUsage(usage.get("prompt_tokens"), usage["completion_tokens"], cached)
+
+
+def _has_text(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta")
+    if isinstance(delta, dict):
+        return any(delta.get(name) for name in _TEXT_FIELDS)
+    return bool(choice.get("text"))

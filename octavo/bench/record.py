@@ -1,0 +1,165 @@
+"""What became of one request, as the sender saw it."""
+
+import math
+from array import array
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float64Array = NDArray[np.float64]
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"  # by us: the load was interrupted
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """One request of a load.
+
+    Attributes:
+        index: Its place in the load, from 0.
+        prompt: Text, or token ids.
+        num_prompt_tokens: Length of the prompt, in token ids or in words; None: a text whose length is not known.
+        max_tokens: Output tokens that are asked for.
+        scheduled_s: When it is sent, in seconds from the beginning; None: when a client of a closed loop is free.
+    """
+
+    index: int
+    prompt: str | list[int]
+    num_prompt_tokens: int | None
+    max_tokens: int
+    scheduled_s: float | None
+
+
+class TokenUsage(NamedTuple):
+    """Tokens as the server counted them; None: it did not say."""
+
+    num_prompt_tokens: int | None
+    num_output_tokens: int
+    num_cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request's times, in seconds of `time.perf_counter`, and its tokens.
+
+    Attributes:
+        planned: What was sent.
+        scheduled_s: When it should have been sent; None in a closed loop.
+        sent_s: When it was sent.
+        ended_s: When the answer, or the failure, was complete.
+        event_times_s: When each part of the answer that brought tokens came.
+        event_num_tokens: How many tokens each part brought.
+        usage: The server's count; None: there is none.
+        outcome: How it ended; None: it has not.
+        error: Why it failed.
+    """
+
+    planned: PlannedRequest
+    scheduled_s: float | None
+    sent_s: float = math.nan
+    ended_s: float = math.nan
+    event_times_s: "array[float]" = field(default_factory=lambda: array("d"))
+    event_num_tokens: "array[int]" = field(default_factory=lambda: array("q"))
+    usage: TokenUsage | None = None
+    outcome: Outcome | None = None
+    error: str | None = None
+
+    def add_event(self, time_s: float, num_tokens: int) -> None:
+        """Note a part of the answer that brought tokens."""
+        self.event_times_s.append(time_s)
+        self.event_num_tokens.append(num_tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens by the server's count, else those that came."""
+        return self.usage.num_output_tokens if self.usage is not None else sum(self.event_num_tokens)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens by the server's count, else as planned; 0 if neither is known."""
+        if self.usage is not None and self.usage.num_prompt_tokens is not None:
+            return self.usage.num_prompt_tokens
+        return self.planned.num_prompt_tokens or 0
+
+    @property
+    def lateness_s(self) -> float | None:
+        """How late it was sent; None in a closed loop, which has no times to be late for."""
+        return None if self.scheduled_s is None else self.sent_s - self.scheduled_s
+
+    @property
+    def e2e_s(self) -> float:
+        """From sending to the end of the answer."""
+        return self.ended_s - self.sent_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From sending to the first token; None: none came."""
+        return self.event_times_s[0] - self.sent_s if self.event_times_s else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per output token after the first part of the answer; None: it had one part only."""
+        num_tokens = sum(self.event_num_tokens[1:])
+        return (self.event_times_s[-1] - self.event_times_s[0]) / num_tokens if num_tokens else None
+
+    @property
+    def longest_gap_s(self) -> float | None:
+        """Longest time between two parts of the answer; None: it had one part only."""
+        return float(np.diff(self.event_times_s).max()) if len(self.event_times_s) > 1 else None
+
+    def itls_s(self) -> Float64Array:
+        """Return the inter-token latencies, one for each token after the first part.
+
+        A part of k tokens that comes t seconds after the one before gives k times t / k, so that their mean is the
+        TPOT.
+        """
+        counts = np.asarray(self.event_num_tokens[1:], np.int64)
+        return np.repeat(np.diff(self.event_times_s) / np.maximum(counts, 1), counts)
+
+
+class Target(Protocol):
+    """A server that answers requests; its two kinds are in octavo_target.py and openai_target.py."""
+
+    async def describe(self) -> "TargetInfo":
+        """Ask who answers.
+
+        Raises:
+            OctavoError: nobody does, or not as expected.
+        """
+        ...
+
+    async def send(self, record: RequestRecord) -> None:
+        """Send the planned request, wait for its whole answer, and note `sent_s`, the events and `usage`.
+
+        Raises:
+            OctavoError: there is no complete answer.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInfo:
+    """Who answers.
+
+    Attributes:
+        api: How it is spoken with: "octavo", "completions" or "chat".
+        address: Where it is.
+        model_id: The model's name.
+        max_model_len: Longest sequence, prompt and output together, in tokens; None: it does not say.
+        vocab_size: Number of token ids; None: it does not say.
+    """
+
+    api: str
+    address: str
+    model_id: str
+    max_model_len: int | None = None
+    vocab_size: int | None = None

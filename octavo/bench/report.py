@@ -1,0 +1,168 @@
+"""The report that a person reads, as tables and lines of rich."""
+
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from octavo.bench.config import BenchConfig
+from octavo.bench.record import TargetInfo
+from octavo.bench.summary import Distribution, Summary
+
+# Above these the sender's own delays are no longer small beside a token's.
+_LATE_S = 0.02
+_BUSY_SHARE = 0.8
+
+# What random prompts do not reach by chance.
+_CACHED_SHARE = 0.02
+
+_MOST_ERRORS = 8
+
+
+def print_report(console: Console, config: BenchConfig, info: TargetInfo, summary: Summary) -> None:
+    """Print a load's numbers, what went wrong, and what makes them doubtful."""
+    for part in _report(config, info, summary):
+        console.print(part, soft_wrap=isinstance(part, str), highlight=False)
+
+
+def warnings(config: BenchConfig, info: TargetInfo, summary: Summary) -> list[str]:
+    """Return a sentence for each reason to doubt the numbers."""
+    found = []
+    if summary.lateness_s is not None and summary.lateness_s.p99 > _LATE_S:
+        found.append(
+            f"1 % of the requests were sent more than {_ms(summary.lateness_s.p99)} ms late: "
+            "the load was less even than asked for"
+        )
+    if summary.lag_s is not None and summary.lag_s.p99 > _LATE_S:
+        found.append(
+            f"the sender's event loop lagged by up to {_ms(summary.lag_s.p99)} ms (p99): "
+            "the times hold delays of its own, and more so if it shares processors with the server"
+        )
+    if summary.busy_share > _BUSY_SHARE:
+        found.append(
+            f"the sender computed {summary.busy_share:.0%} of the time: it may be what limits the rate; "
+            "divide the load among several processes"
+        )
+    # What a chat template puts around each prompt is shared too.
+    has_fresh_prompts = not config.shared_prefix_len and config.dataset is None and info.api != "chat"
+    if has_fresh_prompts and cached_share(summary) > _CACHED_SHARE:
+        found.append(
+            f"{cached_share(summary):.0%} of the prompt tokens came from the server's prefix cache: "
+            "it saw prompts of this --seed before"
+        )
+    if summary.num_without_usage:
+        found.append(
+            f"{summary.num_without_usage} answers had no usage: each part of their streams counts as one token"
+        )
+    return found
+
+
+def describe_load(config: BenchConfig) -> str:
+    """Return how requests were sent, in a few words."""
+    if config.rate is not None:
+        gaps = "Poisson" if config.burstiness == 1 else f"gamma, burstiness {config.burstiness:g}"
+        how = f"open loop, {config.rate:g} requests/s ({gaps})"
+    else:
+        how = f"closed loop, {config.concurrency} at once"
+    if config.duration_s is not None:
+        how += f", for {config.duration_s:g} s"
+    return how
+
+
+def describe_lengths(config: BenchConfig) -> str:
+    """Return what was asked for, in a few words."""
+    if config.dataset is not None:
+        return f"prompts of {config.dataset}, output {config.output_len.text} where it does not say"
+    prefix = f"{config.shared_prefix_len} shared (of {config.num_prefixes}) + " if config.shared_prefix_len else ""
+    return f"prompt {prefix}{config.input_len.text}, output {config.output_len.text}"
+
+
+def _report(config: BenchConfig, info: TargetInfo, summary: Summary) -> Iterator[RenderableType]:
+    api = "octavo gRPC" if info.api == "octavo" else f"OpenAI {info.api}"
+    yield f"[bold]{escape(info.model_id)}[/bold] at {escape(info.address)} ({api})"
+    yield escape(f"{describe_load(config)}; {describe_lengths(config)}; seed {config.seed}")
+    yield ""
+    yield _latency_table(summary)
+    yield Group(_counts_table(config, summary))
+    if summary.errors:
+        yield _errors_table(summary)
+    for sentence in warnings(config, info, summary):
+        yield f"[yellow]warning:[/yellow] {escape(sentence)}"
+
+
+def _latency_table(summary: Summary) -> Table:
+    table = Table(title="Latency in ms, of completed requests", title_justify="left", title_style="bold")
+    table.add_column("")
+    for heading in ("mean", "p50", "p90", "p95", "p99", "max"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    rows = {
+        "TTFT": summary.ttft_s,
+        "ITL": summary.itl_s,
+        "TPOT": summary.tpot_s,
+        "E2E": summary.e2e_s,
+        "longest gap": summary.longest_gap_s,
+    }
+    for name, values in rows.items():
+        table.add_row(name, *_cells(values))
+    if summary.lateness_s is not None:
+        table.add_section()
+        table.add_row("sent late", *_cells(summary.lateness_s))
+    return table
+
+
+def _counts_table(config: BenchConfig, summary: Summary) -> Table:
+    table = Table.grid(padding=(0, 2))
+    cancelled = f", {summary.num_cancelled} cancelled" if summary.num_cancelled else ""
+    table.add_row(
+        "requests",
+        f"{summary.num_completed} completed, {summary.num_failed} failed{cancelled} in {summary.duration_s:.2f} s",
+    )
+    table.add_row("requests/s", f"{summary.requests_per_s:.2f}")
+    table.add_row("output tokens/s", f"{summary.output_tokens_per_s:.1f}")
+    table.add_row("total tokens/s", f"{summary.total_tokens_per_s:.1f}")
+    table.add_row("running", f"{summary.mean_running:.1f} on average, at most {summary.max_running}")
+    if summary.prompt_tokens is not None and summary.output_tokens is not None:
+        cached = "" if summary.num_cached_tokens is None else f", {cached_share(summary):.0%} cached"
+        table.add_row("prompt tokens", f"{_range(summary.prompt_tokens)}{cached}")
+        table.add_row("output tokens", _range(summary.output_tokens))
+    if config.slo is not None and summary.goodput is not None:
+        goodput = summary.goodput
+        table.add_row("goodput", f"{goodput.share:.1%}, {goodput.requests_per_s:.2f} requests/s ({config.slo.text})")
+    lag = "" if summary.lag_s is None else f", event loop lag p99 {_ms(summary.lag_s.p99)} ms"
+    table.add_row("sender", f"{summary.busy_share:.0%} busy{lag}")
+    return table
+
+
+def _errors_table(summary: Summary) -> Table:
+    table = Table(title="Errors", title_justify="left", title_style="bold")
+    table.add_column("requests", justify="right")
+    table.add_column("message")
+    for message, count in summary.errors[:_MOST_ERRORS]:
+        table.add_row(str(count), escape(message))
+    if others := summary.errors[_MOST_ERRORS:]:
+        table.add_row(str(sum(count for _, count in others)), f"{len(others)} other messages; --json has all")
+    return table
+
+
+def cached_share(summary: Summary) -> float:
+    """Return the share of the prompt tokens that the server had in its cache, 0 to 1."""
+    if summary.prompt_tokens is None:
+        return 0.0
+    num_prompt_tokens = summary.prompt_tokens.mean * summary.prompt_tokens.count
+    return (summary.num_cached_tokens or 0) / num_prompt_tokens if num_prompt_tokens else 0.0
+
+
+def _range(values: Distribution) -> str:
+    return f"{values.mean:.1f} on average, p99 {values.p99:.0f}, at most {values.max:.0f}"
+
+
+def _cells(values: Distribution | None) -> list[str]:
+    if values is None:
+        return ["–"] * 6
+    return [_ms(value) for value in (values.mean, values.p50, values.p90, values.p95, values.p99, values.max)]
+
+
+def _ms(value_s: float) -> str:
+    value = value_s * 1e3
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"

@@ -1,0 +1,185 @@
+"""From records to numbers: percentiles, rates, what ran at once, errors, goodput.
+
+A percentile is the linear interpolation between the two closest ranks: with n sorted values x[0] to x[n-1], the p-th
+lies at position p / 100 * (n - 1) (type 7 of Hyndman and Fan 1996, numpy's default).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.bench.load import LoadResult
+from octavo.bench.record import Float64Array, Outcome, RequestRecord
+from octavo.bench.slo import Metric, Slo
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Figures of some values, in their unit."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Requests that met every objective; those that failed did not.
+
+    Attributes:
+        share: Of the requests that ended, 0 to 1.
+        requests_per_s: Of them a second.
+    """
+
+    share: float
+    requests_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A load in numbers; times are in seconds and only of requests that were completed.
+
+    Attributes:
+        duration_s: From the first moment to the end of the last answer.
+        num_completed: Requests with a whole answer.
+        num_failed: Requests with an error.
+        num_cancelled: Requests that an interruption of the load ended.
+        ttft_s: From sending to the first token.
+        itl_s: Between tokens; see `RequestRecord.itls_s`.
+        tpot_s: Mean between tokens, of each request.
+        e2e_s: From sending to the end of the answer.
+        longest_gap_s: Longest time between two parts of an answer, of each request.
+        lateness_s: Of sending, also of requests that failed; None in a closed loop.
+        requests_per_s: Completed ones a second.
+        output_tokens_per_s: Of completed requests.
+        total_tokens_per_s: With those of the prompts.
+        prompt_tokens: Tokens of each prompt, as the server counted if it did.
+        output_tokens: Tokens of each answer.
+        num_cached_tokens: Prompt tokens that the server had in its cache; None: it did not say.
+        num_without_usage: Completed requests whose tokens the server did not count.
+        mean_running: Requests on their way, averaged over time.
+        max_running: Most requests on their way.
+        errors: Messages of failed requests and how often they came, the most frequent first.
+        goodput: None without objectives.
+        lag_s: Of the sender's event loop; None: the load was too short to look.
+        busy_share: Share of the time that the sender computed, 0 to 1.
+    """
+
+    duration_s: float
+    num_completed: int
+    num_failed: int
+    num_cancelled: int
+    ttft_s: Distribution | None
+    itl_s: Distribution | None
+    tpot_s: Distribution | None
+    e2e_s: Distribution | None
+    longest_gap_s: Distribution | None
+    lateness_s: Distribution | None
+    requests_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    prompt_tokens: Distribution | None
+    output_tokens: Distribution | None
+    num_cached_tokens: int | None
+    num_without_usage: int
+    mean_running: float
+    max_running: int
+    errors: tuple[tuple[str, int], ...]
+    goodput: Goodput | None
+    lag_s: Distribution | None
+    busy_share: float
+
+
+def summarize(load: LoadResult, slo: Slo | None) -> Summary:
+    """Return the numbers of a load."""
+    records = load.records
+    done = [record for record in records if record.outcome is Outcome.COMPLETED]
+    duration_s = load.end_s - load.begin_s
+    num_output_tokens = sum(record.num_output_tokens for record in done)
+    num_prompt_tokens = sum(record.num_prompt_tokens for record in done)
+    cached = [record.usage.num_cached_tokens for record in done if record.usage is not None]
+    known_cached = [count for count in cached if count is not None]
+    outcomes = Counter(record.outcome for record in records)
+    spans_s = [(record.sent_s, record.ended_s) for record in records]
+    return Summary(
+        duration_s=duration_s,
+        num_completed=len(done),
+        num_failed=outcomes[Outcome.FAILED],
+        num_cancelled=outcomes[Outcome.CANCELLED],
+        ttft_s=distribution(record.ttft_s for record in done),
+        itl_s=distribution(all_itls_s(done)),
+        tpot_s=distribution(record.tpot_s for record in done),
+        e2e_s=distribution(record.e2e_s for record in done),
+        longest_gap_s=distribution(record.longest_gap_s for record in done),
+        lateness_s=distribution(record.lateness_s for record in records),
+        requests_per_s=len(done) / duration_s,
+        output_tokens_per_s=num_output_tokens / duration_s,
+        total_tokens_per_s=(num_prompt_tokens + num_output_tokens) / duration_s,
+        prompt_tokens=distribution(record.num_prompt_tokens for record in done),
+        output_tokens=distribution(record.num_output_tokens for record in done),
+        num_cached_tokens=sum(known_cached) if known_cached else None,
+        num_without_usage=sum(record.usage is None for record in done),
+        mean_running=sum(end_s - begin_s for begin_s, end_s in spans_s) / duration_s,
+        max_running=max_running(spans_s),
+        errors=tuple(Counter(record.error for record in records if record.error is not None).most_common()),
+        goodput=None if slo is None else _goodput(records, slo, duration_s),
+        lag_s=distribution(load.lags_s),
+        busy_share=load.busy_share,
+    )
+
+
+def distribution(values: Iterable[float | None] | Float64Array) -> Distribution | None:
+    """Return the figures of the values that are there; None: there are none."""
+    found = values if isinstance(values, np.ndarray) else np.array([v for v in values if v is not None], np.float64)
+    if not found.size:
+        return None
+    p50, p90, p95, p99 = np.percentile(found, (50, 90, 95, 99)).tolist()
+    return Distribution(found.size, float(found.mean()), p50, p90, p95, p99, float(found.max()))
+
+
+def all_itls_s(records: Sequence[RequestRecord]) -> Float64Array:
+    """Return the inter-token latencies of all of them, in seconds."""
+    return np.concatenate([record.itls_s() for record in records]) if records else np.empty(0)
+
+
+def max_running(spans_s: Sequence[tuple[float, float]]) -> int:
+    """Return the most intervals (begin, end) that overlap; one that begins where another ends does not."""
+    changes = sorted([(begin, 1) for begin, _ in spans_s] + [(end, -1) for _, end in spans_s])
+    running = most = 0
+    for _, change in changes:
+        running += change
+        most = max(most, running)
+    return most
+
+
+def meets(record: RequestRecord, slo: Slo) -> bool:
+    """Return whether a request was completed within every limit; a metric that it does not have is within."""
+    if record.outcome is not Outcome.COMPLETED:
+        return False
+    return all(_is_within(record, metric, limit_s) for metric, limit_s in slo.limits_s.items())
+
+
+def _is_within(record: RequestRecord, metric: Metric, limit_s: float) -> bool:
+    match metric:
+        case Metric.TTFT:
+            time_s = record.ttft_s
+        case Metric.TPOT:
+            time_s = record.tpot_s
+        case Metric.E2E:
+            time_s = record.e2e_s
+        case Metric.ITL:
+            itls_s = record.itls_s()
+            time_s = float(np.percentile(itls_s, 99)) if itls_s.size else None
+    return time_s is None or time_s <= limit_s
+
+
+def _goodput(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> Goodput:
+    num_ended = sum(record.outcome is not Outcome.CANCELLED for record in records)
+    num_good = sum(meets(record, slo) for record in records)
+    return Goodput(num_good / num_ended if num_ended else 0.0, num_good / duration_s)

@@ -1,0 +1,149 @@
+"""`octavo bench`: load on a server, and what it did to the answers. Read next: octavo/bench/__init__.py."""
+
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from octavo.bench.config import MAX_NUM_REQUESTS, BenchConfig
+from octavo.bench.options import (
+    CONTENT_OPTIONS,
+    DEFAULT_CONCURRENCY,
+    LOAD_OPTIONS,
+    OUTPUT_OPTIONS,
+    TARGET_OPTIONS,
+    with_options,
+)
+from octavo.bench.outputs import Outputs, check_packages
+from octavo.client import Client
+from octavo.commands.connection import connection_options
+from octavo.commands.options import account_options
+
+if TYPE_CHECKING:  # these need the extra, and the help does not
+    from octavo.bench.octavo_target import OctavoTarget
+    from octavo.bench.openai_target import OpenAITarget
+    from octavo.bench.record import Target
+
+_EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+# Flags that say something to one kind of server only.
+_OCTAVO_ONLY = (
+    *("address", "speaks_tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token", "token_file"),
+    *("priority", "tenant", "cache_salt"),
+)
+_OPENAI_ONLY = ("openai_api", "api_key", "model")
+
+
+@click.command()
+@connection_options
+@with_options(TARGET_OPTIONS)
+@with_options(LOAD_OPTIONS)
+@with_options(CONTENT_OPTIONS)
+@account_options
+@with_options(OUTPUT_OPTIONS)
+def bench(
+    client: Client,
+    openai: str | None,
+    openai_api: str,
+    api_key: str | None,
+    model: str | None,
+    priority: int,
+    tenant: str,
+    cache_salt: str,
+    json_path: Path | None,
+    with_samples: bool,
+    plot_path: Path | None,
+    **load: Any,
+) -> None:
+    """Send load to a server and report latencies and throughput."""
+    context = click.get_current_context()
+    _check_flags(context, is_openai=openai is not None, is_json=json_path is not None, load=load)
+    check_packages("numpy", *(["aiohttp"] if openai else []), *(["matplotlib"] if plot_path else []))
+    outputs = Outputs(json_path, with_samples, plot_path)
+    outputs.check_writable()
+    if load["rate"] is None and load["concurrency"] is None:
+        load["concurrency"] = DEFAULT_CONCURRENCY
+    config = BenchConfig(**load)
+    target: AbstractAsyncContextManager[Target]
+    if openai is None:
+        target = _octavo_target(client, config, {"priority": priority, "tenant": tenant, "cache_salt": cache_salt})
+    else:
+        target = _openai_target(context, config, openai, openai_api, api_key, model)
+    from octavo.bench.runner import run_bench
+
+    if not run_bench(config, target, outputs):
+        raise click.exceptions.Exit(_EXIT_INTERRUPTED)
+
+
+def _check_flags(context: click.Context, *, is_openai: bool, is_json: bool, load: dict[str, Any]) -> None:
+    """Refuse flags that do not go together."""
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    given = [name for name in flags if name and _is_given(context, name)]
+
+    def refuse(names: tuple[str, ...], why: str) -> None:
+        for name in given:
+            if name in names:
+                raise click.UsageError(f"{flags[name]} {why}", context)
+
+    if is_openai:
+        refuse(_OCTAVO_ONLY, "is for an Octavo scheduler, not for --openai")
+    else:
+        refuse(_OPENAI_ONLY, "needs --openai")
+    if load["rate"] is not None:
+        refuse(("concurrency",), "is a closed loop and --rate an open one: give one of them")
+    else:
+        refuse(("burstiness",), "needs --rate")
+    if load["dataset"] is not None:
+        refuse(("input_len", "shared_prefix_len", "num_prefixes"), "makes prompts, and --dataset has them")
+    if not load["shared_prefix_len"]:
+        refuse(("num_prefixes",), "needs --shared-prefix-len")
+    if not is_json:
+        refuse(("with_samples",), "needs --json")
+    if load["rate"] is not None and load["num_requests"] is None and load["duration_s"] is not None:
+        num_requests = load["rate"] * load["duration_s"]
+        if num_requests > MAX_NUM_REQUESTS / 2:
+            raise click.UsageError(
+                f"--rate and --duration make about {num_requests:.0f} requests; "
+                f"give --num-requests, at most {MAX_NUM_REQUESTS}",
+                context,
+            )
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+# What these import needs the extra, which was looked for before.
+
+
+def _octavo_target(client: Client, config: BenchConfig, account: dict[str, Any]) -> "OctavoTarget":
+    from octavo.bench.octavo_target import OctavoTarget
+
+    return OctavoTarget(
+        client,
+        temperature=config.temperature,
+        ignore_eos=config.ignore_eos,
+        timeout_s=config.timeout_s,
+        account=account,
+    )
+
+
+def _openai_target(
+    context: click.Context, config: BenchConfig, url: str, api: str, api_key: str | None, model: str | None
+) -> "OpenAITarget":
+    from octavo.bench.openai_target import OpenAIApi, OpenAITarget, check_url
+
+    try:
+        check_url(url, api_key, is_key_explicit=_is_given(context, "api_key"))
+    except ValueError as error:
+        raise click.UsageError(f"--openai: {error}", context) from None
+    return OpenAITarget(
+        url,
+        api=OpenAIApi(api),
+        api_key=api_key,
+        model=model,
+        temperature=config.temperature,
+        ignore_eos=config.ignore_eos,
+        timeout_s=config.timeout_s,
+    )

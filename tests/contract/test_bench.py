@@ -1,0 +1,183 @@
+"""`octavo bench` from its command line to its reports, against the real scheduler and an OpenAI-compatible server."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.bench.errors import BenchError
+from octavo.bench.json_report import to_json
+from octavo.bench.octavo_target import OctavoTarget
+from octavo.bench.openai_target import OpenAIApi, OpenAITarget
+from octavo.bench.record import Target
+from octavo.bench.session import run_session
+from octavo.bench.summary import summarize
+from octavo.client import Client
+from tests.support.stack import running_stack, until
+from tests.unit.octavo.bench.openai_server import openai_server
+from tests.unit.octavo.bench.settings import bench_config
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int | None
+    stdout: str
+    stderr: str
+
+
+@asynccontextmanager
+async def started(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    pipe = asyncio.subprocess.PIPE
+    command = (sys.executable, "-m", "octavo.cli", "bench", *args)
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def ended(process: asyncio.subprocess.Process) -> Ended:
+    stdout, stderr = await process.communicate()
+    return Ended(process.returncode, stdout.decode(), stderr.decode())
+
+
+async def measured(target: Target, **fields: Any) -> dict[str, Any]:
+    """Run a load in this process and return its JSON report with every sample."""
+    config = bench_config(**fields)
+    session = await run_session(config, target, asyncio.Event(), lambda load, title: nullcontext())
+    report = to_json(config, session, summarize(session.load, config.slo), with_samples=True)
+    loaded: dict[str, Any] = json.loads(json.dumps(report, allow_nan=False))
+    return loaded
+
+
+def octavo_target(address: str) -> OctavoTarget:
+    return OctavoTarget(Client(address), temperature=0.0, ignore_eos=True, timeout_s=60.0, account={})
+
+
+def openai_target(url: str, *, api: OpenAIApi = OpenAIApi.COMPLETIONS, ignore_eos: bool = True) -> OpenAITarget:
+    return OpenAITarget(
+        url, api=api, api_key="secret", model=None, temperature=0.0, ignore_eos=ignore_eos, timeout_s=60.0
+    )
+
+
+async def test_an_open_loop_over_grpc_has_the_lengths_and_times_that_were_planned() -> None:
+    lengths: dict[str, Any] = {"input_len": "uniform:10:40", "output_len": "uniform:2:9", "shared_prefix_len": 32}
+    async with running_stack() as stack, octavo_target(stack.address) as target:
+        report = await measured(target, rate=100.0, num_requests=40, warmup=2, **lengths)
+    summary, samples = report["summary"], report["samples"]
+    assert (summary["num_completed"], summary["num_failed"]) == (40, 0)
+    assert report["target"]["model_id"] == "fake"
+    for sample in samples:
+        assert sample["num_output_tokens"] == sample["max_tokens"] == sum(sample["event_num_tokens"])
+        assert 42 <= sample["num_prompt_tokens"] <= 72
+        assert 0 < sample["ttft_s"] <= sample["e2e_s"]
+        assert sample["event_times_s"] == sorted(sample["event_times_s"])
+        assert sample["sent_s"] >= sample["scheduled_s"] - 0.01
+    # The prefix was computed once, in the warm-up.
+    assert {sample["num_cached_tokens"] for sample in samples} == {32}
+    assert summary["output_tokens"]["mean"] * 40 == sum(sample["max_tokens"] for sample in samples)
+    assert summary["lateness_s"]["count"] == 40
+
+
+async def test_equal_seeds_send_equal_loads() -> None:
+    async with running_stack() as stack, octavo_target(stack.address) as target:
+        fields: dict[str, Any] = {"rate": 300.0, "num_requests": 12, "input_len": "64", "output_len": "normal:5:2"}
+        reports = [await measured(target, seed=seed, **fields) for seed in (1, 1, 2)]
+    plans = [[(s["scheduled_s"], s["max_tokens"]) for s in report["samples"]] for report in reports]
+    assert plans[0] == plans[1] != plans[2]
+    # The second run finds the prompts of the first one in the prefix cache, and says so.
+    is_warned = ["prefix cache" in " ".join(report["warnings"]) for report in reports]
+    assert is_warned == [False, True, False]
+
+
+async def test_the_dataset_is_sent_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "abcd", "max_tokens": 3}\n{"prompt": "abcdefgh"}\n', "utf-8")
+    async with running_stack() as stack, octavo_target(stack.address) as target:
+        report = await measured(target, dataset=path, num_requests=None, output_len="5")
+    samples = report["samples"]  # the fake model's tokens are bytes
+    assert [(s["num_prompt_tokens"], s["num_output_tokens"]) for s in samples] == [(4, 3), (8, 5)]
+
+
+async def test_prompts_that_are_too_long_are_refused_with_the_limit() -> None:
+    async with running_stack() as stack, octavo_target(stack.address) as target:
+        with pytest.raises(BenchError, match="9000 prompt tokens and 4 output tokens, and fake takes at most 8192"):
+            await measured(target, input_len="9000")
+
+
+async def test_failures_are_grouped_and_the_rest_counts() -> None:
+    async with running_stack(max_waiting_requests=1, max_num_seqs=1) as stack, octavo_target(stack.address) as target:
+        report = await measured(target, concurrency=8, num_requests=16, output_len="50")
+    [error] = report["summary"]["errors"]
+    assert "queue" in error["message"]
+    assert report["summary"]["num_completed"] + error["num_requests"] == 16
+
+
+@pytest.mark.parametrize("api", list(OpenAIApi))
+async def test_an_openai_compatible_server_is_measured(api: OpenAIApi) -> None:
+    async with openai_server(key="secret") as server, openai_target(server.url, api=api) as target:
+        report = await measured(target, rate=100.0, num_requests=12, input_len="20", output_len="6")
+    summary = report["summary"]
+    assert (report["target"]["api"], report["target"]["model_id"]) == (api, "small")
+    assert (summary["num_completed"], summary["itl_s"]["count"]) == (12, 60)
+    assert (summary["prompt_tokens"]["mean"], summary["output_tokens"]["mean"]) == (20, 6)
+    assert "secret" not in json.dumps(report)
+
+
+async def test_a_server_that_refuses_ignore_eos_is_found_by_the_first_request() -> None:
+    async with openai_server(knows_ignore_eos=False) as server:
+        async with openai_target(server.url) as target:
+            with pytest.raises(BenchError, match=r"nothing was measured: .*ignore_eos needs --no-ignore-eos"):
+                await measured(target)
+        assert len(server.bodies) == 1
+        async with openai_target(server.url, ignore_eos=False) as target:
+            assert (await measured(target, num_requests=2))["summary"]["num_completed"] == 2
+
+
+async def test_a_closed_loop_prints_a_table_and_writes_its_files(tmp_path: Path) -> None:
+    plot, report = tmp_path / "plot.svg", tmp_path / "report.json"
+    flags = ("--concurrency", "3", "--num-requests", "9", "--output-len", "4", "--slo", "ttft=60s,itl=60s")
+    files = ("--plot", str(plot), "--json", str(report))
+    async with running_stack() as stack, started("--address", stack.address, *flags, *files) as process:
+        found = await ended(process)
+    assert (found.status, found.stderr) == (0, "")
+    for text in ("fake at", "closed loop, 3 at once", "TTFT", "9 completed, 0 failed", "100.0%"):
+        assert text in found.stdout
+    assert plot.read_text("utf-8").startswith("<?xml")
+    summary = json.loads(report.read_text("utf-8"))["summary"]
+    assert (summary["num_completed"], summary["max_running"]) == (9, 3)
+
+
+async def test_ctrl_c_stops_the_load_and_reports_what_was_completed() -> None:
+    flags = ("--concurrency", "4", "--num-requests", "1000000", "--output-len", "32", "--json", "-")
+    async with running_stack() as stack:
+        async with started("--address", stack.address, *flags) as process:
+            await until(lambda: stack.num_groups_on(stack.executor) == 4)
+            process.send_signal(signal.SIGINT)
+            found = await ended(process)
+        await until(lambda: stack.num_groups_on(stack.executor) == 0)
+    assert found.status == 130
+    report = json.loads(found.stdout)
+    assert report["is_interrupted"]
+    assert report["summary"]["num_cancelled"] == 4
+    assert "octavo: interrupted; the report has what was completed until then" in found.stderr
+
+
+async def test_a_load_without_a_success_says_why() -> None:
+    flags = ("--concurrency", "1", "--num-requests", "2")
+    async with openai_server() as server, started("--openai", server.url, *flags) as process:
+        await until(lambda: len(server.bodies) == 1)
+        server.refusal = (503, "application/json", '{"error": {"message": "restarting"}}')
+        found = await ended(process)
+    assert found.status == 1
+    assert "0 completed, 2 failed" in found.stdout
+    assert found.stderr == "octavo: no request succeeded: HTTP 503: restarting\n"

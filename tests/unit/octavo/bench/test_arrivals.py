@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+
+from octavo.bench.arrivals import arrival_times, arrival_times_until
+
+
+def gaps(burstiness: float) -> "np.typing.NDArray[np.float64]":
+    times = arrival_times(50.0, burstiness, 20_000, np.random.default_rng(3))
+    return np.diff(times, prepend=0.0)
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_the_mean_rate_is_the_one_asked_for(burstiness: float) -> None:
+    assert 1 / gaps(burstiness).mean() == pytest.approx(50, rel=0.02)
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_the_variation_of_gaps_is_that_of_the_gamma_distribution(burstiness: float) -> None:
+    found = gaps(burstiness)
+    assert found.std() / found.mean() == pytest.approx(burstiness**-0.5, rel=0.03)
+
+
+def test_poisson_gaps_are_exponential() -> None:
+    found = gaps(1.0) * 50
+    for time in (0.1, 0.5, 1.0, 2.0):
+        assert (found > time).mean() == pytest.approx(np.exp(-time), abs=0.012)
+
+
+def test_poisson_counts_vary_as_much_as_their_mean() -> None:
+    times = arrival_times(50.0, 1.0, 20_000, np.random.default_rng(4))
+    counts = np.histogram(times, np.arange(0, 399, 1.0))[0]
+    assert counts.var() / counts.mean() == pytest.approx(1, abs=0.2)
+
+
+def test_arrivals_ascend_and_equal_seeds_give_equal_ones() -> None:
+    first, second = (arrival_times(9.0, 1.0, 500, np.random.default_rng(1)) for _ in range(2))
+    assert first == second == sorted(first)
+
+
+def test_a_duration_takes_the_first_of_the_same_arrivals() -> None:
+    times = arrival_times_until(30.0, 100.0, 1.0, np.random.default_rng(5))
+    assert times == pytest.approx(arrival_times(100.0, 1.0, len(times), np.random.default_rng(5)))
+    assert len(times) > 2048  # more than two chunks
+    assert 29.8 < times[-1] < 30
+    assert times[:100] == arrival_times_until(30.0, 100.0, 1.0, np.random.default_rng(5))[:100]

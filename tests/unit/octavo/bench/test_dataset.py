@@ -1,0 +1,38 @@
+from pathlib import Path
+
+import pytest
+
+from octavo.bench.dataset import DatasetEntry, load_dataset
+from octavo.bench.errors import BenchError
+
+
+def test_lines_are_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "Größe?", "max_tokens": 5, "source": "x"}\n\n{"prompt": "b"}\n', "utf-8")
+    assert load_dataset(path) == [DatasetEntry("Größe?", 5), DatasetEntry("b", None)]
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "has no prompt"),
+        (b'{"prompt": "a"}\nno json\n', "line 2: no JSON"),
+        (b'["a"]', 'line 1: no object with a text as "prompt"'),
+        (b'{"prompt": ""}', "line 1: no object"),
+        (b'{"prompt": [1, 2]}', "line 1: no object"),
+        (b'{"prompt": "a", "max_tokens": 0}', '"max_tokens" is 0; it must be a whole number'),
+        (b'{"prompt": "a", "max_tokens": true}', '"max_tokens" is True'),
+        (b"\xff", "it is not UTF-8 text"),
+    ],
+)
+def test_what_is_no_dataset_is_refused_with_the_line(tmp_path: Path, content: bytes, what: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(BenchError) as refused:
+        load_dataset(path)
+    assert what in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match=r"missing.jsonl cannot be read: No such file"):
+        load_dataset(tmp_path / "missing.jsonl")

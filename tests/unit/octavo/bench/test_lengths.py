@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+
+from octavo.bench.lengths import parse_lengths
+
+COUNT = 20_000
+
+
+def draw(text: str) -> "np.typing.NDArray[np.int64]":
+    return np.array(parse_lengths(text).draw(np.random.default_rng(7), COUNT))
+
+
+def test_a_number_is_that_length_each_time() -> None:
+    assert set(draw("128")) == {128}
+
+
+def test_uniform_has_both_limits_and_all_between_equally_often() -> None:
+    lengths, counts = np.unique(draw("uniform:3:7"), return_counts=True)
+    assert lengths.tolist() == [3, 4, 5, 6, 7]
+    assert abs(counts / COUNT - 0.2).max() < 0.01
+
+
+@pytest.mark.parametrize("name", ["normal", "lognormal"])
+def test_mean_and_deviation_are_those_of_the_lengths(name: str) -> None:
+    lengths = draw(f"{name}:400:80")
+    assert lengths.mean() == pytest.approx(400, rel=0.01)
+    assert lengths.std() == pytest.approx(80, rel=0.03)
+
+
+def test_lognormal_is_skewed_and_normal_is_not() -> None:
+    def skewness(text: str) -> float:
+        lengths = draw(text)
+        return float((((lengths - lengths.mean()) / lengths.std()) ** 3).mean())
+
+    assert skewness("lognormal:400:200") > 1
+    assert abs(skewness("normal:400:40")) < 0.1
+
+
+def test_what_lies_outside_the_limits_becomes_the_limit() -> None:
+    lengths = draw("normal:100:50:90:110")
+    assert (lengths.min(), lengths.max()) == (90, 110)
+    assert (lengths == 90).mean() > 0.3
+
+
+def test_without_limits_a_length_is_at_least_one() -> None:
+    assert draw("normal:2:5").min() == 1
+
+
+@pytest.mark.parametrize("name", ["normal", "lognormal"])
+def test_no_deviation_is_a_constant(name: str) -> None:
+    assert set(draw(f"{name}:64:0")) == {64}
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "no whole number"),
+        ("-5", "no whole number"),
+        ("1.5", "no whole number"),
+        ("0", "lengths go from 1"),
+        ("9999999999", "lengths go from 1"),
+        ("zipf:2:3", "'zipf' is no distribution; write N, uniform:MIN:MAX"),
+        ("constant:2:3", "'constant' is no distribution"),
+        ("uniform:5", "uniform does not take 1 numbers"),
+        ("uniform:9:5", "the shorter limit first"),
+        ("uniform:a:5", "'a' is no whole number"),
+        ("normal:5:1:2", "normal does not take 3 numbers"),
+        ("normal:x:1", "'x' is no number"),
+        ("normal:nan:1", "'nan' is no number"),
+        ("normal:0:1", "the mean must be at least 1"),
+        ("lognormal:8:-1", "the deviation at least 0"),
+        ("lognormal:8:1:9:3", "the shorter limit first"),
+    ],
+)
+def test_what_is_no_length_is_refused_with_the_reason(text: str, what: str) -> None:
+    with pytest.raises(ValueError, match="is no length") as refused:
+        parse_lengths(text)
+    assert what in str(refused.value)
+    assert repr(text) in str(refused.value)

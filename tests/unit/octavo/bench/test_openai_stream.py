@@ -1,0 +1,104 @@
+import json
+
+import pytest
+
+from octavo.bench.errors import RequestFailedError
+from octavo.bench.openai_stream import StreamReader, error_message, spread
+from octavo.bench.record import RequestRecord
+from tests.unit.octavo.bench.records import record
+
+
+def chunk(text: str = "", finish_reason: str | None = None, num_tokens: int | None = None) -> str:
+    usage = None if num_tokens is None else {"prompt_tokens": 7, "completion_tokens": num_tokens}
+    return json.dumps({"choices": [{"text": text, "finish_reason": finish_reason}], "usage": usage})
+
+
+def chat_chunk(**delta: object) -> str:
+    return json.dumps({"choices": [{"delta": delta, "finish_reason": None}]})
+
+
+def usage_chunk(num_tokens: int) -> str:
+    details = {"cached_tokens": 3}
+    usage = {"prompt_tokens": 7, "completion_tokens": num_tokens, "prompt_tokens_details": details}
+    return json.dumps({"choices": [], "usage": usage})
+
+
+def read(*events: str) -> RequestRecord:
+    reader = StreamReader()
+    for event in events:
+        reader.read_all([event])
+    found = record(ended_s=0.0)
+    reader.note(found)
+    reader.check_complete()
+    return found
+
+
+def test_each_part_is_a_token_if_there_are_as_many() -> None:
+    found = read(chunk("a"), chunk("b"), chunk("c", "length"), usage_chunk(3), "[DONE]")
+    assert found.event_num_tokens.tolist() == [1, 1, 1]
+    assert found.usage == (7, 3, 3)
+    assert found.event_times_s.tolist() == sorted(found.event_times_s)
+
+
+def test_tokens_are_spread_over_fewer_parts() -> None:
+    assert read(chunk("a"), chunk("b", "length"), usage_chunk(5), "[DONE]").event_num_tokens.tolist() == [3, 2]
+
+
+def test_the_usage_so_far_says_how_many_tokens_a_part_brought() -> None:
+    found = read(chunk("a", None, 1), chunk("b", None, 5), chunk("c", "stop", 6), usage_chunk(6), "[DONE]")
+    assert found.event_num_tokens.tolist() == [1, 4, 1]
+
+
+def test_without_usage_each_part_is_a_token() -> None:
+    found = read(chunk("a"), chunk("b", "stop"), "[DONE]")
+    assert (found.event_num_tokens.tolist(), found.usage) == ([1, 1], None)
+
+
+def test_chunks_without_text_bring_no_token() -> None:
+    role, think, text = chat_chunk(role="assistant", content=""), chat_chunk(reasoning="Hm"), chat_chunk(content="Yes")
+    assert len(read(role, think, text, usage_chunk(2), "[DONE]").event_times_s) == 2
+
+
+def test_an_answer_of_special_tokens_only_has_no_times() -> None:
+    found = read(chunk("", "length"), usage_chunk(4), "[DONE]")
+    assert (len(found.event_times_s), found.num_output_tokens, found.ttft_s) == (0, 4, None)
+
+
+def test_a_finish_reason_is_an_end_too() -> None:
+    assert read(chunk("a", "stop")).num_output_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("events", "why"),
+    [
+        ([chunk("a")], "the stream ended early"),
+        (["[DONE]"], "the answer had no tokens"),
+        ([chunk("a"), '{"error": {"message": "out of memory"}}'], "the stream ended in an error: out of memory"),
+        (["<html>"], "an event that is no JSON"),
+        (["[1]"], "an event that is no JSON object"),
+    ],
+)
+def test_what_is_no_whole_answer_fails(events: list[str], why: str) -> None:
+    with pytest.raises(RequestFailedError, match=why):
+        read(*events)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize("num_tokens", [0, 1, 5, 7, 64, 1000])
+def test_all_tokens_are_spread_evenly_and_the_first_part_has_one(num_tokens: int, num_parts: int) -> None:
+    counts = spread(num_tokens, num_parts)
+    assert (sum(counts), len(counts)) == (num_tokens, num_parts)
+    assert max(counts) - min(counts) <= 1
+    assert counts[0] >= min(1, num_tokens)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"error": {"message": "no", "code": 4}}, {"message": "no"}, {"detail": "no"}, {"error": "no"}, "no"],
+)
+def test_messages_of_the_known_servers(body: object) -> None:
+    assert error_message(body) == "no"
+
+
+def test_an_unknown_error_is_shown_as_it_is() -> None:
+    assert error_message({"detail": [{"loc": ["x"]}]}) == '[{"loc": ["x"]}]'

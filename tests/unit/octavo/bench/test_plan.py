@@ -1,0 +1,133 @@
+import itertools
+from typing import Any
+
+import pytest
+
+from octavo.bench.dataset import DatasetEntry
+from octavo.bench.errors import BenchError
+from octavo.bench.plan import plan_load, plan_probe, plan_warmup
+from octavo.bench.prompts import WORDS, Prompts, ordinary_token_ids
+from octavo.bench.record import PlannedRequest, TargetInfo
+from tests.unit.octavo.bench.settings import bench_config
+
+INFO = TargetInfo("octavo", "here", "tiny", max_model_len=1024, vocab_size=1000)
+TEXT = TargetInfo("chat", "there", "other")
+
+
+def requests(info: TargetInfo = INFO, **fields: Any) -> list[PlannedRequest]:
+    return list(plan_load(bench_config(**fields), info, ()).requests())
+
+
+def test_equal_seeds_give_equal_loads_and_others_another_one() -> None:
+    fields: dict[str, Any] = {
+        "rate": 9.0,
+        "input_len": "uniform:5:90",
+        "output_len": "normal:50:20",
+        "shared_prefix_len": 4,
+    }
+    first, second, other = (requests(**fields, seed=seed) for seed in (3, 3, 4))
+    assert first == second
+    assert first != other
+    assert {request.scheduled_s for request in first}.isdisjoint(request.scheduled_s for request in other)
+
+
+def test_prompts_have_the_lengths_that_were_drawn() -> None:
+    made = requests(input_len="uniform:5:90", shared_prefix_len=7, num_requests=50)
+    assert all(len(request.prompt) == request.num_prompt_tokens for request in made)
+    assert {(request.num_prompt_tokens or 0) - 7 for request in made} <= set(range(5, 91))
+    assert len({request.num_prompt_tokens for request in made}) > 20
+
+
+def test_token_ids_are_of_the_middle_of_the_vocabulary() -> None:
+    ids = {token for request in requests(num_requests=200) for token in request.prompt}
+    assert ids <= set(range(125, 875))
+    assert len(ids) > 700
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 7, 8, 259, 128_256])
+def test_every_vocabulary_has_ordinary_token_ids(vocab_size: int) -> None:
+    ids = ordinary_token_ids(vocab_size)
+    assert len(ids) >= 1
+    assert ids.stop <= vocab_size
+
+
+def test_prompts_of_other_servers_are_words() -> None:
+    [request] = requests(TEXT, num_requests=1, input_len="20")
+    assert isinstance(request.prompt, str)
+    assert set(request.prompt.split(" ")) <= set(WORDS)
+    assert len(request.prompt.split(" ")) == 20
+
+
+def test_words_are_all_different_ones() -> None:
+    assert len(WORDS) == len(set(WORDS))
+    assert all(word.isalpha() and word.islower() for word in WORDS)
+
+
+def test_prompts_begin_with_one_of_the_shared_prefixes_and_differ_behind_it() -> None:
+    prompts = [request.prompt for request in requests(shared_prefix_len=32, num_prefixes=3, num_requests=60)]
+    assert len({tuple(prompt[:32]) for prompt in prompts}) == 3
+    assert len({tuple(prompt[32:]) for prompt in prompts}) == 60
+
+
+def test_phases_differ_and_share_their_prefixes() -> None:
+    measured, warmup = (Prompts(range(1000), seed=5, phase=phase, prefix_len=8) for phase in (0, 1))
+    assert measured.make(0, 20)[:8] == warmup.make(0, 20)[:8]
+    assert measured.make(0, 20)[8:] != warmup.make(0, 20)[8:]
+
+
+def test_the_warm_up_does_not_change_what_is_measured() -> None:
+    assert requests(rate=5.0, warmup=30) == requests(rate=5.0)
+    config = bench_config(rate=5.0, warmup=30)
+    prompts = {tuple(request.prompt) for request in plan_warmup(config, INFO, ()).requests()}
+    assert len(prompts) == 30
+    assert prompts.isdisjoint(tuple(request.prompt) for request in requests(rate=5.0))
+
+
+def test_an_open_loop_has_as_many_requests_as_arrive() -> None:
+    assert len(requests(rate=100.0, num_requests=50)) == 50
+    by_time = requests(rate=100.0, num_requests=None, duration_s=3.0)
+    assert 250 < len(by_time) < 350
+    assert max(request.scheduled_s or 0 for request in by_time) < 3
+    both = requests(rate=100.0, num_requests=50, duration_s=0.2)
+    assert both == requests(rate=100.0, num_requests=50)[: len(both)]
+    assert 5 < len(both) < 40
+
+
+def test_a_closed_loop_of_a_duration_has_more_requests_than_can_be_sent() -> None:
+    plan = plan_load(bench_config(num_requests=None, duration_s=2.0), INFO, ())
+    assert len(plan) == 10_004
+    assert next(plan.requests()).scheduled_s is None
+
+
+def test_the_dataset_is_used_in_its_order_and_again() -> None:
+    entries = [DatasetEntry("one", 7), DatasetEntry("two", None)]
+    made = list(plan_load(bench_config(num_requests=3, output_len="9"), INFO, entries).requests())
+    assert [(request.prompt, request.max_tokens) for request in made] == [("one", 7), ("two", 9), ("one", 7)]
+    assert len(plan_load(bench_config(num_requests=None), INFO, entries)) == 2
+
+
+def test_without_a_number_there_are_64_requests() -> None:
+    assert len(requests(num_requests=None)) == 64
+
+
+def test_requests_that_do_not_fit_the_model_are_refused_with_the_limit() -> None:
+    plan_load(bench_config(input_len="1000", output_len="24"), INFO, ()).check_fits(INFO)
+    plan = plan_load(bench_config(input_len="1000", output_len="20", shared_prefix_len=5), INFO, ())
+    with pytest.raises(BenchError, match="1005 prompt tokens and 20 output tokens, and tiny takes at most 1024"):
+        plan.check_fits(INFO)
+    with pytest.raises(BenchError, match="has 2000 output tokens, and tiny"):
+        plan_load(bench_config(), INFO, [DatasetEntry("a", 2000)]).check_fits(INFO)
+
+
+def test_a_server_that_does_not_say_what_it_takes_gets_all() -> None:
+    plan_load(bench_config(input_len="99999"), TEXT, ()).check_fits(TEXT)
+
+
+def test_the_probe_is_as_long_as_the_longest_prompt_and_like_none_of_them() -> None:
+    config = bench_config(input_len="uniform:5:90", shared_prefix_len=10)
+    plan = plan_load(config, INFO, ())
+    [probe] = plan_probe(config, INFO, (plan,)).requests()
+    assert probe.num_prompt_tokens == max(request.num_prompt_tokens or 0 for request in plan.requests())
+    assert probe.max_tokens == 1
+    for made in itertools.islice(plan.requests(), 8):
+        assert made.prompt[:5] != probe.prompt[:5]

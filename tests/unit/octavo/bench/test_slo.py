@@ -1,0 +1,27 @@
+import re
+
+import pytest
+
+from octavo.bench.slo import Metric, parse_slo
+
+
+def test_limits_are_read_in_ms_and_s() -> None:
+    slo = parse_slo("ttft=200ms, itl = 50ms,e2e=1.5s")
+    assert slo.limits_s == {Metric.TTFT: 0.2, Metric.ITL: 0.05, Metric.E2E: 1.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "is no objective; write METRIC=TIME with ttft, itl, tpot, e2e"),
+        ("ttft", "'ttft' is no objective"),
+        ("ttft=200", "'ttft=200' is no objective"),
+        ("speed=2s", "'speed=2s' is no objective"),
+        ("ttft=1.2.3s", "'1.2.3' is no number"),
+        ("ttft=0ms", "must be above 0"),
+        ("ttft=1s,ttft=2s", "gives ttft twice"),
+    ],
+)
+def test_what_is_no_objective_is_refused(text: str, what: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(what)):
+        parse_slo(text)
