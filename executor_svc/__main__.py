@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from contextlib import ExitStack
 
 from executor_svc.config import ExecutorConfig
@@ -32,7 +33,15 @@ def main() -> int:
 
 
 def _load_worker(config: ExecutorConfig, assignment: RankAssignment | None, at_end: ExitStack) -> Worker:
-    """Load the model. Torch is imported here, so that the server answers before that is done."""
+    """Load the model, and say so on stdout. Torch is imported here, so that the server answers before that is done."""
+    started_s = time.monotonic()
+    print(f"octavo executor loading {config.model}", flush=True)
+    worker = _import_and_load(config, assignment, at_end)
+    print(f"octavo executor loaded {config.model} in {time.monotonic() - started_s:.1f} s", flush=True)
+    return worker
+
+
+def _import_and_load(config: ExecutorConfig, assignment: RankAssignment | None, at_end: ExitStack) -> Worker:
     try:
         from executor_svc.parallel.rank_process import load_leader
         from executor_svc.worker_loading import load_worker

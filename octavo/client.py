@@ -7,24 +7,18 @@ a prompt that was sent again could be answered twice. Who wants retries catches 
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from typing import Self, cast
+from typing import cast
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from octavo.bearer_token import token_metadata
 from octavo.errors import (
-    ClosedError,
     DeadlineError,
     InternalError,
     InvalidRequestError,
-    NotConnectedError,
-    OctavoError,
     TlsHandshakeError,
     UnavailableError,
-    from_rpc_error,
-    is_own_word,
 )
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
 from octavo.outputs import (
@@ -39,7 +33,8 @@ from octavo.outputs import (
     model_from_proto,
 )
 from octavo.sampling_params import SamplingParams
-from octavo.tls import TlsOptions, channel_credentials, handshake_trouble
+from octavo.scheduler_channel import SchedulerChannel
+from octavo.tls import TlsOptions
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
@@ -50,24 +45,8 @@ _READINESS_SERVICE = "readiness"
 # Pause before a watch of the readiness that ended is opened again.
 _WATCH_AGAIN_S = 0.2
 
-_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
-_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    # The scheduler sets the limit for prompts; these keep a broken peer from filling our memory, and
-    # leave room for the last message of a long output with log-probabilities.
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    # Find a scheduler that vanished without a word. It allows pings this often (shared/grpc_server.py),
-    # also while a request waits in the queue and nothing else is sent.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    # A scheduler is a neighbour: a web proxy in the environment must not come between.
-    ("grpc.enable_http_proxy", 0),
-)
-
-
-class Client:
+class Client(SchedulerChannel):
     """Talks to one scheduler; use it as `async with Client(address) as client`.
 
     It belongs to the event loop in which it is opened, and serves any number of requests at once.
@@ -80,30 +59,18 @@ class Client:
     Raises: ConnectionOptionsError: the token cannot be sent; when the client is opened, also: a file cannot be used.
     """
 
+    channel_options = (
+        # Find a scheduler that vanished without a word. It allows pings this often (shared/grpc_server.py),
+        # also while a request waits in the queue and nothing else is sent.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
     def __init__(
         self, address: str = DEFAULT_ADDRESS, *, tls: TlsOptions | None = None, token: str | None = None
     ) -> None:
-        self.address = address
-        self._tls = tls
-        self._metadata = () if token is None else token_metadata(address, token, is_encrypted=tls is not None)
-        self._channel: grpc.aio.Channel | None = None
-
-    async def __aenter__(self) -> Self:
-        if self._tls is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
-        else:
-            options = [*_CHANNEL_OPTIONS, *self._tls.channel_options]
-            self._channel = grpc.aio.secure_channel(self.address, channel_credentials(self._tls), options=options)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Cancel what still runs and close the channel; closing twice is fine."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close()
+        super().__init__(address, tls=tls, token=token)
 
     async def stream(
         self,
@@ -244,23 +211,6 @@ class Client:
 
     def _stub(self) -> "generation_service_pb2_grpc.GenerationServiceAsyncStub":  # quoted: only the type stub has it
         return generation_service_pb2_grpc.GenerationServiceStub(self._open_channel())
-
-    def _open_channel(self) -> grpc.aio.Channel:
-        if self._channel is None:
-            raise ClosedError("the client is not open; use it as `async with Client(address) as client`")
-        return self._channel
-
-    def _to_octavo_error(self, error: grpc.aio.AioRpcError) -> OctavoError:
-        """Add what only the channel knows: whether UNAVAILABLE is the scheduler's word or its absence."""
-        if error.code() is not grpc.StatusCode.UNAVAILABLE or is_own_word(error):
-            return from_rpc_error(error)
-        if trouble := handshake_trouble(error.details() or "", self._tls):
-            return TlsHandshakeError(self.address, trouble)
-        state = None if self._channel is None else self._channel.get_state()
-        # A channel that could not connect may be at its next attempt already; then only gRPC's text tells.
-        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE or "failed to connect" in (error.details() or ""):
-            return NotConnectedError(self.address)
-        return UnavailableError(f"the connection to the scheduler at {self.address} was lost")
 
 
 def _set_field(request: generation_service_pb2.GenerateRequest, field: str, value: str | int) -> None:

@@ -4,6 +4,7 @@ A subcommand is loaded when it is used, so that `octavo --version` does not wait
 module of octavo/commands.
 """
 
+import difflib
 import os
 import sys
 import traceback
@@ -11,15 +12,21 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import click
+from click.shell_completion import shell_complete
 
 import octavo
+from octavo.commands.completion import COMPLETION_VARIABLE
 from octavo.errors import NotConnectedError, OctavoError
 
 _COMMANDS = {
+    "bench": "octavo.commands.bench:bench",
     "chat": "octavo.commands.chat:chat",
+    "completion": "octavo.commands.completion:completion",
     "demo": "octavo.commands.demo:demo",
+    "explain": "octavo.commands.explain:explain",
     "generate": "octavo.commands.generate:generate",
     "model": "octavo.model_command:model",
+    "top": "octavo.commands.top:top",
     "up": "octavo.commands.up:up",
 }
 
@@ -44,6 +51,15 @@ class _LateGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the words call; of one that there is not, name the nearest."""
+        if args[0] not in _COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            close = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            ctx.fail(f"No such command {args[0]!r}.{f' Did you mean {close[0]!r}?' if close else ''}")
+        return super().resolve_command(ctx, args)
+
 
 @click.group(cls=_LateGroup, invoke_without_command=True)
 @click.option("--debug", is_flag=True, envvar="OCTAVO_DEBUG", help="Show the traceback of an error. [OCTAVO_DEBUG]")
@@ -58,6 +74,8 @@ def cli(ctx: click.Context, debug: bool) -> None:
 
 def run(args: Sequence[str]) -> int:
     """Run a command line and return its exit status."""
+    if instruction := os.environ.get(COMPLETION_VARIABLE):  # a shell asks, by the script of `octavo completion`
+        return shell_complete(cli, {}, "octavo", COMPLETION_VARIABLE, instruction)
     is_debug = False
     try:
         with cli.make_context("octavo", list(args)) as ctx:
@@ -66,9 +84,13 @@ def run(args: Sequence[str]) -> int:
             sys.stdout.flush()
     except click.exceptions.Exit as exit_request:
         return exit_request.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:  # `octavo model`, which does as `octavo` alone
+        click.echo(error.message)
+        return 0
     except click.UsageError as error:
-        see = f'; see "{error.ctx.command_path} --help"' if error.ctx else ""
-        _say(f"{error.format_message().rstrip('.')}{see}")
+        message = error.format_message().rstrip(".")
+        see = " See" if message.endswith("?") else "; see"
+        _say(f'{message}{see} "{error.ctx.command_path} --help"' if error.ctx else message)
         return error.exit_code
     except click.ClickException as error:
         _say(error.format_message())

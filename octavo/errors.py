@@ -134,10 +134,15 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OctavoError:
             return OverloadedError(message, retry_after_s=retry_after_s)
         case grpc.StatusCode.ALREADY_EXISTS:
             return RequestExistsError(message)
-        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-            # A call that the caller cancels raises asyncio.CancelledError, so CANCELLED is the server's:
-            # it went away before the call was done.
+        case grpc.StatusCode.UNAVAILABLE:
             return UnavailableError(message)
+        case grpc.StatusCode.CANCELLED:
+            # A call that the caller cancels raises asyncio.CancelledError, so CANCELLED is the server's. gRPC
+            # itself answers so, without a reason, when more calls wait than a server has taken up.
+            return UnavailableError(
+                "the scheduler ended the call before it had answered: it went away, or has more calls than it can "
+                "take up; send the request again in a moment"
+            )
         case grpc.StatusCode.UNAUTHENTICATED:
             return UnauthenticatedError(message)
         case grpc.StatusCode.PERMISSION_DENIED:

@@ -4,7 +4,6 @@ It runs SMG (`smg launch`, of the extra `octavo[openai]`) in this process, with 
 scheduler, and behaves as the two services do: it says where it serves, and leaves when its stdin closes.
 """
 
-import argparse
 import asyncio
 import http.client
 import importlib.util
@@ -26,6 +25,8 @@ import grpc.aio
 
 from octavo.client import Client
 from octavo.errors import LocalServiceError, is_own_word
+from octavo.exposure import exposure_warning
+from octavo.gateway_flags import gateway_parser, smg_refusal
 from octavo.tls import handshake_trouble
 
 DEFAULT_OPENAI_ADDRESS = "127.0.0.1:8080"
@@ -103,13 +104,14 @@ def smg_arguments(host: str, port: int, scheduler: str) -> list[str]:
 
 def main() -> int:
     """Run the gateway until SIGTERM; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m octavo.gateway", description="OpenAI's API for a scheduler.")
-    parser.add_argument("--listen", default=DEFAULT_OPENAI_ADDRESS, help="HOST:PORT; port 0 takes a free one")
-    parser.add_argument("--scheduler", required=True, help="HOST:PORT of a scheduler with --vllm-engine")
-    parser.add_argument("--exit-on-stdin-close", action="store_true", help="end when standard input closes")
+    parser = gateway_parser(DEFAULT_OPENAI_ADDRESS)
     options, more_smg_arguments = parser.parse_known_args()
     try:
         check_gateway(options.listen)
+        if refusal := smg_refusal(more_smg_arguments):  # now, and not after the wait for the scheduler
+            parser.error(refusal)
+        if warning := exposure_warning("OpenAI API", "--listen", options.listen):
+            print(warning, file=sys.stderr)
         host, port = _parse_address(options.listen)
         ip_address = _resolve(host)
         port = port or _free_port(ip_address)

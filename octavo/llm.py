@@ -142,7 +142,8 @@ class LLM:
             progress: Whether to show a progress bar on stderr.
 
         Raises:
-            OctavoError: the first failure; the other requests are then cancelled.
+            OctavoError: the first failure; the other requests are then cancelled. Of several prompts, the sentence of
+                InvalidRequestError begins with `prompts[INDEX]: `, from 0.
         """
         each: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
         return self._run_all(each, sampling_params, _Account(priority, tenant, cache_salt), progress)
@@ -228,23 +229,28 @@ async def _generate_all(
 
     async with Client(address) as client:
 
-        async def generate(prompt: Prompt, params: SamplingParams | None) -> RequestOutput:
-            async with slots:
-                output = await client.generate(
-                    prompt,
-                    params,
-                    priority=account.priority,
-                    tenant=account.tenant,
-                    cache_salt=account.cache_salt,
-                )
+        async def generate(index: int, prompt: Prompt, params: SamplingParams | None) -> RequestOutput:
+            try:
+                async with slots:
+                    output = await client.generate(
+                        prompt,
+                        params,
+                        priority=account.priority,
+                        tenant=account.tenant,
+                        cache_salt=account.cache_salt,
+                    )
+            except InvalidRequestError as error:
+                if len(prompts) == 1:
+                    raise
+                raise InvalidRequestError(f"prompts[{index}]: {error}", field=error.field) from error
             on_output(output)
             return output
 
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(generate(prompt, params))
-                    for prompt, params in zip(prompts, sampling_params, strict=True)
+                    group.create_task(generate(index, prompt, params))
+                    for index, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True))
                 ]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None

@@ -189,11 +189,11 @@ class LocalServices:
                 await self._start_both()
         except TimeoutError:
             self._are_logs_wanted = True
-            raise LocalServiceError(
-                f"the services were not ready within {_START_TIMEOUT_S:g} s [logs: {self._log_folder}]"
-            ) from None
-        except LocalServiceError:
-            self._are_logs_wanted = True
+            where = f" [logs: {self._log_folder}]" if self._log_folder else "; their messages are above"
+            raise LocalServiceError(f"the services were not ready within {_START_TIMEOUT_S:g} s{where}") from None
+        except LocalServiceError as error:
+            # Logs that nobody is told of would only fill the temporary folder.
+            self._are_logs_wanted = str(self._log_folder) in str(error)
             raise
         finally:
             if not self._is_ready:

@@ -7,7 +7,7 @@ from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.ended_requests import EndedRequest
 from scheduler_svc.request_life import LifeEvent
 from scheduler_svc.request_times import RequestTimes
-from scheduler_svc.wording import counted
+from shared.wording import counted
 
 EVENT_KIND: Mapping[EventKind, "admin_pb2.RequestEventKind.ValueType"] = {
     EventKind.ADMITTED: admin_pb2.REQUEST_EVENT_KIND_ADMITTED,

@@ -2,8 +2,8 @@
 
 from octavo.admin.v1 import admin_pb2
 from scheduler_svc.step_log import LoggedStep
-from scheduler_svc.wording import counted
 from shared.step import Fork, Int32Array
+from shared.wording import counted
 
 
 def step_state(logged: LoggedStep) -> admin_pb2.StepState:

@@ -16,7 +16,7 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.ended_requests import EndedRequest
 from scheduler_svc.engine import Engine
 from scheduler_svc.request import Request
-from scheduler_svc.wording import counted, seconds_text
+from shared.wording import counted, seconds_text
 
 MAX_EXECUTORS_IN_TEXT = 3
 

@@ -32,6 +32,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+import octavo
 from shared.service_config import ADDRESS_PATTERN, ServiceConfig
 
 TABLES = ("scheduler", "executor", "fake")
@@ -65,7 +66,7 @@ def load_config_or_exit(config_class: type[ConfigT], argv: Sequence[str], enviro
 def load_config(config_class: type[ConfigT], argv: Sequence[str], environ: Mapping[str, str]) -> ConfigT:
     """Read the three sources and return the configuration.
 
-    `--help` prints the fields and exits with code 0.
+    `--help` prints the fields, `--version` the version of Octavo; both exit with code 0.
 
     Raises: ConfigError: a source is unreadable, a key is unknown, or a value breaks its rule.
     """
@@ -101,9 +102,9 @@ def _read_flags(
     known, unknown = parser.parse_known_args(list(argv))
     values = vars(known)
     config_path = values.pop("config", None)
-    all_flags = ["--config", *map(_flag, config_class.model_fields)]
+    all_flags = [flag for action in parser._actions for flag in action.option_strings]
     wrong_flags = [argument.split("=")[0] for argument in unknown if argument.startswith("-")]
-    mistakes += [f"{flag} is not a flag{_did_you_mean(flag, all_flags)}" for flag in wrong_flags]
+    mistakes += [f"{flag} is not a flag{_hint(flag, all_flags, prefix='--')}" for flag in wrong_flags]
     if not wrong_flags:  # what follows a wrong flag is probably its value
         mistakes += [f"unexpected argument {argument!r}" for argument in unknown]
     return {
@@ -119,6 +120,9 @@ def _parser(config_class: type[ServiceConfig]) -> _FlagParser:
         f"[{config_class.service}] of the TOML file. Flags win over variables, variables over the file.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"octavo {octavo.__version__}", help="Show the version and exit."
     )
     parser.add_argument("--config", metavar="FILE", help=f"TOML file with settings. [{CONFIG_VARIABLE}]")
     for name, info in config_class.model_fields.items():
@@ -143,7 +147,7 @@ def _read_environment(
             name = names[variable]
             settings[name] = _Setting(_split(config_class, name, environ[variable]), variable)
         elif variable.startswith(prefix) and not _SERVICE_LINK.fullmatch(variable.removeprefix(prefix)):
-            mistakes.append(f"{variable} is not a setting{_did_you_mean(variable, names)}")
+            mistakes.append(f"{variable} is not a setting{_hint(variable, names, prefix=prefix)}")
     return settings
 
 
@@ -168,7 +172,7 @@ def _read_file(config_class: type[ServiceConfig], path: str | None, mistakes: li
         if key in config_class.model_fields:
             settings[key] = _Setting(value, f"{config_class.service}.{key} in {path}")
         else:
-            hint = _did_you_mean(key, config_class.model_fields)
+            hint = _hint(key, config_class.model_fields)
             mistakes.append(f"{config_class.service}.{key} in {path} is not a setting{hint}")
     return settings
 
@@ -252,6 +256,12 @@ def _variable(config_class: type[ServiceConfig], name: str) -> str:
     return f"OCTAVO_{config_class.service}_{name}".upper()
 
 
-def _did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(candidates), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+def _hint(name: str, candidates: Iterable[str], *, prefix: str = "") -> str:
+    return _did_you_mean(name, candidates, prefix=prefix) or "; --help lists all"
+
+
+def _did_you_mean(name: str, candidates: Iterable[str], *, prefix: str = "") -> str:
+    """Return a question that names the nearest candidate, or "". A common prefix would make all of them near."""
+    own_parts = [candidate.removeprefix(prefix) for candidate in candidates]
+    close = difflib.get_close_matches(name.removeprefix(prefix), own_parts, n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""

@@ -5,32 +5,48 @@ from contextlib import aclosing
 
 import click
 
+from octavo.commands.waiting import WaitingStatus
 from octavo.errors import OctavoError
-from octavo.outputs import Delta, Event, Output
+from octavo.outputs import Accepted, Delta, Event, Finished, FinishReason, Output, Usage
 
 
-async def print_answer(events: AsyncGenerator[Event, None], parts: list[str]) -> None:
+async def print_answer(events: AsyncGenerator[Event, None], parts: list[str], *, max_tokens: int | None) -> None:
     """Print the text of `events` and end the line, also before an error, which then has a line of its own.
+
+    On stderr it says what it waits for, if that takes long, and that fewer tokens fit than `max_tokens`.
 
     Args:
         events: What `Client.stream` yields.
         parts: Takes the pieces of text in order; they outlive a cancellation.
+        max_tokens: What was asked for; None: as many as fit.
 
     Raises:
         OctavoError: those of `Client.stream`.
     """
+    finished: Finished | None = None
     try:
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, Delta):
-                    parts.append(event.text)
-                    click.echo(event.text, nl=False)
+        with WaitingStatus() as waiting:
+            waiting.expect("no answer from the scheduler yet")
+            async with aclosing(events):
+                async for event in events:
+                    waiting.hide()
+                    if isinstance(event, Accepted):
+                        waiting.expect(f"no token yet; `octavo explain {event.request_id}` says why")
+                    elif isinstance(event, Delta):
+                        parts.append(event.text)
+                        click.echo(event.text, nl=False)
+                        waiting.saw(event.text)
+                        waiting.expect("no further token yet")
+                    elif isinstance(event, Finished):
+                        finished = event
     except OctavoError:
         text = "".join(parts)
         if text and not text.endswith("\n"):
             click.echo()
         raise
     click.echo()
+    if finished is not None:
+        say_if_cut_short(finished.outputs, finished.usage, max_tokens)
 
 
 def print_outputs(outputs: Sequence[Output]) -> None:
@@ -39,6 +55,17 @@ def print_outputs(outputs: Sequence[Output]) -> None:
         if len(outputs) > 1:
             click.echo(f"--- output {number} of {len(outputs)}{_rank(output)} ---")
         click.echo(output.text)
+
+
+def say_if_cut_short(outputs: Sequence[Output], usage: Usage, max_tokens: int | None) -> None:
+    """Say on stderr that an output ended because the model's length, and not `max_tokens`, was reached."""
+    cut = [len(output.token_ids) for output in outputs if output.finish_reason is FinishReason.LENGTH]
+    if max_tokens is not None and cut and min(cut) < max_tokens:
+        click.echo(
+            f"octavo: only {min(cut)} of --max-tokens {max_tokens} fit: the prompt has {usage.num_prompt_tokens} "
+            "tokens, and the model's length is for prompt and answer together",
+            err=True,
+        )
 
 
 def _rank(output: Output) -> str:

@@ -9,6 +9,7 @@ import click
 from octavo.client import Client
 from octavo.commands.answer import print_answer
 from octavo.commands.connection import connection_options
+from octavo.commands.flag_names import in_flags
 from octavo.commands.options import account_options, sampling_options
 from octavo.errors import InvalidRequestError, NotConnectedError, OctavoError
 from octavo.outputs import ChatMessage
@@ -60,13 +61,19 @@ def _converse(
                 messages.append(ChatMessage(role="user", content=text))
         answer: list[str] = []
         try:
-            runner.run(print_answer(client.stream(messages, sampling_params, **account), answer))
+            runner.run(
+                print_answer(
+                    client.stream(messages, sampling_params, **account), answer, max_tokens=sampling_params.max_tokens
+                )
+            )
         except KeyboardInterrupt:
             click.echo(" [stopped]")
         except NotConnectedError:
             raise
         except OctavoError as error:
-            click.echo(f"octavo: {error}", err=True)
+            is_refused = isinstance(error, InvalidRequestError)
+            sentence = in_flags(str(error), click.get_current_context()) if is_refused else str(error)
+            click.echo(f"octavo: {sentence}", err=True)
             if not answer:
                 messages.pop()  # the turn that could not be answered
                 continue

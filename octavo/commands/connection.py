@@ -7,14 +7,25 @@ from typing import Any, TypeVar
 
 import click
 
+from octavo.admin_client import AdminClient
 from octavo.bearer_token import read_token
-from octavo.client import Client
-from octavo.commands.options import address_option
+from octavo.client import DEFAULT_ADMIN_ADDRESS, Client
+from octavo.commands.options import address_option, check_address
 from octavo.tls import TlsOptions
 
 _R = TypeVar("_R")
 
 _FILE = click.Path(path_type=Path)
+
+_admin_address_option = click.option(
+    "--address",
+    callback=check_address,
+    default=DEFAULT_ADMIN_ADDRESS,
+    show_default=True,
+    envvar="OCTAVO_ADMIN_ADDRESS",
+    metavar="HOST:PORT",
+    help="The scheduler's admin port. [OCTAVO_ADMIN_ADDRESS]",
+)
 
 _SECURITY_OPTIONS = (
     click.option(
@@ -85,7 +96,19 @@ def _is_flag(context: click.Context, name: str) -> bool:
 
 def connection_options(command: Callable[..., _R]) -> Callable[..., _R]:
     """Give a command the flags of a connection; it gets a Client that is not open yet, as `client`."""
+    return _with_connection(command, Client, address_option)
 
+
+def admin_connection_options(command: Callable[..., _R]) -> Callable[..., _R]:
+    """Give a command the flags of a connection to the admin port; it gets an AdminClient that is not open yet."""
+    return _with_connection(command, AdminClient, _admin_address_option)
+
+
+def _with_connection(
+    command: Callable[..., _R],
+    client_type: type[Client] | type[AdminClient],
+    address_option: Callable[[Callable[..., _R]], Callable[..., _R]],
+) -> Callable[..., _R]:
     @functools.wraps(command)
     def with_client(
         *args: Any,
@@ -105,7 +128,7 @@ def connection_options(command: Callable[..., _R]) -> Callable[..., _R]:
                 "--tls-cert, --tls-key and --tls-server-name need --tls-ca or --tls", click.get_current_context()
             )
         token = _chosen_token(token, token_file)
-        client = Client(address, tls=tls if speaks_tls or tls_ca else None, token=token)
+        client = client_type(address, tls=tls if speaks_tls or tls_ca else None, token=token)
         return command(*args, client=client, **others)
 
     decorated: Callable[..., _R] = with_client

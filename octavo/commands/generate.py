@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from octavo.client import Client
-from octavo.commands.answer import print_answer, print_outputs
+from octavo.commands.answer import print_answer, print_outputs, say_if_cut_short
 from octavo.commands.connection import connection_options
 from octavo.commands.options import account_options, sampling_options
+from octavo.commands.waiting import WaitingStatus
 from octavo.outputs import ChatMessage, Prompt
 from octavo.sampling_params import SamplingParams
 
@@ -64,13 +65,17 @@ def generate(
         async with client:
             prompt = await _to_prompt(client, prompt_text, is_chat)
             if is_streamed:
-                await print_answer(client.stream(prompt, sampling_params, timeout_s=timeout_s, **account), [])
+                events = client.stream(prompt, sampling_params, timeout_s=timeout_s, **account)
+                await print_answer(events, [], max_tokens=sampling_params.max_tokens)
                 return
-            output = await client.generate(prompt, sampling_params, timeout_s=timeout_s, **account)
+            with WaitingStatus() as waiting:
+                waiting.expect("the answer is not complete yet")
+                output = await client.generate(prompt, sampling_params, timeout_s=timeout_s, **account)
             if is_json:
                 click.echo(json.dumps(asdict(output), ensure_ascii=False))
             else:
                 print_outputs(output.outputs)
+            say_if_cut_short(output.outputs, output.usage, sampling_params.max_tokens)
 
     asyncio.run(run())
 

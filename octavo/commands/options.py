@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import click
 
 from octavo.client import DEFAULT_ADDRESS
+from octavo.commands.flag_names import in_flags
+from octavo.errors import InvalidRequestError
 from octavo.local import LocalOptions
 from octavo.model_names import DEMO_MODEL, resolve_model
 from octavo.sampling_params import EarlyStopping, SamplingParams
@@ -15,20 +17,30 @@ from octavo.sampling_params import EarlyStopping, SamplingParams
 _R = TypeVar("_R")
 
 
-def _check_address(ctx: click.Context, param: click.Parameter, address: str) -> str:
+def check_address(ctx: click.Context, param: click.Parameter, address: str) -> str:
     """Refuse what gRPC would only fail to connect to; its other targets, such as unix:PATH, pass."""
     del ctx, param  # click names them in the message
     if "/" in address or address.startswith("unix"):
         return address
+    return _check_port(address, least_port=1)
+
+
+def check_listen(ctx: click.Context, param: click.Parameter, address: str) -> str:
+    """Refuse what no service can listen on; a callback of click. Port 0 takes a free one."""
+    del ctx, param
+    return _check_port(address, least_port=0)
+
+
+def _check_port(address: str, *, least_port: int) -> str:
     host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
-        raise click.BadParameter(f"{address!r} is not HOST:PORT with a port from 1 to 65535")
+    if not host or not port.isascii() or not port.isdigit() or not least_port <= int(port) <= 65535:
+        raise click.BadParameter(f"{address!r} is not HOST:PORT with a port from {least_port} to 65535")
     return address
 
 
 address_option = click.option(
     "--address",
-    callback=_check_address,
+    callback=check_address,
     default=DEFAULT_ADDRESS,
     show_default=True,
     envvar="OCTAVO_ADDRESS",
@@ -75,8 +87,12 @@ _SAMPLING_OPTIONS = (
         help="Add to the logit of a token. Repeatable.",
     ),
     click.option("--ban", "banned_words", multiple=True, metavar="TEXT", help="Never make this text. Repeatable."),
-    click.option("--ban-token-id", "banned_token_ids", type=int, multiple=True, help="Never make this token."),
-    click.option("--allow-token-id", "allowed_token_ids", type=int, multiple=True, help="Make only such tokens."),
+    click.option(
+        "--ban-token-id", "banned_token_ids", type=int, multiple=True, help="Never make this token. Repeatable."
+    ),
+    click.option(
+        "--allow-token-id", "allowed_token_ids", type=int, multiple=True, help="Make only such tokens. Repeatable."
+    ),
     click.option("--min-tokens", type=int, help="Fewest tokens before anything ends the output."),
     click.option("--seed", type=int, help="Equal seeds give equal outputs."),
     click.option("--max-tokens", type=int, help="Most tokens to make.  [default: as many as fit]"),
@@ -105,13 +121,18 @@ def sampling_options(command: Callable[..., _R]) -> Callable[..., _R]:
     """Give a command the sampling flags.
 
     All its flags that are named like fields of SamplingParams, own ones too, come as its first argument.
+    What the scheduler says of a field is said of the flag.
     """
     names = {field.name for field in fields(SamplingParams)}
 
     @functools.wraps(command)
     def with_sampling_params(**flags: Any) -> _R:
         params = {name: flags.pop(name) for name in names & flags.keys()}
-        return command(SamplingParams(**params), **flags)
+        try:
+            return command(SamplingParams(**params), **flags)
+        except InvalidRequestError as error:
+            sentence = in_flags(str(error), click.get_current_context())
+            raise InvalidRequestError(sentence, field=error.field) from error
 
     return _decorate(with_sampling_params, _SAMPLING_OPTIONS)
 
@@ -121,24 +142,57 @@ def account_options(command: Callable[..., _R]) -> Callable[..., _R]:
     return _decorate(command, _ACCOUNT_OPTIONS)
 
 
+_COUNT = click.IntRange(min=1)
+
+# What a service would refuse is refused before one is started. The values and defaults are those of the services.
 _SERVICE_OPTIONS = (
     click.option(
         "--model",
         default=DEMO_MODEL,
         show_default=True,
+        metavar="MODEL",
         help="The demo model, a Hugging Face directory, or a hub id.",
     ),
-    click.option("--dtype", help="Number format of weights and cache, such as float32."),
-    click.option("--quantization", help="none, or int8: weights in a quarter of float32's memory."),
-    click.option("--attention-backend", help="auto, triton, flash_attn, xformers or torch."),
-    click.option("--device", help="cpu or cuda."),
-    click.option("--tp", type=int, help="Ranks that share the model, each a process."),
-    click.option("--kv-cache-gib", type=float, help="Size of the KV cache."),
-    click.option("--host-cache-gib", type=float, help="Host memory for swapped sequences; 0: none."),
-    click.option("--max-model-len", type=int, help="Longest sequence, prompt and output, in tokens."),
-    click.option("--max-num-batched-tokens", type=int, help="Token budget of a step."),
-    click.option("--max-num-seqs", type=int, help="Most sequences in the batch."),
-    click.option("--max-waiting-requests", type=int, help="Most requests that wait; more are refused."),
+    click.option(
+        "--dtype",
+        type=click.Choice(["float32", "bfloat16", "float16"]),
+        help="Number format of weights and cache.  [default: float32]",
+    ),
+    click.option(
+        "--quantization",
+        type=click.Choice(["none", "int8"]),
+        help="int8: weights in a quarter of float32's memory.  [default: none]",
+    ),
+    click.option(
+        "--attention-backend",
+        type=click.Choice(["auto", "triton", "flash_attn", "xformers", "torch"]),
+        help="What computes attention.  [default: auto]",
+    ),
+    click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where the model runs.  [default: cpu]"),
+    click.option("--tp", type=_COUNT, help="Ranks that share the model, each a process.  [default: 1]"),
+    click.option(
+        "--kv-cache-gib",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="GIB",
+        help="Size of the KV cache.  [default: by the free memory]",
+    ),
+    click.option(
+        "--host-cache-gib",
+        type=click.FloatRange(min=0),
+        metavar="GIB",
+        help="Host memory for swapped sequences; 0: none.  [default: 0.5]",
+    ),
+    click.option(
+        "--max-model-len",
+        type=_COUNT,
+        metavar="TOKENS",
+        help="Longest sequence, prompt and output.  [default: the model's]",
+    ),
+    click.option("--max-num-batched-tokens", type=_COUNT, metavar="TOKENS", help="Budget of a step.  [default: 2048]"),
+    click.option("--max-num-seqs", type=_COUNT, help="Most sequences in the batch.  [default: 256]"),
+    click.option(
+        "--max-waiting-requests", type=_COUNT, help="Most requests that wait; more are refused.  [default: 1024]"
+    ),
     click.option("--verbose", is_flag=True, help="Show the services' logs on stderr."),
 )
 

@@ -9,16 +9,28 @@ import click
 from rich.console import Console
 
 from octavo.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Client
-from octavo.commands.options import service_options, to_local_options
+from octavo.commands.options import check_listen, service_options, to_local_options
+from octavo.exposure import exposure_warning
 from octavo.gateway import DEFAULT_OPENAI_ADDRESS, check_gateway
 from octavo.local import LocalOptions, LocalServices
-from octavo.loopback import is_loopback
 
 
 @click.command()
-@click.option("--listen", default=DEFAULT_ADDRESS, show_default=True, metavar="HOST:PORT", help="Of the scheduler.")
 @click.option(
-    "--admin-listen", default=DEFAULT_ADMIN_ADDRESS, show_default=True, metavar="HOST:PORT", help="For its operators."
+    "--listen",
+    default=DEFAULT_ADDRESS,
+    show_default=True,
+    callback=check_listen,
+    metavar="HOST:PORT",
+    help="Of the scheduler; port 0 takes a free one.",
+)
+@click.option(
+    "--admin-listen",
+    default=DEFAULT_ADMIN_ADDRESS,
+    show_default=True,
+    callback=check_listen,
+    metavar="HOST:PORT",
+    help="For its operators; port 0 takes a free one.",
 )
 @click.option(
     "--openai",
@@ -45,13 +57,8 @@ def _warn_if_exposed(*, listen: str, admin_listen: str, openai: str | None) -> N
         ("OpenAI API", "--openai"): openai,
     }
     for (name, flag), address in ports.items():
-        if address is not None and not is_loopback(address):
-            click.echo(
-                f"octavo: warning: the {name} at {flag} {address} speaks no TLS and does not ask who calls: "
-                "anybody who reaches it may use it, and anybody on the way can read along; "
-                f"set {flag} to an address of this machine only, such as 127.0.0.1",
-                err=True,
-            )
+        if address is not None and (warning := exposure_warning(name, flag, address)):
+            click.echo(warning, err=True)
 
 
 async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: bool) -> None:
@@ -70,15 +77,21 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         start.result()
     try:
         click.echo(f"serving {model} on {services.address}; Ctrl-C stops")
-        click.echo(f"operators: {services.admin_address}")
-        at = "" if services.address == DEFAULT_ADDRESS else f" --address {services.address}"
-        click.echo(f'try: octavo generate "Why is the sky blue?"{at}')
+        admin_flag = _address_flag(services.admin_address, DEFAULT_ADMIN_ADDRESS)
+        click.echo(f"operators: http://{services.admin_address} (live page), octavo top{admin_flag}")
+        flag = _address_flag(services.address, DEFAULT_ADDRESS)
+        click.echo(f'try: octavo generate "Why is the sky blue?"{flag}')
         if services.openai_address is not None:
             await _say_how_to_use_openai(services.address, f"http://{services.openai_address}/v1")
         await services.run_beside(_wait_for(stop_wanted))
         click.echo("stopping, when the streams have ended or after 20 s; Ctrl-C again stops at once", err=True)
     finally:
         await services.stop()
+
+
+def _address_flag(address: str, default: str) -> str:
+    """Return what a command needs to find an address; nothing, if it is where the command looks anyway."""
+    return "" if address == default else f" --address {address}"
 
 
 async def _say_how_to_use_openai(scheduler: str, url: str) -> None:

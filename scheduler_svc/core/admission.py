@@ -22,6 +22,7 @@ from scheduler_svc.core.searches import Searches
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.core.swapping import SwappedGroups
+from shared.wording import counted
 
 # Groups that a step passes over. A look costs the time of a prefix lookup, and the next step looks again.
 MAX_PASSED_GROUPS = 64
@@ -68,6 +69,11 @@ class Obstacle:
 
     wait: Wait
     reason: str
+
+
+def lack_of_slots(num_needed: int, num_free: int) -> Obstacle:
+    """Return the obstacle of a group that needs more slots than are free."""
+    return Obstacle(Wait.IN_LINE, f"needs {counted(num_needed, 'slot')} of the batch, {num_free} free")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +222,15 @@ class Admissions:
         if returning and min(other.order for other in returning)[0] <= self._batch.order_of(group)[0]:
             return Obstacle(Wait.IN_LINE, f"preempted requests come back first: {len(returning)}")
         if group.num_slots > (num_free_slots := self._batch.num_free_slots):
-            return Obstacle(Wait.IN_LINE, f"needs {group.num_slots} slots of the batch, {num_free_slots} free")
+            return lack_of_slots(group.num_slots, num_free_slots)
         allocation = self._blocks.plan_admission(group)
         if self._is_long(allocation) and not self._prefills.has_room_for_long:
             return Obstacle(Wait.ASIDE, "its prompt is long, and as many long prefills run as may at once")
         if self._blocks.waits_for_prefix(allocation):
             return Obstacle(Wait.ASIDE, "a step in flight computes the next block of its prefix")
         if allocation.status is AllocStatus.LATER:
-            return Obstacle(Wait.IN_LINE, f"needs {allocation.num_needed} blocks, {allocation.num_free} free")
+            needed = counted(allocation.num_needed, "block")
+            return Obstacle(Wait.IN_LINE, f"needs {needed}, {allocation.num_free} free")
         return allocation
 
     def num_tokens_to_compute(self, group: SequenceGroup) -> int:
@@ -240,7 +247,7 @@ class Admissions:
         if longest >= limits.max_model_len:
             return f"{longest} tokens and one more do not fit into max_model_len, {limits.max_model_len}"
         if group.num_slots > limits.max_num_seqs:
-            return f"the request needs {group.num_slots} slots of the batch, which has {limits.max_num_seqs}"
+            return f"the request needs {counted(group.num_slots, 'slot')} of the batch, which has {limits.max_num_seqs}"
         num_blocks = self._blocks.num_blocks_ever_needed(group)
         return (
             f"the request needs {num_blocks} blocks and does not fit into the KV cache of {limits.num_blocks} blocks "

@@ -15,7 +15,7 @@ Pure. Read next: `waiting_queue.py`, `scheduler.py`.
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from scheduler_svc.core.admission import MAX_PASSED_GROUPS, Obstacle, Wait
+from scheduler_svc.core.admission import MAX_PASSED_GROUPS, Obstacle, Wait, lack_of_slots
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.scheduler import Scheduler
@@ -168,7 +168,7 @@ class Placements:
     def obstacle(self, core: Scheduler, group: SequenceGroup) -> Obstacle | None:
         """Return that the slots of a core are taken; None: enough are left."""
         if group.num_slots > (num_free_slots := self._num_free_slots[core]):
-            return Obstacle(Wait.IN_LINE, f"needs {group.num_slots} slots of the batch, {num_free_slots} free")
+            return lack_of_slots(group.num_slots, num_free_slots)
         return None
 
 

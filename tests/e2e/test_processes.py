@@ -1,11 +1,14 @@
 """Both services as real processes: how they end, what survives whom, what they weigh."""
 
 import asyncio
+import re
+import sys
 from pathlib import Path
 
 import grpc.aio
 import pytest
 
+import octavo
 from octavo import Client, SamplingParams
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.errors import UnavailableError
@@ -99,6 +102,26 @@ async def test_a_killed_scheduler_leaves_an_executor_that_the_next_one_takes_ove
         assert after.outputs[0].token_ids == before.outputs[0].token_ids
 
 
+@pytest.mark.parametrize("module", ["octavo.cli", SCHEDULER, "executor_svc", FAKE, "octavo.gateway"])
+async def test_every_program_says_the_same_version(module: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", module, "--version"), stdout=asyncio.subprocess.PIPE
+    )
+    stdout, _ = await process.communicate()
+    assert (process.returncode, stdout.decode()) == (0, f"octavo {octavo.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "needed"), [(SCHEDULER, ("--executor", "a:1")), ("executor_svc", ("--model", "m")), (FAKE, ())]
+)
+async def test_a_wrong_flag_of_a_service_is_one_line_with_the_nearest_one(module: str, needed: tuple[str, ...]) -> None:
+    command = (sys.executable, "-P", "-m", module, *needed, "--listn", "b:1")
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, stderr = await process.communicate()
+    assert process.returncode == 2
+    assert stderr.decode().partition(": ")[2] == "--listn is not a flag; did you mean --listen?\n"
+
+
 @pytest.mark.model
 async def test_64_streams_of_the_demo_model_are_complete_and_the_scheduler_stays_small(demo_model: Path) -> None:
     async with (
@@ -114,6 +137,10 @@ async def test_64_streams_of_the_demo_model_are_complete_and_the_scheduler_stays
         await assert_all_blocks_free(scheduler)
         assert scheduler.resident_mib() < 250
         assert "torch" not in scheduler.loaded_libraries()
+        assert executor.process.stdout is not None
+        told = [(await executor.process.stdout.readline()).decode() for _ in range(2)]
+        assert told[0] == f"octavo executor loading {demo_model}\n"
+        assert re.fullmatch(rf"octavo executor loaded {re.escape(str(demo_model))} in [\d.]+ s\n", told[1])
 
 
 async def stream_checked(client: Client, prompt: str, num_tokens: int) -> RequestOutput:

@@ -25,7 +25,7 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
 
     Further outputs have their number before each word. With best_of or beam_width they are ranked.
     "refuse", "exists", "full", "drain", "lost", "aborted", "cut", "bug" end in that error; "endless" never ends.
-    "break" ends in an error after the first word.
+    "break" ends in an error after the first word. "silent" waits after it until `go_on` is set. "long" ends by length.
     """
 
     has_chat_template: bool = False
@@ -34,6 +34,7 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
     requests: list[generation_service_pb2.GenerateRequest] = field(default_factory=list)
     aborted_ids: list[str] = field(default_factory=list)
     call_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
     health: Any = field(default_factory=lambda: health.aio.HealthServicer())  # type: ignore[attr-defined]
 
     async def Generate(  # noqa: N802
@@ -56,8 +57,10 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
                     yield _delta(output_index, token_id, _words(output_index)[token_id])
                 if request.text == "break":
                     await context.abort(grpc.StatusCode.INTERNAL, "a broken invariant")
+                if request.text == "silent":
+                    await self.go_on.wait()
             if request.text != "cut":
-                yield _finished(params)
+                yield _finished(params, is_cut=request.text == "long")
         finally:
             self.call_ended.set()
 
@@ -136,7 +139,7 @@ def _delta(output_index: int, token_id: int, text: str) -> generation_service_pb
     return generation_service_pb2.GenerateResponse(delta=delta)
 
 
-def _finished(params: generation_pb2.SamplingParams) -> generation_service_pb2.GenerateResponse:
+def _finished(params: generation_pb2.SamplingParams, *, is_cut: bool) -> generation_service_pb2.GenerateResponse:
     outputs = [
         generation_pb2.Output(
             output_index=index,
@@ -150,6 +153,10 @@ def _finished(params: generation_pb2.SamplingParams) -> generation_service_pb2.G
         )
         for index in range(params.n or 1)
     ]
+    if is_cut:
+        for output in outputs:
+            output.finish_reason = generation_pb2.FINISH_REASON_LENGTH
+            output.ClearField("stop_token_id")
     usage = generation_pb2.Usage(
         num_prompt_tokens=7, num_output_tokens=len(WORDS) * len(outputs), num_cached_tokens=params.n
     )

@@ -150,15 +150,15 @@ async def test_nobody_at_the_address_is_one_line_with_the_remedy() -> None:
     assert ended == Ended(1, "", 'octavo: no scheduler answers at 127.0.0.1:1; start one with "octavo up"\n')
 
 
-async def test_a_refusal_is_the_schedulers_own_sentence(stand_in: StandIn) -> None:
+async def test_a_refusal_is_the_schedulers_sentence_with_the_flag_in_place_of_the_field(stand_in: StandIn) -> None:
     ended = await run("generate", "refuse", "--address", stand_in.address)
-    assert ended == Ended(1, "", "octavo: sampling_params.top_p is 2; it must be at most 1\n")
+    assert ended == Ended(1, "", "octavo: --top-p is 2; it must be at most 1\n")
 
 
 async def test_debug_adds_the_traceback(stand_in: StandIn) -> None:
     ended = await run("--debug", "generate", "refuse", "--address", stand_in.address)
     assert ended.stderr.startswith("Traceback")
-    assert ended.stderr.splitlines()[-1] == "octavo: sampling_params.top_p is 2; it must be at most 1"
+    assert ended.stderr.splitlines()[-1] == "octavo: --top-p is 2; it must be at most 1"
 
 
 async def test_ctrl_c_aborts_the_request(stand_in: StandIn) -> None:
@@ -284,7 +284,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     shown = capsys.readouterr().out
-    assert all(f"  {name} " in shown for name in ("chat", "demo", "generate", "model", "up"))
+    assert all(f"  {name} " in shown for name in ("chat", "completion", "demo", "generate", "model", "up"))
 
 
 async def test_the_command_line_loads_no_heavy_package() -> None:

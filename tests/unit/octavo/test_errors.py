@@ -71,6 +71,12 @@ def test_retry_info_makes_an_exhausted_resource_an_overload() -> None:
     assert error.retry_after_s == 1.25
 
 
+def test_a_call_that_grpc_ended_for_the_server_says_what_to_do() -> None:
+    error = from_rpc_error(rpc_error(grpc.StatusCode.CANCELLED, "CANCELLED"))
+    assert isinstance(error, UnavailableError)
+    assert "send the request again in a moment" in str(error)
+
+
 def test_details_that_cannot_be_read_leave_code_and_message() -> None:
     error = from_rpc_error(rpc_error(grpc.StatusCode.INVALID_ARGUMENT, "wrong", b"\xff\xff not a status"))
     assert isinstance(error, InvalidRequestError)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import octavo
+from octavo import gateway
 from octavo.command_line import run
 from octavo.errors import LocalServiceError
 from octavo.gateway import DEFAULT_OPENAI_ADDRESS, check_gateway, is_serving, smg_arguments
@@ -174,6 +176,50 @@ def test_up_warns_of_each_address_that_others_can_reach(
     *warnings, refusal = capsys.readouterr().err.splitlines()
     assert warnings == [EXPOSED.format(names[flag], flag, flag) for flag in exposed]
     assert refusal.endswith("tokenizer.json is missing; the scheduler needs it")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "127.0.0.1:0"])
+def test_the_gateway_itself_warns_of_an_address_that_others_can_reach(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def wait(scheduler: str) -> None:
+        raise LocalServiceError(f"nobody waits for {scheduler}")
+
+    monkeypatch.setattr("octavo.gateway.wait_for_scheduler", wait)
+    monkeypatch.setattr(sys, "argv", ["gateway", "--listen", address, "--scheduler", "127.0.0.1:1"])
+    assert gateway.main() == 1
+    *warnings, end = capsys.readouterr().err.splitlines()
+    assert warnings == ([EXPOSED.format("OpenAI API", "--listen", "--listen")] if address == "0.0.0.0:0" else [])
+    assert end == "octavo gateway: nobody waits for 127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ([], "the following arguments are required: --scheduler"),
+        (["--scheduler", "127.0.0.1:1", "--listn", "x"], "unrecognized arguments: --listn x"),
+        (
+            ["--scheduler", "127.0.0.1:1", "--max-payload-size", "much"],
+            "argument --max-payload-size: invalid int value: 'much'",
+        ),
+        (["--listen"], "argument --listen: expected one argument"),
+    ],
+)
+def test_a_wrong_flag_of_the_gateway_is_one_line_at_once(
+    flags: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gateway", *flags])
+    with pytest.raises(SystemExit) as caught:
+        gateway.main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == f'octavo gateway: {sentence}; see "python -m octavo.gateway --help"\n'
+
+
+def test_the_gateway_says_its_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["gateway", "--version"])
+    with pytest.raises(SystemExit, match="0"):
+        gateway.main()
+    assert capsys.readouterr().out == f"octavo {octavo.__version__}\n"
 
 
 @pytest.mark.parametrize("package", ["smg", "smg_grpc_proto"])

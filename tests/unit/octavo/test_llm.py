@@ -10,7 +10,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.commands.up import up
-from octavo.errors import LocalServiceError
+from octavo.errors import InvalidRequestError, LocalServiceError
 from octavo.local import LocalOptions, LocalServices
 from octavo.outputs import ChatMessage, RequestOutput
 from tests.unit.octavo.stand_in import StandIn
@@ -89,6 +89,18 @@ async def test_each_prompt_has_all_its_outputs(stand_in: StandIn, monkeypatch: p
         "b": 4,
         "c": 0,
     }
+
+
+async def test_of_several_prompts_the_wrong_one_is_named(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await ask(stand_in, monkeypatch, lambda llm: llm.generate(["ok", "refuse"], progress=False))
+    assert str(caught.value) == "prompts[1]: sampling_params.top_p is 2; it must be at most 1"
+    assert caught.value.field == "sampling_params.top_p"
+
+
+async def test_a_single_prompt_needs_no_place(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^sampling_params\.top_p is 2"):
+        await ask(stand_in, monkeypatch, lambda llm: llm.generate("refuse", progress=False))
 
 
 async def test_priority_tenant_and_salt_hold_for_all_prompts(

@@ -115,9 +115,33 @@ async def test_an_executor_that_fails_while_the_scheduler_waits_ends_the_wait(te
     assert child_pids() == before
 
 
-async def test_a_program_that_cannot_be_run_is_named() -> None:
+async def test_a_program_that_cannot_be_run_is_named(temporary_folder: Path) -> None:
     with pytest.raises(LocalServiceError, match=r"the executor cannot be run: .*no-such-program"):
         await LocalServices(["/no-such-program"], program(SCHEDULER)).start()
+    assert os.listdir(temporary_folder) == []  # it has no log, and nobody is told of one
+
+
+async def test_a_start_that_is_given_up_leaves_no_logs(temporary_folder: Path) -> None:
+    never_ready = program(SCHEDULER.replace("HealthCheckResponse.SERVING", "HealthCheckResponse.NOT_SERVING"))
+    is_loading = asyncio.Event()
+    services = LocalServices(
+        program(EXECUTOR), never_ready, on_status=lambda what: is_loading.set() if what == "loading the model" else None
+    )
+    start = asyncio.create_task(services.start())
+    await is_loading.wait()
+    start.cancel()
+    await asyncio.wait([start])
+    assert start.cancelled()
+    assert os.listdir(temporary_folder) == []
+
+
+async def test_a_service_that_dies_later_leaves_its_log(temporary_folder: Path) -> None:
+    async with LocalServices(program(EXECUTOR), program(SCHEDULER)) as services:
+        [executor, _] = sorted(child_pids())
+        os.kill(executor, signal.SIGKILL)
+        failure = await services.wait_for_failure()
+    [log_folder] = os.listdir(temporary_folder)
+    assert f"[log: {temporary_folder / log_folder / 'executor.log'}]" in str(failure)
 
 
 async def test_work_beside_a_service_that_dies_ends_with_its_cause(services: LocalServices) -> None:

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal, Self
 import pytest
 from pydantic import Field, model_validator
 
+import octavo
 from executor_svc.config import ExecutorConfig, FakeConfig
 from scheduler_svc.config import SchedulerConfig
 from shared.config import ConfigError, load_config, load_config_or_exit
@@ -92,6 +93,39 @@ def test_config_is_frozen() -> None:
 
 def test_unknown_flag_is_a_mistake_with_a_suggestion() -> None:
     assert mistakes("--max-num-seq", "3") == ["--max-num-seq is not a flag; did you mean --max-num-seqs?"]
+
+
+def test_the_prefix_of_all_variables_makes_none_of_them_near() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(SchedulerConfig, [], {"OCTAVO_SCHEDULER_LISTN": "a:1", "OCTAVO_SCHEDULER_COLOUR": "red"})
+    assert caught.value.mistakes[:2] == (
+        "OCTAVO_SCHEDULER_COLOUR is not a setting; --help lists all",
+        "OCTAVO_SCHEDULER_LISTN is not a setting; did you mean OCTAVO_SCHEDULER_LISTEN?",
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("--listn", "did you mean --listen?"),
+        ("--no-prefix-cachin", "did you mean --no-prefix-caching?"),
+        ("--confg", "did you mean --config?"),
+        ("--verson", "did you mean --version?"),
+        ("--colour", "--help lists all"),
+    ],
+)
+def test_a_flag_that_no_service_has_is_met_with_the_nearest_one(flag: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(SchedulerConfig, ["--executor", "a:1", flag, "x"], {})
+    assert caught.value.mistakes == (f"{flag} is not a flag; {hint}",)
+
+
+@pytest.mark.parametrize("config_class", [SchedulerConfig, ExecutorConfig, FakeConfig])
+def test_version_is_that_of_octavo(config_class: type[ServiceConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load_config(config_class, ["--version"], {})
+    assert caught.value.code == 0
+    assert capsys.readouterr() == (f"octavo {octavo.__version__}\n", "")
 
 
 def test_unknown_variable_is_a_mistake_with_a_suggestion() -> None:

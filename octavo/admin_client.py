@@ -1,0 +1,163 @@
+"""The async client of AdminService: what operators ask a scheduler, with typed errors.
+
+Answers are the messages of octavo/admin/v1; their comments in protos/ say what each field means. Errors are those of
+octavo/errors.py and the two below.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+import grpc.aio
+
+from octavo.admin.v1 import admin_pb2, admin_service_pb2_grpc
+from octavo.admin.v1 import admin_service_pb2 as pb
+from octavo.client import DEFAULT_ADMIN_ADDRESS
+from octavo.errors import OctavoError, UnavailableError
+from octavo.scheduler_channel import SchedulerChannel
+from octavo.tls import TlsOptions
+
+if TYPE_CHECKING:  # only the type stub of the generated module has it
+    _Stub = admin_service_pb2_grpc.AdminServiceAsyncStub
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+# The most that one page of the scheduler has.
+MAX_PAGE_SIZE = 1000
+
+# An answer is a picture of memory; a scheduler that needs longer is stuck or far away.
+CALL_TIMEOUT_S = 5.0
+
+
+class NotFoundError(OctavoError):
+    """The scheduler does not know the request, the executor or the block."""
+
+
+class AdminPortError(OctavoError):
+    """What answers at the address is not the port that operators use.
+
+    Args:
+        address: That was dialled.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        super().__init__(
+            f"{address} is another port than the one for operators; name the scheduler's --admin-listen, by default "
+            f"{DEFAULT_ADMIN_ADDRESS}"
+        )
+
+
+class AdminClient(SchedulerChannel):
+    """Asks one scheduler; use it as `async with AdminClient(address) as client`.
+
+    It belongs to the event loop in which it is opened. Every method raises `OctavoError`: UnavailableError if nothing
+    answers, or not within CALL_TIMEOUT_S; AdminPortError at another port; UnauthenticatedError and
+    PermissionDeniedError if the token does not do.
+
+    Args:
+        address: HOST:PORT of the scheduler's admin port, or any gRPC target.
+        tls: How to speak TLS; None: plaintext. The files are read when the client is opened.
+        token: An operator's, for a scheduler with --tokens-file; over plaintext it goes to this machine only.
+
+    Raises: ConnectionOptionsError: the token cannot be sent; when the client is opened, also: a file cannot be used.
+    """
+
+    channel_options = (
+        # Somebody watches: a scheduler that comes back is found at once.
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+    )
+
+    def __init__(
+        self, address: str = DEFAULT_ADMIN_ADDRESS, *, tls: TlsOptions | None = None, token: str | None = None
+    ) -> None:
+        super().__init__(address, tls=tls, token=token)
+
+    @property
+    def url(self) -> str | None:
+        """Where the same port serves the live page; None: the address is one that no browser takes."""
+        if "/" in self.address or self.address.startswith("unix"):
+            return None
+        return f"{'http' if self._tls is None else 'https'}://{self.address}/"
+
+    async def get_state(self) -> pb.GetSchedulerStateResponse:
+        """Return queue lengths, blocks, counters and executors."""
+        return await self._call(lambda stub: stub.GetSchedulerState, pb.GetSchedulerStateRequest())
+
+    async def list_requests(self, limit: int) -> list[admin_pb2.RequestState]:
+        """Return the oldest live requests, at most `limit`, by age, without block tables and events."""
+        requests: list[admin_pb2.RequestState] = []
+        page_token = ""
+        while len(requests) < limit:
+            page_size = min(limit - len(requests), MAX_PAGE_SIZE)
+            page = await self._call(
+                lambda stub: stub.ListRequests, pb.ListRequestsRequest(page_size=page_size, page_token=page_token)
+            )
+            requests += page.requests
+            page_token = page.next_page_token
+            if not page_token:
+                break
+        return requests
+
+    async def list_ended_requests(self, limit: int) -> list[admin_pb2.RequestState]:
+        """Return the last requests that ended, the newest end first, at most `limit` (1 to MAX_PAGE_SIZE)."""
+        request = pb.ListEndedRequestsRequest(num_requests=limit)
+        return list((await self._call(lambda stub: stub.ListEndedRequests, request)).requests)
+
+    async def list_queue(self, limit: int) -> list[admin_pb2.QueuedRequest]:
+        """Return the head of the waiting queue with reasons, at most `limit` (1 to MAX_PAGE_SIZE)."""
+        request = pb.ListQueueRequest(page_size=limit)
+        return list((await self._call(lambda stub: stub.ListQueue, request)).requests)
+
+    async def get_request(self, request_id: str) -> admin_pb2.RequestState:
+        """Return a live request or one that has ended, with block tables and events.
+
+        Raises: NotFoundError: there is none.
+        """
+        request = pb.GetRequestRequest(request_id=request_id)
+        return (await self._call(lambda stub: stub.GetRequest, request)).request
+
+    async def explain_request(self, request_id: str) -> pb.ExplainRequestResponse:
+        """Return why a request waits, that it runs, or how it ended.
+
+        Raises: NotFoundError: there is none.
+        """
+        return await self._call(lambda stub: stub.ExplainRequest, pb.ExplainRequestRequest(request_id=request_id))
+
+    async def get_block_map(self, executor: str) -> pb.GetBlockMapResponse:
+        """Return the state of every block of an executor.
+
+        Raises: NotFoundError: there is none; UnavailableError: it is not attached.
+        """
+        return await self._call(lambda stub: stub.GetBlockMap, pb.GetBlockMapRequest(executor=executor))
+
+    async def get_block(self, executor: str, block: int) -> pb.GetBlockResponse:
+        """Return who uses a block of the device pool of an executor.
+
+        Raises: NotFoundError: there is no such executor; UnavailableError: it is not attached.
+        """
+        return await self._call(lambda stub: stub.GetBlock, pb.GetBlockRequest(executor=executor, block=block))
+
+    async def _call(
+        self,
+        method: "Callable[[_Stub], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]]",
+        request: _Request,
+    ) -> _Response:
+        stub: _Stub = admin_service_pb2_grpc.AdminServiceStub(self._open_channel())
+        try:
+            return await method(stub)(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise self._to_octavo_error(error) from error
+
+    def _to_octavo_error(self, error: grpc.aio.AioRpcError) -> OctavoError:
+        """Add what only this client knows: which port it dialled, and how long it waited."""
+        match error.code():
+            case grpc.StatusCode.NOT_FOUND:
+                return NotFoundError(error.details() or "")
+            case grpc.StatusCode.UNIMPLEMENTED:
+                return AdminPortError(self.address)
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                return UnavailableError(f"the scheduler at {self.address} did not answer within {CALL_TIMEOUT_S:g} s")
+        return super()._to_octavo_error(error)

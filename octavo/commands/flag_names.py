@@ -1,0 +1,24 @@
+"""Says in the words of the command line what a scheduler says in those of its interface."""
+
+import re
+
+import click
+
+_NAME = re.compile(r"(?P<prefix>sampling_params\.)?\b(?P<name>[a-z]\w*)\b")
+
+
+def in_flags(sentence: str, context: click.Context) -> str:
+    """Return a sentence with the flags of the context's command in place of the fields that they set.
+
+    `sampling_params.banned_words is ...` becomes `--ban is ...`.
+    """
+    flags = {
+        param.name: max(param.opts, key=len) for param in context.command.params if isinstance(param, click.Option)
+    }
+
+    def to_flag(match: re.Match[str]) -> str:
+        # A single word such as `stop` may be one of the sentence; `best_of` is not, nor is what the sentence is about.
+        is_field = match["prefix"] or "_" in match["name"] or match.start() == 0
+        return flags.get(match["name"], match[0]) if is_field else match[0]
+
+    return _NAME.sub(to_flag, sentence)

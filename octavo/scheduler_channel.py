@@ -1,0 +1,85 @@
+"""The channel to one port of a scheduler, for clients and operators alike: how it is opened, what its errors mean."""
+
+from typing import ClassVar, Self
+
+import grpc
+import grpc.aio
+
+from octavo.bearer_token import token_metadata
+from octavo.errors import (
+    ClosedError,
+    NotConnectedError,
+    OctavoError,
+    TlsHandshakeError,
+    UnavailableError,
+    from_rpc_error,
+    is_own_word,
+)
+from octavo.tls import TlsOptions, channel_credentials, handshake_trouble
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+_COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
+    # The scheduler sets the limit for prompts; these keep a broken peer from filling our memory, and leave room for
+    # the last message of a long output with log-probabilities, and for a map of blocks.
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # A scheduler is a neighbour: a web proxy in the environment must not come between.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class SchedulerChannel:
+    """A channel with its token; use it as `async with`. It belongs to the event loop in which it is opened.
+
+    Args:
+        address: HOST:PORT of the scheduler, or any gRPC target.
+        tls: How to speak TLS; None: plaintext. The files are read when the channel is opened.
+        token: Who we are, for a scheduler with --tokens-file; over plaintext it goes to this machine only.
+
+    Raises: ConnectionOptionsError: the token cannot be sent; when the channel is opened, also: a file cannot be used.
+    """
+
+    channel_options: ClassVar[tuple[tuple[str, int], ...]] = ()
+
+    def __init__(self, address: str, *, tls: TlsOptions | None = None, token: str | None = None) -> None:
+        self.address = address
+        self._tls = tls
+        self._metadata = () if token is None else token_metadata(address, token, is_encrypted=tls is not None)
+        self._channel: grpc.aio.Channel | None = None
+
+    async def __aenter__(self) -> Self:
+        options: list[tuple[str, int | str]] = [*_COMMON_OPTIONS, *self.channel_options]
+        if self._tls is None:
+            self._channel = grpc.aio.insecure_channel(self.address, options=options)
+        else:
+            options += self._tls.channel_options
+            self._channel = grpc.aio.secure_channel(self.address, channel_credentials(self._tls), options=options)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancel what still runs and close the channel; closing twice is fine."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            name = type(self).__name__
+            raise ClosedError(f"the client is not open; use it as `async with {name}(address) as client`")
+        return self._channel
+
+    def _to_octavo_error(self, error: grpc.aio.AioRpcError) -> OctavoError:
+        """Add what only the channel knows: whether UNAVAILABLE is the scheduler's word or its absence."""
+        if error.code() is not grpc.StatusCode.UNAVAILABLE or is_own_word(error):
+            return from_rpc_error(error)
+        if trouble := handshake_trouble(error.details() or "", self._tls):
+            return TlsHandshakeError(self.address, trouble)
+        state = None if self._channel is None else self._channel.get_state()
+        # A channel that could not connect may be at its next attempt already; then only gRPC's text tells.
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE or "failed to connect" in (error.details() or ""):
+            return NotConnectedError(self.address)
+        return UnavailableError(f"the connection to the scheduler at {self.address} was lost")

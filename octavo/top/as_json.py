@@ -1,0 +1,47 @@
+"""Messages of AdminService as plain values for JSON: fields by their names in protos/, whole numbers as numbers.
+
+protobuf's own JSON form shows 64-bit numbers as strings and leaves out what is 0, which scripts would have to undo.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
+
+
+def to_values(message: Message) -> dict[str, Value]:
+    """Return all fields of a message: None for one that is absent, words in lower case for enums."""
+    values: dict[str, Value] = {}
+    for field in cast("Iterable[FieldDescriptor]", message.DESCRIPTOR.fields):
+        value = getattr(message, field.name)
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            values[field.name] = [_to_value(field, item) for item in value]
+        elif field.has_presence and not message.HasField(field.name):
+            values[field.name] = None
+        else:
+            values[field.name] = _to_value(field, value)
+    return values
+
+
+def _enum_word(field: FieldDescriptor, number: int) -> str:
+    """Return REQUEST_STATUS_WAITING as "waiting"; of a value of a later release its number."""
+    enum = field.enum_type
+    assert enum is not None
+    if number not in enum.values_by_number:
+        return str(number)
+    prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enum.name).upper() + "_"
+    return enum.values_by_number[number].name.removeprefix(prefix).lower()
+
+
+def _to_value(field: FieldDescriptor, value: object) -> Value:
+    if isinstance(value, Message):
+        return to_values(value)
+    if field.type == FieldDescriptor.TYPE_ENUM:
+        return _enum_word(field, cast("int", value))
+    if isinstance(value, bytes):
+        return list(value)
+    return cast("Value", value)

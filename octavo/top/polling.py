@@ -1,0 +1,142 @@
+"""Asks a scheduler for all that a picture of it takes: a bounded number of requests, whatever its load."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from octavo.admin.v1 import admin_pb2
+from octavo.admin.v1 import admin_service_pb2 as pb
+from octavo.admin_client import NotFoundError
+from octavo.errors import UnavailableError
+
+# Requests that are asked for at a time: the oldest live ones, the head of the queue, the last that ended.
+MAX_LISTED_REQUESTS = 200
+# The same while somebody looks for one by id or tenant: a page of the scheduler.
+MAX_SEARCHED_REQUESTS = 1000
+
+
+class AdminSource(Protocol):
+    """What can be asked: `octavo.admin_client.AdminClient`, or scripted answers of a test."""
+
+    @property
+    def address(self) -> str:
+        """Where it is, HOST:PORT."""
+
+    @property
+    def url(self) -> str | None:
+        """Where its live page is; None: no browser can reach it."""
+
+    async def get_state(self) -> pb.GetSchedulerStateResponse:
+        """See AdminClient."""
+
+    async def list_requests(self, limit: int) -> list[admin_pb2.RequestState]:
+        """See AdminClient."""
+
+    async def list_ended_requests(self, limit: int) -> list[admin_pb2.RequestState]:
+        """See AdminClient."""
+
+    async def list_queue(self, limit: int) -> list[admin_pb2.QueuedRequest]:
+        """See AdminClient."""
+
+    async def get_request(self, request_id: str) -> admin_pb2.RequestState:
+        """See AdminClient."""
+
+    async def explain_request(self, request_id: str) -> pb.ExplainRequestResponse:
+        """See AdminClient."""
+
+    async def get_block_map(self, executor: str) -> pb.GetBlockMapResponse:
+        """See AdminClient."""
+
+    async def get_block(self, executor: str, block: int) -> pb.GetBlockResponse:
+        """See AdminClient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a scheduler answered at one moment.
+
+    Attributes:
+        at_s: When the state came, monotonic time in seconds.
+        state: Of the scheduler.
+        live_at_s: When the live requests came, monotonic time in seconds.
+        live: The oldest live requests, by age.
+        reasons: Why requests of the queue's head wait, by id.
+        ended: The last requests that ended, newest first; None: they were not asked for.
+        block_sizes: Tokens of a block, by the address of the executor.
+    """
+
+    at_s: float
+    state: pb.GetSchedulerStateResponse
+    live_at_s: float = 0.0
+    live: tuple[admin_pb2.RequestState, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    ended: tuple[admin_pb2.RequestState, ...] | None = None
+    block_sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def num_live_requests(self) -> int:
+        """How many live requests there are in all."""
+        state = self.state
+        return (
+            state.num_waiting_requests
+            + state.num_running_requests
+            + state.num_swapped_requests
+            + state.num_preempted_requests
+        )
+
+
+class Poller:
+    """Asks a scheduler again and again.
+
+    Args:
+        source: Whom to ask.
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(self, source: AdminSource, clock: Callable[[], float] = time.monotonic) -> None:
+        self.source = source
+        self._clock = clock
+        self._block_sizes: dict[tuple[str, str], int] = {}
+
+    async def take(self, *, wants_ended: bool = False, is_searching: bool = False) -> Answers:
+        """Ask for one picture: three or four calls.
+
+        Args:
+            wants_ended: Ask for the requests that have ended, too.
+            is_searching: Ask for MAX_SEARCHED_REQUESTS of each kind, not only MAX_LISTED_REQUESTS.
+
+        Raises: OctavoError: see AdminClient.
+        """
+        limit = MAX_SEARCHED_REQUESTS if is_searching else MAX_LISTED_REQUESTS
+        source = self.source
+        state = await source.get_state()
+        at_s = self._clock()
+        live = await source.list_requests(limit)
+        live_at_s = self._clock()
+        queue = await source.list_queue(limit) if state.num_waiting_requests else []
+        ended = tuple(await source.list_ended_requests(limit)) if wants_ended else None
+        return Answers(
+            at_s=at_s,
+            state=state,
+            live_at_s=live_at_s,
+            live=tuple(live),
+            reasons={queued.request_id: queued.reason for queued in queue},
+            ended=ended,
+            block_sizes=await self._sizes_of_blocks(state),
+        )
+
+    async def _sizes_of_blocks(self, state: pb.GetSchedulerStateResponse) -> dict[str, int]:
+        """Return the block size of each attached executor; each instance is asked once."""
+        sizes: dict[str, int] = {}
+        for executor in state.executors:
+            if executor.status != admin_pb2.EXECUTOR_STATUS_ATTACHED:
+                continue
+            key = (executor.address, executor.instance_id)
+            if key not in self._block_sizes:
+                try:
+                    self._block_sizes[key] = (await self.source.get_block_map(executor.address)).block_size_tokens
+                except (NotFoundError, UnavailableError):  # it was lost meanwhile; the next picture shows it
+                    continue
+            sizes[executor.address] = self._block_sizes[key]
+        return sizes

@@ -1,0 +1,39 @@
+import click
+import pytest
+
+from octavo.commands.chat import chat
+from octavo.commands.flag_names import in_flags
+from octavo.commands.generate import generate
+from tests.unit.octavo.stand_in import StandIn
+from tests.unit.octavo.test_cli import run
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("sampling_params.top_p is 2; it must be at most 1", "--top-p is 2; it must be at most 1"),
+        ("sampling_params.banned_words is ['a']; it must be short", "--ban is ['a']; it must be short"),
+        (
+            "sampling_params.n is 3; it must be from 1 to 2 (beam_width)",
+            "--n is 3; it must be from 1 to 2 (--beam-width)",
+        ),
+        ("tenant is 'red'; it must be one of blue", "--tenant is 'red'; it must be one of blue"),
+        ("cache_salt is 'x'; it must be short", "--cache-salt is 'x'; it must be short"),
+        ("prompt is empty; it must be at least 1 token long", "prompt is empty; it must be at least 1 token long"),
+        ("it is too long (max_model_len is 64); stop it", "it is too long (max_model_len is 64); stop it"),
+        ("sampling_params.grammar is set", "sampling_params.grammar is set"),
+    ],
+)
+def test_a_field_is_called_by_the_flag_that_sets_it(said: str, shown: str) -> None:
+    assert in_flags(said, click.Context(generate)) == shown
+
+
+def test_a_flag_that_a_command_does_not_have_is_not_named() -> None:
+    assert in_flags("sampling_params.n is 0", click.Context(chat)) == "sampling_params.n is 0"
+
+
+async def test_chat_names_its_flags_too_and_goes_on(stand_in: StandIn) -> None:
+    stand_in.has_chat_template = True
+    ended = await run("chat", "--top-k", "-1", "--address", stand_in.address, stdin="Hi\n/quit\n")
+    assert ended.status == 0
+    assert ended.stderr == "octavo: --top-k is -1; it must be a whole number from 0 to 2^32-1\n"

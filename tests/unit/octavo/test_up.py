@@ -1,0 +1,61 @@
+"""What `octavo up` says once it serves; the services themselves are in tests/e2e."""
+
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from octavo.command_line import run
+from octavo.local import LocalServices
+
+
+class ServicesThatStop(LocalServices):
+    """Services that serve at two addresses, and are told to stop at once."""
+
+    def __init__(self, address: str, admin_address: str) -> None:
+        super().__init__([], [])
+        self._address = address
+        self._admin_address = admin_address
+
+    async def start(self) -> None:
+        pass
+
+    async def run_beside(self, work: Coroutine[None, None, Any]) -> Any:
+        work.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "admin_address", "operators", "suggestion"),
+    [
+        (
+            "127.0.0.1:50051",
+            "127.0.0.1:50052",
+            "operators: http://127.0.0.1:50052 (live page), octavo top",
+            'try: octavo generate "Why is the sky blue?"',
+        ),
+        (
+            "127.0.0.1:4321",
+            "127.0.0.1:4322",
+            "operators: http://127.0.0.1:4322 (live page), octavo top --address 127.0.0.1:4322",
+            'try: octavo generate "Why is the sky blue?" --address 127.0.0.1:4321',
+        ),
+    ],
+)
+def test_it_says_what_to_type_next(
+    address: str,
+    admin_address: str,
+    operators: str,
+    suggestion: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def from_options(*_: object, **__: object) -> LocalServices:
+        return ServicesThatStop(address, admin_address)
+
+    monkeypatch.setattr(LocalServices, "from_options", from_options)
+    assert run(["up", "--model", "some/model", "--listen", address, "--admin-listen", admin_address]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"serving some/model on {address}; Ctrl-C stops",
+        operators,
+        suggestion,
+    ]
