@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml | head -n 1)
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' octavo/__init__.py)
 smg_version=$(sed -n 's/^ARG SMG=smg==//p' images/gateway.Containerfile)
 read -r -a build <<<"${BUILD:-buildah bud}"
 eval "flags=(${BUILD_FLAGS:-})" # may hold quoted words

@@ -8,7 +8,7 @@ model=$(realpath "$1")
 cd "$(dirname "$0")/.."
 
 base=docker.io/library/python:3.11-slim-bookworm
-version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml | head -n 1)
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' octavo/__init__.py)
 smg_version=$(sed -n 's/^ARG SMG=smg==//p' images/gateway.Containerfile)
 export BUILDAH_ISOLATION=chroot
 

@@ -1,9 +1,9 @@
 """What every pod must have: probes, a drain that fits, restricted security, matching GPUs, images with versions."""
 
 import re
-import tomllib
 from collections.abc import Iterator
 
+import octavo
 from tests.k8s.manifests import REPOSITORY, Manifests, Object, PodTemplate
 from tests.k8s.policies_settings import SERVICES, load_settings
 
@@ -113,10 +113,9 @@ def check_gpus(manifests: Manifests) -> list[str]:
 
 def check_images(manifests: Manifests) -> list[str]:
     """Every image is of a version, ours of this one."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     gateway = re.search(r"^ARG SMG=smg==(.+)$", (REPOSITORY / "images/gateway.Containerfile").read_text(), re.MULTILINE)
     assert gateway is not None
-    expected = {"scheduler": project, "executor": project, "gateway": gateway[1]}
+    expected = {"scheduler": octavo.__version__, "executor": octavo.__version__, "gateway": gateway[1]}
     findings = []
     for pod in manifests.pod_templates():
         for container in pod.all_containers:
