@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from docs.tools.metrics import PAGE, with_tables
 from tests.monitoring import promtool as tool
 from tests.monitoring.alert_cases import CASES, SILENT, Case
 from tests.monitoring.expressions import (
@@ -19,7 +20,6 @@ from tests.monitoring.expressions import (
 )
 from tests.monitoring.live import Scrapes
 from tests.monitoring.promtool import RefusedError, check_expressions, check_rules, play
-from tests.monitoring.reference import PAGE, with_tables
 
 # What Prometheus itself says of each target.
 OF_PROMETHEUS = {"up"}
@@ -150,7 +150,7 @@ def test_without_promtool_the_tests_fail_and_say_what_to_do(monkeypatch: pytest.
 
 def test_the_reference_page_is_what_the_code_says() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == with_tables(page), "run `make docs-metrics`"
+    assert page == with_tables(page), "run `make docs-reference`"
 
 
 def test_a_page_that_is_behind_the_code_is_noticed() -> None:

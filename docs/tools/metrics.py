@@ -1,7 +1,4 @@
-"""The tables of docs/metrics.md, written from the definitions in the code.
-
-python -m tests.monitoring.reference        writes them anew
-"""
+"""The tables of docs/metrics.md, from the definitions in the code."""
 
 import re
 from pathlib import Path
@@ -12,7 +9,7 @@ from scheduler_svc.scheduler_metrics import METRICS as SCHEDULER_METRICS
 from shared.metric import docs_table
 from shared.service_metrics import METRICS as SERVICE_METRICS
 
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[1] / "metrics.md"
 
 _TABLES = {
     "scheduler": docs_table(SCHEDULER_METRICS),
@@ -30,7 +27,3 @@ def with_tables(page: str) -> str:
         assert found, f"the page has no place for the table {name!r}"
         page = f"{page[: found.start()]}{begin}\n{table}\n{end}{page[found.end() :]}"
     return page
-
-
-if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

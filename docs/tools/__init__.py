@@ -1,0 +1,1 @@
+"""What writes the reference pages from the code; `docs.tools.reference` is where it begins."""

@@ -1,0 +1,139 @@
+"""Every command that the documentation types is executed by a test, or says why not; its flags exist."""
+
+import functools
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from tests.docs import test_cookbook
+from tests.docs.flags import SERVICES, mistake, unknown_flags
+from tests.docs.pages import REPOSITORY, commands, pages, simple_commands, snippets
+from tests.e2e.test_readme import grpcurl_session
+
+PAGES = [page for page in pages() if page == "README.md" or page.startswith("docs/")]
+
+
+@dataclass(frozen=True, slots=True)
+class Excuse:
+    """Why commands are not executed.
+
+    Attributes:
+        page: Pattern of the pages.
+        command: Pattern of the commands.
+        reason: What it would take; what runs it all the same.
+    """
+
+    page: str
+    command: str
+    reason: str
+
+
+EXCUSES = (
+    Excuse(".*", r"make (demo|test)", "installs packages and the demo model; they are what CI and newcomers run first"),
+    Excuse(".*", r"make images|BUILD_FLAGS=.*", "builds container images, with buildah and base images"),
+    Excuse(".*", r"pip install .*", "installs packages"),
+    Excuse(".*", r"source .*", "changes the shell of a person"),
+    Excuse(".*", r"octavo up.*", "runs until Ctrl-C; tests/e2e/test_readme.py and test_up_openai.py run it"),
+    Excuse(".*", r"octavo generate .*", "the words are the model's; tests/unit/octavo/test_cli.py runs the command"),
+    Excuse(".*", r"octavo chat", "talks with a person; tests/unit/octavo/test_cli.py runs the command"),
+    Excuse(".*", r"octavo top.*", "fills a terminal until it is ended; tests/unit/octavo/top runs the command"),
+    Excuse(
+        ".*", r"octavo explain .*", "needs a request of that name; tests/unit/octavo/test_explain.py runs the command"
+    ),
+    Excuse(".*", r"octavo bench .*", "sends load for a minute or two; tests/contract/test_bench.py runs small ones"),
+    Excuse(".*", r"curl .*:8080/v1/.*", "needs the gateway and the demo model; tests/e2e/test_openai_gateway.py"),
+    Excuse(
+        "README.md|docs/(getting-started|openai).md",
+        r"python (-P )?-m (executor_svc|scheduler_svc)( .*)?",
+        "runs until Ctrl-C, with the demo model; tests/e2e/test_processes.py and test_fleet_processes.py run both",
+    ),
+    Excuse(
+        "docs/getting-started.md",
+        r"(pkill|grpcurl) .*",
+        "needs two executors with the demo model, of which one dies; tests/e2e/test_fleet_processes.py ends one",
+    ),
+    Excuse(
+        "docs/sizing.md",
+        r"(python|grpcurl) .*",
+        "the numbers are the demo model's on one machine; docs/grpcurl.md asks an executor the same, executed",
+    ),
+    Excuse("docs/openai.md", r"python -m octavo.gateway .*", "tests/e2e/test_openai_gateway.py runs it"),
+    Excuse("docs/openai.md", r"HF_ENDPOINT=.* smg launch .*", "the flags are those of `python -m octavo.gateway`"),
+    Excuse(
+        "docs/kubernetes.md", r"kubectl .*|for key in .*", "needs a cluster; what it applies is checked in tests/k8s"
+    ),
+    Excuse("docs/kubernetes.md", r"grpcurl .*", "needs a cluster; docs/grpcurl.md has the same calls, executed"),
+    Excuse(
+        "docs/security.md",
+        r"(mkdir|cd|openssl|issue|printf|chmod|export)\b.*",
+        "makes certificates and tokens with openssl; tests/support/certificates.py makes those of the tests",
+    ),
+    Excuse(
+        "docs/security.md", r"python -m .*", "runs until it is ended; tests/tls/test_processes.py runs both with TLS"
+    ),
+    Excuse("docs/security.md", r"curl .*", "needs curl; tests/contract/test_operator_port.py asks the same over HTTP"),
+    Excuse("docs/security.md", r"grpcurl .*", "docs/grpcurl.md has the same call with a token, executed"),
+)
+
+
+@functools.cache
+def not_executed() -> list[tuple[str, str]]:
+    """Return the commands that no test types, each with its page."""
+    executed = {(page, line.command) for page in test_cookbook.PAGES for line in test_cookbook.typed(page)}
+    executed |= {("README.md", line.command) for line in grpcurl_session()}
+    return [(page, command) for page in PAGES for command in commands(page) if (page, command) not in executed]
+
+
+def is_excused(excuse: Excuse, page: str, command: str) -> bool:
+    return bool(re.fullmatch(excuse.page, page) and re.fullmatch(excuse.command, command, re.DOTALL))
+
+
+def test_every_command_is_executed_or_has_an_excuse() -> None:
+    assert [line for line in not_executed() if not any(is_excused(excuse, *line) for excuse in EXCUSES)] == []
+
+
+@pytest.mark.parametrize("excuse", EXCUSES, ids=lambda excuse: excuse.command)
+def test_every_excuse_is_needed(excuse: Excuse) -> None:
+    assert any(is_excused(excuse, *line) for line in not_executed())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_ours_are_understood(page: str) -> None:
+    mistakes = []
+    for command in commands(page):
+        for inner in [command, *re.findall(r"\$\(([^()]*)\)", command)]:
+            mistakes += [f"{inner}: {found}" for words in simple_commands(inner) if (found := mistake(words))]
+    assert mistakes == []
+
+
+@pytest.mark.parametrize("page", pages())
+def test_flags_in_sentences_exist(page: str) -> None:
+    unknown = []
+    for snippet in snippets(page):
+        if re.match(r"(octavo|python3?) ", snippet):
+            unknown += [f"{snippet}: {flag}" for flag in unknown_flags(snippet.split())]
+    assert unknown == []
+
+
+@pytest.mark.parametrize("page", pages())
+def test_variables_of_the_services_exist(page: str) -> None:
+    services = [config_class.service for config_class in SERVICES.values()]
+    known = {
+        f"OCTAVO_{service}_{name}".upper()
+        for config_class in SERVICES.values()
+        for name in config_class.model_fields
+        for service in [config_class.service]
+    }
+    pattern = rf"\bOCTAVO_(?:{'|'.join(services)})_[A-Z0-9_]+\b".upper()
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    assert {name for name in re.findall(pattern, text) if not name.endswith("_X_Y")} - known == set()
+
+
+def test_wrong_command_lines_are_noticed() -> None:
+    assert "No such option" in mistake(["octavo", "generate", "Hi", "--temprature", "0"])
+    assert "no command" in mistake(["octavo", "generatte", "Hi"])
+    assert "not a flag" in mistake(["python", "-P", "-m", "scheduler_svc", "--polcy", "fcfs"])
+    assert "must be" in mistake(["python", "-m", "executor_svc.fake", "--step-ms", "-1"])
+    assert unknown_flags(["octavo", "up", "--modle", "x"]) == ["--modle"]
+    assert unknown_flags(["python", "-m", "executor_svc", "--modle", "x"]) == ["--modle"]
