@@ -9,7 +9,7 @@ TOOLS := $(VENV)/tools
 TEST_WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 
-.PHONY: help demo test test-all check protos baseline record-release models bench bench-core gpu-check coverage checkov k8s-check monitoring-tools monitoring-check docs-metrics images clean
+.PHONY: help demo test test-all check protos baseline record-release models bench bench-core gpu-check coverage checkov k8s-check monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
 
 help:
 	@echo "make demo      ask a real model a question through both services"
@@ -25,6 +25,10 @@ help:
 	@echo "make k8s-check manifests and Containerfiles: rendered, validated, linted, each check with a planted mistake"
 	@echo "make monitoring-check alerts, dashboard and metrics, with Prometheus' own promtool"
 	@echo "make images    build the container images with buildah (images/build.sh says what can be chosen)"
+	@echo "make docs      the documentation as a site, in docs/_build/html"
+	@echo "make docs-reference write the reference pages anew after a change of settings, protos or metrics"
+	@echo "make pictures  the screenshots of the documentation, anew"
+	@echo "make wheels    the wheel, installed and used in clean environments (4 minutes)"
 	@echo "make clean     remove the virtual environments and caches"
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -36,11 +40,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	$(BIN)/octavo demo
 
-test: $(INSTALLED) monitoring-tools
+test: $(INSTALLED) monitoring-tools browser
 	$(BIN)/octavo model prepare smollm2
 	$(PYTEST) -m "not slow and not gpu"
 
-test-all: $(INSTALLED) monitoring-tools
+test-all: $(INSTALLED) monitoring-tools browser
 	$(BIN)/octavo model prepare smollm2
 	$(PYTEST) -m "not gpu"
 
@@ -54,17 +58,32 @@ check: $(INSTALLED)
 	$(BIN)/buf format --diff --exit-code protos
 	$(BIN)/buf breaking protos --against protos/baseline.binpb
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python -m docs.tools.reference --check
 
 # promtool, which the tests of alerts and metrics need.
 monitoring-tools:
 	tests/monitoring/fetch_promtool $(TOOLS)
 
+# The browser that the tests of the live page drive.
+browser: $(INSTALLED)
+	tests/page/fetch_chromium $(BIN)/python
+
+# The pictures of the documentation, from services at work.
+pictures: $(INSTALLED) browser
+	$(BIN)/python -m tests.page.screenshot
+	$(BIN)/python -m tests.unit.octavo.top.figure
+
 monitoring-check: $(INSTALLED) monitoring-tools
 	$(BIN)/python -m pytest tests/monitoring
 
-# The tables of docs/metrics.md, from the code.
-docs-metrics: $(INSTALLED)
-	$(BIN)/python -m tests.monitoring.reference
+# The site; a warning is an error.
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx -W -n --keep-going -q docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+# Settings, API and metrics, from the code; `make check` says when they are stale.
+docs-reference: $(INSTALLED)
+	$(BIN)/python -m docs.tools.reference
 
 protos: $(INSTALLED)
 	$(BIN)/buf format --write protos
@@ -112,5 +131,10 @@ k8s-check: $(INSTALLED) checkov
 images:
 	images/build.sh
 
+# Builds the wheel and installs it into environments of their own, outside the checkout.
+wheels: $(INSTALLED)
+	$(BIN)/octavo model prepare smollm2
+	$(BIN)/python -m tests.packaging.check_wheels
+
 clean:
-	rm -rf $(VENV) .venv-checkov .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-checkov .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage docs/_build
