@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from executor_svc.randomness import uniforms
-from scheduler_svc.core.sequence import FinishReason
+from scheduler_svc.core.stop_conditions import FinishReason
 from shared.step import SamplingRow
 from tests.numerics.identity import TIE, Logits, assert_identical, assert_same_search
 from tests.support.fleet import FoundHypothesis, Output

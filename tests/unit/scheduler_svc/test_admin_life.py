@@ -11,7 +11,7 @@ from scheduler_svc.ended_requests import EndedRequest
 from scheduler_svc.explanation import explain_ended
 from scheduler_svc.request_life import LifeEvent
 from scheduler_svc.request_times import RequestTimes
-from scheduler_svc.wording import seconds_text
+from shared.wording import seconds_text
 
 TIMES = RequestTimes(100.0, 100.25, 100.5, 102.0, 102.0)
 ENDED = EndedRequest(
