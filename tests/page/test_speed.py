@@ -14,9 +14,9 @@ NUM_BLOCKS = 10_000
 # Each refresh, for every executor. A busy executor changes some blocks of hundreds a second.
 SHARE_CHANGED = 0.2
 
-# The page's own work for a refresh, all maps together, in units of REFERENCE: 5 to 12 were measured (docs/page.md), and
+# The page's own work for a refresh, all maps together, in units of REFERENCE: 6 to 17 were measured (docs/page.md), and
 # 50 to 100 with a CPU ten times slower, by Emulation.setCPUThrottlingRate of Chromium's debugging protocol.
-MAX_REFRESH = 25.0
+MAX_REFRESH = 35.0
 NUM_REFRESHES = 5
 
 # The time, in milliseconds, in which this browser on this machine compares as many states and paints as many cells as a

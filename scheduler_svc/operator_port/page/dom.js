@@ -54,7 +54,7 @@ export function linkButton(text, onClick, properties = {}) {
   return button;
 }
 
-const LONG_FACT = 40; // characters; such facts have a row of their own
+const LONG_FACT = 24; // characters; such facts have a row of their own
 
 // Fill a <dl> with pairs of a name and a text; pairs without a value are left out.
 export function fillFacts(list, facts) {

@@ -96,7 +96,11 @@ class LivePage {
       this.problem = "The scheduler does not answer.";
       return false;
     }
-    if (!(error instanceof CallError)) throw error;
+    if (!(error instanceof CallError)) {
+      console.error(error);
+      this.problem = sentence(`this page has a bug: ${error.message}`);
+      return false;
+    }
     const isUnauthenticated = ["unauthenticated", "permission_denied"].includes(error.code);
     if (isUnauthenticated) this.askForToken(error);
     this.problem = isUnauthenticated ? "" : sentence(`the scheduler answers ${error.code}: ${error.message}`);
