@@ -124,7 +124,7 @@ async def test_who_waits_for_more_does_not_spin(
     assert looks == [5, len(hello)]
 
 
-@pytest.mark.parametrize("sent", [b"PR", b"GE", client_hello(["http/1.1"])[:40]])
+@pytest.mark.parametrize("sent", [b"PR", b"GE", client_hello(["http/1.1"])[:40]], ids=["preface", "method", "hello"])
 async def test_who_stops_in_the_middle_is_left_to_grpc(pair: tuple[socket.socket, socket.socket], sent: bytes) -> None:
     client, accepted = pair
     client.send(sent)
