@@ -12,6 +12,7 @@ from shared.wording import counted
 EVENT_KIND: Mapping[EventKind, "admin_pb2.RequestEventKind.ValueType"] = {
     EventKind.ADMITTED: admin_pb2.REQUEST_EVENT_KIND_ADMITTED,
     EventKind.PREEMPTED: admin_pb2.REQUEST_EVENT_KIND_PREEMPTED,
+    EventKind.DROPPED: admin_pb2.REQUEST_EVENT_KIND_DROPPED,
     EventKind.SWAPPED_OUT: admin_pb2.REQUEST_EVENT_KIND_SWAPPED_OUT,
     EventKind.SWAPPED_IN: admin_pb2.REQUEST_EVENT_KIND_SWAPPED_IN,
     EventKind.EXECUTOR_LOST: admin_pb2.REQUEST_EVENT_KIND_EXECUTOR_LOST,
@@ -37,6 +38,7 @@ def ended_state(ended: EndedRequest, now_s: float, *, shows_events: bool = True)
         outcome=ended.outcome,
         ended_ago_ms=milliseconds(now_s - times.ended_at_s),
     )
+    state.ended_at.FromMilliseconds(round(ended.ended_at_unix_s * 1000))
     set_times(state, times)
     if shows_events:
         state.events.extend(event_states(times, ended.num_prompt_tokens, ended.events))
@@ -86,9 +88,10 @@ def _life_event_text(event: LifeEvent) -> str:
     texts = {
         EventKind.ADMITTED: f"admitted; of {num_tokens}, {num_computed} were in the prefix cache",
         EventKind.PREEMPTED: f"preempted; {num_tokens} will be computed again",
+        EventKind.DROPPED: f"gave up its place in the host pool; {num_tokens} will be computed again",
         EventKind.SWAPPED_OUT: f"preempted; the blocks of {num_tokens} go to the host pool",
         EventKind.SWAPPED_IN: f"came back from the host pool; {num_computed} of {num_tokens} were there",
-        EventKind.EXECUTOR_LOST: "the executor was lost",
+        EventKind.EXECUTOR_LOST: f"the executor was lost: {event.cause}",
         EventKind.PARKED: "parked: it may have broken an executor",
     }
     return texts[event.kind]

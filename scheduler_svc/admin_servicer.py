@@ -79,6 +79,8 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             num_failed_requests=meter.num_errors.total(),
             uptime_ms=milliseconds(now_s - engine.started_at_s),
             version=octavo.__version__,
+            max_waiting_requests=engine.settings.max_waiting_requests,
+            num_refused_requests=engine.num_refused_for_queue,
         )
 
     async def Drain(  # noqa: N802
@@ -158,7 +160,8 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         ended = self._engine.ended.get(request_id)
         if ended is None:
             raise UnknownNameError(
-                f"no live request has request_id {request_id!r}, and none of the last {NUM_KEPT_REQUESTS:,} that ended"
+                f"no live request has request_id {request_id!r}, and none of the last {NUM_KEPT_REQUESTS:,} that "
+                "ended; requests that were refused are not kept"
             )
         return ended
 
@@ -172,6 +175,8 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         logged = step_log.get(request.step_id)
         if logged is None:
             first, last = step_log.kept_ids
+            if not last:
+                raise UnknownNameError("no step is kept: the executor has been sent none since it was attached")
             raise UnknownNameError(f"step {request.step_id} is not kept; kept are {first} to {last}")
         return pb.GetStepResponse(step=step_state(logged))
 

@@ -86,6 +86,9 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
     state.num_host_blocks = host.num_blocks
     state.num_free_host_blocks = host.num_free_blocks
     state.num_used_host_blocks = host.num_used_blocks
+    state.warning = driver.trouble(now_s)
+    state.num_slots = core.limits.max_num_seqs
+    state.num_free_slots = core.batch.num_free_slots
     state.num_steps_in_flight = len(core.in_flight)
     if core.in_flight:
         state.oldest_step_age_ms = milliseconds(now_s - core.in_flight[0].scheduled_at_s)

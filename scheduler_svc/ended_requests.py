@@ -1,10 +1,10 @@
 """The last requests that ended, kept for people who ask what became of theirs."""
 
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from scheduler_svc.meter import finish_reason
 from scheduler_svc.request import Request
 from scheduler_svc.request_life import LifeEvent
 from scheduler_svc.request_times import RequestTimes
@@ -18,6 +18,7 @@ class EndedRequest:
     """What is kept of a request: counts, times and events, and no token of it.
 
     Attributes:
+        ended_at_unix_s: When it ended, in seconds since 1970.
         outcome: The finish reason of its first output, or the status code and the message of its error.
         has_failed: Whether it ended with an error.
     """
@@ -32,6 +33,7 @@ class EndedRequest:
     num_losses: int
     times: RequestTimes
     events: tuple[LifeEvent, ...]
+    ended_at_unix_s: float
     outcome: str
     has_failed: bool
 
@@ -79,9 +81,10 @@ def _summary(request: Request) -> EndedRequest:
         num_output_tokens=request.num_output_tokens,
         num_cached_tokens=group.num_cached_tokens,
         num_preemptions=group.num_preemptions,
-        num_losses=request.num_losses,
+        num_losses=request.num_lost_executors,
         times=request.times,
         events=request.life.events,
-        outcome=finish_reason(request) if error is None else f"{status_code(error).name}: {error}",
+        ended_at_unix_s=time.time(),
+        outcome=request.finish_reason.value if error is None else f"{status_code(error).name}: {error}",
         has_failed=error is not None,
     )

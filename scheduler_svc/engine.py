@@ -78,6 +78,7 @@ class Engine:
     ) -> None:
         self.settings = settings
         self.started_at_s = time.monotonic()
+        self.num_refused_for_queue = 0
         self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
         self.fleet = Fleet(self.queue, settings.policy, secrets.token_bytes(PREFIX_KEY_BYTES), self._expects_nobody)
         self.meter = Meter()
@@ -107,9 +108,11 @@ class Engine:
         if request_id in self.requests:
             raise RequestExistsError(request_id)
         if self.num_waiting >= settings.max_waiting_requests:
+            self.num_refused_for_queue += 1
             raise QueueFullError(self.num_waiting, settings.queue_retry_after_s)
         num_of_tenant = self.queue.num_waiting_of(tenant) + self._num_checked_of[tenant]
         if num_of_tenant >= settings.max_waiting_requests_per_tenant:
+            self.num_refused_for_queue += 1
             raise QueueFullError(num_of_tenant, settings.queue_retry_after_s, tenant)
         return self.model
 
@@ -249,14 +252,14 @@ class Engine:
     def _expects_nobody(self) -> bool:
         return self.drivers.is_complete
 
-    def take_back(self, core: Scheduler, address: str) -> None:
-        """The executor at an address is gone: queue its groups again, except those that lost too many."""
+    def take_back(self, core: Scheduler, address: str, cause: str) -> None:
+        """The executor at an address is gone, and why: queue its groups again, except those that lost too many."""
         self._past_preemptions.update(core.preemption.num_preemptions)
         now_s = time.monotonic()
         running = set(core.batch.running)
         for group in self.fleet.leave(core):
             request = self.requests.of(group)
-            request.life.add(LifeEvent(EventKind.EXECUTOR_LOST, now_s, address))
+            request.life.add(LifeEvent(EventKind.EXECUTOR_LOST, now_s, address, cause=cause))
             if group in running:
                 request.note_loss()
             if request.num_losses > self.settings.max_losses:

@@ -4,7 +4,7 @@ Up to `steps_in_flight` steps are on their way at once: with two, the executor h
 it finishes the current one, and the time of scheduling and of the network is hidden.
 
 The core and everything that the engine keeps is only touched between two awaits, so it needs no lock.
-Read next: `executor_client.py` for the session, `engine.py` for what becomes of the results.
+Read next: `executor_session.py` for the session, `engine.py` for what becomes of the results.
 """
 
 import asyncio
@@ -63,8 +63,8 @@ class DriverOwner(Protocol):
     def note_decision(self, core: Scheduler, address: str, step_id: int | None) -> None:
         """The core of an address has decided a step, None: it found nothing to do; end the requests it gave up."""
 
-    def take_back(self, core: Scheduler, address: str) -> None:
-        """The executor is lost or retired: keep the requests of its core for another one."""
+    def take_back(self, core: Scheduler, address: str, cause: str) -> None:
+        """The executor is lost or retired, and why: keep the requests of its core for another one."""
 
     def fail_all(self, core: Scheduler | None) -> None:
         """A bug of ours: end the requests of the core, if there was one, without asking it any more."""
@@ -139,6 +139,15 @@ class ExecutorDriver:
         """Where the executor is dialled."""
         return self.client.address
 
+    def trouble(self, now_s: float) -> str:
+        """Return what is wrong with the executor although it is attached, in words; `now_s` is the monotonic time."""
+        if self.core is None or self.session is None:
+            return ""
+        stalled_s = self.core.stalled_s(now_s)
+        stall = [] if stalled_s is None else [f"a step has been running for {stalled_s:.1f} s"]
+        silence = self.session.trouble(now_s)
+        return "; ".join([*stall, silence] if silence else stall)
+
     @property
     def is_spare(self) -> bool:
         """Whether the executor is not looked for, because the scheduler has as many as it may."""
@@ -179,12 +188,12 @@ class ExecutorDriver:
                 log.info(Event("attached", executor=self.address, epoch=session.epoch))
                 await self._owner.on_attached(self)
                 await self._drive(self.core, session)
-            self._give_back_core("retired")
+            self._give_back_core("retired", "it left the fleet")
         except (ExecutorLostError, ExecutorRefusedError, ExecutorFaultError, TokenizerFileError) as error:
             if self.core is not None:
                 self.num_losses += 1
                 self._meter.num_executor_losses += 1
-                self._give_back_core("retired" if self.is_retired else "executor_lost")
+                self._give_back_core("retired" if self.is_retired else "executor_lost", str(error))
             elif isinstance(error, ExecutorLostError):
                 self.instance_id = ""
             self._report_trouble(error)
@@ -213,12 +222,12 @@ class ExecutorDriver:
                 f"this scheduler has as many executors as --max-executors allows, {self._settings.max_executors}"
             )
 
-    def _give_back_core(self, event: str) -> None:
+    def _give_back_core(self, event: str, cause: str) -> None:
         """Part with the core; its requests, which the log counts, are computed elsewhere."""
         core, self.core, self.session = self.core, None, None
         assert core is not None
         log.info(Event(event, executor=self.address, requests=core.num_unfinished))
-        self._owner.take_back(core, self.address)
+        self._owner.take_back(core, self.address, cause)
 
     async def _drive(self, core: Scheduler, session: ExecutorSession) -> None:
         """Send and receive steps until one direction fails, or the retired executor has nothing left to do."""

@@ -9,6 +9,7 @@ the session sends the later steps again byte for byte. Whatever cannot be resume
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -74,6 +75,17 @@ class ExecutorSession:
         self._reason_to_give_up = ""
         self._stream_lock = asyncio.Lock()
         self._num_vain_resumes = 0
+        self._heartbeat_answered_at_s = time.monotonic()
+        self._is_resuming = False
+
+    def trouble(self, now_s: float) -> str:
+        """Return what is wrong with the connection, in words; empty: nothing is known. `now_s` is monotonic."""
+        if self._is_resuming:
+            return f"its step stream broke; it is lost unless it answers within {self._timings.resume_timeout_s:g} s"
+        silent_s = now_s - self._heartbeat_answered_at_s
+        if silent_s <= 2 * self._timings.heartbeat_interval_s:
+            return ""
+        return f"no heartbeat has been answered for {silent_s:.1f} s; it is lost after {self._timings.lease_s:g} s"
 
     async def get_tokenizer(self) -> tuple[TokenizerFile, ...]:
         """Fetch the tokenizer files.
@@ -146,20 +158,19 @@ class ExecutorSession:
         The executor answers them while a step runs, so silence means that it is frozen or cut off.
         """
         interval_s, lease_s = self._timings.heartbeat_interval_s, self._timings.lease_s
-        loop = asyncio.get_running_loop()
-        answered_s = loop.time()
+        self._heartbeat_answered_at_s = time.monotonic()
         request = pb.HeartbeatRequest(epoch=self.epoch, instance_id=self.info.instance_id)
         while True:
             await asyncio.sleep(interval_s)
             try:
                 await self._stub.Heartbeat(request, timeout=interval_s)
-                answered_s = loop.time()
+                self._heartbeat_answered_at_s = time.monotonic()
             except grpc.aio.AioRpcError as error:
                 text = f"{error.code().name}: {error.details()}"
                 log.warning(Event("heartbeat_failed", executor=self._address, epoch=self.epoch, cause=text))
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     self._give_up(text)
-                elif loop.time() - answered_s > lease_s:
+                elif time.monotonic() - self._heartbeat_answered_at_s > lease_s:
                     self._give_up(f"no heartbeat was answered for {lease_s:g} s")
 
     def _accept(self, response: pb.StreamStepsResponse) -> StepResult:
@@ -205,11 +216,14 @@ class ExecutorSession:
             step_id = self._unanswered[0].step_id
             raise ExecutorLostError(f"the stream broke {self._num_vain_resumes} times at step {step_id}: {broken}")
         log.warning(Event("step_stream_broke", executor=self._address, epoch=self.epoch, cause=str(broken)))
+        self._is_resuming = True
         try:
             async with asyncio.timeout(self._timings.resume_timeout_s), self._stream_lock:
                 self._stream = await self._retry_start()
         except TimeoutError as error:
             raise ExecutorLostError(f"no answer within {self._timings.resume_timeout_s:g} s") from error
+        finally:
+            self._is_resuming = False
         if self._reason_to_give_up:  # it came while there was no stream to break
             raise ExecutorLostError(self._reason_to_give_up)
         progress = {"epoch": self.epoch, "last_step_id": self._last_received_step_id}

@@ -5,6 +5,8 @@ Only looks: nothing here changes the engine.
 """
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC
+from itertools import islice
 
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
@@ -19,9 +21,10 @@ from scheduler_svc.request import Request
 from shared.wording import counted, seconds_text
 
 MAX_EXECUTORS_IN_TEXT = 3
+MAX_JUDGED_AHEAD = 200
 
 FITS = "fits, and waits for the token budget of a step"
-FITS_BEHIND = "fits"
+FITS_BEHIND = "fits, once those ahead are gone"
 
 
 def explain(engine: Engine, request: Request, now_s: float) -> pb.ExplainRequestResponse:
@@ -41,6 +44,8 @@ def explain(engine: Engine, request: Request, now_s: float) -> pb.ExplainRequest
         explained.explanation = f"preempted on {place.executor}: {late_tokens_text(group)}; then it waits in the queue"
     else:
         explained.explanation = running_text(request, place)
+    if place.core is not None and (trouble := _troubles(engine, now_s).get(place.core)):
+        explained.explanation += f"; on its executor {trouble}"
     return explained
 
 
@@ -55,7 +60,8 @@ def explain_ended(ended: EndedRequest, now_s: float) -> pb.ExplainRequestRespons
         parts.append(f"had its first token after {seconds_text(state.time_to_first_token_ms)}")
     if ended.num_preemptions:
         parts.append(f"was preempted {counted(ended.num_preemptions, 'time')}")
-    explanation = f"ended {seconds_text(state.ended_ago_ms)} ago; {'; '.join(parts)}"
+    ended_at = state.ended_at.ToDatetime(UTC)
+    explanation = f"ended {seconds_text(state.ended_ago_ms)} ago, at {ended_at:%H:%M:%S} UTC; {'; '.join(parts)}"
     return pb.ExplainRequestResponse(status=admin_pb2.REQUEST_STATUS_ENDED, explanation=explanation)
 
 
@@ -71,7 +77,7 @@ def queued_requests(engine: Engine, now_s: float) -> Iterator[admin_pb2.QueuedRe
             reason = f"in line behind {first_in_line.request_id!r}"
         else:
             obstacles = engine.fleet.obstacles(group, now_s)
-            reason = "; ".join(obstacle_texts(_fits(engine, group, obstacles), FITS)) or no_executor_text(engine)
+            reason = "; ".join(obstacle_texts(_fits(engine, group, obstacles, now_s), FITS)) or no_executor_text(engine)
             if not _lets_others_pass([obstacle for _, obstacle in obstacles]):
                 first_in_line = group
         yield admin_pb2.QueuedRequest(
@@ -97,12 +103,13 @@ def _lets_others_pass(obstacles: Sequence[Obstacle | None]) -> bool:
 
 def _explain_waiting(engine: Engine, group: SequenceGroup, now_s: float, explained: pb.ExplainRequestResponse) -> None:
     num_ahead = engine.queue.num_ahead_of(group)
-    fits = _fits(engine, group, engine.fleet.obstacles(group, now_s))
+    fits = _fits(engine, group, engine.fleet.obstacles(group, now_s), now_s)
     explained.num_requests_ahead = num_ahead
     explained.executors.extend(fits)
     reasons = obstacle_texts(fits, FITS_BEHIND if num_ahead else FITS) or [no_executor_text(engine)]
     waits = "waits to run again" if group.has_run else "waits"
-    explained.explanation = f"{waits}: {'; '.join([ahead_text(num_ahead), *reasons])}"
+    ahead = ahead_text(num_ahead, _came_later(engine, group, num_ahead))
+    explained.explanation = f"{waits}: {'; '.join([ahead, *reasons])}"
 
 
 def _explain_swapped(core: Scheduler, group: SequenceGroup, explained: pb.ExplainRequestResponse) -> None:
@@ -117,17 +124,21 @@ def _explain_swapped(core: Scheduler, group: SequenceGroup, explained: pb.Explai
 
 
 def _fits(
-    engine: Engine, group: SequenceGroup, obstacles: Sequence[tuple[Scheduler, Obstacle | None]]
+    engine: Engine, group: SequenceGroup, obstacles: Sequence[tuple[Scheduler, Obstacle | None]], now_s: float
 ) -> list[admin_pb2.ExecutorFit]:
     """Return what a waiting group would take of each core, and what is there."""
     addresses = {driver.core: driver.address for driver in engine.drivers.values()}
+    troubles = _troubles(engine, now_s)
     fits = []
     for core, obstacle in obstacles:
         plan = core.blocks.plan_admission(group)
+        reasons = [] if obstacle is None else [obstacle.reason]
+        if core in troubles and not reasons:
+            reasons.append(troubles[core])
         fits.append(
             admin_pb2.ExecutorFit(
                 executor=addresses.get(core, ""),
-                obstacle=obstacle.reason if obstacle is not None else "",
+                obstacle="; ".join(reasons),
                 num_needed_blocks=plan.num_needed,
                 num_free_blocks=plan.num_free,
                 num_needed_slots=group.num_slots,
@@ -135,6 +146,27 @@ def _fits(
             )
         )
     return fits
+
+
+def _came_later(engine: Engine, group: SequenceGroup, num_ahead: int) -> list[str]:
+    """Say of the groups that came later and are admitted earlier why that is; nothing if very many are ahead."""
+    if num_ahead > MAX_JUDGED_AHEAD:
+        return []
+    later = [other for other in islice(engine.queue.in_order(), num_ahead) if other.arrival > group.arrival]
+    newcomers = [other for other in later if not other.has_run]
+    num_urgent = sum(other.priority < group.priority for other in newcomers) if engine.settings.has_priorities else 0
+    reasons = [
+        (len(later) - len(newcomers), "ran before, and come back first"),
+        (num_urgent, f"have a more urgent priority than {group.priority}"),
+        (len(newcomers) - num_urgent, "belong to tenants that have had fewer tokens for their weight"),
+    ]
+    return [f"{number} came later and {why}" for number, why in reasons if number]
+
+
+def _troubles(engine: Engine, now_s: float) -> dict[Scheduler, str]:
+    """Return what is wrong with executors that are attached, by core."""
+    drivers = [driver for driver in engine.drivers.values() if driver.core is not None]
+    return {driver.core: trouble for driver in drivers if driver.core and (trouble := driver.trouble(now_s))}
 
 
 def _swap_in_fit(core: Scheduler, group: SequenceGroup, executor: str) -> admin_pb2.ExecutorFit:
@@ -160,9 +192,12 @@ def _swap_in_fit(core: Scheduler, group: SequenceGroup, executor: str) -> admin_
 # In words ----------------------------------------------------------------------------------------
 
 
-def ahead_text(num_ahead: int) -> str:
-    """Say how many requests are ahead."""
-    return f"{counted(num_ahead, 'request')} ahead" if num_ahead else "next in line"
+def ahead_text(num_ahead: int, came_later: Sequence[str] = ()) -> str:
+    """Say how many requests are ahead, and what put those there that came later."""
+    if not num_ahead:
+        return "next in line"
+    number = f"{counted(num_ahead, 'request')} ahead"
+    return f"{number} ({'; '.join(came_later)})" if came_later else number
 
 
 def obstacle_texts(fits: Sequence[admin_pb2.ExecutorFit], text_if_none: str) -> list[str]:

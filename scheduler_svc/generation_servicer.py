@@ -20,7 +20,7 @@ from scheduler_svc.request_limits import RequestLimits
 from scheduler_svc.request_validation import check_request_fields, validate_request
 from scheduler_svc.served_model import ServedModel
 from scheduler_svc.token_rule_validation import tokenize_words
-from shared.errors import InvalidFieldError, NoExecutorError
+from shared.errors import InvalidFieldError, NoExecutorError, RequestAbortedError
 from shared.step import NO_LOGPROBS
 
 if TYPE_CHECKING:  # imports opentelemetry
@@ -29,8 +29,11 @@ if TYPE_CHECKING:  # imports opentelemetry
 FINISH_REASONS = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
-    FinishReason.ABORT: generation_pb2.FINISH_REASON_ABORT,
 }
+
+# For people who ask what became of a request; nobody is there any more to be told it.
+CLIENT_LEFT = "the client ended the call, or its connection broke"
+DEADLINE_PASSED = "the deadline that the client had set for the call passed"
 
 
 class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
@@ -65,7 +68,10 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             yield pb.GenerateResponse(finished=finished_message(live))
         finally:
             if not live.has_ended:  # cancelled, past its deadline, or the connection is gone
-                self._engine.abort(live.request_id)
+                remaining_s = context.time_remaining()
+                is_late = remaining_s is not None and remaining_s <= 0
+                cause = DEADLINE_PASSED if is_late else CLIENT_LEFT
+                self._engine.abort(live.request_id, RequestAbortedError(cause))
             if trace is not None:
                 trace.end(live)
 

@@ -106,14 +106,7 @@ class Meter:
         if request.error is not None:
             self.num_errors[status_code(request.error).name] += 1
             return
-        self.num_finished[finish_reason(request)] += 1
+        self.num_finished[request.finish_reason.value] += 1
         self.num_recovered += request.num_lost_executors > 0
         if times.duration_s is not None:
             self.request_duration.observe(times.duration_s)
-
-
-def finish_reason(request: Request) -> str:
-    """Return why the first output of a finished request ended: "stop", "length"."""
-    reason = request.outputs[0].finish_reason
-    assert reason is not None, "the request has finished"
-    return reason.value

@@ -77,6 +77,13 @@ class Request:
         return self._is_finished or self.error is not None
 
     @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first output of the answer ended; only once the request has finished."""
+        reason = self.outputs[0].finish_reason
+        assert reason is not None, "the request has finished"
+        return reason
+
+    @property
     def outputs(self) -> Sequence[Output]:
         """The outputs in the answer, by output index; ranked ones are there once the request has ended."""
         return self._returned

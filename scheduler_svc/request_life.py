@@ -22,6 +22,7 @@ class LifeEvent:
         step_id: The step of that executor that it happened with; None: with none.
         num_tokens: Tokens that were known, prompt and output, of the first live sequence.
         num_computed_tokens: Of these, those that needed not be computed.
+        cause: Why, in words; empty: the kind says it.
     """
 
     kind: EventKind
@@ -30,6 +31,7 @@ class LifeEvent:
     step_id: int | None = None
     num_tokens: int = 0
     num_computed_tokens: int = 0
+    cause: str = ""
 
 
 class RequestLife:

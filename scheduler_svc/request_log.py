@@ -2,7 +2,6 @@
 
 import logging
 
-from scheduler_svc.meter import finish_reason
 from scheduler_svc.request import Request
 from shared.events import Event
 from shared.grpc_status import status_code
@@ -20,7 +19,7 @@ def log_end(request: Request) -> None:
             "request_ended",
             request_id=request.request_id,
             tenant=group.tenant or None,
-            finish_reason=finish_reason(request) if error is None else None,
+            finish_reason=request.finish_reason.value if error is None else None,
             error=None if error is None else status_code(error).name,
             num_prompt_tokens=group.num_prompt_tokens,
             num_output_tokens=request.num_output_tokens,

@@ -32,7 +32,7 @@ class LoggedStep:
     @property
     def round_trip_us(self) -> int:
         """Microseconds from the decision to the result; only with a result."""
-        return round((self.answered_at_s - self.logged_at_s) * 1e6)
+        return round((self.answered_at_s - self.decided_at_s) * 1e6)
 
 
 class StepLog:

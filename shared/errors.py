@@ -135,7 +135,7 @@ class NoExecutorError(WorldError):
 
 
 class RequestAbortedError(OctavoServiceError):
-    """The request was ended by Abort or by an operator."""
+    """The request was ended by Abort, by an operator, or because its client left."""
 
 
 class InvalidStepError(OctavoServiceError):

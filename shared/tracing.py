@@ -15,10 +15,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+import octavo
 from shared.errors import OctavoServiceError
 
 if TYPE_CHECKING:
@@ -92,9 +91,7 @@ def resource_of(service_name: str) -> Resource:
     """Return what the process is called; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
-    own = {"service.name": service_name, "host.name": socket.gethostname()}
-    with suppress(PackageNotFoundError):  # it runs from its sources
-        own["service.version"] = version("octavo")
+    own = {"service.name": service_name, "service.version": octavo.__version__, "host.name": socket.gethostname()}
     named = OTELResourceDetector().detect().attributes
     return Resource.create({key: value for key, value in own.items() if key not in named})
 

@@ -162,6 +162,8 @@ def _name(full_name: str) -> str:
 
 def _link(full_name: str) -> str:
     """Return a link to a type of this page; the anchor is what forges and the site make of its heading."""
+    if not full_name.startswith(".octavo."):
+        return f"`{full_name.removeprefix('.')}`"  # of protobuf itself
     name = _name(full_name)
     return f"[{name.rpartition('.')[2]}](#{name.replace('.', '').lower()})"
 

@@ -156,7 +156,7 @@ class Admissions:
 
     def recompute_swapped(self, plan: StepPlan, group: SequenceGroup) -> None:
         """Give up the blocks of a swapped group, on both sides; it is computed again."""
-        plan.note(group, EventKind.PREEMPTED)
+        plan.note(group, EventKind.DROPPED)
         self._swapped.drop(group)
         for sequence in group.live_sequences:
             sequence.status = SequenceStatus.WAITING

@@ -258,17 +258,21 @@ class Scheduler:
 
         A core whose oldest step is overdue takes nothing: it may hang.
         """
-        if self._is_overdue(now_s):
-            return Obstacle(Wait.IN_LINE, f"a step has been running for more than {self.limits.stall_after_s:g} s")
+        stalled_s = self.stalled_s(now_s)
+        if stalled_s is not None:
+            return Obstacle(Wait.IN_LINE, f"a step has been running for {stalled_s:.1f} s")
         verdict = self.admissions.judge(group)
         return verdict if isinstance(verdict, Obstacle) else None
 
-    def _is_overdue(self, now_s: float) -> bool:
-        """Return whether the oldest step in flight takes suspiciously long; those before it do not count."""
+    def stalled_s(self, now_s: float) -> float | None:
+        """Return how long the oldest step in flight has been running, if suspiciously long; None: it has not.
+
+        Time in which it waited for those before it does not count.
+        """
         if not self.in_flight or self._was_processed:
-            return False
-        begin_s = max(self.in_flight[0].scheduled_at_s, self._progress_at_s)
-        return now_s - begin_s > self.limits.stall_after_s
+            return None
+        running_s = now_s - max(self.in_flight[0].scheduled_at_s, self._progress_at_s)
+        return running_s if running_s > self.limits.stall_after_s else None
 
     def has(self, group: SequenceGroup) -> bool:
         """Return whether the group was admitted here and has not ended."""

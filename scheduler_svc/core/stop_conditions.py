@@ -9,7 +9,6 @@ class FinishReason(enum.Enum):
 
     STOP = "stop"
     LENGTH = "length"
-    ABORT = "abort"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,9 @@ _BODY_TIMEOUT_S = 10.0
 # A client that has its answer may send what it has begun for so long, in seconds.
 _LINGER_S = 2.0
 
+# A client that takes nothing of what is sent to it for so long is cut off, in seconds.
+_STALL_S = 30.0
+
 _HANDSHAKE_TIMEOUT_S = 10.0
 _TLS_GOODBYE_TIMEOUT_S = 1.0
 
@@ -49,7 +52,7 @@ _SAFE_HEADERS = {
 
 # What is left of the visible ASCII characters is no metadata for gRPC.
 _METADATA_VALUE = re.compile(r"[ -~]*")
-_TIMEOUT_MS = re.compile(r"\d{1,10}")
+_TIMEOUT_MS = re.compile(r"[0-9]{1,10}")
 
 _logger = logging.getLogger(__name__)
 
@@ -96,6 +99,7 @@ class HttpSide:
         """
         loop = asyncio.get_running_loop()
         context = self._tls.context() if over_tls and self._tls is not None else None
+        _limit_stall(connection)
         try:
             transport, _ = await loop.connect_accepted_socket(
                 self._server,
@@ -213,6 +217,12 @@ class _Refusal(Exception):  # noqa: N818 (an answer)
         self.headers = headers
 
 
+def _limit_stall(connection: socket.socket) -> None:
+    """Let the kernel break a connection whose peer does not read (tcp(7)): aiohttp would wait for it for ever."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(_STALL_S * 1000))
+
+
 async def _body(request: web.BaseRequest) -> bytes:
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise CallError(grpc.StatusCode.UNIMPLEMENTED, "bodies are not taken compressed; leave Content-Encoding out")
@@ -241,6 +251,8 @@ def _timeout_s(request: web.BaseRequest) -> float:
         raise CallError(
             grpc.StatusCode.INVALID_ARGUMENT, "the header Connect-Timeout-Ms must be a number of at most 10 digits"
         )
+    if not int(wanted_ms):  # a call that is quick enough would be answered all the same
+        raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "the header Connect-Timeout-Ms leaves the call no time")
     return min(int(wanted_ms) / 1000, CALL_TIMEOUT_S)
 
 

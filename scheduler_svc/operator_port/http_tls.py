@@ -73,6 +73,8 @@ def _context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
             authorities = read_authorities(PemFile("--tls-client-ca", client_ca))
             context.load_verify_locations(cadata=authorities.decode("ascii", "replace"))
             context.verify_mode = ssl.CERT_REQUIRED
+            # As gRPC does it: an intermediate authority is enough, its root need not be in the file.
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     except OSError as error:  # of ssl too; the files were replaced in the meantime
         raise TlsFileError(f"{cert_file} and {key_file} cannot be used ({error}); write both again") from error
     return context

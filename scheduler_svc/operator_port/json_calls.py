@@ -119,6 +119,8 @@ def is_offered(method: MethodDescriptor) -> bool:
 
 def _read(body: bytes, request: Message) -> Message:
     try:
+        if not body.lstrip().startswith(b"{"):
+            raise ValueError("it is no object")  # the parser stumbles over null, and takes [] for {}
         return json_format.Parse(body, request)
     except (json_format.ParseError, ValueError, RecursionError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__

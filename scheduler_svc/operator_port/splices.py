@@ -15,7 +15,8 @@ MAX_UNSENT_BYTES = 256 * 2**10
 # A unix socket whose queue of new connections is full is asked again so soon, in seconds.
 _RETRY_INTERVAL_S = 0.01
 
-# An end that takes nothing of what waits for it is cut off so late, in seconds; gRPC itself gives up after 30.
+# An end before which so much waits that the other one is not read, for so long, is cut off, in seconds; gRPC itself
+# gives up after 30.
 _STALL_S = 60.0
 
 # The same for a client when the gRPC server has closed the connection.

@@ -2,10 +2,10 @@
 
 import time
 from datetime import UTC, datetime
-from importlib.metadata import version
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
+import octavo
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
 from scheduler_svc.served_model import ServedModel
@@ -52,7 +52,7 @@ def loads(engine: Engine) -> pb.GetLoadsResponse:
     """Return the load of the whole fleet as that of one rank; rates are 0, not measured here."""
     return pb.GetLoadsResponse(
         timestamp=datetime.now(UTC).isoformat(),
-        version=version("octavo"),
+        version=octavo.__version__,
         dp_rank_count=1,
         loads=[_fleet_load(engine)],
     )

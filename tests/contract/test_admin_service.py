@@ -122,7 +122,7 @@ async def test_a_request_that_waits_for_blocks_is_explained_with_the_true_number
         assert (fit.executor, fit.num_needed_blocks, fit.num_free_blocks) == (address, 12, 8)
         behind = await still.explain("last")
         assert behind.num_requests_ahead == 1
-        assert behind.explanation == f"waits: 1 request ahead; on {address}, fits"
+        assert behind.explanation == f"waits: 1 request ahead; on {address}, fits, once those ahead are gone"
         running = await still.explain("runs")
         assert running.status == admin_pb2.REQUEST_STATUS_RUNNING
         assert running.explanation.startswith(f"runs on {address}: ")

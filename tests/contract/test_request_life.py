@@ -67,7 +67,10 @@ async def test_an_id_that_nobody_has_says_how_far_back_was_looked() -> None:
         ):
             error = await refusal(call)
             assert error.code() is grpc.StatusCode.NOT_FOUND
-            assert error.details() == ("no live request has request_id 'nobody', and none of the last 1,000 that ended")
+            assert error.details() == (
+                "no live request has request_id 'nobody', and none of the last 1,000 that ended; "
+                "requests that were refused are not kept"
+            )
 
 
 async def test_a_swap_and_an_abort_are_part_of_a_life() -> None:

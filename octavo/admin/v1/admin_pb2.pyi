@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -111,6 +112,8 @@ class _RequestEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Requ
     """It ended with its last output."""
     REQUEST_EVENT_KIND_FAILED: _RequestEventKind.ValueType  # 10
     """It ended with an error."""
+    REQUEST_EVENT_KIND_DROPPED: _RequestEventKind.ValueType  # 11
+    """Its blocks in the host pool were given up, for others or for itself: it will be computed again."""
 
 class RequestEventKind(_RequestEventKind, metaclass=_RequestEventKindEnumTypeWrapper):
     """RequestEventKind is what happened to a request."""
@@ -137,6 +140,8 @@ REQUEST_EVENT_KIND_FINISHED: RequestEventKind.ValueType  # 9
 """It ended with its last output."""
 REQUEST_EVENT_KIND_FAILED: RequestEventKind.ValueType  # 10
 """It ended with an error."""
+REQUEST_EVENT_KIND_DROPPED: RequestEventKind.ValueType  # 11
+"""Its blocks in the host pool were given up, for others or for itself: it will be computed again."""
 Global___RequestEventKind: _TypeAlias = RequestEventKind  # noqa: Y015
 
 class _SequenceStatus:
@@ -237,6 +242,9 @@ class ExecutorState(_message.Message):
     LAST_PROCESSED_STEP_ID_FIELD_NUMBER: _builtins.int
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_SHARED_BLOCKS_FIELD_NUMBER: _builtins.int
+    WARNING_FIELD_NUMBER: _builtins.int
+    NUM_SLOTS_FIELD_NUMBER: _builtins.int
+    NUM_FREE_SLOTS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Where it is dialled."""
     status: Global___ExecutorStatus.ValueType
@@ -287,6 +295,14 @@ class ExecutorState(_message.Message):
     """
     num_shared_blocks: _builtins.int
     """Blocks that more than one sequence uses; they count among the used ones."""
+    warning: _builtins.str
+    """What is wrong with it although it is attached, in one sentence: a step that takes long, no answer to heartbeats.
+    Empty: nothing is known.
+    """
+    num_slots: _builtins.int
+    """Slots of its batch: most sequences that run at once."""
+    num_free_slots: _builtins.int
+    """Slots that nobody has."""
     def __init__(
         self,
         *,
@@ -314,10 +330,13 @@ class ExecutorState(_message.Message):
         last_processed_step_id: _builtins.int = ...,
         num_output_tokens: _builtins.int = ...,
         num_shared_blocks: _builtins.int = ...,
+        warning: _builtins.str = ...,
+        num_slots: _builtins.int = ...,
+        num_free_slots: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "oldest_step_age_ms", b"oldest_step_age_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "is_retired", b"is_retired", "last_error", b"last_error", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "model_id", b"model_id", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_host_blocks", b"num_host_blocks", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preempted_requests", b"num_preempted_requests", "num_running_requests", b"num_running_requests", "num_shared_blocks", b"num_shared_blocks", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "oldest_step_age_ms", b"oldest_step_age_ms", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "is_retired", b"is_retired", "last_error", b"last_error", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "model_id", b"model_id", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_free_slots", b"num_free_slots", "num_host_blocks", b"num_host_blocks", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preempted_requests", b"num_preempted_requests", "num_running_requests", b"num_running_requests", "num_shared_blocks", b"num_shared_blocks", "num_slots", b"num_slots", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "oldest_step_age_ms", b"oldest_step_age_ms", "status", b"status", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__oldest_step_age_ms: _TypeAlias = _typing.Literal["oldest_step_age_ms"]  # noqa: Y015
     _WhichOneofArgType__oldest_step_age_ms: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms"]  # noqa: Y015
@@ -353,6 +372,7 @@ class RequestState(_message.Message):
     LAST_TOKEN_AGE_MS_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     ENDED_AGO_MS_FIELD_NUMBER: _builtins.int
+    ENDED_AT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Its id."""
     status: Global___RequestStatus.ValueType
@@ -378,7 +398,9 @@ class RequestState(_message.Message):
     num_cached_tokens: _builtins.int
     """Tokens of the prompt that were found in the cache when it was first admitted."""
     num_losses: _builtins.int
-    """How many executors were lost while they ran it, since its last token."""
+    """How many executors were lost while they ran it: of a live request since its last token, of one that has ended
+    in all.
+    """
     queue_ms: _builtins.int
     """Time from its arrival to the first step that admitted it, in milliseconds; absent: none has yet."""
     time_to_first_token_ms: _builtins.int
@@ -409,6 +431,10 @@ class RequestState(_message.Message):
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestEvent]:
         """What happened to it, oldest first, at most 100: of a longer life the middle is left out. Lists have none."""
 
+    @_builtins.property
+    def ended_at(self) -> _timestamp_pb2.Timestamp:
+        """When it ended; absent: it is live."""
+
     def __init__(
         self,
         *,
@@ -434,10 +460,11 @@ class RequestState(_message.Message):
         last_token_age_ms: _builtins.int | None = ...,
         outcome: _builtins.str = ...,
         ended_ago_ms: _builtins.int | None = ...,
+        ended_at: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ended_ago_ms", b"_ended_ago_ms", "_last_token_age_ms", b"_last_token_age_ms", "_queue_ms", b"_queue_ms", "_slot", b"_slot", "_time_to_first_token_ms", b"_time_to_first_token_ms", "beam_search", b"beam_search", "ended_ago_ms", b"ended_ago_ms", "last_token_age_ms", b"last_token_age_ms", "queue_ms", b"queue_ms", "slot", b"slot", "time_to_first_token_ms", b"time_to_first_token_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ended_ago_ms", b"_ended_ago_ms", "_last_token_age_ms", b"_last_token_age_ms", "_queue_ms", b"_queue_ms", "_slot", b"_slot", "_time_to_first_token_ms", b"_time_to_first_token_ms", "beam_search", b"beam_search", "ended_ago_ms", b"ended_ago_ms", "ended_at", b"ended_at", "last_token_age_ms", b"last_token_age_ms", "queue_ms", b"queue_ms", "slot", b"slot", "time_to_first_token_ms", b"time_to_first_token_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_ago_ms", b"_ended_ago_ms", "_last_token_age_ms", b"_last_token_age_ms", "_queue_ms", b"_queue_ms", "_slot", b"_slot", "_time_to_first_token_ms", b"_time_to_first_token_ms", "age_ms", b"age_ms", "beam_search", b"beam_search", "block_table", b"block_table", "ended_ago_ms", b"ended_ago_ms", "events", b"events", "executor", b"executor", "last_token_age_ms", b"last_token_age_ms", "num_cached_tokens", b"num_cached_tokens", "num_computed_tokens", b"num_computed_tokens", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "outcome", b"outcome", "priority", b"priority", "queue_ms", b"queue_ms", "request_id", b"request_id", "sequences", b"sequences", "slot", b"slot", "status", b"status", "tenant", b"tenant", "time_to_first_token_ms", b"time_to_first_token_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_ago_ms", b"_ended_ago_ms", "_last_token_age_ms", b"_last_token_age_ms", "_queue_ms", b"_queue_ms", "_slot", b"_slot", "_time_to_first_token_ms", b"_time_to_first_token_ms", "age_ms", b"age_ms", "beam_search", b"beam_search", "block_table", b"block_table", "ended_ago_ms", b"ended_ago_ms", "ended_at", b"ended_at", "events", b"events", "executor", b"executor", "last_token_age_ms", b"last_token_age_ms", "num_cached_tokens", b"num_cached_tokens", "num_computed_tokens", b"num_computed_tokens", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "outcome", b"outcome", "priority", b"priority", "queue_ms", b"queue_ms", "request_id", b"request_id", "sequences", b"sequences", "slot", b"slot", "status", b"status", "tenant", b"tenant", "time_to_first_token_ms", b"time_to_first_token_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ended_ago_ms: _TypeAlias = _typing.Literal["ended_ago_ms"]  # noqa: Y015
     _WhichOneofArgType__ended_ago_ms: _TypeAlias = _typing.Literal["_ended_ago_ms", b"_ended_ago_ms"]  # noqa: Y015
@@ -482,7 +509,7 @@ class RequestEvent(_message.Message):
     step_id: _builtins.int
     """The step that it happened with, of that executor, in its epoch; absent: with none."""
     text: _builtins.str
-    """It in a few words, such as "admitted with 5 of 6 blocks found in the prefix cache"."""
+    """It in a few words, such as "admitted; of 6 tokens, 5 were in the prefix cache"."""
     def __init__(
         self,
         *,

@@ -39,7 +39,7 @@ class ExecutorCard {
     const status = this.isAttached ? (executor.isRetired ? "leaving" : "attached") : "not attached";
     setText(this.chip, losses ? `${status}, lost ${counted(losses, "time")}` : status);
     this.chip.className = `chip ${this.isAttached ? "good" : "bad"}`;
-    setSentence(this.trouble, this.isAttached ? "" : executor.lastError || "The scheduler is looking for it.");
+    setSentence(this.trouble, this.isAttached ? executor.warning ?? "" : executor.lastError || "The scheduler is looking for it.");
     for (const part of [this.numbers, this.mapBox, this.bars]) part.hidden = !this.isAttached;
     if (!this.isAttached) return;
     syncChildren(this.numbers, numbersOf(executor, tokensPerSecond), ([name]) => name, createNumber, updateNumber);
@@ -144,6 +144,7 @@ function numbersOf(executor, tokensPerSecond) {
   const oldest = executor.oldestStepAgeMs === undefined ? "" : `, oldest ${spanMs(number(executor.oldestStepAgeMs))}`;
   return [
     ["Running", count(number(executor.numRunningRequests))],
+    ["Free slots", `${count(number(executor.numFreeSlots))} of ${count(number(executor.numSlots))}`],
     ["Swapped", count(number(executor.numSwappedRequests))],
     ["Tokens/s", tokensPerSecond === undefined ? "–" : rate(tokensPerSecond)],
     ["Steps in flight", `${count(number(executor.numStepsInFlight))}${oldest}`],

@@ -90,7 +90,7 @@ class LivePage {
     showExecutorChoice(addresses, this.executor);
   }
 
-  // Say what went wrong; return whether the scheduler answered.
+  // Say what went wrong; return false: the poller is to wait longer before it asks again.
   takeProblem(error) {
     if (error instanceof UnreachableError) {
       this.problem = "The scheduler does not answer.";

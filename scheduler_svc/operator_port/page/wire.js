@@ -21,11 +21,14 @@ export class CallError extends Error {
 export async function call(method, request = {}) {
   const headers = { "Content-Type": "application/json", "Connect-Protocol-Version": "1" };
   const token = sessionStorage.getItem(TOKEN_KEY);
+  if (token && !/^[!-~]+$/.test(token)) {
+    throw new CallError("unauthenticated", "a token has visible ASCII characters only");
+  }
   if (token) headers.Authorization = `Bearer ${token}`;
   let response, text;
   try {
     response = await fetch(SERVICE + method, {
-      method: "POST", headers, body: JSON.stringify(request), cache: "no-store", credentials: "omit",
+      method: "POST", headers, body: JSON.stringify(request), cache: "no-store", credentials: "same-origin",
       signal: AbortSignal.timeout(TIMEOUT_MS),
     });
     text = await response.text();

@@ -29,6 +29,7 @@ ENDED = EndedRequest(
         LifeEvent(EventKind.PREEMPTED, 101.0, "e1", 9, 15),
         LifeEvent(EventKind.ADMITTED, 101.5, "e2", 2, 15),
     ),
+    ended_at_unix_s=1_800_000_000.0,
     outcome="length",
     has_failed=False,
 )
@@ -84,7 +85,7 @@ def test_one_that_never_ran_has_no_times_that_never_came() -> None:
         "failed after 0 output tokens: ABORTED: request 'a' was aborted"
     ]
     assert explain_ended(never_ran, 110.0).explanation == (
-        "ended 9.0 s ago; failed after 0 output tokens in 1.0 s: ABORTED: request 'a' was aborted"
+        "ended 9.0 s ago, at 08:00:00 UTC; failed after 0 output tokens in 1.0 s: ABORTED: request 'a' was aborted"
     )
 
 
@@ -92,8 +93,8 @@ def test_the_end_is_explained_with_what_it_had_to_wait_for() -> None:
     explained = explain_ended(ENDED, 110.0)
     assert explained.status == admin_pb2.REQUEST_STATUS_ENDED
     assert explained.explanation == (
-        "ended 8.0 s ago; finished with 7 output tokens in 2.0 s: length; waited 0.250 s for its first step; "
-        "had its first token after 0.500 s; was preempted 1 time"
+        "ended 8.0 s ago, at 08:00:00 UTC; finished with 7 output tokens in 2.0 s: length; "
+        "waited 0.250 s for its first step; had its first token after 0.500 s; was preempted 1 time"
     )
 
 

@@ -8,6 +8,7 @@ import octavo
 from octavo.admin.v1 import admin_service_pb2 as pb
 from scheduler_svc.admin_servicer import MAX_PAGE_SIZE, AdminServicer, number_in, page_size_of
 from shared.errors import InvalidFieldError, UnknownNameError
+from tests.support.driving import small_limits
 from tests.support.idle_engine import IdleEngine
 
 NO_CONTEXT: Any = None
@@ -20,11 +21,19 @@ async def test_there_is_no_step_without_an_executor() -> None:
         await AdminServicer(idle.engine).GetStep(pb.GetStepRequest(), NO_CONTEXT)
 
 
+async def test_there_is_no_step_before_the_first_one() -> None:
+    servicer = AdminServicer(IdleEngine(["localhost:50061"], small_limits()).engine)
+    with pytest.raises(UnknownNameError, match="no step is kept: the executor has been sent none"):
+        await servicer.GetStep(pb.GetStepRequest(), NO_CONTEXT)
+
+
 async def test_a_fleet_without_executors_is_all_zeros() -> None:
     state = await AdminServicer(IdleEngine([], None).engine).GetSchedulerState(
         pb.GetSchedulerStateRequest(), NO_CONTEXT
     )
-    assert state == pb.GetSchedulerStateResponse(uptime_ms=state.uptime_ms, version=octavo.__version__)
+    assert state == pb.GetSchedulerStateResponse(
+        uptime_ms=state.uptime_ms, version=octavo.__version__, max_waiting_requests=1000
+    )
 
 
 @pytest.mark.parametrize("token", ["x", "-1", "1.0", "\u0663", "9" * 19])

@@ -105,6 +105,6 @@ def test_durations_are_in_microseconds() -> None:
     bench = Bench(small_limits())
     bench.add(0, 3)
     (logged,) = log_steps(bench, 1)
-    logged.logged_at_s, logged.answered_at_s = 5.0, 5.002
+    logged.decided_at_s, logged.logged_at_s, logged.answered_at_s = 5.0, 5.001, 5.002
     assert step_summary(logged).round_trip_us == 2000
     assert step_state(logged).round_trip_us == 2000

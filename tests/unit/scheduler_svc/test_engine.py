@@ -112,7 +112,7 @@ def test_preemptions_of_a_core_that_is_gone_still_count(end: str) -> None:
     for count, core in enumerate(idle.cores, start=1):
         core.preemption.num_preemptions[PreemptionMode.SWAP] = count
     if end == "take_back":
-        idle.engine.take_back(idle.cores[0], "a")
+        idle.engine.take_back(idle.cores[0], "a", "it is gone")
     else:
         idle.engine.fail_all(idle.cores[0])
     assert idle.engine.num_preemptions == {PreemptionMode.RECOMPUTE: 0, PreemptionMode.SWAP: 3}

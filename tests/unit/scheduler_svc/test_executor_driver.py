@@ -117,7 +117,7 @@ class Owner:
     def note_decision(self, core: Scheduler, address: str, step_id: int | None) -> None:
         self.events += [failure.message for failure in core.take_failures()]
 
-    def take_back(self, core: Scheduler, address: str) -> None:
+    def take_back(self, core: Scheduler, address: str, cause: str) -> None:
         groups = self.fleet.leave(core)
         self.events.append(f"took {len(groups)} back")
         for group in groups:

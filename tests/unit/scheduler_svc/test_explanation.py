@@ -1,5 +1,8 @@
 """Why a request waits, in words and numbers, for every reason that there is."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from octavo.admin.v1 import admin_pb2
@@ -64,7 +67,7 @@ def test_who_does_not_stand_first_is_told_how_many_do() -> None:
     idle.cores[0].schedule(0.0)
     idle.add(group(1, 20))
     request = idle.add(group(2, 5))
-    assert why(idle, request) == f"waits: 1 request ahead; on {A}, fits"
+    assert why(idle, request) == f"waits: 1 request ahead; on {A}, fits, once those ahead are gone"
 
 
 def test_slots_that_lack_are_named() -> None:
@@ -96,7 +99,7 @@ def test_an_overdue_step_is_a_reason_only_beside_other_executors() -> None:
         idle.cores[0].schedule(0.0)
         texts.append(why(idle, idle.add(group(1, 20)), now_s=100.0))
     assert texts[0] == f"waits: next in line; on {A}, needs 5 blocks, 3 free"
-    assert f"on {A}, a step has been running for more than 1 s" in texts[1]
+    assert f"on {A}, a step has been running for 100.0 s" in texts[1]
 
 
 def test_without_an_executor_the_trouble_is_named() -> None:
@@ -113,7 +116,7 @@ def test_a_suspect_behind_another_one_is_parked() -> None:
     first, second = idle.add(group(0, 5)), idle.add(group(1, 5))
     first.num_losses = second.num_losses = 1
     idle.cores[0].schedule(0.0)
-    idle.engine.take_back(idle.cores[0], "executor:1")
+    idle.engine.take_back(idle.cores[0], A, "connection refused")
     explained = explain(idle.engine, second, 1.0)
     assert explained.status == admin_pb2.REQUEST_STATUS_PARKED
     assert explained.explanation == (
@@ -240,3 +243,30 @@ def test_a_running_request_says_what_it_makes(
     assert explained.explanation == f"runs on {A}: {text}"
     assert explained.executor == A
     assert not explained.HasField("num_requests_ahead")
+
+
+# What puts others first, and what is wrong with executors -----------------------------------------
+
+
+def test_who_came_later_and_goes_first_is_explained() -> None:
+    idle = IdleEngine([A], small_limits(max_num_seqs=1))
+    idle.add(group(0, 5))
+    idle.cores[0].schedule(0.0)
+    waits = idle.add(group(1, 5, tenant="small"))
+    idle.add(group(2, 5, tenant="other"))
+    idle.engine.queue.charge("small", 100)
+    assert why(idle, waits).startswith(
+        "waits: 1 request ahead (1 came later and belong to tenants that have had fewer tokens for their weight); "
+    )
+
+
+def test_a_step_that_takes_long_is_told_to_those_that_wait_for_it_and_to_those_in_it() -> None:
+    idle = IdleEngine([A], small_limits(max_num_seqs=2))
+    runs = idle.add(group(0, 5))
+    idle.cores[0].schedule(0.0)
+    idle.engine.drivers[A].session = cast("Any", SimpleNamespace(trouble=lambda now_s: "no heartbeat is answered"))
+    waits = idle.add(group(1, 5))
+    trouble = "a step has been running for 7.0 s; no heartbeat is answered"
+    assert why(idle, waits, now_s=7.0) == f"waits: next in line; on {A}, {trouble}"
+    assert why(idle, runs, now_s=7.0).endswith(f"; on its executor {trouble}")
+    assert "running" not in why(idle, waits, now_s=0.5)

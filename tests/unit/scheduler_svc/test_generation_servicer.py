@@ -20,7 +20,7 @@ from scheduler_svc.generation_servicer import GenerationServicer
 from scheduler_svc.request import Request
 from scheduler_svc.request_validation import ValidRequest
 from scheduler_svc.served_model import ServedModel
-from shared.errors import InvalidFieldError, QueueFullError, RequestAbortedError
+from shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError, RequestAbortedError
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
 
 TOKENIZER = make_tokenizer(byte_level_backend())
@@ -38,6 +38,7 @@ class PlayedEngine:
         self.settings = SimpleNamespace(max_beam_width=4, tenants=frozenset({"", "red"}), has_priorities=False)
         self.submitted: asyncio.Queue[Request] = asyncio.Queue()
         self.aborted: list[str] = []
+        self.abort_errors: list[OctavoServiceError | None] = []
         self.crowded_tenant: str | None = None
         self.num_checked = 0
 
@@ -56,8 +57,9 @@ class PlayedEngine:
         self.submitted.put_nowait(request)
         return request
 
-    def abort(self, request_id: str) -> bool:
+    def abort(self, request_id: str, error: OctavoServiceError | None = None) -> bool:
         self.aborted.append(request_id)
+        self.abort_errors.append(error)
         return True
 
 
@@ -66,10 +68,22 @@ def engine() -> PlayedEngine:
     return PlayedEngine()
 
 
-def generate(engine: PlayedEngine, **params: Any) -> AsyncIterator[pb.GenerateResponse]:
+class TimedContext:
+    """A call with a deadline; None: without one."""
+
+    def __init__(self, remaining_s: float | None) -> None:
+        self._remaining_s = remaining_s
+
+    def time_remaining(self) -> float | None:
+        return self._remaining_s
+
+
+def generate(
+    engine: PlayedEngine, *, remaining_s: float | None = None, **params: Any
+) -> AsyncIterator[pb.GenerateResponse]:
     servicer = GenerationServicer(cast("Engine", engine))
     request = pb.GenerateRequest(request_id="a", text="Why?", sampling_params=generation_pb2.SamplingParams(**params))
-    return servicer.Generate(request, cast("Context", None))
+    return servicer.Generate(request, cast("Context", TimedContext(remaining_s)))
 
 
 async def accepted(engine: PlayedEngine, events: AsyncIterator[pb.GenerateResponse]) -> Request:
@@ -178,14 +192,26 @@ async def test_a_failure_of_a_request_ends_the_call_with_it(engine: PlayedEngine
     assert engine.aborted == []
 
 
-async def test_a_client_that_leaves_before_the_last_output_aborts_the_request(engine: PlayedEngine) -> None:
-    events = generate(engine, n=2)
+@pytest.mark.parametrize(
+    ("remaining_s", "cause"),
+    [
+        (None, generation_servicer.CLIENT_LEFT),
+        (3.5, generation_servicer.CLIENT_LEFT),
+        (0.0, generation_servicer.DEADLINE_PASSED),
+        (-0.1, generation_servicer.DEADLINE_PASSED),
+    ],
+)
+async def test_a_client_that_leaves_before_the_last_output_aborts_the_request(
+    engine: PlayedEngine, remaining_s: float | None, cause: str
+) -> None:
+    events = generate(engine, n=2, remaining_s=remaining_s)
     request = await accepted(engine, events)
     push_text(request, 0, "a")
     request.finish_output(0, LENGTH)
     await anext(events)
     await cast("Any", events).aclose()
     assert engine.aborted == ["a"]
+    assert [str(error) for error in engine.abort_errors] == [cause]
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,10 @@ def test_a_new_epoch_begins_empty() -> None:
 def test_the_round_trip_is_the_time_from_the_decision_to_the_result() -> None:
     log = StepLog(clock=itertools.count(10.0, 0.25).__next__)
     first, second = logged_step(1), logged_step(2)
+    first.decided_at_s = 9.75
     log.add(first)
     log.add(second)
-    log.set_result(StepResult(1, 1, no_slots()), answered_at_s=10.5)
+    log.set_result(StepResult(1, 1, no_slots()), answered_at_s=10.25)
     assert first.result is not None
     assert first.round_trip_us == 500_000
     assert second.result is None

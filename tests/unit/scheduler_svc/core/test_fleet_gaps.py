@@ -22,7 +22,7 @@ def test_a_step_is_overdue_only_from_the_moment_it_is_the_oldest() -> None:
     assert first.core.obstacle(group(1, 2), begin_s + 0.9 * STALL_AFTER_S) is None
     obstacle = first.core.obstacle(group(1, 2), begin_s + 1.1 * STALL_AFTER_S)
     assert obstacle is not None
-    assert "has been running for more than 1 s" in obstacle.reason
+    assert "has been running for " in obstacle.reason
     assert bench.fleet.place(group(1, 2), begin_s + 1.1 * STALL_AFTER_S) is second.core
 
 

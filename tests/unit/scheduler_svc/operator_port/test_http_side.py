@@ -1,13 +1,20 @@
 """What headers of a call over HTTP mean, and what of a call reaches the gRPC server."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
+from typing import cast
 
 import aiohttp
 import pytest
 
 from octavo.admin.v1 import admin_service_pb2 as pb
 from scheduler_svc.admin_servicer import AdminServicer
+from scheduler_svc.operator_port import http_side
+from scheduler_svc.operator_port.http_side import HttpSide
+from scheduler_svc.operator_port.json_calls import JsonCalls
+from scheduler_svc.operator_port.voucher import Voucher
+from tests.support.stack import until
 from tests.tls.services import Scheduler, running_scheduler
 
 PATH = "/octavo.admin.v1.AdminService"
@@ -66,6 +73,21 @@ async def test_a_connection_is_used_again_also_after_a_refusal(scheduler: Schedu
         answers = await reader.read()
     writer.close()
     assert [part[:3] for part in answers.split(b"HTTP/1.1 ")[1:]] == [b"404", b"200", b"404"]
+
+
+async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_side, "_STALL_S", 0.2)
+    http = HttpSide(cast("JsonCalls", None), f"{PATH}/", Voucher(()), None, asks_for_tokens=False)
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+        client.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**12)
+        await http.serve(accepted, "client", over_tls=False)
+        client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
+        await until(lambda: accepted.fileno() < 0)
+    await http.stop(0)
 
 
 async def test_a_client_that_leaves_ends_its_call(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,9 @@ import grpc
 import grpc.aio
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin.v1 import admin_service_pb2_grpc
@@ -114,6 +117,22 @@ async def call_over_grpc(
         stub = admin_service_pb2_grpc.AdminServiceStub(channel)
         metadata = () if token is None else (("authorization", f"Bearer {token}"),)
         return await stub.GetSchedulerState(pb.GetSchedulerStateRequest(), metadata=metadata, timeout=PATIENCE_S).code()
+
+
+def signed_by_a_root(authority: Authority) -> bytes:
+    """Return the certificate of an authority as one that a root has signed, which nobody else knows."""
+    cert, root_key = x509.load_pem_x509_certificate(authority.pem), ec.generate_private_key(ec.SECP256R1())
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(cert.subject)
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "root")]))
+        .public_key(cert.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(cert.not_valid_before_utc)
+        .not_valid_after(cert.not_valid_after_utc)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    )
+    return builder.sign(root_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -235,6 +254,17 @@ async def test_a_trusted_certificate_counts_over_http_and_another_does_not(
         assert (await call(scheduler, untrusted))[0] == 401
         with_token = await call(scheduler, untrusted, {"Authorization": f"Bearer {OPERATOR}"})
         assert with_token[0] == (200 if with_tokens else 401)
+
+
+async def test_an_intermediate_authority_is_enough_for_both_protocols(
+    authority: Authority, server_files: PairFiles, tmp_path: Path
+) -> None:
+    intermediate = Authority("intermediate")
+    ca, files = tmp_path / "intermediate.crt", intermediate.issue("operator.octavo.svc").write(tmp_path / "client")
+    ca.write_bytes(signed_by_a_root(intermediate))
+    async with running_scheduler(**tls_settings(server_files, ca)) as scheduler:
+        assert await call_over_grpc(scheduler, authority, files) is grpc.StatusCode.OK
+        assert (await call(scheduler, client_context(authority, ["http/1.1"], files)))[0] == 200
 
 
 async def test_a_renewed_certificate_is_shown_over_both_protocols(
