@@ -78,7 +78,7 @@ class AdminClient(SchedulerChannel):
     @property
     def url(self) -> str | None:
         """Where the same port serves the live page; None: the address is one that no browser takes."""
-        if "/" in self.address or self.address.startswith("unix"):
+        if "/" in self.address or self.address.startswith(("unix", "dns:", "ipv4:", "ipv6:")):
             return None
         return f"{'http' if self._tls is None else 'https'}://{self.address}/"
 

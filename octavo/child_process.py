@@ -31,7 +31,7 @@ class ChildProcess:
     """Owns one child process, from `start` to `stop`.
 
     Args:
-        name: What people call it: "executor" or "scheduler".
+        name: What people call it: "executor", "scheduler" or "gateway".
         command: Program and arguments.
         log_path: Where its output goes; None: to this process' stderr.
 

@@ -42,6 +42,9 @@ DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
 # Under this name the scheduler's grpc.health.v1 service says whether it can take requests.
 _READINESS_SERVICE = "readiness"
 
+# gRPC counts nanoseconds in 64 bits: a limit of more than 292 years would be over at once.
+_LONGEST_TIMEOUT_S = 1e9
+
 # Pause before a watch of the readiness that ended is opened again.
 _WATCH_AGAIN_S = 0.2
 
@@ -111,6 +114,7 @@ class Client(SchedulerChannel):
         }
         for field, value in fields.items():
             _set_field(request, field, value)
+        timeout_s = None if timeout_s is None else min(timeout_s, _LONGEST_TIMEOUT_S)
         call = self._stub().Generate(request, timeout=timeout_s, metadata=self._metadata)
         is_finished = False
         try:

@@ -17,6 +17,7 @@ from click.shell_completion import shell_complete
 import octavo
 from octavo.commands.completion import COMPLETION_VARIABLE
 from octavo.errors import NotConnectedError, OctavoError
+from octavo.printable import printable
 
 _COMMANDS = {
     "bench": "octavo.commands.bench:bench",
@@ -118,7 +119,7 @@ def _to_sentence(error: Exception) -> str:
 
 
 def _say(sentence: str) -> None:
-    click.echo(f"octavo: {' '.join(sentence.split())}", err=True)
+    click.echo(f"octavo: {printable(' '.join(sentence.split()))}", err=True)
 
 
 def _leave_closed_stdout() -> None:

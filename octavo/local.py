@@ -1,4 +1,4 @@
-"""Both services on this machine: an executor and a scheduler as child processes, and maybe a gateway.
+"""The services on this machine: an executor and a scheduler as child processes, and maybe a gateway.
 
 `octavo up`, `octavo demo` and `octavo.LLM` start here. One child is octavo/child_process.py.
 """
@@ -29,7 +29,7 @@ _FAILURE_GRACE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
-    """What the two services are started with; None leaves a service its own default.
+    """What the services are started with; None leaves a service its own default.
 
     Attributes:
         model: Hugging Face directory or hub id, for the executor.
@@ -148,7 +148,7 @@ class LocalServices:
     def from_options(
         cls, options: LocalOptions, *, on_status: Callable[[str], None] = lambda _: None, is_verbose: bool = False
     ) -> Self:
-        """Make the two services that `options` describe."""
+        """Make the services that `options` describe."""
         commands = options.executor_command(), options.scheduler_command(), options.gateway_command()
         return cls(*commands, on_status=on_status, is_verbose=is_verbose)
 
@@ -177,7 +177,7 @@ class LocalServices:
         await self.stop()
 
     async def start(self) -> None:
-        """Start both and wait until the scheduler takes requests; on any failure stop what runs.
+        """Start all and wait until they take requests; on any failure stop what runs.
 
         Raises:
             LocalServiceError: one of them ended, with its last words; or they were not ready in time.
@@ -186,7 +186,7 @@ class LocalServices:
             self._log_folder = Path(tempfile.mkdtemp(prefix="octavo-"))
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
-                await self._start_both()
+                await self._start_all()
         except TimeoutError:
             self._are_logs_wanted = True
             where = f" [logs: {self._log_folder}]" if self._log_folder else "; their messages are above"
@@ -200,7 +200,7 @@ class LocalServices:
                 await self.stop()
 
     async def wait_for_failure(self) -> LocalServiceError:
-        """Return the error as soon as one of the two has ended by itself; the logs stay."""
+        """Return the error as soon as one of them has ended by itself; the logs stay."""
         waits = [asyncio.create_task(child.wait_for_failure()) for child in self._children]
         try:
             ended, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -211,7 +211,7 @@ class LocalServices:
         return ended.pop().result()
 
     async def run_beside(self, work: Coroutine[None, None, _Result]) -> _Result:
-        """Return the result of `work`, which needs both services.
+        """Return the result of `work`, which needs the services.
 
         Raises:
             LocalServiceError: a service that ran at the start ended before the work was done.
@@ -241,7 +241,7 @@ class LocalServices:
         if folder is not None and not self._are_logs_wanted:
             shutil.rmtree(folder, ignore_errors=True)
 
-    async def _start_both(self) -> None:
+    async def _start_all(self) -> None:
         self._on_status("starting the executor")
         executor = await self._start_child("executor", self._executor_command)
         self._on_status("starting the scheduler")

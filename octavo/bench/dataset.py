@@ -22,7 +22,8 @@ def load_dataset(path: Path) -> list[DatasetEntry]:
         BenchError: the file cannot be read, or a line is no entry; with its number.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        # Not splitlines(): JSON may have other line separators, such as U+2028, inside of a text.
+        lines = path.read_text("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise BenchError(f"the dataset {path} cannot be read: {reason}") from error

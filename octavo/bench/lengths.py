@@ -81,6 +81,8 @@ def parse_lengths(text: str) -> Lengths:
     _check_limits(text, minimum, maximum)
     if mean < 1 or deviation < 0:
         raise ValueError(f"{text!r} is no length: the mean must be at least 1 and the deviation at least 0")
+    if max(mean, deviation) > _LARGEST:
+        raise ValueError(f"{text!r} is no length: mean and deviation must be at most {_LARGEST}")
     return Lengths(text, Shape(name), mean, deviation, minimum, maximum)
 
 

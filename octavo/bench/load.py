@@ -120,8 +120,13 @@ class Load:
             record.outcome = Outcome.FAILED
             record.error = str(error)
             self.num_failed += 1
+        except Exception as error:  # whatever breaks one answer is no reason to lose those of an hour
+            record.outcome = Outcome.FAILED
+            record.error = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            self.num_failed += 1
         finally:
-            record.ended_s = time.perf_counter()
+            if math.isnan(record.ended_s):
+                record.ended_s = time.perf_counter()
             self.num_ended += 1
         return record
 

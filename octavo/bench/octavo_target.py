@@ -1,7 +1,7 @@
 """A target that speaks octavo.generation.v1."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
@@ -9,6 +9,7 @@ from typing import Any, Self
 from octavo.bench.errors import RequestFailedError
 from octavo.bench.record import RequestRecord, TargetInfo, TokenUsage
 from octavo.client import Client
+from octavo.errors import InvalidRequestError
 from octavo.outputs import Delta, Finished, FinishReason
 from octavo.sampling_params import SamplingParams
 
@@ -22,16 +23,25 @@ class OctavoTarget:
         ignore_eos: Whether outputs go on after the end-of-sequence token.
         timeout_s: Longest that one request may take.
         account: Whose requests they are: further arguments of `Client.stream`.
+        in_words: Returns what the scheduler says of a field in the words of whoever set it.
     """
 
     def __init__(
-        self, client: Client, *, temperature: float, ignore_eos: bool, timeout_s: float, account: Mapping[str, Any]
+        self,
+        client: Client,
+        *,
+        temperature: float,
+        ignore_eos: bool,
+        timeout_s: float,
+        account: Mapping[str, Any],
+        in_words: Callable[[str], str] = str,
     ) -> None:
         self._client = client
         self._temperature = temperature
         self._ignore_eos = ignore_eos
         self._timeout_s = timeout_s
         self._account = account
+        self._in_words = in_words
 
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()
@@ -53,7 +63,13 @@ class OctavoTarget:
         params = SamplingParams(
             temperature=self._temperature, max_tokens=planned.max_tokens, ignore_eos=self._ignore_eos
         )
-        stream = self._client.stream(planned.prompt, params, timeout_s=self._timeout_s, **self._account)
+        try:
+            await self._receive(record, params)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(self._in_words(str(error)), field=error.field) from error
+
+    async def _receive(self, record: RequestRecord, params: SamplingParams) -> None:
+        stream = self._client.stream(record.planned.prompt, params, timeout_s=self._timeout_s, **self._account)
         async with aclosing(stream) as events:
             async for event in events:
                 if isinstance(event, Delta):

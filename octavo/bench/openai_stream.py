@@ -7,8 +7,12 @@ from typing import Any
 
 from octavo.bench.errors import RequestFailedError
 from octavo.bench.record import RequestRecord, TokenUsage
+from octavo.printable import printable
 
 _DONE = "[DONE]"
+
+# Of one prompt or answer; a usage that says more is wrong, and each ITL takes memory.
+_MOST_TOKENS = 100_000_000
 
 # Where the text of a delta of a chat may be; models that think have some of it in the others.
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls")
@@ -52,7 +56,7 @@ class StreamReader:
         if chunk.get("error"):
             raise RequestFailedError(f"the stream ended in an error: {error_message(chunk)}")
         usage = _usage(chunk.get("usage"))
-        for choice in chunk.get("choices") or ():
+        for choice in _choices(chunk):
             if _has_text(choice):
                 self._times_s.append(now_s)
                 self._totals.append(None if usage is None else usage.num_output_tokens)
@@ -84,12 +88,12 @@ def spread(num_tokens: int, num_parts: int) -> list[int]:
 
 
 def error_message(body: object) -> str:
-    """Return the message in the JSON of an error, as the known servers write it."""
+    """Return the message in the JSON of an error, as the known servers write it, on one line that can be printed."""
     if isinstance(body, dict):
         for name in ("error", "message", "detail"):
             if body.get(name):
                 return error_message(body[name])
-    return body if isinstance(body, str) else json.dumps(body)
+    return printable(" ".join(body.split()) if isinstance(body, str) else json.dumps(body))
 
 
 def _counts(totals: list[int | None], num_tokens: int) -> list[int]:
@@ -99,12 +103,28 @@ def _counts(totals: list[int | None], num_tokens: int) -> list[int]:
     return spread(num_tokens, len(totals)) if totals else []
 
 
+def _choices(chunk: dict[str, Any]) -> list[dict[str, Any]]:
+    choices = chunk.get("choices") or []
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise RequestFailedError('the stream has an event whose "choices" are no list of objects')
+    return choices
+
+
 def _usage(usage: Any) -> TokenUsage | None:
-    if not isinstance(usage, dict) or not isinstance(usage.get("completion_tokens"), int):
+    """Return the counts of a usage; None: it has no number of output tokens."""
+    if not isinstance(usage, dict):
+        return None
+    num_output_tokens = _count(usage.get("completion_tokens"))
+    if num_output_tokens is None:
         return None
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return TokenUsage(usage.get("prompt_tokens"), usage["completion_tokens"], cached)
+    return TokenUsage(_count(usage.get("prompt_tokens")), num_output_tokens, _count(cached))
+
+
+def _count(value: object) -> int | None:
+    """Return a number of tokens; None: the server says none that can be."""
+    return value if isinstance(value, int) and 0 <= value <= _MOST_TOKENS else None
 
 
 def _has_text(choice: dict[str, Any]) -> bool:

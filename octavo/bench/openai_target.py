@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import time
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +17,8 @@ from octavo.bench.errors import BenchError, RequestFailedError
 from octavo.bench.openai_stream import StreamReader, error_message
 from octavo.bench.record import RequestRecord, TargetInfo
 from octavo.bench.sse import SseParser
+from octavo.loopback import is_loopback
+from octavo.printable import printable
 
 _MAX_MESSAGE_CHARACTERS = 300
 
@@ -118,6 +121,7 @@ class OpenAITarget:
                 await self._check_response(response)
                 async for chunk in response.content.iter_any():
                     if reader.read_all(parser.feed(chunk)):
+                        record.ended_s = time.perf_counter()
                         await _read_rest(response)
                         break
         except TimeoutError:
@@ -129,7 +133,7 @@ class OpenAITarget:
         reader.check_complete()
 
     def _info(self, model_id: str, max_model_len: int | None) -> TargetInfo:
-        return TargetInfo(self._api.value, self._url, model_id, max_model_len)
+        return TargetInfo(self._api.value, self._url, printable(model_id), max_model_len)
 
     def _open_session(self) -> aiohttp.ClientSession:
         assert self._session is not None, "use it as `async with OpenAITarget(...) as target`"
@@ -202,13 +206,12 @@ def check_url(url: str, api_key: str | None, *, is_key_explicit: bool) -> None:
     """
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
+        host, port = parts.hostname, parts.port
     except ValueError as error:
         raise ValueError(f"{url!r} is no URL: {error}") from None
     if parts.scheme not in ("http", "https") or not host:
         raise ValueError(f"{url!r} is no URL of an API, such as http://127.0.0.1:8080/v1")
-    is_here = host == "localhost" or host.startswith("127.") or host == "::1"
-    if api_key is not None and not is_key_explicit and parts.scheme == "http" and not is_here:
+    if api_key is not None and not is_key_explicit and parts.scheme == "http" and not is_loopback(f"{host}:{port}"):
         raise ValueError(
             f"the key in OPENAI_API_KEY would travel to {host} unencrypted: "
             "use https, unset it, or give it by --api-key"
@@ -222,6 +225,10 @@ async def _read_rest(response: aiohttp.ClientResponse) -> None:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not trusted ({getattr(error.certificate_error, 'verify_message', error)})"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "what answers speaks no TLS, or none that we know; is it http://?"
     if isinstance(error, aiohttp.ClientConnectorError):
         return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else "no such host"
     if isinstance(error, aiohttp.ClientResponseError):

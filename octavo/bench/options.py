@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
@@ -11,8 +10,7 @@ from octavo.bench.config import MAX_NUM_REQUESTS
 from octavo.bench.lengths import FORMS, Lengths, parse_lengths
 from octavo.bench.outputs import PLOT_SUFFIXES
 from octavo.bench.slo import Slo, parse_slo
-
-_R = TypeVar("_R")
+from octavo.commands.options import Number
 
 DEFAULT_CONCURRENCY = 4
 
@@ -35,11 +33,18 @@ def _to_slo(ctx: click.Context, param: click.Parameter, text: str | None) -> Slo
         raise click.BadParameter(str(error)) from None
 
 
-def _check_positive(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    del ctx, param
-    if value is not None and not (value > 0 and math.isfinite(value)):
-        raise click.BadParameter(f"{value:g} is not a number above 0")
-    return value
+def _between(least: float, most: float) -> Callable[[click.Context, click.Parameter, float | None], float | None]:
+    """Return a callback that refuses numbers beyond two positive limits."""
+
+    def check(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+        del ctx, param
+        if value is None or least <= value <= most:
+            return value
+        if not (value > 0 and math.isfinite(value)):
+            raise click.BadParameter(f"{value:g} is not a number above 0")
+        raise click.BadParameter(f"{value:g} is not from {least:g} to {most:g}")
+
+    return check
 
 
 def _check_plot(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
@@ -68,14 +73,14 @@ LOAD_OPTIONS = (
     click.option(
         "--rate",
         type=float,
-        callback=_check_positive,
+        callback=_between(1e-6, 1e6),
         help="Open loop: mean arrivals a second; requests are sent at their times, whatever the answers do.",
     ),
     click.option(
         "--burstiness",
         type=float,
         default=1.0,
-        callback=_check_positive,
+        callback=_between(0.01, 1e6),
         help="Of --rate: 1: Poisson; below: in bursts; above: more even.  [default: 1]",
     ),
     click.option(
@@ -92,7 +97,7 @@ LOAD_OPTIONS = (
         "--duration",
         "duration_s",
         type=float,
-        callback=_check_positive,
+        callback=_between(1e-3, 1e9),
         metavar="SECONDS",
         help="Send for so long; what is on its way then is waited for.",
     ),
@@ -115,7 +120,7 @@ LOAD_OPTIONS = (
         "timeout_s",
         type=float,
         default=600.0,
-        callback=_check_positive,
+        callback=_between(1e-3, 1e9),
         metavar="SECONDS",
         help="Time limit for each request.  [default: 600]",
     ),
@@ -158,9 +163,7 @@ CONTENT_OPTIONS = (
         show_default=True,
         help="How many such prefixes there are.",
     ),
-    click.option(
-        "--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0: the likeliest token."
-    ),
+    click.option("--temperature", type=Number(0, 100), default=0.0, show_default=True, help="0: the likeliest token."),
     click.option(
         "--ignore-eos/--no-ignore-eos",
         default=True,
@@ -186,14 +189,3 @@ OUTPUT_OPTIONS = (
         help=f"Draw it ({', '.join(PLOT_SUFFIXES)}).",
     ),
 )
-
-
-def with_options(options: tuple[Callable[..., Any], ...]) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
-    """Return what gives a command a group of flags."""
-
-    def decorate(command: Callable[..., _R]) -> Callable[..., _R]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate

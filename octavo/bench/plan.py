@@ -27,6 +27,8 @@ _MOST_REQUESTS_A_SECOND = 5_000
 _MEASURED, _WARMUP, _PROBE = range(3)
 
 _PROBE_LEN = 8  # beside a dataset
+_MAX_SHORT_PROBE_LEN = 16  # where the limit is known, and lengths are checked without sending
+_MAX_LONG_PROBE_LEN = 2048  # where it is not; nobody wants to wait for a longer one
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +71,18 @@ class Plan:
                 yield PlannedRequest(index, made, self.prefix_len + length, output_len, scheduled_s)
 
     def check_fits(self, info: TargetInfo) -> None:
-        """Refuse requests that are longer than the model's context.
+        """Refuse requests that are longer than the model's context, if they are sure to be sent.
+
+        A closed loop that ends by time has more requests than it sends: of those behind its clients' first ones the
+        server refuses what is too long, and the report counts it as failed.
 
         Raises:
             BenchError: one is; with the lengths and the limit.
         """
         if info.max_model_len is None:
             return
-        for index, output_len in enumerate(self.output_lens):
+        is_cut_by_time = self.arrivals_s is None and self.duration_s is not None
+        for index, output_len in enumerate(self.output_lens[: self.concurrency if is_cut_by_time else None]):
             prompt_len = self.prefix_len + self.prompt_lens[index] if self.prompt_lens else 0
             if prompt_len + output_len > info.max_model_len:
                 prompt = f"{prompt_len} prompt tokens and " if prompt_len else ""
@@ -106,7 +112,7 @@ def plan_load(config: BenchConfig, info: TargetInfo, dataset: Sequence[DatasetEn
     elif count is None:
         assert config.concurrency is not None
         assert config.duration_s is not None
-        count = min(MAX_NUM_REQUESTS, config.concurrency + round(config.duration_s * _MOST_REQUESTS_A_SECOND))
+        count = round(min(MAX_NUM_REQUESTS, config.concurrency + config.duration_s * _MOST_REQUESTS_A_SECOND))
     return _plan(config, info, dataset, phase=_MEASURED, count=count, arrivals_s=arrivals_s)
 
 
@@ -122,13 +128,14 @@ def plan_warmup(config: BenchConfig, info: TargetInfo, dataset: Sequence[Dataset
 def plan_probe(config: BenchConfig, info: TargetInfo, plans: Sequence[Plan]) -> Plan:
     """Return one request for one token, which shows whether requests are answered.
 
-    Its prompt is as long as the longest random one of the plans, so that a server that does not say what it takes
-    refuses it, and unlike all of theirs.
+    Its prompt is unlike all of theirs, and short, unless the server does not say how much it takes: then it is as
+    long as the longest random one of the plans, up to a limit, so that a server that takes less refuses it.
     """
     longest = max((plan.prefix_len + length for plan in plans for length in plan.prompt_lens), default=_PROBE_LEN)
+    probe_len = min(longest, _MAX_LONG_PROBE_LEN if info.max_model_len is None else _MAX_SHORT_PROBE_LEN)
     return Plan(
         output_lens=[1],
-        prompt_lens=[longest],
+        prompt_lens=[probe_len],
         prefix_len=0,
         arrivals_s=None,
         concurrency=1,

@@ -138,7 +138,9 @@ class Target(Protocol):
         ...
 
     async def send(self, record: RequestRecord) -> None:
-        """Send the planned request, wait for its whole answer, and note `sent_s`, the events and `usage`.
+        """Send the planned request, wait for its whole answer, and note the events and `usage`.
+
+        Notes `ended_s` too if it returns later than the answer is complete.
 
         Raises:
             OctavoError: there is no complete answer.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -46,10 +46,15 @@ def warnings(config: BenchConfig, info: TargetInfo, summary: Summary) -> list[st
         )
     # What a chat template puts around each prompt is shared too.
     has_fresh_prompts = not config.shared_prefix_len and config.dataset is None and info.api != "chat"
-    if has_fresh_prompts and cached_share(summary) > _CACHED_SHARE:
+    if has_fresh_prompts and summary.cached_share > _CACHED_SHARE:
         found.append(
-            f"{cached_share(summary):.0%} of the prompt tokens came from the server's prefix cache: "
+            f"{summary.cached_share:.0%} of the prompt tokens came from the server's prefix cache: "
             "it saw prompts of this --seed before"
+        )
+    if config.dataset is not None and config.warmup and summary.cached_share > _CACHED_SHARE:
+        found.append(
+            f"{summary.cached_share:.0%} of the prompt tokens came from the server's prefix cache: "
+            "the warm-up sent prompts of the same dataset"
         )
     if summary.num_without_usage:
         found.append(
@@ -84,7 +89,7 @@ def _report(config: BenchConfig, info: TargetInfo, summary: Summary) -> Iterator
     yield escape(f"{describe_load(config)}; {describe_lengths(config)}; seed {config.seed}")
     yield ""
     yield _latency_table(summary)
-    yield Group(_counts_table(config, summary))
+    yield _counts_table(config, summary)
     if summary.errors:
         yield _errors_table(summary)
     for sentence in warnings(config, info, summary):
@@ -123,7 +128,7 @@ def _counts_table(config: BenchConfig, summary: Summary) -> Table:
     table.add_row("total tokens/s", f"{summary.total_tokens_per_s:.1f}")
     table.add_row("running", f"{summary.mean_running:.1f} on average, at most {summary.max_running}")
     if summary.prompt_tokens is not None and summary.output_tokens is not None:
-        cached = "" if summary.num_cached_tokens is None else f", {cached_share(summary):.0%} cached"
+        cached = "" if summary.num_cached_tokens is None else f", {summary.cached_share:.0%} cached"
         table.add_row("prompt tokens", f"{_range(summary.prompt_tokens)}{cached}")
         table.add_row("output tokens", _range(summary.output_tokens))
     if config.slo is not None and summary.goodput is not None:
@@ -143,14 +148,6 @@ def _errors_table(summary: Summary) -> Table:
     if others := summary.errors[_MOST_ERRORS:]:
         table.add_row(str(sum(count for _, count in others)), f"{len(others)} other messages; --json has all")
     return table
-
-
-def cached_share(summary: Summary) -> float:
-    """Return the share of the prompt tokens that the server had in its cache, 0 to 1."""
-    if summary.prompt_tokens is None:
-        return 0.0
-    num_prompt_tokens = summary.prompt_tokens.mean * summary.prompt_tokens.count
-    return (summary.num_cached_tokens or 0) / num_prompt_tokens if num_prompt_tokens else 0.0
 
 
 def _range(values: Distribution) -> str:

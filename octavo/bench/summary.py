@@ -95,6 +95,14 @@ class Summary:
     lag_s: Distribution | None
     busy_share: float
 
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompt tokens that the server had in its cache, 0 to 1; 0 if it did not say."""
+        if self.prompt_tokens is None:
+            return 0.0
+        num_prompt_tokens = self.prompt_tokens.mean * self.prompt_tokens.count
+        return (self.num_cached_tokens or 0) / num_prompt_tokens if num_prompt_tokens else 0.0
+
 
 def summarize(load: LoadResult, slo: Slo | None) -> Summary:
     """Return the numbers of a load."""

@@ -13,12 +13,12 @@ from octavo.bench.options import (
     LOAD_OPTIONS,
     OUTPUT_OPTIONS,
     TARGET_OPTIONS,
-    with_options,
 )
 from octavo.bench.outputs import Outputs, check_packages
 from octavo.client import Client
 from octavo.commands.connection import connection_options
-from octavo.commands.options import account_options
+from octavo.commands.flag_names import in_flags
+from octavo.commands.options import account_options, is_on_command_line, with_options
 
 if TYPE_CHECKING:  # these need the extra, and the help does not
     from octavo.bench.octavo_target import OctavoTarget
@@ -37,11 +37,11 @@ _OPENAI_ONLY = ("openai_api", "api_key", "model")
 
 @click.command()
 @connection_options
-@with_options(TARGET_OPTIONS)
-@with_options(LOAD_OPTIONS)
-@with_options(CONTENT_OPTIONS)
+@with_options(*TARGET_OPTIONS)
+@with_options(*LOAD_OPTIONS)
+@with_options(*CONTENT_OPTIONS)
 @account_options
-@with_options(OUTPUT_OPTIONS)
+@with_options(*OUTPUT_OPTIONS)
 def bench(
     client: Client,
     openai: str | None,
@@ -67,7 +67,9 @@ def bench(
     config = BenchConfig(**load)
     target: AbstractAsyncContextManager[Target]
     if openai is None:
-        target = _octavo_target(client, config, {"priority": priority, "tenant": tenant, "cache_salt": cache_salt})
+        target = _octavo_target(
+            context, client, config, {"priority": priority, "tenant": tenant, "cache_salt": cache_salt}
+        )
     else:
         target = _openai_target(context, config, openai, openai_api, api_key, model)
     from octavo.bench.runner import run_bench
@@ -79,7 +81,7 @@ def bench(
 def _check_flags(context: click.Context, *, is_openai: bool, is_json: bool, load: dict[str, Any]) -> None:
     """Refuse flags that do not go together."""
     flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    given = [name for name in flags if name and _is_given(context, name)]
+    given = [name for name in flags if name and is_on_command_line(context, name)]
 
     def refuse(names: tuple[str, ...], why: str) -> None:
         for name in given:
@@ -110,14 +112,12 @@ def _check_flags(context: click.Context, *, is_openai: bool, is_json: bool, load
             )
 
 
-def _is_given(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-
-
 # What these import needs the extra, which was looked for before.
 
 
-def _octavo_target(client: Client, config: BenchConfig, account: dict[str, Any]) -> "OctavoTarget":
+def _octavo_target(
+    context: click.Context, client: Client, config: BenchConfig, account: dict[str, Any]
+) -> "OctavoTarget":
     from octavo.bench.octavo_target import OctavoTarget
 
     return OctavoTarget(
@@ -126,6 +126,7 @@ def _octavo_target(client: Client, config: BenchConfig, account: dict[str, Any])
         ignore_eos=config.ignore_eos,
         timeout_s=config.timeout_s,
         account=account,
+        in_words=lambda sentence: in_flags(sentence, context),
     )
 
 
@@ -135,7 +136,7 @@ def _openai_target(
     from octavo.bench.openai_target import OpenAIApi, OpenAITarget, check_url
 
     try:
-        check_url(url, api_key, is_key_explicit=_is_given(context, "api_key"))
+        check_url(url, api_key, is_key_explicit=is_on_command_line(context, "api_key"))
     except ValueError as error:
         raise click.UsageError(f"--openai: {error}", context) from None
     return OpenAITarget(

@@ -68,6 +68,9 @@ def _converse(
             )
         except KeyboardInterrupt:
             click.echo(" [stopped]")
+            if not answer:
+                messages.pop()  # an empty turn of the model would teach it to say nothing
+                continue
         except NotConnectedError:
             raise
         except OctavoError as error:

@@ -10,7 +10,7 @@ import click
 from octavo.admin_client import AdminClient
 from octavo.bearer_token import read_token
 from octavo.client import DEFAULT_ADMIN_ADDRESS, Client
-from octavo.commands.options import address_option, check_address
+from octavo.commands.options import address_option, check_address, is_on_command_line, with_options
 from octavo.tls import TlsOptions
 
 _R = TypeVar("_R")
@@ -83,15 +83,11 @@ def _chosen_token(token: str | None, token_file: Path | None) -> str | None:
     """Return the token; of a flag and a variable the flag counts."""
     context = click.get_current_context()
     if token is not None and token_file is not None:
-        given = [name for name in ("token", "token_file") if _is_flag(context, name)]
+        given = [name for name in ("token", "token_file") if is_on_command_line(context, name)]
         if len(given) != 1:
             raise click.UsageError("give the token by --token or by --token-file", context)
         return token if given == ["token"] else read_token(token_file)
     return token if token_file is None else read_token(token_file)
-
-
-def _is_flag(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def connection_options(command: Callable[..., _R]) -> Callable[..., _R]:
@@ -131,7 +127,4 @@ def _with_connection(
         client = client_type(address, tls=tls if speaks_tls or tls_ca else None, token=token)
         return command(*args, client=client, **others)
 
-    decorated: Callable[..., _R] = with_client
-    for option in reversed((address_option, *_SECURITY_OPTIONS)):
-        decorated = option(decorated)
-    return decorated
+    return with_options(address_option, *_SECURITY_OPTIONS)(with_client)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from octavo.admin_client import AdminClient, NotFoundError
 from octavo.commands.connection import admin_connection_options
+from octavo.commands.options import Number
 from octavo.top.as_json import to_values
 from octavo.top.report import Report, UnknownRequestError, ask_report, resolve_id
 from octavo.top.report_text import event_lines, explanation_line, report_lines
@@ -22,7 +23,7 @@ from octavo.top.report_text import event_lines, explanation_line, report_lines
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.05, max=3600),
+    type=Number(min=0.05, max=3600),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

@@ -11,7 +11,7 @@ import click
 from octavo.client import Client
 from octavo.commands.answer import print_answer, print_outputs, say_if_cut_short
 from octavo.commands.connection import connection_options
-from octavo.commands.options import account_options, sampling_options
+from octavo.commands.options import Number, account_options, sampling_options
 from octavo.commands.waiting import WaitingStatus
 from octavo.outputs import ChatMessage, Prompt
 from octavo.sampling_params import SamplingParams
@@ -30,9 +30,12 @@ from octavo.sampling_params import SamplingParams
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="SECONDS",
     help="Time limit for the whole answer.",
+)
+@click.option(
+    "--request-id", metavar="ID", help="Its id, such as for octavo explain.  [default: the scheduler makes one]"
 )
 @click.option("--n", type=int, help="Number of outputs; several are printed when all are complete.  [default: 1]")
 @click.option("--logprobs", type=int, help="Log-probabilities and so many alternatives, with --json.")

@@ -1,6 +1,7 @@
 """Options that several commands share: the scheduler's address, sampling, whose request, the local services."""
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -15,6 +16,17 @@ from octavo.model_names import DEMO_MODEL, resolve_model
 from octavo.sampling_params import EarlyStopping, SamplingParams
 
 _R = TypeVar("_R")
+
+
+class Number(click.FloatRange):
+    """A number between two limits: click's own range lets NaN through, which is beyond none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; refuse what is none."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 def check_address(ctx: click.Context, param: click.Parameter, address: str) -> str:
@@ -134,12 +146,12 @@ def sampling_options(command: Callable[..., _R]) -> Callable[..., _R]:
             sentence = in_flags(str(error), click.get_current_context())
             raise InvalidRequestError(sentence, field=error.field) from error
 
-    return _decorate(with_sampling_params, _SAMPLING_OPTIONS)
+    return with_options(*_SAMPLING_OPTIONS)(with_sampling_params)
 
 
 def account_options(command: Callable[..., _R]) -> Callable[..., _R]:
     """Give a command the flags that tell requests apart, named like the arguments of `Client.stream`."""
-    return _decorate(command, _ACCOUNT_OPTIONS)
+    return with_options(*_ACCOUNT_OPTIONS)(command)
 
 
 _COUNT = click.IntRange(min=1)
@@ -172,13 +184,13 @@ _SERVICE_OPTIONS = (
     click.option("--tp", type=_COUNT, help="Ranks that share the model, each a process.  [default: 1]"),
     click.option(
         "--kv-cache-gib",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Number(min=0, min_open=True),
         metavar="GIB",
         help="Size of the KV cache.  [default: by the free memory]",
     ),
     click.option(
         "--host-cache-gib",
-        type=click.FloatRange(min=0),
+        type=Number(min=0),
         metavar="GIB",
         help="Host memory for swapped sequences; 0: none.  [default: 0.5]",
     ),
@@ -199,7 +211,7 @@ _SERVICE_OPTIONS = (
 
 def service_options(command: Callable[..., _R]) -> Callable[..., _R]:
     """Give a command the flags of the two local services, named like the fields of LocalOptions."""
-    return _decorate(command, _SERVICE_OPTIONS)
+    return with_options(*_SERVICE_OPTIONS)(command)
 
 
 def to_local_options(model: str, **flags: Any) -> LocalOptions:
@@ -207,7 +219,17 @@ def to_local_options(model: str, **flags: Any) -> LocalOptions:
     return LocalOptions(model=resolve_model(model), **flags)
 
 
-def _decorate(command: Callable[..., _R], options: tuple[Callable[..., Any], ...]) -> Callable[..., _R]:
-    for option in reversed(options):
-        command = option(command)
-    return command
+def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
+    """Return what gives a command flags, in this order."""
+
+    def decorate(command: Callable[..., _R]) -> Callable[..., _R]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def is_on_command_line(context: click.Context, name: str) -> bool:
+    """Return whether somebody gave a parameter as a flag, and not by a variable or not at all."""
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

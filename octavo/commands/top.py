@@ -10,6 +10,7 @@ import click
 
 from octavo.admin_client import AdminClient
 from octavo.commands.connection import admin_connection_options
+from octavo.commands.options import Number
 from octavo.top.polling import Poller
 from octavo.top.rates import Picture, RateMeter
 from octavo.top.screen_size import MIN_COLUMNS, size_trouble
@@ -24,7 +25,7 @@ _PLAIN_WIDTH = 160
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.1, max=3600),
+    type=Number(min=0.1, max=3600),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
@@ -33,7 +34,7 @@ _PLAIN_WIDTH = 160
 @click.option("--once", "is_once", is_flag=True, help="Print one picture as text; so it is without a terminal, too.")
 @click.option("--json", "is_json", is_flag=True, help="Print one picture as a line of JSON.")
 def top(client: AdminClient, interval_s: float, is_once: bool, is_json: bool) -> None:
-    """Watch a scheduler: its executors, their blocks, and its requests, the slowest first.
+    """Watch a scheduler: its executors, their blocks, and its requests, the oldest first.
 
     One picture (--once, --json) takes one interval, since rates need two answers. "?" shows the keys.
     """

@@ -14,7 +14,8 @@ from textual.widgets import DataTable, Input, Static
 
 from octavo.admin_client import NotFoundError
 from octavo.errors import OctavoError
-from octavo.top.formatting import counted, printable, span_text
+from octavo.printable import printable
+from octavo.top.formatting import counted, span_text
 from octavo.top.help_screen import HelpScreen
 from octavo.top.overview import executor_lines, overview_lines
 from octavo.top.polling import Poller
@@ -73,6 +74,7 @@ class TopApp(App[None]):
         self._shows_ended = False
         self._is_paused = False
         self._pane_id: str | None = None
+        self._is_pane_answered = False
         # Since when the scheduler does not answer (wall clock text, monotonic seconds), and why.
         self._trouble: tuple[str, float, str] | None = None
         self._wake = asyncio.Event()
@@ -127,9 +129,12 @@ class TopApp(App[None]):
         try:
             answers = await self._poller.take(wants_ended=self._shows_ended, is_searching=bool(self._filter_text))
             report = await self._ask_report()
+            self._is_pane_answered = report is not None
         except OctavoError as error:
             since = self._trouble[:2] if self._trouble else (time.strftime("%H:%M:%S"), time.monotonic())
             self._trouble = (*since, printable(str(error)))
+            if self._pane_id is not None and not self._is_pane_answered:
+                report = Text(f"no answer: {self._trouble[2]}")
         else:
             self._trouble = None
             self._picture = self._meter.add(answers)
@@ -223,6 +228,7 @@ class TopApp(App[None]):
         if self._pane_id is None:
             return
         pane = self._base.query_one("#pane", VerticalScroll)
+        self._is_pane_answered = False
         self._base.query_one("#report", Static).update("asking …")
         pane.add_class("open")
         self._make_room()

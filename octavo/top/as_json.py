@@ -9,12 +9,13 @@ from typing import cast
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
 
 
 def to_values(message: Message) -> dict[str, Value]:
-    """Return all fields of a message: None for one that is absent, words in lower case for enums."""
+    """Return all fields of a message: None for one that is absent, words in lower case for enums, times in RFC 3339."""
     values: dict[str, Value] = {}
     for field in cast("Iterable[FieldDescriptor]", message.DESCRIPTOR.fields):
         value = getattr(message, field.name)
@@ -38,6 +39,8 @@ def _enum_word(field: FieldDescriptor, number: int) -> str:
 
 
 def _to_value(field: FieldDescriptor, value: object) -> Value:
+    if isinstance(value, Timestamp):
+        return value.ToJsonString()
     if isinstance(value, Message):
         return to_values(value)
     if field.type == FieldDescriptor.TYPE_ENUM:

@@ -32,26 +32,30 @@ class Column:
 
 
 _ID = Column("REQUEST", 16, lambda row: row.shown_id)
-_TENANT = Column("TENANT", 10, lambda row: row.tenant, order=Order.TENANT, min_table_width=110)
+_TENANT = Column("TENANT", 10, lambda row: row.tenant, order=Order.TENANT, min_table_width=112)
 _TOKENS = Column("TOKENS", 11, lambda row: tokens_text(row), is_right=True, order=Order.TOKENS)
+_PRIORITY = Column("PRIORITY", 8, lambda row: str(row.priority), is_right=True, min_table_width=92)
 _PREEMPTIONS = Column("PREE", 4, lambda row: count_text(row.num_preemptions), is_right=True, min_table_width=160)
 
 _LIVE_COLUMNS = (
     _ID,
     Column("STATUS", 9, lambda row: row.status),
     _TENANT,
+    _PRIORITY,
     _TOKENS,
     Column("TOK/S", 6, lambda row: rate_text(row.tokens_per_s), is_right=True),
     Column("AGE", 7, lambda row: span_text(row.age_ms), is_right=True, order=Order.AGE),
     Column("SILENT", 7, lambda row: span_text(row.silent_ms), is_right=True, order=Order.SILENCE),
-    Column("QUEUED", 7, lambda row: span_text(row.queued_ms), True, Order.WAIT, min_table_width=102),
-    Column("BLOCKS", 7, lambda row: count_text(row.num_blocks), True, Order.BLOCKS, min_table_width=118),
+    Column("WAITS", 7, lambda row: span_text(row.waiting_ms), True, Order.WAIT, min_table_width=102),
+    Column("QUEUED", 7, lambda row: span_text(row.queued_ms), True, min_table_width=132),
+    Column("BLOCKS", 7, lambda row: count_text(row.num_blocks), True, Order.BLOCKS, min_table_width=122),
     _PREEMPTIONS,
     Column("WHERE, OR WHY IT WAITS", 0, lambda row: row.place),
 )
 _ENDED_COLUMNS = (
     _ID,
     _TENANT,
+    _PRIORITY,
     _TOKENS,
     Column("TOOK", 7, lambda row: span_text(row.age_ms), is_right=True),
     Column("QUEUED", 7, lambda row: span_text(row.queued_ms), is_right=True, min_table_width=92),
@@ -70,10 +74,14 @@ def tokens_text(row: RequestRow) -> str:
 def columns(width: int, rows: Sequence[RequestRow], *, shows_ended: bool) -> list[Column]:
     """Return the columns for a table of a width, at least 76 cells; together with gaps they fill it.
 
-    Ids are shown whole if they fit beside the last column, which takes what is left.
+    Ids are shown whole if they fit beside the last column, which takes what is left. Priorities are shown if one of
+    the rows has another one than 0.
     """
+    has_priorities = any(row.priority for row in rows)
     chosen = [
-        column for column in (_ENDED_COLUMNS if shows_ended else _LIVE_COLUMNS) if column.min_table_width <= width
+        column
+        for column in (_ENDED_COLUMNS if shows_ended else _LIVE_COLUMNS)
+        if column.min_table_width <= width and (has_priorities or column is not _PRIORITY)
     ]
     left = width - sum(column.width for column in chosen) - sum(gaps(width, len(chosen)))
     longest_id = max((len(row.shown_id) for row in rows), default=0)
@@ -82,7 +90,7 @@ def columns(width: int, rows: Sequence[RequestRow], *, shows_ended: bool) -> lis
     widths = [column.width for column in chosen]
     widths[0] += for_id
     widths[-1] = left - for_id
-    return [_with_width(column, width) for column, width in zip(chosen, widths, strict=True)]
+    return [replace(column, width=column_width) for column, column_width in zip(chosen, widths, strict=True)]
 
 
 def head_texts(chosen: Sequence[Column], order: Order | None) -> list[str]:
@@ -113,7 +121,3 @@ def gaps(width: int, num_columns: int) -> list[int]:
 def joined(texts: Sequence[str], width: int) -> str:
     """Return the cells of a line of a table of a width, with the gaps between them."""
     return "".join(text + " " * gap for text, gap in zip(texts, gaps(width, len(texts)), strict=True)).rstrip()
-
-
-def _with_width(column: Column, width: int) -> Column:
-    return replace(column, width=width)

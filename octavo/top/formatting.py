@@ -57,11 +57,6 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def printable(text: str) -> str:
-    """Return text on one line that cannot steer a terminal: what is not printable becomes "�"."""
-    return "".join(character if character.isprintable() else "�" for character in text)
-
-
 def fit(text: str, width: int) -> str:
     """Return text of at most so many cells, with "…" for a tail that is left out; width at least 1."""
     if cell_len(text) <= width:

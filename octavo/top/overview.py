@@ -2,24 +2,26 @@
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
+from octavo.printable import printable
 from octavo.top.formatting import (
+    NONE,
     bar_lengths,
     count_text,
     counted,
     fit,
     fit_id,
     pad,
-    printable,
     rate_text,
     share_text,
     span_text,
     sparkline,
 )
-from octavo.top.rates import Picture
+from octavo.top.rates import Picture, attached_models
 from octavo.top.rows import ExecutorRow
 
 # Shared, used by one sequence, cached, free: told apart by their shape also where there are no colours.
@@ -33,16 +35,18 @@ def overview_lines(picture: Picture, address: str, width: int) -> list[Text]:
     """Return what the scheduler is and does, four lines of at most `width` cells."""
     state, rates = picture.answers.state, picture.rates
     preemptions = f"{rate_text(rates.preemptions)} preemptions"
+    refusals = [f"{rate_text(rates.refused_requests)} refused"] if state.num_refused_requests else []
     if width >= _WIDE:
         preemptions += f" ({count_text(state.num_preemptions)} in all)"
     lines = [
-        _identity_line(state, address, width),
+        _identity_line(picture, address, width),
         _tokens_line(picture, width),
-        _labelled("requests", *_request_counts(state)),
+        _labelled("requests", *_request_counts(state, is_wide=width >= _WIDE)),
         _labelled(
             "per second",
             f"{rate_text(rates.finished_requests)} finished",
             f"{rate_text(rates.failed_requests)} failed",
+            *refusals,
             preemptions,
             f"cache hits {share_text(state.num_hit_tokens, state.num_queried_tokens)}",
         ),
@@ -88,9 +92,10 @@ def block_bar(row: ExecutorRow, width: int) -> Text:
     return bar
 
 
-def _identity_line(state: pb.GetSchedulerStateResponse, address: str, width: int) -> Text:
+def _identity_line(picture: Picture, address: str, width: int) -> Text:
+    state = picture.answers.state
     attached = [e for e in state.executors if e.status == admin_pb2.EXECUTOR_STATUS_ATTACHED]
-    models = dict.fromkeys(printable(executor.model_id) for executor in attached)
+    models = [printable(model_id) for model_id in picture.model_ids or attached_models(picture.answers)]
     if state.is_draining:
         readiness = ("draining, takes no new requests", "yellow")
     elif attached:
@@ -130,10 +135,11 @@ def _tokens_line(picture: Picture, width: int) -> Text:
     return line
 
 
-def _request_counts(state: pb.GetSchedulerStateResponse) -> list[str]:
+def _request_counts(state: pb.GetSchedulerStateResponse, *, is_wide: bool) -> list[str]:
+    limit = f" of {'at most ' if is_wide else ''}{count_text(state.max_waiting_requests)}"
     parked = f" ({count_text(state.num_parked_requests)} parked)" if state.num_parked_requests else ""
     return [
-        f"{count_text(state.num_waiting_requests)} waiting{parked}",
+        f"{count_text(state.num_waiting_requests)}{limit if state.max_waiting_requests else ''} waiting{parked}",
         f"{count_text(state.num_running_requests)} running",
         f"{count_text(state.num_swapped_requests)} swapped",
         f"{count_text(state.num_preempted_requests)} preempted",
@@ -146,8 +152,10 @@ def _labelled(label: str, *parts: str) -> Text:
 
 def _executor_head(address_width: int, status_width: int) -> Text:
     status = f" {'STATUS':<{status_width}}" if status_width else ""
+    running = f" {'RUN':>4}" if status_width else ""
     return Text(
-        f"{'EXECUTOR':<{address_width}}{status} {'RUN':>4} {'SWAP':>4} {'STEPS':>10} {'TOK/S':>6} {'LOST':>4}  BLOCKS",
+        f"{'EXECUTOR':<{address_width}}{status}{running} {'SLOTS':>9} {'SWAP':>4} {'STEPS':>10} {'TOK/S':>6}"
+        f" {'LOST':>4}  BLOCKS",
         "bold",
     )
 
@@ -156,17 +164,24 @@ def _executor_line(row: ExecutorRow, width: int, address_width: int, status_widt
     line = Text(pad(fit_id(row.address, address_width), address_width))
     if not row.is_attached:
         line.append(f" {row.status}", "yellow")
-        line.append(f": {row.trouble}" if row.trouble else " yet")
-        if row.num_losses:
-            line.append(f" (lost {counted(row.num_losses, 'time')})")
+        losses = f" (lost {counted(row.num_losses, 'time')})" if row.num_losses else ""
+        line.append(f"{losses}: {row.trouble}" if row.trouble else f" yet{losses}")
         return line
     if status_width:
         line.append(f" {row.status:<{status_width}}", "#87af5f" if row.status == "attached" else "yellow")
+        line.append(f" {count_text(row.num_running):>4}")
+    slots = f"{row.num_used_slots}/{row.num_slots}" if row.num_slots else NONE
+    line.append(f" {slots:>9} {count_text(row.num_swapped):>4}")
     steps = str(row.num_steps_in_flight)
     if row.oldest_step_ms is not None:
         steps += f", {span_text(row.oldest_step_ms)}"
-    line.append(f" {count_text(row.num_running):>4} {count_text(row.num_swapped):>4} {steps:>10}")
-    line.append(f" {rate_text(row.tokens_per_s):>6} {count_text(row.num_losses):>4}  ")
+    numbers = f" {steps:>10} {rate_text(row.tokens_per_s):>6} {count_text(row.num_losses):>4}"
+    if row.warning:  # in place of the blocks, and where it needs more room also of the numbers before them
+        if line.cell_len + len(numbers) + 2 + cell_len(row.warning) <= width:
+            line.append(numbers)
+        line.append(f"  {row.warning}", "yellow")
+        return line
+    line.append(f"{numbers}  ")
     share = f" {share_text(row.num_taken_blocks, row.num_blocks):>5} of {count_text(row.num_blocks)}"
     line.append_text(block_bar(row, max(0, min(60, width - line.cell_len - len(share)))))
     line.append(share)

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
-from octavo.admin_client import NotFoundError
+from octavo.admin_client import MAX_PAGE_SIZE, NotFoundError
 from octavo.errors import UnavailableError
 
 # Requests that are asked for at a time: the oldest live ones, the head of the queue, the last that ended.
 MAX_LISTED_REQUESTS = 200
-# The same while somebody looks for one by id or tenant: a page of the scheduler.
-MAX_SEARCHED_REQUESTS = 1000
+# The same while somebody looks for one by id or tenant.
+MAX_SEARCHED_REQUESTS = MAX_PAGE_SIZE
 
 
 class AdminSource(Protocol):

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from octavo.admin.v1 import admin_pb2
 from octavo.top.polling import Answers
 
 NUM_KEPT_RATES = 120  # as many as the widest sparkline shows
@@ -21,6 +22,7 @@ class Rates:
         preemptions: In either mode.
         executor_output_tokens: By address.
         request_output_tokens: Of live requests, by id.
+        refused_requests: That found the queue full, or their tenant's share of it.
     """
 
     prompt_tokens: float | None = None
@@ -30,6 +32,7 @@ class Rates:
     preemptions: float | None = None
     executor_output_tokens: Mapping[str, float] = field(default_factory=dict)
     request_output_tokens: Mapping[str, float] = field(default_factory=dict)
+    refused_requests: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,14 @@ class Picture:
         rates: Since the answers before.
         prompt_history: The last rates of prompt tokens, oldest first.
         output_history: The last rates of output tokens, oldest first.
+        model_ids: Of the executors that are attached; while none is, those of the last ones that were.
     """
 
     answers: Answers
     rates: Rates = Rates()
     prompt_history: tuple[float, ...] = ()
     output_history: tuple[float, ...] = ()
+    model_ids: tuple[str, ...] = ()
 
 
 class RateMeter:
@@ -56,6 +61,7 @@ class RateMeter:
         self._last: Answers | None = None
         self._prompt_history: deque[float] = deque(maxlen=NUM_KEPT_RATES)
         self._output_history: deque[float] = deque(maxlen=NUM_KEPT_RATES)
+        self._model_ids: tuple[str, ...] = ()
 
     def add(self, answers: Answers) -> Picture:
         """Return the picture of these answers, which came after all others."""
@@ -64,12 +70,20 @@ class RateMeter:
             last = None
             self._prompt_history.clear()
             self._output_history.clear()
+            self._model_ids = ()
         self._last = answers
         rates = Rates() if last is None else _rates(last, answers)
         if rates.prompt_tokens is not None and rates.output_tokens is not None:
             self._prompt_history.append(rates.prompt_tokens)
             self._output_history.append(rates.output_tokens)
-        return Picture(answers, rates, tuple(self._prompt_history), tuple(self._output_history))
+        self._model_ids = attached_models(answers) or self._model_ids
+        return Picture(answers, rates, tuple(self._prompt_history), tuple(self._output_history), self._model_ids)
+
+
+def attached_models(answers: Answers) -> tuple[str, ...]:
+    """Return the models of the executors that are attached, each once."""
+    attached = (e for e in answers.state.executors if e.status == admin_pb2.EXECUTOR_STATUS_ATTACHED)
+    return tuple(dict.fromkeys(executor.model_id for executor in attached))
 
 
 def _is_restarted(last: Answers, answers: Answers) -> bool:
@@ -89,6 +103,7 @@ def _rates(last: Answers, answers: Answers) -> Rates:
         output_tokens=_rate(old.num_output_tokens, new.num_output_tokens, seconds),
         finished_requests=_rate(old.num_finished_requests, new.num_finished_requests, seconds),
         failed_requests=_rate(old.num_failed_requests, new.num_failed_requests, seconds),
+        refused_requests=_rate(old.num_refused_requests, new.num_refused_requests, seconds),
         preemptions=_rate(old.num_preemptions, new.num_preemptions, seconds),
         executor_output_tokens={
             executor.address: _rate(executors[executor.address], executor.num_output_tokens, seconds)

@@ -1,7 +1,8 @@
 """All that a scheduler knows of one request, and how a person who has half of an id finds the request."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from urllib.parse import quote
 
@@ -9,7 +10,7 @@ from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin_client import NotFoundError
 from octavo.errors import OctavoError, UnavailableError
-from octavo.top.formatting import printable
+from octavo.printable import printable
 from octavo.top.polling import MAX_SEARCHED_REQUESTS, AdminSource
 
 # Live requests among which an id is looked for by its beginning, the oldest ones.
@@ -43,12 +44,15 @@ class Report:
         explanation: Why it waits, that it runs, or how it ended.
         sharing: With whom it shares blocks; None: it has none on a device.
         url: Its live page; None: no browser can reach it.
+        warnings: What is wrong with executors that are attached, by address: with its own, or with those that it
+            waits for.
     """
 
     request: admin_pb2.RequestState
     explanation: pb.ExplainRequestResponse
     sharing: Sharing | None = None
     url: str | None = None
+    warnings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_ended(self) -> bool:
@@ -67,20 +71,23 @@ class Report:
 
 
 async def ask_report(source: AdminSource, request_id: str) -> Report:
-    """Ask for all of one request: two calls, and two more if it has blocks on a device.
+    """Ask for all of one request: three calls, and two more if it has blocks on a device.
 
     Raises: NotFoundError: no request has this id; OctavoError: see AdminClient.
     """
-    request, explanation = await asyncio.gather(source.get_request(request_id), source.explain_request(request_id))
+    request, explanation, state = await asyncio.gather(
+        source.get_request(request_id), source.explain_request(request_id), source.get_state()
+    )
     url = None if source.url is None else f"{source.url}#request={quote(request_id, safe='')}"
-    report = Report(request, explanation, url=url)
+    concerned = {explanation.executor, *(fit.executor for fit in explanation.executors)}
+    warnings = {e.address: e.warning for e in state.executors if e.warning and e.address in concerned}
+    report = Report(request, explanation, url=url, warnings=warnings)
     if not report.device_blocks:
         return report
     try:
-        sharing = await _ask_sharing(source, report)
+        return replace(report, sharing=await _ask_sharing(source, report))
     except (NotFoundError, UnavailableError):  # its executor was lost meanwhile
         return report
-    return Report(request, explanation, sharing, url)
 
 
 async def resolve_id(source: AdminSource, text: str) -> str:
@@ -90,8 +97,8 @@ async def resolve_id(source: AdminSource, text: str) -> str:
     """
     try:
         return (await source.get_request(text)).request_id
-    except NotFoundError:
-        pass
+    except NotFoundError as error:
+        unknown = str(error)
     live = await source.list_requests(_MAX_SEARCHED_LIVE)
     ended = await source.list_ended_requests(MAX_SEARCHED_REQUESTS)
     ids = list(dict.fromkeys(request.request_id for request in (*live, *ended)))
@@ -100,9 +107,18 @@ async def resolve_id(source: AdminSource, text: str) -> str:
         return begins[0]
     if begins:
         raise UnknownRequestError(f"{len(begins):,} requests have an id that begins with {text!r}: {_named(begins)}")
-    near = [request_id for request_id in ids if text and text in request_id] or get_close_matches(text, ids)
+    near = _near(text, ids)
     hint = f"; did you mean {_named(near)}?" if near else '; "octavo top" lists those that there are'
-    raise UnknownRequestError(f"no live request has the id {text!r}, and none of the last that ended{hint}")
+    raise UnknownRequestError(f"{printable(unknown)}{hint}")
+
+
+def _near(text: str, ids: list[str]) -> list[str]:
+    """Return the ids that contain a text, else those that are much like it, in upper or lower case."""
+    folded = text.casefold()
+    if containing := [request_id for request_id in ids if folded and folded in request_id.casefold()]:
+        return containing
+    close = get_close_matches(folded, dict.fromkeys(request_id.casefold() for request_id in ids))
+    return [request_id for request_id in ids if request_id.casefold() in close]
 
 
 def _named(ids: list[str]) -> str:

@@ -1,11 +1,14 @@
 """One request for people: where it is, what is in its way, what it used, and its life."""
 
+import re
 from collections.abc import Sequence
+from datetime import UTC
 
 from rich.text import Text
 
 from octavo.admin.v1 import admin_pb2
-from octavo.top.formatting import counted, printable, span_text
+from octavo.printable import printable
+from octavo.top.formatting import counted, span_text
 from octavo.top.report import Report, Sharing
 from octavo.top.rows import STATUS_STYLES, STATUS_WORDS
 
@@ -18,6 +21,7 @@ def report_lines(report: Report) -> list[Text]:
     lines = [heading(report), explanation_line(report)]
     if report.explanation.executors:
         lines += [Text(), *_fit_lines(report.explanation.executors)]
+    lines += _warning_lines(report)
     lines += [Text(), *_number_lines(report)]
     if report.request.events:
         lines += [Text(), *event_lines(report.request.events)]
@@ -86,6 +90,23 @@ def _fit_lines(fits: Sequence[admin_pb2.ExecutorFit]) -> list[Text]:
     return [Text(text, "dim" if i == 0 else "") for i, text in enumerate(texts)]
 
 
+def _warning_lines(report: Report) -> list[Text]:
+    """Return what is wrong with executors that concern the request, unless the scheduler has said it already."""
+    said = _without_numbers(
+        " ".join((report.explanation.explanation, *(f.obstacle for f in report.explanation.executors)))
+    )
+    return [
+        Text(f"{printable(address)}: {printable(warning)}", "yellow")
+        for address, warning in report.warnings.items()
+        if _without_numbers(warning) not in said
+    ]
+
+
+def _without_numbers(text: str) -> str:
+    """Return a text without what differs between two answers of one scheduler."""
+    return re.sub(r"[\d.,]+", "#", text)
+
+
 def _number_lines(report: Report) -> list[Text]:
     request = report.request
     tokens = [f"{request.num_prompt_tokens:,} prompt", f"{request.num_output_tokens:,} output"]
@@ -99,7 +120,7 @@ def _number_lines(report: Report) -> list[Text]:
     if request.HasField("last_token_age_ms"):
         times.append(f"last token {span_text(request.last_token_age_ms)} ago")
     if report.has_ended:
-        times.append(f"ended {span_text(request.ended_ago_ms)} ago")
+        times.append(f"ended {span_text(request.ended_ago_ms)} ago{_utc_text(request)}")
     lines = [_labelled("tokens", ", ".join(tokens)), _labelled("times", ", ".join(times))]
     if request.HasField("beam_search"):
         search = request.beam_search
@@ -117,6 +138,11 @@ def _number_lines(report: Report) -> list[Text]:
     if trouble:
         lines.append(_labelled("trouble", ", ".join(trouble)))
     return lines
+
+
+def _utc_text(request: admin_pb2.RequestState) -> str:
+    """Return when a request ended, behind how long ago; empty: the scheduler does not say."""
+    return f", at {request.ended_at.ToDatetime(UTC):%Y-%m-%d %H:%M:%S} UTC" if request.HasField("ended_at") else ""
 
 
 def _block_texts(report: Report) -> list[str]:

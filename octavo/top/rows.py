@@ -1,13 +1,21 @@
 """What one line says of a request or an executor, and in which order the requests are."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from octavo.admin.v1 import admin_pb2
-from octavo.top.formatting import printable
+from octavo.printable import printable
 from octavo.top.polling import Answers
 from octavo.top.rates import Picture
+
+# What gRPC's core says when no address of a name took the connection; the reason is at the end.
+_NO_CONNECTION = re.compile(
+    r"(?:UNAVAILABLE: )?failed to connect to all addresses; last error: (?:[A-Z_]+: \S+: )?"
+    r"(?:Failed to connect to remote host: (?:connect: )?)?(?P<reason>.+?)(?: \(\d+\))?"
+)
+_ABORTED = "ABORTED: "
 
 STATUS_WORDS: Mapping["admin_pb2.RequestStatus.ValueType", str] = {
     admin_pb2.REQUEST_STATUS_WAITING: "waiting",
@@ -42,12 +50,14 @@ class RequestRow:
         age_ms: Since it arrived; of one that has ended, until its end.
         silent_ms: Since its last token, or since it arrived if it has none; None: it has ended.
         queued_ms: Until it was first admitted, or up to now.
+        waiting_ms: Of one that does not run, since its last token, or since it arrived; None: it runs, or has ended.
         first_token_ms: Until its first token; None: it has none.
         ended_ago_ms: Since its end; None: it is live.
         num_blocks: Blocks that its tokens in the cache fill, those that it shares counted for each of its sequences.
         num_preemptions: How often it was preempted.
         place: Where it is, why it waits, or how it ended.
-        has_failed: Whether it ended with an error.
+        has_failed: Whether it ended with an error, and was not aborted.
+        priority: Smaller is more urgent.
     """
 
     request_id: str
@@ -60,12 +70,14 @@ class RequestRow:
     age_ms: int
     silent_ms: int | None
     queued_ms: int
+    waiting_ms: int | None
     first_token_ms: int | None
     ended_ago_ms: int | None
     num_blocks: int
     num_preemptions: int
     place: str
     has_failed: bool = False
+    priority: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -86,6 +98,9 @@ class ExecutorRow:
         address: Where it is dialled.
         status: In a word.
         trouble: Why it is not attached; empty: it is, or is not dialled.
+        warning: What is wrong with it although it is attached; empty: nothing is known.
+        num_slots: Sequences that its batch has room for; 0: the scheduler does not say.
+        num_used_slots: Of these, those that run.
         tokens_per_s: Output tokens per second since the last picture; None: not known yet.
         oldest_step_ms: Age of the oldest step in flight; None: none is.
         num_used_blocks: Used by one sequence.
@@ -98,6 +113,9 @@ class ExecutorRow:
     status: str
     is_attached: bool
     trouble: str
+    warning: str
+    num_slots: int
+    num_used_slots: int
     num_running: int
     num_swapped: int
     num_steps_in_flight: int
@@ -134,7 +152,7 @@ class Order(Enum):
 _KEYS: Mapping[Order, Callable[[RequestRow], tuple[int | str, ...]]] = {
     Order.AGE: lambda row: (-row.age_ms,),
     Order.SILENCE: lambda row: (-(row.silent_ms or 0), -row.age_ms),
-    Order.WAIT: lambda row: (-row.queued_ms, -row.age_ms),
+    Order.WAIT: lambda row: (-(row.waiting_ms or 0), -row.queued_ms, -row.age_ms),
     Order.TOKENS: lambda row: (-row.num_tokens, -row.age_ms),
     Order.BLOCKS: lambda row: (-row.num_blocks, -row.age_ms),
     Order.TENANT: lambda row: (row.tenant.casefold(), -row.age_ms),
@@ -167,8 +185,17 @@ def executor_rows(picture: Picture) -> list[ExecutorRow]:
     return sorted(rows, key=lambda row: row.is_attached)
 
 
+def short_trouble(error: str) -> str:
+    """Return an error, without what gRPC says before the reason if nothing could be connected to."""
+    match = _NO_CONNECTION.fullmatch(error)
+    if match is None:
+        return error
+    reason = match["reason"]
+    return reason[0].lower() + reason[1:] if reason[1:2].islower() else reason
+
+
 def _live_row(request: admin_pb2.RequestState, answers: Answers, tokens_per_s: float | None) -> RequestRow:
-    has_token = request.HasField("last_token_age_ms")
+    silent_ms = request.last_token_age_ms if request.HasField("last_token_age_ms") else request.age_ms
     return RequestRow(
         request_id=request.request_id,
         shown_id=printable(request.request_id),
@@ -178,17 +205,20 @@ def _live_row(request: admin_pb2.RequestState, answers: Answers, tokens_per_s: f
         num_output_tokens=request.num_output_tokens,
         tokens_per_s=tokens_per_s,
         age_ms=request.age_ms,
-        silent_ms=request.last_token_age_ms if has_token else request.age_ms,
+        silent_ms=silent_ms,
         queued_ms=request.queue_ms if request.HasField("queue_ms") else request.age_ms,
+        waiting_ms=None if request.status == admin_pb2.REQUEST_STATUS_RUNNING else silent_ms,
         first_token_ms=_first_token_ms(request),
         ended_ago_ms=None,
         num_blocks=_num_blocks(request, answers.block_sizes.get(request.executor, 0)),
         num_preemptions=request.num_preemptions,
         place=printable(_place(request, answers.reasons)),
+        priority=request.priority,
     )
 
 
 def _ended_row(request: admin_pb2.RequestState) -> RequestRow:
+    is_aborted = request.outcome.startswith(_ABORTED)
     return RequestRow(
         request_id=request.request_id,
         shown_id=printable(request.request_id),
@@ -200,12 +230,15 @@ def _ended_row(request: admin_pb2.RequestState) -> RequestRow:
         age_ms=request.age_ms,
         silent_ms=None,
         queued_ms=request.queue_ms if request.HasField("queue_ms") else request.age_ms,
+        waiting_ms=None,
         first_token_ms=_first_token_ms(request),
         ended_ago_ms=request.ended_ago_ms,
         num_blocks=0,
         num_preemptions=request.num_preemptions,
-        place=printable(request.outcome),
-        has_failed=":" in request.outcome,  # a status code and a message; finish reasons are single words
+        place=printable(f"aborted: {request.outcome.removeprefix(_ABORTED)}" if is_aborted else request.outcome),
+        # An error has a status code and a message; finish reasons are single words.
+        has_failed=":" in request.outcome and not is_aborted,
+        priority=request.priority,
     )
 
 
@@ -215,7 +248,10 @@ def _executor_row(executor: admin_pb2.ExecutorState, tokens_per_s: float | None)
         address=printable(executor.address),
         status=("leaving" if executor.is_retired else "attached") if is_attached else "not attached",
         is_attached=is_attached,
-        trouble="" if is_attached else printable(executor.last_error),
+        trouble="" if is_attached else printable(short_trouble(executor.last_error)),
+        warning=printable(executor.warning) if is_attached else "",
+        num_slots=executor.num_slots,
+        num_used_slots=executor.num_slots - executor.num_free_slots,
         num_running=executor.num_running_requests,
         num_swapped=executor.num_swapped_requests,
         num_steps_in_flight=executor.num_steps_in_flight,

@@ -114,6 +114,15 @@ async def test_prompts_that_are_too_long_are_refused_with_the_limit() -> None:
             await measured(target, input_len="9000")
 
 
+async def test_what_the_scheduler_refuses_is_said_of_the_flag() -> None:
+    async with running_stack() as stack, started("--address", stack.address, "--priority", "3") as process:
+        found = await ended(process)
+    assert found.status == 1
+    assert found.stderr.startswith(
+        f"octavo: nothing was measured: the first request failed at {stack.address}: --priority is 3; "
+    )
+
+
 async def test_failures_are_grouped_and_the_rest_counts() -> None:
     async with running_stack(max_waiting_requests=1, max_num_seqs=1) as stack, octavo_target(stack.address) as target:
         report = await measured(target, concurrency=8, num_requests=16, output_len="50")

@@ -116,7 +116,7 @@ async def test_a_request_that_has_ended_and_one_that_is_unknown(capsys: pytest.C
         out = await explained(stack, "chat", capsys)
         assert out.startswith("chat-17   ended\nended ")
         assert "finished with 5 output tokens: length" in out
-        with pytest.raises(UnknownRequestError, match=r"no live request has the id 'at-17'.* did you mean chat-17"):
+        with pytest.raises(UnknownRequestError, match=r"no live request has request_id 'at-17'.* did you mean chat-17"):
             await explained(stack, "at-17", capsys)
 
 
@@ -189,9 +189,11 @@ async def test_a_picture_has_the_true_numbers() -> None:
         assert (waits.request_id, waits.status) == ("head", "waiting")
         assert waits.place == f"on {still.stack.executor.address}, needs 12 blocks, 8 free"
         text = snapshot_text(shown, "admin", 120)
-        assert "1 waiting   1 running" in text
+        limit = shown.answers.state.max_waiting_requests
+        assert f"1 of at most {limit:,} waiting   1 running" in text
+        assert (executor.num_used_slots, executor.num_slots) == (1, still.core.limits.max_num_seqs)
         (line,) = [line.split() for line in text.splitlines() if " attached " in line]
-        assert line[:5] == [still.stack.executor.address, "attached", "1", "0", "1,"]
+        assert line[:5] == [still.stack.executor.address, "attached", "1", f"1/{executor.num_slots}", "0"]
 
 
 async def test_a_scheduler_that_drains_says_so_and_what_has_ended_stays() -> None:

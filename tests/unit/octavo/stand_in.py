@@ -26,13 +26,16 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
     Further outputs have their number before each word. With best_of or beam_width they are ranked.
     "refuse", "exists", "full", "drain", "lost", "aborted", "cut", "bug" end in that error; "endless" never ends.
     "break" ends in an error after the first word. "silent" waits after it until `go_on` is set. "long" ends by length.
+    A silent chat has no word until `go_on` is set.
     """
 
     has_chat_template: bool = False
     is_endless_chat: bool = False
+    is_silent_chat: bool = False
     address: str = ""
     requests: list[generation_service_pb2.GenerateRequest] = field(default_factory=list)
     aborted_ids: list[str] = field(default_factory=list)
+    call_began: asyncio.Event = field(default_factory=asyncio.Event)
     call_ended: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     health: Any = field(default_factory=lambda: health.aio.HealthServicer())  # type: ignore[attr-defined]
@@ -41,6 +44,7 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
         self, request: generation_service_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[generation_service_pb2.GenerateResponse]:
         self.requests.append(request)
+        self.call_began.set()
         await self._fail_if_asked(request.text, context)
         try:
             yield generation_service_pb2.GenerateResponse(
@@ -48,6 +52,8 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
                     request_id=request.request_id or "made-by-server", num_prompt_tokens=7
                 )
             )
+            if self.is_silent_chat and request.HasField("messages"):
+                await self.go_on.wait()
             while request.text == "endless" or (self.is_endless_chat and request.HasField("messages")):
                 yield _delta(0, 0, "again ")
                 await asyncio.sleep(0.01)  # the pace of a slow model

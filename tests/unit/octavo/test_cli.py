@@ -75,6 +75,11 @@ async def test_a_dash_reads_the_prompt_from_stdin(stand_in: StandIn) -> None:
     assert stand_in.requests[0].text == "two\nlines"
 
 
+async def test_generate_sends_the_request_id(stand_in: StandIn) -> None:
+    ended = await run("generate", "Why?", "--request-id", "mine-7", "--json", "--address", stand_in.address)
+    assert stand_in.requests[0].request_id == json.loads(ended.stdout)["request_id"] == "mine-7"
+
+
 async def test_bytes_that_are_no_text_are_refused(stand_in: StandIn) -> None:
     ended = await run("generate", "-", "--address", stand_in.address, stdin=b"\xff\xfe")
     assert ended == Ended(1, "", "octavo: standard input is not UTF-8 text\n")
@@ -229,23 +234,6 @@ async def test_chat_confirms_a_reset_and_refuses_commands_that_it_does_not_have(
     assert stand_in.requests == []
 
 
-async def test_ctrl_c_in_chat_stops_the_answer_and_not_the_program(stand_in: StandIn) -> None:
-    stand_in.has_chat_template = True
-    stand_in.is_endless_chat = True
-    async with started("chat", "--address", stand_in.address) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(b"Hi\n")
-        await process.stdout.readuntil(b"again ")
-        stand_in.is_endless_chat = False
-        process.send_signal(signal.SIGINT)
-        await process.stdout.readuntil(b"[stopped]")
-        stdout, stderr = await process.communicate(b"More\n")  # and the end of input, as Ctrl-D
-    assert (process.returncode, stderr) == (0, b"")
-    assert b"The sky is blue" in stdout
-    assert stand_in.requests[1].messages.messages[1].content.startswith("again ")
-
-
 async def test_chat_needs_a_chat_template(stand_in: StandIn) -> None:
     ended = await run("chat", "--address", stand_in.address)
     assert ended == Ended(1, "", "octavo: tiny has no chat template; use `octavo generate --raw`\n")
@@ -263,6 +251,8 @@ async def test_chat_needs_a_chat_template(stand_in: StandIn) -> None:
         (["generate", "Why?", "--address", "localhost"], "'localhost' is not HOST:PORT"),
         (["generate", "Why?", "--address", "localhost:65536"], "'localhost:65536' is not HOST:PORT"),
         (["generate", "Why?", "--timeout", "0"], "--timeout"),
+        (["generate", "Why?", "--timeout", "nan"], "'nan' is not a number"),
+        (["top", "--interval", "nan"], "'nan' is not a number"),
         (["serve"], "No such command 'serve'"),
     ],
 )
@@ -275,6 +265,12 @@ def test_a_wrong_command_line_is_one_line(args: list[str], sentence: str, capsys
     assert captured.err.startswith("octavo: ")
     assert captured.err.count("\n") == 1
     assert sentence in captured.err
+
+
+def test_a_sentence_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "Why?", "--token-file", "a\x1b[2Jb"])
+    assert "--token-file a�[2Jb cannot be read" in capsys.readouterr().err
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,6 +122,12 @@ async def test_closing_the_iterator_early_cancels_the_call(stand_in: StandIn) ->
         await stand_in.call_ended.wait()
 
 
+async def test_a_time_limit_of_ages_does_not_end_at_once(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        for timeout_s in (1e18, float("inf")):
+            assert (await client.generate("hi", timeout_s=timeout_s)).outputs
+
+
 async def test_breaking_out_of_the_loop_cancels_the_call(stand_in: StandIn) -> None:
     async with Client(stand_in.address) as client:
         async for event in client.stream("endless"):

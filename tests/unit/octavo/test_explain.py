@@ -9,7 +9,7 @@ from octavo.command_line import run
 from octavo.errors import UnavailableError
 from octavo.top.report import Report, Sharing, UnknownRequestError, ask_report, resolve_id
 from octavo.top.report_text import event_lines, report_lines
-from tests.unit.octavo.top.scripted import Scripted, ended, running, waiting
+from tests.unit.octavo.top.scripted import Scripted, ended, executor, running, state, waiting
 
 EXECUTOR = "127.0.0.1:50061"
 
@@ -41,17 +41,17 @@ async def test_a_beginning_that_one_request_has_is_enough() -> None:
     ("text", "sentence"),
     [
         ("chat-", "6 requests have an id that begins with 'chat-': chat-0, chat-1, chat-2 and 3 more"),
-        ("atch", "no live request has the id 'atch', and none of the last that ended; did you mean batch-7?"),
-        ("batsh-7", "no live request has the id 'batsh-7', and none of the last that ended; did you mean batch-7?"),
+        ("ATCH", "no live request has request_id 'ATCH', and none that ended; did you mean Batch-7?"),
+        ("batsh-7", "no live request has request_id 'batsh-7', and none that ended; did you mean Batch-7?"),
         (
             "\x1b[2J",
-            r"no live request has the id '\x1b[2J', and none of the last that ended; "
+            r"no live request has request_id '\x1b[2J', and none that ended; "
             '"octavo top" lists those that there are',
         ),
     ],
 )
 async def test_an_id_that_is_not_there_is_answered_with_those_that_come_near(text: str, sentence: str) -> None:
-    source = Scripted(live=[running(f"chat-{i}") for i in range(6)], ended=[ended("batch-7")])
+    source = Scripted(live=[running(f"chat-{i}") for i in range(6)], ended=[ended("Batch-7")])
     with pytest.raises(UnknownRequestError) as caught:
         await resolve_id(source, text)
     assert str(caught.value) == sentence
@@ -96,6 +96,30 @@ async def test_a_request_that_waits_shows_what_is_in_the_way_of_each_executor() 
         "",
         "live page http://127.0.0.1:50052/#request=a%2Fb",
     ]
+
+
+async def test_what_is_wrong_with_an_executor_is_said_once() -> None:
+    slow = executor(EXECUTOR, warning="a step has been running for 12.5 s")
+    silent = executor("b:1", warning="no heartbeat has been answered for 4.1 s")
+    other = executor("c:1", warning="a step has been running for 7.0 s")
+    fits = [admin_pb2.ExecutorFit(executor=address, obstacle="needs 2 blocks, 1 free") for address in (EXECUTOR, "b:1")]
+    source = Scripted(
+        state=state(slow, silent, other),
+        live=[waiting("w"), running("r")],
+        explanations={
+            "w": pb.ExplainRequestResponse(status=1, explanation="waits", executors=fits),  # type: ignore[arg-type]
+            "r": pb.ExplainRequestResponse(
+                status=2,  # type: ignore[arg-type]
+                explanation="runs; on its executor a step has been running for 12.4 s",
+                executor=EXECUTOR,
+            ),
+        },
+    )
+    lines = lines_of(await ask_report(source, "w"))
+    assert f"{EXECUTOR}: a step has been running for 12.5 s" in lines
+    assert "b:1: no heartbeat has been answered for 4.1 s" in lines
+    assert not any(line.startswith("c:1") for line in lines)
+    assert sum("a step has been running" in line for line in lines_of(await ask_report(source, "r"))) == 1
 
 
 async def test_a_request_that_runs_says_with_whom_it_shares_blocks() -> None:
@@ -174,6 +198,8 @@ def test_an_ended_request_says_how_long_it_took() -> None:
     report = Report(ended("a", queue_ms=40), explanation)
     assert report.has_ended
     assert "times     took 900 ms, queued for 40 ms, ended 3.0 s ago" in lines_of(report)
+    report.request.ended_at.FromJsonString("2026-11-21T23:59:58.750Z")
+    assert "times     took 900 ms, queued for 40 ms, ended 3.0 s ago, at 2026-11-21 23:59:58 UTC" in lines_of(report)
 
 
 def test_a_beam_search_shows_its_width() -> None:
@@ -223,7 +249,13 @@ def test_a_token_does_not_travel_in_plaintext(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("address", "url"), [("10.0.0.7:50052", "http://10.0.0.7:50052/"), ("unix:/run/o.sock", None), ("dns:///a:1", None)]
+    ("address", "url"),
+    [
+        ("10.0.0.7:50052", "http://10.0.0.7:50052/"),
+        ("unix:/run/o.sock", None),
+        ("dns:///a:1", None),
+        ("ipv4:127.0.0.1:50052", None),
+    ],
 )
 def test_the_live_page_is_where_a_browser_can_go(address: str, url: str | None) -> None:
     assert AdminClient(address).url == url

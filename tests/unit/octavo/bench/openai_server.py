@@ -24,6 +24,7 @@ class OpenAIServer:
         tokens_per_event: Words in each event.
         knows_ignore_eos: Whether the field is taken.
         breaks: Whether connections break in the middle of a stream.
+        lingers: Whether a stream stays open after its last event, until the server ends.
     """
 
     refusal: tuple[int, str, str] | None = None
@@ -35,8 +36,10 @@ class OpenAIServer:
     tokens_per_event: int = 1
     knows_ignore_eos: bool = True
     breaks: bool = False
+    lingers: bool = False
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    end: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def list_models(self, request: web.Request) -> web.Response:
         if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
@@ -65,6 +68,8 @@ class OpenAIServer:
             if self.breaks and begin > len(stream) // 2 and request.transport is not None:
                 request.transport.abort()
                 break
+        if self.lingers:
+            await self.end.wait()
         return response
 
     def _events(self, body: dict[str, Any], *, is_chat: bool) -> list[str]:
@@ -97,4 +102,5 @@ async def openai_server(**fields: Any) -> AsyncIterator[OpenAIServer]:
     try:
         yield server
     finally:
+        server.end.set()
         await runner.cleanup()

@@ -12,6 +12,12 @@ def test_lines_are_prompts(tmp_path: Path) -> None:
     assert load_dataset(path) == [DatasetEntry("Größe?", 5), DatasetEntry("b", None)]
 
 
+def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes('\ufeff{"prompt": "a\u2028b\x85c"}\r\n{"prompt": "d"}'.encode())
+    assert load_dataset(path) == [DatasetEntry("a\u2028b\x85c", None), DatasetEntry("d", None)]
+
+
 @pytest.mark.parametrize(
     ("content", "what"),
     [

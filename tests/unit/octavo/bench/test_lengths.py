@@ -69,6 +69,8 @@ def test_no_deviation_is_a_constant(name: str) -> None:
         ("normal:nan:1", "'nan' is no number"),
         ("normal:0:1", "the mean must be at least 1"),
         ("lognormal:8:-1", "the deviation at least 0"),
+        ("lognormal:1:1e200", "mean and deviation must be at most 2147483647"),
+        ("normal:1e300:1", "mean and deviation must be at most 2147483647"),
         ("lognormal:8:1:9:3", "the shorter limit first"),
     ],
 )

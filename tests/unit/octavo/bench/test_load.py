@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -216,10 +217,15 @@ async def test_what_is_no_terminal_shows_nothing() -> None:
     assert console.file.getvalue() == ""
 
 
-async def test_an_unexpected_error_ends_the_load() -> None:
+@pytest.mark.parametrize("how", [{"rate": 1000.0}, {"concurrency": 2}])
+async def test_an_unexpected_error_is_that_of_its_request_and_the_load_goes_on(how: dict[str, Any]) -> None:
     def break_down(record: RequestRecord) -> bool:
-        raise ZeroDivisionError
+        if record.planned.index == 1:
+            raise ZeroDivisionError
+        if record.planned.index == 2:
+            raise ValueError("no such part")
+        return False
 
-    with pytest.raises(ExceptionGroup) as raised:
-        await run(ScriptedTarget(break_down))
-    assert raised.group_contains(ZeroDivisionError)
+    result = await run(ScriptedTarget(break_down), num_requests=4, **how)
+    assert [record.error for record in result.records] == [None, "ZeroDivisionError", "ValueError: no such part", None]
+    assert [record.outcome for record in result.records][1:] == [Outcome.FAILED, Outcome.FAILED, Outcome.COMPLETED]

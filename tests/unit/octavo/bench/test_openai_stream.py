@@ -76,11 +76,21 @@ def test_a_finish_reason_is_an_end_too() -> None:
         ([chunk("a"), '{"error": {"message": "out of memory"}}'], "the stream ended in an error: out of memory"),
         (["<html>"], "an event that is no JSON"),
         (["[1]"], "an event that is no JSON object"),
+        (['{"choices": {"text": "a"}}'], '"choices" are no list of objects'),
+        (['{"choices": ["a"]}'], '"choices" are no list of objects'),
     ],
 )
 def test_what_is_no_whole_answer_fails(events: list[str], why: str) -> None:
     with pytest.raises(RequestFailedError, match=why):
         read(*events)
+
+
+@pytest.mark.parametrize("count", [-1, 10**12, "3", 2.5])
+def test_counts_that_cannot_be_are_left_out(count: object) -> None:
+    output = json.dumps({"usage": {"completion_tokens": count}})
+    assert read(chunk("a"), chunk("b", "stop"), output).event_num_tokens.tolist() == [1, 1]
+    others = {"prompt_tokens": count, "prompt_tokens_details": {"cached_tokens": count}}
+    assert read(chunk("a", "stop"), json.dumps({"usage": {"completion_tokens": 1, **others}})).usage == (None, 1, None)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 7, 64])
@@ -102,3 +112,7 @@ def test_messages_of_the_known_servers(body: object) -> None:
 
 def test_an_unknown_error_is_shown_as_it_is() -> None:
     assert error_message({"detail": [{"loc": ["x"]}]}) == '[{"loc": ["x"]}]'
+
+
+def test_a_message_of_a_server_cannot_steer_the_terminal() -> None:
+    assert error_message(json.loads('{"error": "bad \\u001b[2J\\nthing \\ud800"}')) == "bad �[2J thing �"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -117,6 +118,18 @@ async def test_an_answer_that_takes_too_long_is_a_failure() -> None:
             await target.send(record)
 
 
+async def test_the_answer_ends_with_its_last_event_also_if_the_connection_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("octavo.bench.openai_target._REST_TIMEOUT_S", 0.1)
+    async with openai_server(lingers=True) as server:
+        record = await answer(server)
+        returned_s = time.perf_counter()
+    assert record.outcome is Outcome.COMPLETED
+    assert returned_s - record.ended_s >= 0.1
+    assert record.ended_s >= record.event_times_s[-1]
+
+
 async def test_the_first_model_is_taken_unless_one_is_named() -> None:
     models = [{"id": "small", "max_model_len": 512}, {"id": "large"}]
     async with openai_server(models=models) as server:
@@ -160,9 +173,17 @@ async def test_nobody_there_is_said() -> None:
         await describe(url)
 
 
+async def test_plaintext_at_an_https_url_is_said() -> None:
+    async with openai_server() as server:
+        with pytest.raises(BenchError, match=r"what answers speaks no TLS.*is it http://\?"):
+            await describe(server.url.replace("http:", "https:"))
+
+
 def test_a_key_of_the_environment_does_not_travel_in_the_clear() -> None:
     with pytest.raises(ValueError, match=r"would travel to gpu\.lan unencrypted"):
         check_url("http://gpu.lan/v1", "key", is_key_explicit=False)
+    with pytest.raises(ValueError, match=r"would travel to 127\.gpu\.lan unencrypted"):
+        check_url("http://127.gpu.lan/v1", "key", is_key_explicit=False)
     for url in ("http://gpu.lan/v1", "https://gpu.lan/v1", "http://127.0.0.1:8/v1", "http://[::1]:8/v1"):
         check_url(url, "key", is_key_explicit=url.startswith("http://gpu"))
 

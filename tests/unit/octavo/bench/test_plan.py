@@ -123,11 +123,35 @@ def test_a_server_that_does_not_say_what_it_takes_gets_all() -> None:
     plan_load(bench_config(input_len="99999"), TEXT, ()).check_fits(TEXT)
 
 
-def test_the_probe_is_as_long_as_the_longest_prompt_and_like_none_of_them() -> None:
+def test_of_a_closed_loop_that_ends_by_time_only_what_is_sure_to_be_sent_is_judged() -> None:
+    lengths = {"input_len": "lognormal:600:300", "output_len": "4", "num_requests": None}
+    plan = plan_load(bench_config(**lengths, duration_s=1.0, concurrency=2), INFO, ())
+    too_long = next(i for i, length in enumerate(plan.prompt_lens) if length + 4 > 1024)
+    assert too_long >= 2
+    plan.check_fits(INFO)
+    more_clients = plan_load(bench_config(**lengths, duration_s=1.0, concurrency=too_long + 1), INFO, ())
+    with pytest.raises(BenchError, match=f"request {too_long + 1} of the load has"):
+        more_clients.check_fits(INFO)
+    by_number = plan_load(bench_config(**{**lengths, "num_requests": too_long + 1}), INFO, ())
+    with pytest.raises(BenchError, match=f"request {too_long + 1} of the load has"):
+        by_number.check_fits(INFO)
+
+
+@pytest.mark.parametrize(
+    ("info", "input_len", "probe_len"),
+    [(INFO, "900", 16), (INFO, "3", 3 + 10), (TEXT, "900", 910), (TEXT, "99999", 2048)],
+)
+def test_the_probe_is_short_unless_the_server_does_not_say_what_it_takes(
+    info: TargetInfo, input_len: str, probe_len: int
+) -> None:
+    config = bench_config(input_len=input_len, shared_prefix_len=10)
+    [probe] = plan_probe(config, info, (plan_load(config, info, ()),)).requests()
+    assert (probe.num_prompt_tokens, probe.max_tokens) == (probe_len, 1)
+
+
+def test_the_probe_is_like_none_of_the_prompts() -> None:
     config = bench_config(input_len="uniform:5:90", shared_prefix_len=10)
     plan = plan_load(config, INFO, ())
     [probe] = plan_probe(config, INFO, (plan,)).requests()
-    assert probe.num_prompt_tokens == max(request.num_prompt_tokens or 0 for request in plan.requests())
-    assert probe.max_tokens == 1
     for made in itertools.islice(plan.requests(), 8):
         assert made.prompt[:5] != probe.prompt[:5]

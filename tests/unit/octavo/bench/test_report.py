@@ -106,6 +106,13 @@ def test_what_makes_the_numbers_doubtful_is_said() -> None:
     assert warnings_of(cached, api="chat") == []
 
 
+def test_a_warm_up_of_a_dataset_that_filled_the_cache_is_said() -> None:
+    summary = summarize(load_of(record((0.1, 1), usage=TokenUsage(10, 1, 5)), end_s=1.0), None)
+    assert warnings(bench_config(dataset=Path("x")), INFO, summary) == []
+    [sentence] = warnings(bench_config(dataset=Path("x"), warmup=1), INFO, summary)
+    assert sentence.endswith("the warm-up sent prompts of the same dataset")
+
+
 def test_the_json_has_everything() -> None:
     config = bench_config(rate=2.0, input_len="uniform:5:9", dataset=Path("x"), slo=parse_slo("ttft=220ms"))
     load = typical_load()

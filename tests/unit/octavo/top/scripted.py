@@ -33,10 +33,10 @@ class Scripted:
     async def get_state(self) -> pb.GetSchedulerStateResponse:
         if self.error is not None:
             raise self.error
-        self.num_pictures += 1
         return self.state
 
     async def list_requests(self, limit: int) -> list[admin_pb2.RequestState]:
+        self.num_pictures += 1
         self.limits.append(limit)
         return self.live[:limit]
 
@@ -52,7 +52,7 @@ class Scripted:
         for request in (*self.live, *self.ended):
             if request.request_id == request_id:
                 return request
-        raise NotFoundError(f"no live request has request_id {request_id!r}")
+        raise NotFoundError(f"no live request has request_id {request_id!r}, and none that ended")
 
     async def explain_request(self, request_id: str) -> pb.ExplainRequestResponse:
         request = await self.get_request(request_id)

@@ -28,7 +28,11 @@ def busy_source() -> Scripted:
             waiting("young", 100, tenant="red"),
         ],
         queue=[admin_pb2.QueuedRequest(request_id="young", reason="needs 12 blocks, 8 free")],
-        ended=[ended("done"), ended("failed", "ABORTED: the request was aborted")],
+        ended=[
+            ended("done"),
+            ended("failed", "INTERNAL: a broken invariant"),
+            ended("gone", "ABORTED: the client left"),
+        ],
         explanations={
             "young": pb.ExplainRequestResponse(
                 status=admin_pb2.REQUEST_STATUS_WAITING, explanation="waits: needs 12 blocks, 8 free"
@@ -78,7 +82,7 @@ async def test_the_screen_has_the_scheduler_its_executors_and_the_oldest_request
     async with shown(busy_source()) as (app, _):
         assert "ready" in text_of(app, "#overview")
         assert "every 3600 s" in text_of(app, "#overview")
-        assert "not attached: cannot connect" in text_of(app, "#executors")
+        assert "not attached (lost 2 times): cannot connect" in text_of(app, "#executors")
         assert text_of(app, "#title") == "3 live requests, by age"
         assert ids(app) == ["old", "middle", "young"]
         assert app.table.get_row_at(2)[-1].plain.strip() == "needs 12 blocks, 8 free"
@@ -143,9 +147,13 @@ async def test_e_shows_those_that_have_ended() -> None:
     async with shown(source) as (app, pilot):
         await press(pilot, "e")
         await settle(source, pilot, 2)
-        assert text_of(app, "#title") == "the last 2 requests that ended, the newest first"
-        assert ids(app) == ["done", "failed"]
-        assert app.table.get_row_at(1)[-1].plain.strip() == "ABORTED: the request was aborted"
+        assert text_of(app, "#title") == "the last 3 requests that ended, the newest first"
+        assert ids(app) == ["done", "failed", "gone"]
+        how = [app.table.get_row_at(i)[-1] for i in (1, 2)]
+        assert [(text.plain.strip(), text.style) for text in how] == [
+            ("INTERNAL: a broken invariant", "red"),
+            ("aborted: the client left", ""),
+        ]
         await press(pilot, "down", "enter")
         await settle(source, pilot, 3)
         assert text_of(app, "#report").startswith("failed   ended")
@@ -233,6 +241,21 @@ async def test_a_scheduler_that_goes_away_leaves_its_last_picture_and_one_line()
         source.error = None
         await app.refresh_picture()
         assert text_of(app, "#notice") == ""
+
+
+async def test_a_request_that_is_chosen_while_nobody_answers_says_why_until_somebody_does() -> None:
+    source = busy_source()
+    async with shown(source) as (app, pilot):
+        source.error = NotConnectedError("127.0.0.1:50052")
+        await press(pilot, "end", "enter")
+        await app.refresh_picture()
+        assert text_of(app, "#report") == "no answer: no scheduler answers at 127.0.0.1:50052"
+        source.error = None
+        await app.refresh_picture()
+        assert "waits: needs 12 blocks" in text_of(app, "#report")
+        source.error = NotConnectedError("127.0.0.1:50052")
+        await app.refresh_picture()
+        assert "waits: needs 12 blocks" in text_of(app, "#report")  # the last answer stays
 
 
 async def test_a_terminal_that_becomes_too_small_says_which_size_is_needed() -> None:

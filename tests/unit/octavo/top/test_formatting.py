@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from octavo.printable import printable
 from octavo.top.formatting import (
     bar_lengths,
     count_text,
     fit,
     fit_id,
     pad,
-    printable,
     rate_text,
     share_text,
     span_text,

@@ -8,6 +8,7 @@ import pytest
 from rich.cells import cell_len
 
 from octavo.admin.v1 import admin_pb2
+from octavo.top.as_json import to_values
 from octavo.top.columns import cell_texts, columns, head_texts, joined
 from octavo.top.overview import block_bar, executor_lines, overview_lines
 from octavo.top.rates import Picture, Rates
@@ -27,6 +28,8 @@ def busy_picture() -> Picture:
         executor(num_running_requests=256, num_steps_in_flight=2, oldest_step_age_ms=31, num_losses=12),
         lost_executor(),
         num_waiting_requests=123_456,
+        max_waiting_requests=200_000,
+        num_refused_requests=70,
         num_parked_requests=17,
         num_running_requests=512,
         num_swapped_requests=99,
@@ -40,7 +43,7 @@ def busy_picture() -> Picture:
         running(LONG_ID, 3_600_000, tenant="a tenant with a long name", num_output_tokens=99_999),
         waiting("日本語のリクエスト日本語のリクエスト", 50_000, tenant="東京"),
     ]
-    rates = Rates(12_345.6, 99_999.0, 1234.5, 0.4, 17.3, {"127.0.0.1:50061": 54_321.0}, {LONG_ID: 123.4})
+    rates = Rates(12_345.6, 99_999.0, 1234.5, 0.4, 17.3, {"127.0.0.1:50061": 54_321.0}, {LONG_ID: 123.4}, 5.0)
     shown = picture(scheduler, *live, rates=rates, reasons={live[1].request_id: "needs 12 blocks, 8 free" * 4})
     return Picture(shown.answers, rates, tuple(map(float, range(200))), (0.0,) * 200)
 
@@ -71,9 +74,19 @@ def titles(width: int, rows: list[RequestRow] | None = None) -> list[str]:
 def test_a_narrow_table_keeps_what_tells_slow_requests_apart() -> None:
     always = ["REQUEST", "STATUS", "TOKENS", "TOK/S", "AGE", "SILENT", "WHERE, OR WHY IT WAITS"]
     assert titles(78) == always
-    assert titles(200) == ["REQUEST", "STATUS", "TENANT", *always[2:6], "QUEUED", "BLOCKS", "PREE", always[6]]
+    assert titles(200) == ["REQUEST", "STATUS", "TENANT", *always[2:6], "WAITS", "QUEUED", "BLOCKS", "PREE", always[6]]
     for narrow, wide in itertools.pairwise(WIDTHS):
         assert set(titles(narrow)) <= set(titles(wide))
+
+
+def test_priorities_are_shown_where_there_are_any() -> None:
+    rows = live_rows(picture(None, running("a"), running("b", priority=-3)))
+    assert "PRIORITY" not in titles(200, rows[:1]) + titles(91, rows)
+    for width in (width for width in WIDTHS if width >= 92):
+        chosen = columns(width, rows, shows_ended=False)
+        place = [column.title for column in chosen].index("PRIORITY")
+        assert [cell_texts(chosen, row)[place].strip() for row in rows] == ["0", "-3"]
+        assert chosen[-1].width >= 12
 
 
 def test_an_id_is_whole_where_there_is_room() -> None:
@@ -92,8 +105,8 @@ def test_the_overview_says_what_the_scheduler_does() -> None:
     assert lines[0].startswith("octavo 0.1.0   smollm2   ready   up 1d 1h   2 of 3 executors")
     assert lines[0].endswith(" 127.0.0.1:50052")
     assert lines[1].startswith("tokens/s    in  12,346 ")
-    assert lines[2] == "requests    123k waiting (17 parked)   512 running   99 swapped   12 preempted"
-    assert lines[3].startswith("per second  1,234 finished   0.4 failed   17 preemptions (10.00M in all)")
+    assert lines[2] == "requests    123k of at most 200k waiting (17 parked)   512 running   99 swapped   12 preempted"
+    assert lines[3].startswith("per second  1,234 finished   0.4 failed   5.0 refused   17 preemptions (10.00M in all)")
     assert lines[3].endswith("cache hits 43 %")
 
 
@@ -112,8 +125,29 @@ def test_it_says_whether_it_takes_requests(scheduler: object, text: str) -> None
 
 def test_an_executor_that_is_missing_says_why() -> None:
     _, missing, _ = executor_lines(executor_rows(picture(state(executor(), lost_executor()))), 110, max_lines=9)
-    expected = "not attached: cannot connect to 127.0.0.1:50062: connection refused (lost 2 times)"
+    expected = "not attached (lost 2 times): cannot connect to 127.0.0.1:50062: connection refused"
     assert missing.plain == f"127.0.0.1:50062       {expected}"
+
+
+def test_slots_are_those_in_use_of_all() -> None:
+    rows = executor_rows(picture(state(executor(num_slots=256, num_free_slots=244, num_running_requests=6))))
+    for width, begin in ((110, "EXECUTOR STATUS RUN SLOTS SWAP"), (80, "EXECUTOR SLOTS SWAP")):
+        head, line = (line.plain for line in executor_lines(rows, width, max_lines=5))
+        assert " ".join(head.split()).startswith(begin)
+        assert head.index("SLOTS") + len("SLOTS") == line.index("12/256") + len("12/256")
+    assert executor_rows(picture())[0].num_slots == 0
+    assert " – " in executor_lines(executor_rows(picture()), 110, max_lines=5)[1].plain
+
+
+@pytest.mark.parametrize("width", [80, 110, 200])
+def test_what_is_wrong_with_an_attached_executor_is_in_its_line(width: int) -> None:
+    warning = "a step has been running for 12.3 s"
+    rows = executor_rows(picture(state(executor(warning=warning, num_slots=256), lost_executor())))
+    line = executor_lines(rows, width, max_lines=5)[2]
+    assert line.plain.startswith("127.0.0.1:50061 ")
+    assert line.plain.endswith(f"  {warning}")
+    assert line.cell_len <= width
+    assert any(span.style == "yellow" and warning in line.plain[span.start : span.end] for span in line.spans)
 
 
 def test_executors_that_have_no_room_are_counted() -> None:
@@ -193,6 +227,15 @@ def test_json_has_numbers_words_and_what_is_absent() -> None:
         "block_table": [],
         "host_block_table": [],
     }
+
+
+def test_json_has_times_and_events_of_every_kind() -> None:
+    done = ended("d", events=[admin_pb2.RequestEvent(kind=admin_pb2.REQUEST_EVENT_KIND_DROPPED)])
+    assert to_values(done)["ended_at"] is None
+    done.ended_at.FromJsonString("2026-11-21T23:59:58.750Z")
+    values = json.loads(json.dumps(to_values(done)))
+    assert values["ended_at"] == "2026-11-21T23:59:58.750Z"
+    assert values["events"][0]["kind"] == "dropped"
 
 
 def test_json_of_a_status_of_a_later_release_is_its_number() -> None:

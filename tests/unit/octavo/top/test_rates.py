@@ -3,6 +3,7 @@
 import pytest
 
 from octavo.admin.v1 import admin_pb2
+from octavo.top.overview import overview_lines
 from octavo.top.polling import Answers, Poller
 from octavo.top.rates import RateMeter
 from tests.unit.octavo.top.scripted import Scripted, executor, lost_executor, running, state, waiting
@@ -35,11 +36,13 @@ def test_rates_are_differences_over_the_time_between_answers() -> None:
             num_failed_requests=2,
             num_prompt_tokens=64,
             num_preemptions=6,
+            num_refused_requests=5,
         )
     )
     rates = picture.rates
     assert (rates.output_tokens, rates.prompt_tokens) == (200.0, 32.0)
     assert (rates.finished_requests, rates.failed_requests, rates.preemptions) == (0.5, 1.0, 3.0)
+    assert rates.refused_requests == 2.5
     assert rates.executor_output_tokens == {"127.0.0.1:50061": 200.0}
     assert rates.request_output_tokens == pytest.approx({"a": 20.0})
     assert (picture.output_history, picture.prompt_history) == ((200.0,), (32.0,))
@@ -53,6 +56,17 @@ def test_a_scheduler_that_started_anew_is_not_compared_with_the_one_before() -> 
     picture = meter.add(restarted)
     assert picture.rates.output_tokens is None
     assert picture.output_history == ()
+
+
+def test_the_model_stays_while_executors_are_away_and_not_over_a_restart() -> None:
+    meter = RateMeter()
+    away = [Answers(at_s=at_s, state=state(lost_executor(), uptime_ms=round(at_s * 1000))) for at_s in (9.0, 11.0)]
+    assert meter.add(away[0]).model_ids == ()
+    assert meter.add(answers(10.0)).model_ids == ("smollm2",)
+    kept = meter.add(away[1])
+    assert kept.model_ids == ("smollm2",)
+    assert "   smollm2   not ready: no executor is attached" in overview_lines(kept, "a:1", 120)[0].plain
+    assert meter.add(Answers(at_s=20.0, state=state(lost_executor(), uptime_ms=2000))).model_ids == ()
 
 
 def test_an_id_that_is_used_again_is_another_request() -> None:
