@@ -39,6 +39,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED)
 	$(BIN)/octavo demo
+	@echo "next: source $(BIN)/activate && octavo up"
 
 test: $(INSTALLED) monitoring-tools browser
 	$(BIN)/octavo model prepare smollm2

@@ -17,6 +17,7 @@ from octavo.errors import (
     DeadlineError,
     InternalError,
     InvalidRequestError,
+    OctavoError,
     TlsHandshakeError,
     UnavailableError,
 )
@@ -74,6 +75,15 @@ class Client(SchedulerChannel):
         self, address: str = DEFAULT_ADDRESS, *, tls: TlsOptions | None = None, token: str | None = None
     ) -> None:
         super().__init__(address, tls=tls, token=token)
+
+    def _to_octavo_error(self, error: grpc.aio.AioRpcError) -> OctavoError:
+        """Add which port was dialled: what answers there may be another one of Octavo's, or no gRPC server at all."""
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return InternalError(
+                f"what answers at {self.address} does not serve clients; name a scheduler's --listen, by default "
+                f"{DEFAULT_ADDRESS}"
+            )
+        return super()._to_octavo_error(error)
 
     async def stream(
         self,

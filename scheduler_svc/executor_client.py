@@ -20,6 +20,7 @@ from scheduler_svc.executor_tls import FLAGS, read_credentials
 from shared.certificates import TlsFileError
 from shared.errors import OctavoServiceError
 from shared.events import Event
+from shared.grpc_status import failure_text
 from shared.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION, decode_info
 
 log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class ExecutorClient:
         except grpc.aio.AioRpcError as error:
             kind = ExecutorLostError if error.code() in _NO_ANSWER else ExecutorRefusedError
             trouble = handshake_trouble(error.details() or "", self._tls, FLAGS)
-            raise kind(trouble or f"{error.code().name}: {error.details()}") from error
+            raise kind(trouble or failure_text(error)) from error
         if not MIN_WIRE_VERSION <= attached.wire_version <= MAX_WIRE_VERSION:
             raise ExecutorRefusedError(
                 f"it speaks wire versions {attached.info.min_wire_version} to {attached.info.max_wire_version} and "

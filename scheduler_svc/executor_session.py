@@ -23,6 +23,7 @@ from scheduler_svc.step_stream import StepStream, StreamBrokenError, read_messag
 from shared.errors import InvalidStepError, OctavoServiceError
 from shared.events import Event
 from shared.executor_info import ExecutorInfo, TokenizerFile
+from shared.grpc_status import failure_text
 from shared.step import Step, StepResult
 from shared.wire import decode_result, encode_step
 
@@ -166,7 +167,7 @@ class ExecutorSession:
                 await self._stub.Heartbeat(request, timeout=interval_s)
                 self._heartbeat_answered_at_s = time.monotonic()
             except grpc.aio.AioRpcError as error:
-                text = f"{error.code().name}: {error.details()}"
+                text = failure_text(error)
                 log.warning(Event("heartbeat_failed", executor=self._address, epoch=self.epoch, cause=text))
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     self._give_up(text)

@@ -10,12 +10,14 @@ Read next: `shared/grpc_server.py`, which installs the interceptor.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from types import AsyncGeneratorType
 from typing import Any, Never
 
 import grpc
+import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
@@ -42,6 +44,12 @@ from shared.errors import (
 from shared.events import Event
 
 DETAILS_KEY = "grpc-status-details-bin"
+
+# What gRPC's core says when no address of a name took the connection; the reason is at the end.
+_NO_CONNECTION = re.compile(
+    r"failed to connect to all addresses; last error: (?:[A-Z_]+: \S+: )?"
+    r"(?:Failed to connect to remote host: (?:connect: )?)?(?P<reason>.+?)(?: \(\d+\))?"
+)
 
 # Status and details travel as HTTP/2 headers, which gRPC limits to 8 KiB; beyond, the status is lost.
 _MAX_MESSAGE_CHARS = 1000
@@ -194,3 +202,13 @@ def _details(error: Exception) -> Sequence[Message]:
         delay.FromMilliseconds(round(error.retry_after_s * 1000))
         return [error_details_pb2.RetryInfo(retry_delay=delay)]
     return []
+
+
+def failure_text(error: grpc.aio.AioRpcError) -> str:
+    """Return why a call failed, for people: its status, and the reason without gRPC's account of all it tried."""
+    details = error.details() or "no reason was given"
+    match = _NO_CONNECTION.fullmatch(details)
+    if match is not None:
+        reason = match["reason"]
+        details = reason[0].lower() + reason[1:] if reason[1:2].islower() else reason
+    return f"{error.code().name}: {details}"

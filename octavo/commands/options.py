@@ -32,6 +32,8 @@ class Number(click.FloatRange):
 def check_address(ctx: click.Context, param: click.Parameter, address: str) -> str:
     """Refuse what gRPC would only fail to connect to; its other targets, such as unix:PATH, pass."""
     del ctx, param  # click names them in the message
+    if address.startswith(("http://", "https://")):
+        raise click.BadParameter(f"{address!r} is not HOST:PORT; leave out {address.partition('//')[0]}//")
     if "/" in address or address.startswith("unix"):
         return address
     return _check_port(address, least_port=1)

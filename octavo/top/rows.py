@@ -1,6 +1,5 @@
 """What one line says of a request or an executor, and in which order the requests are."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -10,11 +9,6 @@ from octavo.printable import printable
 from octavo.top.polling import Answers
 from octavo.top.rates import Picture
 
-# What gRPC's core says when no address of a name took the connection; the reason is at the end.
-_NO_CONNECTION = re.compile(
-    r"(?:UNAVAILABLE: )?failed to connect to all addresses; last error: (?:[A-Z_]+: \S+: )?"
-    r"(?:Failed to connect to remote host: (?:connect: )?)?(?P<reason>.+?)(?: \(\d+\))?"
-)
 _ABORTED = "ABORTED: "
 
 STATUS_WORDS: Mapping["admin_pb2.RequestStatus.ValueType", str] = {
@@ -185,15 +179,6 @@ def executor_rows(picture: Picture) -> list[ExecutorRow]:
     return sorted(rows, key=lambda row: row.is_attached)
 
 
-def short_trouble(error: str) -> str:
-    """Return an error, without what gRPC says before the reason if nothing could be connected to."""
-    match = _NO_CONNECTION.fullmatch(error)
-    if match is None:
-        return error
-    reason = match["reason"]
-    return reason[0].lower() + reason[1:] if reason[1:2].islower() else reason
-
-
 def _live_row(request: admin_pb2.RequestState, answers: Answers, tokens_per_s: float | None) -> RequestRow:
     silent_ms = request.last_token_age_ms if request.HasField("last_token_age_ms") else request.age_ms
     return RequestRow(
@@ -248,7 +233,7 @@ def _executor_row(executor: admin_pb2.ExecutorState, tokens_per_s: float | None)
         address=printable(executor.address),
         status=("leaving" if executor.is_retired else "attached") if is_attached else "not attached",
         is_attached=is_attached,
-        trouble="" if is_attached else printable(short_trouble(executor.last_error)),
+        trouble="" if is_attached else printable(executor.last_error),
         warning=printable(executor.warning) if is_attached else "",
         num_slots=executor.num_slots,
         num_used_slots=executor.num_slots - executor.num_free_slots,

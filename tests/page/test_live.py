@@ -226,7 +226,9 @@ async def test_steps_are_drawn_and_told_and_everything_has_a_key(browser: Browse
             await page.keyboard.press("Enter")
             await expect(page.locator("#block-title")).to_contain_text("Block 1 of")
 
-            await tab_to(page, "tab-waiting")
+            await tab_to(page, "tab-running")  # the first that has requests was opened
+            await page.keyboard.press("ArrowLeft")
+            await expect(page.locator("#rows-empty")).not_to_be_empty()
             await page.keyboard.press("ArrowRight")
             await tab_to(page, "tab-panel")
             await page.keyboard.press("Tab")

@@ -24,6 +24,7 @@ export class RequestList {
     this.buttons = new Map(TABS.map((tab) => [tab.id, this.createTab(tab)]));
     byId("tabs").append(...this.buttons.values());
     byId("tabs").addEventListener("keydown", (event) => this.onTabKey(event));
+    this.isTabChosen = false;
     this.openTab(TABS[0]);
   }
 
@@ -38,7 +39,16 @@ export class RequestList {
       ended: number(state.numFinishedRequests) + number(state.numFailedRequests),
     };
     for (const [id, button] of this.buttons) setText(button.lastElementChild, count(counts[id]));
+    this.openFirstTabWithRows(counts);
     this.showRows(ended);
+  }
+
+  // Until somebody chooses a tab: open the first one that has requests.
+  openFirstTabWithRows(counts) {
+    const first = TABS.find((tab) => counts[tab.id]);
+    if (this.isTabChosen || !first) return;
+    this.isTabChosen = true;
+    if (first !== this.tab) this.openTab(first);
   }
 
   select(requestId) {
@@ -66,7 +76,10 @@ export class RequestList {
   createTab(tab) {
     const button = element("button", { type: "button", role: "tab", id: `tab-${tab.id}`, "aria-controls": "tab-panel" },
       `${tab.name} `, element("span", { className: "badge" }, "0"));
-    button.addEventListener("click", () => this.openTab(tab));
+    button.addEventListener("click", () => {
+      this.isTabChosen = true;
+      this.openTab(tab);
+    });
     return button;
   }
 
@@ -88,6 +101,7 @@ export class RequestList {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
     const tab = TABS[(TABS.indexOf(this.tab) + step + TABS.length) % TABS.length];
+    this.isTabChosen = true;
     this.openTab(tab);
     this.buttons.get(tab.id).focus();
     event.preventDefault();

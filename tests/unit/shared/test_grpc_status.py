@@ -8,7 +8,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from shared import errors
-from shared.grpc_status import DETAILS_KEY, StatusInterceptor, rpc_status, status_code
+from shared.grpc_status import DETAILS_KEY, StatusInterceptor, failure_text, rpc_status, status_code
 
 EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.InvalidFieldError("sampling_params.top_p", 2, "at most 1"), grpc.StatusCode.INVALID_ARGUMENT),
@@ -171,3 +171,26 @@ async def test_only_unexpected_errors_are_logged_with_a_traceback(caplog: pytest
     (record,) = caplog.records
     assert record.exc_info is not None
     assert record.getMessage() == "event=rpc_failed method=/test/UnaryUnary"
+
+
+@pytest.mark.parametrize(
+    ("details", "text"),
+    [
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+            "Failed to connect to remote host: Connection refused",
+            "UNAVAILABLE: connection refused",
+        ),
+        (
+            "failed to connect to all addresses; last error: UNAVAILABLE: ipv6:[::1]:50061: "
+            "Failed to connect to remote host: connect: No route to host (113)",
+            "UNAVAILABLE: no route to host",
+        ),
+        ("failed to connect to all addresses; last error: FD Shutdown", "UNAVAILABLE: FD Shutdown"),
+        ("the executor is loading", "UNAVAILABLE: the executor is loading"),
+        ("", "UNAVAILABLE: no reason was given"),
+    ],
+)
+def test_a_failure_is_told_without_all_that_was_tried(details: str, text: str) -> None:
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+    assert failure_text(error) == text

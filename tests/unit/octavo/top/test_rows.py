@@ -4,7 +4,7 @@ import pytest
 
 from octavo.admin.v1 import admin_pb2
 from octavo.top.rates import Rates
-from octavo.top.rows import Order, ended_rows, executor_rows, in_order, live_rows, short_trouble
+from octavo.top.rows import Order, ended_rows, executor_rows, in_order, live_rows
 from tests.unit.octavo.top.scripted import ended, executor, lost_executor, picture, running, state, waiting
 
 
@@ -61,29 +61,6 @@ def test_a_request_that_does_not_run_waits_since_its_last_token(status: str) -> 
     first, runs = live_rows(picture(None, again, running("b")))
     assert (first.waiting_ms, first.queued_ms) == (4000, 5)
     assert runs.waiting_ms is None
-
-
-@pytest.mark.parametrize(
-    ("error", "shown"),
-    [
-        (
-            "UNAVAILABLE: failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect "
-            "to remote host: Connection refused",
-            "connection refused",
-        ),
-        (
-            "UNAVAILABLE: failed to connect to all addresses; last error: UNAVAILABLE: ipv6:[::1]:50061: Failed to "
-            "connect to remote host: connect: No route to host (113)",
-            "no route to host",
-        ),
-        ("UNAVAILABLE: failed to connect to all addresses; last error: FD Shutdown", "FD Shutdown"),
-        ("UNAVAILABLE: Socket closed", "UNAVAILABLE: Socket closed"),
-        ("it serves 'a', and the fleet 'b'", "it serves 'a', and the fleet 'b'"),
-        ("", ""),
-    ],
-)
-def test_why_nothing_could_be_connected_to_is_said_without_what_grpc_says_before_it(error: str, shown: str) -> None:
-    assert short_trouble(error) == shown
 
 
 def test_what_clients_write_cannot_steer_the_terminal() -> None:
