@@ -7,7 +7,10 @@ INSTALLED := $(VENV)/installed
 TOOLS := $(VENV)/tools
 # Each worker takes up to 1 GB and more than a core.
 TEST_WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
+# Files go out in the order of collection: the small ones of tests/unit come last, so that both workers end together.
+PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+# The suite starts hundreds of processes; each would compile the same modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-all check protos baseline record-release models bench bench-core gpu-check coverage checkov k8s-check monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
 

@@ -114,7 +114,7 @@ async def test_requests_are_spread_over_both_executors() -> None:
     async with running_stack(slow_worker(), slow_worker()) as stack:
         calls = [stack.generation.Generate(endless(first_id)) for first_id in range(6)]
         await until(lambda: sum(map(stack.num_groups_on, stack.executors)) == 6)
-        assert [stack.num_groups_on(executor) for executor in stack.executors] == [3, 3]
+        assert min(map(stack.num_groups_on, stack.executors)) >= 2, "one has nearly everything"
         for call in calls:
             call.cancel()
 

@@ -45,6 +45,7 @@ def test_chat_takes_one_conversation_or_many(llm: LLM) -> None:
     assert len(many) == 2
 
 
+@pytest.mark.slow  # test_fake_process.py has the sentence of the executor, unit/octavo/test_local.py what becomes of it
 def test_a_model_directory_that_does_not_exist_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # its log stays
     with pytest.raises(LocalServiceError, match=r"the executor stopped .*no-such-model"):

@@ -1,6 +1,7 @@
 """The offline API's life: order, limits, errors and ends; on the fake executor, so it is quick."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -51,8 +52,11 @@ def llm(fake_executor: None) -> Iterator[LLM]:
 
 def child_pids(pid: int | None = None) -> set[int]:
     """Children of a process (None: this one), whichever of its threads started them."""
-    files = Path(f"/proc/{pid or os.getpid()}/task").glob("*/children")
-    return {int(child) for file in files for child in file.read_text().split()}
+    children: set[int] = set()
+    for file in Path(f"/proc/{pid or os.getpid()}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            children.update(map(int, file.read_text().split()))
+    return children
 
 
 def wait_until_gone(pids: set[int]) -> None:

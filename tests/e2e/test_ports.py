@@ -3,11 +3,14 @@
 import asyncio
 import json
 import signal
+import socket
 import sys
+from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
 import pytest
+import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -65,33 +68,38 @@ async def run_to_its_end(module: str, *flags: str) -> tuple[int | None, str]:
     return process.returncode, errors.decode()
 
 
-async def test_probes_have_a_port_of_their_own_with_health_alone() -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def services() -> AsyncIterator[tuple[Service, Service]]:
+    """A fake executor and its scheduler, with a port for probes each."""
     async with (
         running_service("executor_svc.fake", *HEALTH) as executor,
         running_service("scheduler_svc", "--executor", executor.address, *HEALTH) as scheduler,
     ):
-        for service in (executor, scheduler):
-            await until_ready(service.other_addresses["health"])
-            assert await health_of(service.other_addresses["health"], "liveness") == SERVING
-            assert await health_of(service.address, "readiness") == SERVING
-            for method in (EXECUTOR_INFO, GET_MODEL):
-                assert await answer_to(service.other_addresses["health"], method) is grpc.StatusCode.UNIMPLEMENTED
+        yield executor, scheduler
 
 
-async def test_operators_have_a_port_of_their_own() -> None:
-    async with (
-        running_service("executor_svc.fake") as executor,
-        running_service("scheduler_svc", "--executor", executor.address) as scheduler,
-    ):
-        names = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
-        assert await services_at(scheduler.address) == {"octavo.generation.v1.GenerationService", *names}
-        assert await services_at(scheduler.other_addresses["admin"]) == {"octavo.admin.v1.AdminService", *names}
-        async with grpc.aio.insecure_channel(scheduler.address) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await admin_service_pb2_grpc.AdminServiceStub(channel).GetSchedulerState(
-                    admin_service_pb2.GetSchedulerStateRequest()
-                )
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+@pytest.mark.asyncio(loop_scope="module")
+async def test_probes_have_a_port_of_their_own_with_health_alone(services: tuple[Service, Service]) -> None:
+    for service in services:
+        await until_ready(service.other_addresses["health"])
+        assert await health_of(service.other_addresses["health"], "liveness") == SERVING
+        assert await health_of(service.address, "readiness") == SERVING
+        for method in (EXECUTOR_INFO, GET_MODEL):
+            assert await answer_to(service.other_addresses["health"], method) is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_operators_have_a_port_of_their_own(services: tuple[Service, Service]) -> None:
+    _, scheduler = services
+    names = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    assert await services_at(scheduler.address) == {"octavo.generation.v1.GenerationService", *names}
+    assert await services_at(scheduler.other_addresses["admin"]) == {"octavo.admin.v1.AdminService", *names}
+    async with grpc.aio.insecure_channel(scheduler.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await admin_service_pb2_grpc.AdminServiceStub(channel).GetSchedulerState(
+                admin_service_pb2.GetSchedulerStateRequest()
+            )
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_probes_and_operators_are_answered_while_the_scheduler_drains() -> None:
@@ -142,14 +150,16 @@ async def until_draining(scheduler: Service) -> None:
 
 @pytest.mark.parametrize("flag", ["--listen", "--admin-listen", "--health-listen"])
 async def test_a_taken_port_is_one_sentence_and_no_other_port_stays_open(flag: str) -> None:
-    async with running_service("executor_svc.fake") as executor:
+    # Whoever allowed others on its port as well would share this one.
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
         ports = {"--listen": "127.0.0.1:0", "--admin-listen": "127.0.0.1:0", "--health-listen": "127.0.0.1:0"}
-        ports[flag] = executor.address
+        ports[flag] = taken
         flags = [word for pair in ports.items() for word in pair]
-        status, errors = await run_to_its_end("scheduler_svc", "--executor", executor.address, *flags)
+        status, errors = await run_to_its_end("scheduler_svc", "--executor", "127.0.0.1:1", *flags)
     assert status == 1
     last = errors.strip().splitlines()[-1]
-    why = f"cannot listen on {executor.address}, the address is taken or not ours; set {flag} to another one"
+    why = f"cannot listen on {taken}, the address is taken or not ours; set {flag} to another one"
     assert last == f"octavo scheduler: {why}"
 
 

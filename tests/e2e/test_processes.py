@@ -131,9 +131,9 @@ async def test_64_streams_of_the_demo_model_are_complete_and_the_scheduler_stays
     ):
         await client.wait_until_ready(120)
         outputs = await asyncio.gather(
-            *(stream_checked(client, f"Story number {i}: once", 8 + i % 9) for i in range(64))
+            *(stream_checked(client, f"Story number {i}: once", 3 + i % 5) for i in range(64))
         )
-        assert [len(o.outputs[0].token_ids) for o in outputs] == [8 + i % 9 for i in range(64)]
+        assert [len(o.outputs[0].token_ids) for o in outputs] == [3 + i % 5 for i in range(64)]
         await assert_all_blocks_free(scheduler)
         assert scheduler.resident_mib() < 250
         assert "torch" not in scheduler.loaded_libraries()

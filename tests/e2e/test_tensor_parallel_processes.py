@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from executor_svc.config import ExecutorConfig
+from executor_svc.worker_loading import load_worker
 from octavo import Client, SamplingParams
 from octavo.outputs import Delta, Finished
 from tests.numerics.architectures import save_tiny_architecture
+from tests.numerics.driver import StepDriver
 from tests.support.processes import Service, running_service, start_service
 from tests.support.tokenizers import byte_level_backend
 
@@ -23,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 EXECUTOR = "executor_svc"
 SCHEDULER = "scheduler_svc"
 PROMPT = list(range(97, 117))
-NUM_LONG_TOKENS = 900
+NUM_LONG_TOKENS = 400
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
 
@@ -71,13 +74,10 @@ async def tokens_of(client: Client) -> list[int]:
 
 @pytest.fixture(scope="module")
 def expected(model: Path) -> list[int]:
-    """What one process answers."""
-
-    async def run() -> list[int]:
-        async with running_service(EXECUTOR, *flags(model, 1)) as executor, running_client(executor.address) as client:
-            return await tokens_of(client)
-
-    return asyncio.run(run())
+    """What the model of one process answers."""
+    driver = StepDriver(load_worker(ExecutorConfig(model=str(model), num_device_blocks=64)))
+    assert GREEDY.max_tokens is not None
+    return driver.generate([PROMPT], GREEDY.max_tokens)[0]
 
 
 async def test_two_ranks_answer_like_one_process_and_end_in_order(model: Path, expected: list[int]) -> None:

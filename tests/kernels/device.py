@@ -2,9 +2,13 @@
 
 import os
 
+import pytest
 import torch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+# Marks of cases that are near others: quick on a GPU, where kernels are compiled, and seconds in the interpreter.
+SLOW_IF_INTERPRETED = () if DEVICE.type == "cuda" else (pytest.mark.slow,)
 
 
 def _random_cases() -> int:

@@ -16,7 +16,7 @@ from executor_svc.sampler.drawing import draw
 from executor_svc.sampler.filters import filtered_scores
 from executor_svc.sampler.likeliest import largest_index
 from shared.step import SamplingRow
-from tests.kernels.device import DEVICE, RANDOM_CASES
+from tests.kernels.device import DEVICE, RANDOM_CASES, SLOW_IF_INTERPRETED
 from tests.support.sample_rows import KEPT_OF_TIES, ROWS_OF_FILTERS, sampling_of
 
 # Tokens that a program reads at once, so few that small vocabularies take several tiles.
@@ -128,7 +128,7 @@ def test_combinations_of_filters(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
     check(logits, rows, np.random.default_rng(0).random(len(rows)))
 
 
-@pytest.mark.parametrize("vocab_size", [1, TILE, TILE + 1, 3 * TILE - 5])
+@pytest.mark.parametrize("vocab_size", [1, TILE, TILE + 1, pytest.param(3 * TILE - 5, marks=SLOW_IF_INTERPRETED)])
 def test_vocabularies_of_any_size(vocab_size: int) -> None:
     rows = [row for row in ROWS_OF_EACH for _ in range(3)]
     logits = random_logits(len(rows), vocab_size, seed=vocab_size)

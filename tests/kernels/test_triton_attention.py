@@ -12,7 +12,7 @@ import torch
 from executor_svc.attention import AttentionLayer, LayerCache, TorchAttentionBackend
 from executor_svc.attention.triton_backend import TritonAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
-from tests.kernels.device import DEVICE, RANDOM_CASES
+from tests.kernels.device import DEVICE, RANDOM_CASES, SLOW_IF_INTERPRETED
 from tests.kernels.random_shapes import shape_of_case
 from tests.numerics.attention import LayerInput, Rows, Step
 
@@ -39,9 +39,18 @@ def on_device(rows: Rows, block_size: int, gone_window: int | None = None) -> St
     return Step(rows, block_size, gone_window, DEVICE)
 
 
-@pytest.mark.parametrize("has_alibi", [False, True])
-@pytest.mark.parametrize("soft_cap", [None, 1.5])
-@pytest.mark.parametrize("window", [None, 1, 33, 1_000])
+# Each value of each option with each value of the others; the random steps have every three together.
+PAIRS = {(None, None, False), (None, 1.5, True), (1, None, True), (1, 1.5, False), (33, None, False), (33, 1.5, True)}
+PAIRS |= {(1_000, None, True), (1_000, 1.5, False)}
+
+
+@pytest.mark.parametrize(
+    ("window", "soft_cap", "has_alibi"),
+    [
+        pytest.param(*options, marks=() if options in PAIRS else SLOW_IF_INTERPRETED)
+        for options in itertools.product((None, 1, 33, 1_000), (None, 1.5), (False, True))
+    ],
+)
 def test_every_combination(window: int | None, soft_cap: float | None, has_alibi: bool) -> None:
     layer = AttentionLayer(0.7, window, soft_cap, alibi_slopes(6) if has_alibi else None)
     check(LayerInput(on_device(MIXED, 16, window), (6, 2), 16, is_rotated=has_alibi), layer)
@@ -54,7 +63,7 @@ def test_every_block_size(block_size: int) -> None:
     check(LayerInput(on_device(MIXED, block_size, 20), (2, 1), 16), layer)
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (5, 1), (6, 3), (20, 1), (71, 1)])
+@pytest.mark.parametrize("heads", [(1, 1), (5, 1), (6, 3), pytest.param((20, 1), marks=SLOW_IF_INTERPRETED), (71, 1)])
 def test_every_number_of_query_heads_for_a_kv_head(heads: tuple[int, int]) -> None:
     layer = AttentionLayer(0.5, 20, 1.5, alibi_slopes(heads[0]))
     check(LayerInput(on_device(MIXED, 16, 20), heads, 16), layer)
@@ -85,8 +94,15 @@ def test_a_window_begins_anywhere_in_a_tile() -> None:
         check(LayerInput(on_device(rows, 16, window), (1, 1), 16), AttentionLayer(0.25, window))
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
-@pytest.mark.parametrize("options", [(None, None, False), (20, 1.5, True)])
+@pytest.mark.parametrize(
+    ("options", "dtype", "tolerance"),
+    [
+        ((20, 1.5, True), torch.float16, 4e-3),
+        ((None, None, False), torch.bfloat16, 3e-2),
+        pytest.param((None, None, False), torch.float16, 4e-3, marks=SLOW_IF_INTERPRETED),
+        pytest.param((20, 1.5, True), torch.bfloat16, 3e-2, marks=SLOW_IF_INTERPRETED),
+    ],
+)
 def test_half_precision_is_as_close_as_that_of_torch(
     options: tuple[int | None, float | None, bool], dtype: torch.dtype, tolerance: float
 ) -> None:

@@ -103,13 +103,12 @@ def value_of(page: str, name: str, **labels: str) -> float:
 
 async def _generate(channel: grpc.aio.Channel, number: int) -> None:
     stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
-    call = stub.Generate(token_request(20, 30, first_id=number), wait_for_ready=True)
-    while True:
-        try:
-            events = [event async for event in call]
-            assert events[-1].HasField("finished")
-            return
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:  # no executor is attached yet
-                raise
-            call = stub.Generate(token_request(20, 30, first_id=number), wait_for_ready=True)
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                events = [event async for event in stub.Generate(token_request(20, 30, first_id=number))]
+                assert events[-1].HasField("finished")
+                return
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:  # no executor is attached yet
+                    raise

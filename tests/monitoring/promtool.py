@@ -1,9 +1,11 @@
 """The real promtool: it parses expressions, plays alerts, and judges what /metrics answers."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +60,30 @@ def check_metrics(text: str) -> list[str]:
     return []
 
 
-def play(groups: list[dict[str, Any]], test: dict[str, Any], directory: Path) -> None:
-    """Play one test of rules over series that it makes up. Raises: RefusedError: it came out otherwise."""
-    rules, tests = directory / "rules.json", directory / "tests.json"
-    rules.write_text(json.dumps({"groups": groups}), encoding="utf-8")
-    tests.write_text(
-        json.dumps({"rule_files": [str(rules)], "evaluation_interval": "30s", "tests": [test]}), encoding="utf-8"
+def play(plays: Mapping[str, tuple[list[dict[str, Any]], dict[str, Any]]], directory: Path) -> dict[str, str]:
+    """Play tests of rules over series that they make up, all in one process.
+
+    Args:
+        plays: By name, the groups of rules and promtool's test of them.
+        directory: Where to write the files.
+
+    Returns: What promtool has against each, by name; "" if it came out as expected.
+    """
+    files: dict[str, str] = {}
+    for number, (name, (groups, test)) in enumerate(plays.items()):
+        rules, tests = directory / f"rules-{number}.json", directory / f"test-{number}.json"
+        rules.write_text(json.dumps({"groups": groups}), encoding="utf-8")
+        played = {"rule_files": [str(rules)], "evaluation_interval": "30s", "tests": [test]}
+        tests.write_text(json.dumps(played), encoding="utf-8")
+        files[str(tests)] = name
+    run = subprocess.run(
+        [find_promtool(), "test", "rules", *files],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=120,
     )
-    promtool("test", "rules", str(tests))
+    found = re.findall(r"^Unit Testing: +(\S+)\n(.*?)(?=^Unit Testing:|\Z)", run.stdout, re.DOTALL | re.MULTILINE)
+    assert [path for path, _ in found] == list(files), run.stdout
+    return {files[path]: "" if said.strip() == "SUCCESS" else said for path, said in found}
