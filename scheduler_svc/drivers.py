@@ -54,8 +54,9 @@ class Drivers(Mapping[str, ExecutorDriver]):
     @property
     def last_trouble(self) -> str:
         """Why executors are not attached, in one line; empty: no trouble is known."""
-        troubles = [driver.last_trouble for driver in self.values() if driver.core is None]
-        return "; ".join(filter(None, [*troubles, *self.membership.troubles.values()]))
+        missing = [driver for driver in self.values() if driver.core is None and driver.last_trouble]
+        troubles = [f"{driver.address}: {driver.last_trouble}" for driver in missing]
+        return "; ".join([*troubles, *filter(None, self.membership.troubles.values())])
 
     @property
     def is_complete(self) -> bool:

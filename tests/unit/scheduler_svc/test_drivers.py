@@ -176,10 +176,10 @@ async def test_the_last_trouble_is_that_of_executors_which_are_not_attached_and_
     assert stage.drivers.last_trouble == ""
     attached.core = cast("Scheduler", object())
     for driver in (attached, first, second):
-        driver.last_trouble = f"{driver.address} is gone"
-    assert stage.drivers.last_trouble == "b:1 is gone; c:1 is gone"
+        driver.last_trouble = "it is gone"
+    assert stage.drivers.last_trouble == "b:1: it is gone; c:1: it is gone"
     stage.membership.troubles["pods:1"] = "pods:1 cannot be looked up"
-    assert stage.drivers.last_trouble == "b:1 is gone; c:1 is gone; pods:1 cannot be looked up"
+    assert stage.drivers.last_trouble == "b:1: it is gone; c:1: it is gone; pods:1 cannot be looked up"
     assert untried.last_trouble == ""
 
 

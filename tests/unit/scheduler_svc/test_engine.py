@@ -82,7 +82,7 @@ async def test_a_scheduler_without_executors_is_not_ready_and_says_why() -> None
     idle.engine.drivers["a"].last_trouble = "it loads"
     await idle.engine.on_detached(idle.engine.drivers["a"])
     assert idle.readiness == [False]
-    assert idle.engine.readiness.why_not == "no executor is attached (it loads)"
+    assert idle.engine.readiness.why_not == "no executor is attached (a: it loads)"
 
 
 def test_a_bug_ends_the_requests_of_its_core_and_those_that_wait_and_no_others() -> None:

@@ -107,8 +107,8 @@ def test_without_an_executor_the_trouble_is_named() -> None:
     request = idle.add(group(0, 5))
     assert why(idle, request) == "waits: next in line; no executor is attached"
     idle.engine.drivers[A].last_trouble = "UNAVAILABLE: connection refused"
-    assert why(idle, request).endswith("no executor is attached (UNAVAILABLE: connection refused)")
-    assert reasons(idle) == [("a", "no executor is attached (UNAVAILABLE: connection refused)")]
+    assert why(idle, request).endswith(f"no executor is attached ({A}: UNAVAILABLE: connection refused)")
+    assert reasons(idle) == [("a", f"no executor is attached ({A}: UNAVAILABLE: connection refused)")]
 
 
 def test_a_suspect_behind_another_one_is_parked() -> None:
