@@ -59,14 +59,15 @@ async def test_a_scheduler_that_is_gone_is_said_once_asked_for_less_and_less_and
         page = watched.page
         await rounds_until(watched, lambda: bool(admin.maps))
         await admin.stop()
-        num_calls_before = len(watched.methods)
+        num_calls_before = 0
         for wait in ("1 second", "2 seconds", "4 seconds", "8 seconds"):
             await next_round(watched)
             await expect(page.locator("#notice")).to_contain_text(f"does not answer. The next try is in {wait}.")
             num_calls = len(watched.methods)
             await page.clock.run_for(1000 * int(wait[0]) - 200)
             assert len(watched.methods) == num_calls
-        assert watched.methods[num_calls_before:] == ["GetSchedulerState"] * 4
+            num_calls_before = num_calls_before or num_calls  # the browser may tell late of calls that were answered
+        assert watched.methods[num_calls_before:] == ["GetSchedulerState"] * 3
         await admin.start()
         await next_round(watched)
 
