@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo      ask a real model a question through both services"
-	@echo "make test      the quick suite (7 minutes on 2 cores)"
+	@echo "make test      the quick suite (8 to 9 minutes on 2 cores)"
 	@echo "make test-all  every test"
 	@echo "make check     format, lint, types, import contracts, protos (under a minute)"
 	@echo "make models    the architectures that run, each compared with transformers"
@@ -31,7 +31,7 @@ help:
 	@echo "make docs      the documentation as a site, in docs/_build/html"
 	@echo "make docs-reference write the reference pages anew after a change of settings, protos or metrics"
 	@echo "make pictures  the screenshots of the documentation, anew"
-	@echo "make wheels    the wheel, installed and used in clean environments (4 minutes)"
+	@echo "make wheels    the wheel, installed and used in clean environments (1 to 4 minutes)"
 	@echo "make clean     remove the virtual environments and caches"
 
 $(INSTALLED): pyproject.toml constraints.txt

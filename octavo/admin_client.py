@@ -35,7 +35,7 @@ class NotFoundError(OctavoError):
 
 
 class AdminPortError(OctavoError):
-    """What answers at the address is not the port that operators use.
+    """What answers at the address is not a scheduler's admin port.
 
     Args:
         address: That was dialled.

@@ -18,7 +18,7 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.ended_requests import EndedRequest
 from scheduler_svc.engine import Engine
 from scheduler_svc.request import Request
-from shared.wording import counted, seconds_text
+from shared.wording import counted, duration_text
 
 MAX_EXECUTORS_IN_TEXT = 3
 MAX_JUDGED_AHEAD = 200
@@ -52,16 +52,16 @@ def explain(engine: Engine, request: Request, now_s: float) -> pb.ExplainRequest
 def explain_ended(ended: EndedRequest, now_s: float) -> pb.ExplainRequestResponse:
     """Say how a request ended, and what it had to wait for; `now_s` is the monotonic time."""
     state = ended_state(ended, now_s, shows_events=False)
-    made = f"{counted(state.num_output_tokens, 'output token')} in {seconds_text(state.age_ms)}"
+    made = f"{counted(state.num_output_tokens, 'output token')} in {duration_text(state.age_ms)}"
     parts = [f"failed after {made}: {state.outcome}" if ended.has_failed else f"finished with {made}: {state.outcome}"]
     if state.HasField("queue_ms"):
-        parts.append(f"waited {seconds_text(state.queue_ms)} for its first step")
+        parts.append(f"waited {duration_text(state.queue_ms)} for its first step")
     if state.HasField("time_to_first_token_ms"):
-        parts.append(f"had its first token after {seconds_text(state.time_to_first_token_ms)}")
+        parts.append(f"had its first token after {duration_text(state.time_to_first_token_ms)}")
     if ended.num_preemptions:
         parts.append(f"was preempted {counted(ended.num_preemptions, 'time')}")
     ended_at = state.ended_at.ToDatetime(UTC)
-    explanation = f"ended {seconds_text(state.ended_ago_ms)} ago, at {ended_at:%H:%M:%S} UTC; {'; '.join(parts)}"
+    explanation = f"ended {duration_text(state.ended_ago_ms)} ago, at {ended_at:%H:%M:%S} UTC; {'; '.join(parts)}"
     return pb.ExplainRequestResponse(status=admin_pb2.REQUEST_STATUS_ENDED, explanation=explanation)
 
 

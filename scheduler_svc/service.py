@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
 from scheduler_svc.access_control import access_interceptors
+from scheduler_svc.admin_port.port import AdminPort
+from scheduler_svc.admin_port.voucher import Voucher
 from scheduler_svc.admin_servicer import AdminServicer
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
@@ -23,8 +25,6 @@ from scheduler_svc.executor_session import ExecutorSession, SessionTimings
 from scheduler_svc.executor_tls import executor_tls, read_credentials
 from scheduler_svc.generation_servicer import GenerationServicer
 from scheduler_svc.membership import Membership
-from scheduler_svc.operator_port.port import OperatorPort
-from scheduler_svc.operator_port.voucher import Voucher
 from scheduler_svc.scheduler_metrics import scheduler_families
 from scheduler_svc.served_model import CoreSettings
 from scheduler_svc.tokenizer import Tokenizer
@@ -156,7 +156,7 @@ class SchedulerService:
             return server
 
         service = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
-        others: dict[str, Port] = {"admin": OperatorPort(config, service, admin_server)}
+        others: dict[str, Port] = {"admin": AdminPort(config, service, admin_server)}
         if config.health_listen is not None:
             others["health"] = probe_server(config.health_listen, health)
         if config.metrics_listen is not None:

@@ -6,7 +6,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def seconds_text(milliseconds: int) -> str:
+def duration_text(milliseconds: int) -> str:
     """Return a span of time, such as "0.042 s", "12.3 s" or "3 min 5 s"."""
     seconds = milliseconds / 1000
     if seconds < 1:

@@ -11,7 +11,7 @@ from scheduler_svc.ended_requests import EndedRequest
 from scheduler_svc.explanation import explain_ended
 from scheduler_svc.request_life import LifeEvent
 from scheduler_svc.request_times import RequestTimes
-from shared.wording import seconds_text
+from shared.wording import duration_text
 
 TIMES = RequestTimes(100.0, 100.25, 100.5, 102.0, 102.0)
 ENDED = EndedRequest(
@@ -103,4 +103,4 @@ def test_the_end_is_explained_with_what_it_had_to_wait_for() -> None:
     [(0, "0.000 s"), (42, "0.042 s"), (999, "0.999 s"), (59_940, "59.9 s"), (185_300, "3 min 5 s")],
 )
 def test_spans_of_time_are_said_as_people_say_them(milliseconds: int, text: str) -> None:
-    assert seconds_text(milliseconds) == text
+    assert duration_text(milliseconds) == text

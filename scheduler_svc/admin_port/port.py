@@ -15,16 +15,16 @@ from pathlib import Path
 import grpc.aio
 from google.protobuf.descriptor import ServiceDescriptor
 
+from scheduler_svc.admin_port.http_side import HttpSide
+from scheduler_svc.admin_port.http_tls import http_tls
+from scheduler_svc.admin_port.json_calls import JsonCalls
+from scheduler_svc.admin_port.listening import open_listeners
+from scheduler_svc.admin_port.reception import Reception
+from scheduler_svc.admin_port.recognition import Protocol
+from scheduler_svc.admin_port.socket_directory import socket_directory
+from scheduler_svc.admin_port.splices import Splices, connect_named
+from scheduler_svc.admin_port.voucher import Voucher
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.operator_port.http_side import HttpSide
-from scheduler_svc.operator_port.http_tls import http_tls
-from scheduler_svc.operator_port.json_calls import JsonCalls
-from scheduler_svc.operator_port.listening import open_listeners
-from scheduler_svc.operator_port.reception import Reception
-from scheduler_svc.operator_port.recognition import Protocol
-from scheduler_svc.operator_port.socket_directory import socket_directory
-from scheduler_svc.operator_port.splices import Splices, connect_named
-from scheduler_svc.operator_port.voucher import Voucher
 from shared.grpc_server import GrpcServer
 
 FLAG = "--admin-listen"
@@ -37,7 +37,7 @@ _GRPC = "grpc"
 _INNER = "inner"
 
 
-class OperatorPort:
+class AdminPort:
     """A gRPC server and a page on one address.
 
     Args:

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 
-from scheduler_svc.operator_port.page import page_of, read_page
+from scheduler_svc.admin_port.page import page_of, read_page
 
 
 def digest(text: str) -> str:

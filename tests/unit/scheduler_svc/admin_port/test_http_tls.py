@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.operator_port.http_tls import HttpTls, certificate_names
+from scheduler_svc.admin_port.http_tls import HttpTls, certificate_names
 from shared.certificates import TlsFileError
 from tests.support.certificates import Authority, replace
 

@@ -1,4 +1,4 @@
-"""The operators' port over TLS: who gets gRPC and who HTTP, and who is let in by certificate and by token."""
+"""The admin port over TLS: who gets gRPC and who HTTP, and who is let in by certificate and by token."""
 
 import asyncio
 import json

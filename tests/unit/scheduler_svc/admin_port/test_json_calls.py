@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.generation.v1 import generation_service_pb2
-from scheduler_svc.operator_port.json_calls import CallError, JsonCalls, _read, is_offered
+from scheduler_svc.admin_port.json_calls import CallError, JsonCalls, _read, is_offered
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"]
 

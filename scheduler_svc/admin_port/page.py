@@ -5,7 +5,7 @@ import hashlib
 from dataclasses import dataclass
 from html.parser import HTMLParser
 
-from scheduler_svc.operator_port.page_document import read_document
+from scheduler_svc.admin_port.page_document import read_document
 
 
 @dataclass(frozen=True, slots=True)

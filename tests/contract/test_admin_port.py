@@ -1,4 +1,4 @@
-"""gRPC and HTTP/1.1 on the operators' port of a scheduler, at once and on every connection."""
+"""gRPC and HTTP/1.1 on the admin port of a scheduler, at once and on every connection."""
 
 import asyncio
 import json
@@ -15,8 +15,8 @@ import pytest
 
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin.v1 import admin_service_pb2_grpc
+from scheduler_svc.admin_port import http_side
 from scheduler_svc.admin_servicer import AdminServicer
-from scheduler_svc.operator_port import http_side
 from tests.tls.services import Scheduler, running_pair, running_scheduler
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"]

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from scheduler_svc.operator_port.recognition import Protocol, recognise
+from scheduler_svc.admin_port.recognition import Protocol, recognise
 from shared.events import Event
 
 # A connection that does not say what it speaks for so long is closed, in seconds.

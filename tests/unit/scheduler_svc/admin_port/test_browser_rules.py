@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.operator_port.browser_rules import is_from_elsewhere, is_local_name
+from scheduler_svc.admin_port.browser_rules import is_from_elsewhere, is_local_name
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import grpc
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-from scheduler_svc.operator_port.browser_rules import is_from_elsewhere, is_local_name
-from scheduler_svc.operator_port.http_tls import HttpTls, certificate_names
-from scheduler_svc.operator_port.json_calls import CALL_TIMEOUT_S, CallError, JsonCalls
-from scheduler_svc.operator_port.page import read_page
-from scheduler_svc.operator_port.voucher import Voucher
+from scheduler_svc.admin_port.browser_rules import is_from_elsewhere, is_local_name
+from scheduler_svc.admin_port.http_tls import HttpTls, certificate_names
+from scheduler_svc.admin_port.json_calls import CALL_TIMEOUT_S, CallError, JsonCalls
+from scheduler_svc.admin_port.page import read_page
+from scheduler_svc.admin_port.voucher import Voucher
 from shared.events import Event
 
 MAX_BODY_BYTES = 64 * 2**10

@@ -1,4 +1,4 @@
-"""The port of operators: gRPC and HTTP/1.1 on one address, for tools and for a browser.
+"""The admin port: gRPC and HTTP/1.1 on one address, for tools and for a browser.
 
 Read `port.py` first: who listens, and what becomes of a connection. Then
 

@@ -9,11 +9,11 @@ import aiohttp
 import pytest
 
 from octavo.admin.v1 import admin_service_pb2 as pb
+from scheduler_svc.admin_port import http_side
+from scheduler_svc.admin_port.http_side import HttpSide
+from scheduler_svc.admin_port.json_calls import JsonCalls
+from scheduler_svc.admin_port.voucher import Voucher
 from scheduler_svc.admin_servicer import AdminServicer
-from scheduler_svc.operator_port import http_side
-from scheduler_svc.operator_port.http_side import HttpSide
-from scheduler_svc.operator_port.json_calls import JsonCalls
-from scheduler_svc.operator_port.voucher import Voucher
 from tests.support.stack import until
 from tests.tls.services import Scheduler, running_scheduler
 
