@@ -12,6 +12,7 @@ asks for nothing too. If nobody waits, it is lifted to the counter of the last o
 Pure arithmetic. Read next: `waiting_queue.py`, which keeps the groups.
 """
 
+import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ from shared.errors import InvalidFieldError
 DEFAULT_WEIGHT = 1.0
 # How many counters are kept of tenants that do not wait; the one that left longest ago goes first.
 MAX_IDLE_COUNTERS = 1024
+# A heap with stale entries is made anew when it has so many more entries than four for each one that it is about.
+MAX_STALE_ENTRIES = 64
 
 
 class Policy(Protocol):
@@ -85,14 +88,44 @@ class VirtualTokenCounter:
 
 @dataclass(slots=True)
 class _Level:
+    """The counters of a level. `lowest` is a heap of those that wait, by (value, number), with stale entries."""
+
     counters: dict[str, VirtualTokenCounter] = field(default_factory=dict)
     waiting: dict[str, VirtualTokenCounter] = field(default_factory=dict)
     last_left: VirtualTokenCounter | None = None
+    lowest: list[tuple[float, int, str]] = field(default_factory=list)
+    entry_of: dict[str, int] = field(default_factory=dict)
+    num_entries: int = 0
+
+    def enter(self, tenant: str, counter: VirtualTokenCounter) -> None:
+        """A tenant starts to wait."""
+        self.waiting[tenant] = counter
+        if len(self.lowest) > 4 * len(self.waiting) + MAX_STALE_ENTRIES:
+            self.lowest = [entry for entry in self.lowest if self.entry_of.get(entry[2]) == entry[1]]
+            heapq.heapify(self.lowest)
+        self.num_entries += 1
+        self.entry_of[tenant] = self.num_entries
+        heapq.heappush(self.lowest, (counter.value, self.num_entries, tenant))
+
+    def leave(self, tenant: str) -> None:
+        """A tenant waits no more."""
+        self.last_left = self.waiting.pop(tenant)
+        del self.entry_of[tenant]
 
     @property
     def floor(self) -> float:
-        if self.waiting:
-            return min(counter.value for counter in self.waiting.values())
+        """The least counter of those that wait; if nobody does, that of the last one that did.
+
+        The counter of who waits only grows, so an entry is stale if it is less, and the least one is found behind it.
+        """
+        while self.lowest:
+            value, number, tenant = self.lowest[0]
+            if self.entry_of.get(tenant) != number:
+                heapq.heappop(self.lowest)
+            elif (now := self.waiting[tenant].value) > value:
+                heapq.heapreplace(self.lowest, (now, number, tenant))
+            else:
+                return value
         return self.last_left.value if self.last_left is not None else 0.0
 
 
@@ -131,13 +164,12 @@ class FairShare:
         else:
             del self._idle[level, tenant]
         counter.lift(floor)
-        entered.waiting[tenant] = counter
+        entered.enter(tenant, counter)
         return counter
 
     def leave(self, level: int, tenant: str) -> None:
         """Note that a tenant has no group left that waits on a level. Its counter stays, and goes on counting."""
-        left = self._levels[level]
-        left.last_left = left.waiting.pop(tenant)
+        self._levels[level].leave(tenant)
         self._idle[level, tenant] = None
         if len(self._idle) > MAX_IDLE_COUNTERS:
             self._forget(*self._idle.popitem(last=False)[0])

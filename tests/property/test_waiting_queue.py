@@ -26,6 +26,7 @@ class SortedModel:
         self.groups: list[SequenceGroup] = []
         self.counters: dict[tuple[int, str], float] = {}
         self.last_left: dict[int, str] = {}
+        self.held: list[SequenceGroup] = []
 
     def newcomers(self, level: int) -> list[SequenceGroup]:
         return [group for group in self.groups if group.priority == level and not group.has_run]
@@ -41,6 +42,8 @@ class SortedModel:
 
     def remove(self, group: SequenceGroup) -> None:
         self.groups.remove(group)
+        if group in self.held:
+            self.held.remove(group)
         if not group.has_run and group.tenant not in {other.tenant for other in self.newcomers(group.priority)}:
             self.last_left[group.priority] = group.tenant
 
@@ -50,7 +53,9 @@ class SortedModel:
                 self.counters[level, other] += num_tokens / self.weights.get(tenant, 1.0)
 
     def in_order(self, passed: list[SequenceGroup]) -> list[SequenceGroup]:
-        """Sort the groups that a walk has not passed yet."""
+        """Sort the groups that a walk has not passed yet; those that are held come first."""
+
+        used_up = [*passed, *self.held]
 
         def turn(group: SequenceGroup) -> tuple[int, bool, float, int]:
             if group.has_run:
@@ -58,7 +63,7 @@ class SortedModel:
             num_tokens_before = sum(
                 other.num_prompt_tokens
                 for other in self.newcomers(group.priority)
-                if other.tenant == group.tenant and (other in passed or other.arrival < group.arrival)
+                if other.tenant == group.tenant and (other in used_up or other.arrival < group.arrival)
             )
             counter = self.counters[group.priority, group.tenant]
             return (
@@ -68,7 +73,8 @@ class SortedModel:
                 group.arrival,
             )
 
-        return sorted((group for group in self.groups if group not in passed), key=turn)
+        in_line = sorted((group for group in self.groups if group not in used_up), key=turn)
+        return [*(group for group in self.held if group not in passed), *in_line]
 
 
 class WaitingQueueMachine(RuleBasedStateMachine):
@@ -106,6 +112,20 @@ class WaitingQueueMachine(RuleBasedStateMachine):
     def remove(self, data: st.DataObject) -> None:
         self.take_out(data.draw(st.sampled_from(self.model.groups)))
 
+    @precondition(lambda self: len(self.model.held) < len(self.model.groups))
+    @rule(data=st.data(), is_first=st.booleans())
+    def hold(self, data: st.DataObject, is_first: bool) -> None:
+        in_line = self.model.in_order([])[len(self.model.held) :]
+        group = in_line[0] if is_first else data.draw(st.sampled_from(in_line))
+        self.queue.hold(group)
+        self.model.held.append(group)
+
+    @precondition(lambda self: self.model.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        group = self.model.held.pop(data.draw(st.integers(0, len(self.model.held) - 1)))
+        self.queue.release(group)
+
     @rule(tenant=st.sampled_from(TENANTS), num_tokens=st.integers(0, 20))
     def charge(self, tenant: str, num_tokens: int) -> None:
         self.queue.charge(tenant, num_tokens)
@@ -139,6 +159,10 @@ class WaitingQueueMachine(RuleBasedStateMachine):
         expected = self.model.in_order([])
         assert list(self.queue.in_order()) == expected
         assert [self.queue.num_ahead_of(group) for group in expected] == list(range(len(expected)))
+        in_line = expected[len(self.model.held) :]
+        turn = self.queue.first_turn()
+        assert ([] if turn is None else [turn.group]) == in_line[:1]
+        assert self.queue.num_in_line == len(in_line)
         assert list(self.queue) == self.model.groups
         assert len(self.queue) == len(expected)
         assert not any(group in self.queue for group in self.gone)
