@@ -7,8 +7,9 @@ forgotten. All of it runs on one event loop. Read next: `membership.py`, `execut
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.executor_client import ExecutorClient
 from scheduler_svc.executor_driver import DriverOwner, DriverSettings, ExecutorDriver
 from scheduler_svc.membership import Membership
@@ -123,6 +124,13 @@ class Drivers(Mapping[str, ExecutorDriver]):
         """Something changed that a core may act on."""
         for driver in self.values():
             driver.work.set()
+
+    def wake_those_of(self, cores: Collection[Scheduler]) -> None:
+        """These cores have something to admit."""
+        if cores:
+            for driver in self.values():
+                if driver.core in cores:
+                    driver.work.set()
 
     def wake_sleepers(self) -> None:
         """A core left groups in the queue: those that have nothing to do and do not look may take them."""

@@ -80,11 +80,11 @@ class Engine:
         self.started_at_s = time.monotonic()
         self.num_refused_for_queue = 0
         self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
-        self.fleet = Fleet(self.queue, settings.policy, secrets.token_bytes(PREFIX_KEY_BYTES), self._expects_nobody)
+        self.fleet = Fleet(self.queue, settings.policy, secrets.token_bytes(PREFIX_KEY_BYTES))
         self.meter = Meter()
         self.drivers = Drivers(membership, connect, self, settings.driver, self.meter)
         self.ended = EndedRequests()
-        self.requests = LiveRequests(self.queue, self.drivers.wake, self.meter, [log_end, self.ended.note_end])
+        self.requests = LiveRequests(self.queue, self.deal, self.meter, [log_end, self.ended.note_end])
         self.adoption = Adoption(self.fleet, self.drivers, settings.core, load_tokenizer, self._abort_all)
         self.readiness = Readiness(self.fleet, lambda: self.last_trouble, set_ready)
         self._num_arrivals = 0
@@ -249,9 +249,6 @@ class Engine:
         """Whether another executor may be attached."""
         return self.drivers.has_room
 
-    def _expects_nobody(self) -> bool:
-        return self.drivers.is_complete
-
     def take_back(self, core: Scheduler, address: str, cause: str) -> None:
         """The executor at an address is gone, and why: queue its groups again, except those that lost too many."""
         self._past_preemptions.update(core.preemption.num_preemptions)
@@ -276,7 +273,7 @@ class Engine:
         if core is None:
             return
         self._past_preemptions.update(core.preemption.num_preemptions)
-        self.fleet.cores.remove(core)
+        self.fleet.forget(core)
         error = OctavoServiceError("the scheduler failed; its log has the reason")
         for request in list(self.requests.values()):
             if self.fleet.core_of(request.group) is None:
@@ -293,7 +290,14 @@ class Engine:
         if events := core.take_events():
             self.requests.note_events(events, address, step_id, core.now_s)
         self.requests.take_failures(core)
+        self.drivers.wake_those_of(self.fleet.dealer.take_dealt())
+
+    def deal(self) -> None:
+        """Groups wait: give those that stand first to cores that have room, and let their drivers look."""
+        self.fleet.dealer.deal(time.monotonic())
+        self.drivers.wake_those_of(self.fleet.dealer.take_dealt())
 
     def wake_sleepers(self) -> None:
         """A core left groups in the queue: drivers that do not look at it by themselves are to look."""
+        self.deal()
         self.drivers.wake_sleepers()

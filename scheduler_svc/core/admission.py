@@ -8,7 +8,8 @@ what they wait for is sure to end: those whose prefix a step in flight computes,
 """
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,8 +32,8 @@ MAX_PASSED_GROUPS = 64
 class AdmissionQueue(Protocol):
     """What a scheduler asks of the queue that it takes groups from; `WaitingQueue` is one."""
 
-    def in_order(self) -> Iterator[SequenceGroup]:
-        """Yield the waiting groups in the order of admission; the yielded one may be removed."""
+    def in_order(self) -> Generator[SequenceGroup]:
+        """Yield the waiting groups in the order of admission; the yielded one may be removed. Closed at the end."""
 
     def add(self, group: SequenceGroup) -> None:
         """Queue a group that has to be computed again."""
@@ -181,8 +182,12 @@ class Admissions:
 
     def admit(self, plan: StepPlan) -> None:
         """Admit waiting groups, in order, while slots, budget, blocks and the message last."""
+        with closing(self._queue.in_order()) as groups:
+            self._admit_all(plan, groups)
+
+    def _admit_all(self, plan: StepPlan, groups: Iterable[SequenceGroup]) -> None:
         num_passed = 0
-        for group in self._queue.in_order():
+        for group in groups:
             if not plan.token_budget or num_passed == MAX_PASSED_GROUPS:
                 return
             verdict = self.judge(group)
@@ -232,14 +237,6 @@ class Admissions:
             needed = counted(allocation.num_needed, "block")
             return Obstacle(Wait.IN_LINE, f"needs {needed}, {allocation.num_free} free")
         return allocation
-
-    def num_tokens_to_compute(self, group: SequenceGroup) -> int:
-        """Return the tokens that the group would have to compute here, less what the prefix cache has."""
-        allocation = self._blocks.plan_admission(group)
-        return sum(
-            len(blocks.sequence.token_ids) - (len(blocks.found) + blocks.num_shared) * self._blocks.block_size
-            for blocks in allocation.sequences
-        )
 
     def why_never(self, group: SequenceGroup) -> str:
         """Say which rule of `can_ever_admit` the group breaks, with the numbers."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core.block_allocator import BlockAllocator
+from scheduler_svc.core.block_holders import BlockHolders
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.prefix_cache import NO_BLOCKS, BlockHasher, PrefixCache
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
@@ -74,11 +75,12 @@ class BlockManager:
     Args:
         limits: Sizes of pool and blocks, watermark, window.
         prefix_key: Secret of the hashes; see `prefix_cache.py`.
+        holders: The fleet's index of registered blocks; None: there is no fleet.
     """
 
-    def __init__(self, limits: SchedulerLimits, prefix_key: bytes = b"") -> None:
+    def __init__(self, limits: SchedulerLimits, prefix_key: bytes = b"", holders: BlockHolders | None = None) -> None:
         self.block_size = limits.block_size
-        self.prefix_cache = PrefixCache(limits.num_blocks) if limits.caches_prefixes else None
+        self.prefix_cache = PrefixCache(limits.num_blocks, holders) if limits.caches_prefixes else None
         self.allocator = BlockAllocator(limits.num_blocks, self.prefix_cache)
         self.num_watermark_blocks = math.ceil(limits.num_blocks * limits.watermark)
         self._hasher = BlockHasher(prefix_key, limits.block_size)
@@ -100,7 +102,7 @@ class BlockManager:
         """Return the blocks of the group as it is now, and of its first fork, in an empty pool."""
         sequences = group.sequences_to_compute
         num_shared = self._num_shared_blocks(sequences)
-        num_blocks = sum(self._num_blocks_of(sequence) for sequence in sequences) - num_shared * (len(sequences) - 1)
+        num_blocks = sum(self.num_blocks_of(sequence) for sequence in sequences) - num_shared * (len(sequences) - 1)
         return num_blocks + self._num_fork_blocks(group)
 
     def plan_admission(self, group: SequenceGroup) -> AdmissionPlan:
@@ -136,12 +138,16 @@ class BlockManager:
 
     def waits_for_prefix(self, plan: AdmissionPlan) -> bool:
         """Return whether a step in flight computes the next block of the group's prefix."""
-        if self.prefix_cache is None:
-            return False
         lead, num_found = plan.sequences[0].sequence, len(plan.sequences[0].found)
-        if lead.group.lacks_prompt_logprobs or num_found >= self._max_hit(lead):
+        if lead.group.lacks_prompt_logprobs:
             return False
-        return self.prefix_cache.is_being_written(lead.block_hashes[num_found])
+        return self.is_being_computed(lead.block_hashes[: self._max_hit(lead)], num_found)
+
+    def is_being_computed(self, names: list[bytes], num_found: int) -> bool:
+        """Return whether a step in flight computes the block of a prefix that comes after those that were found."""
+        if self.prefix_cache is None or num_found >= len(names):
+            return False
+        return self.prefix_cache.is_being_written(names[num_found])
 
     def hash_blocks(self, sequence: Sequence) -> list[bytes]:
         """Return the hashes of all full blocks of a sequence that has no slot; none without a prefix cache."""
@@ -168,7 +174,7 @@ class BlockManager:
             num_shared = 0
         else:
             found = NO_BLOCKS
-        return SequenceBlocks(sequence, found, num_shared, self._num_blocks_of(sequence) - len(found) - num_shared)
+        return SequenceBlocks(sequence, found, num_shared, self.num_blocks_of(sequence) - len(found) - num_shared)
 
     def _num_unused(self, found: list[IndexArray]) -> int:
         """Return how many of the blocks that sequences of a group found are cached and not used."""
@@ -179,7 +185,8 @@ class BlockManager:
         """Return the most blocks that may be found: one token at least is computed, for its logits."""
         return (len(sequence.token_ids) - 1) // self.block_size
 
-    def _num_blocks_of(self, sequence: Sequence) -> int:
+    def num_blocks_of(self, sequence: Sequence) -> int:
+        """Return the blocks that a sequence needs as it is now, with nothing of it shared."""
         return self.num_blocks_for(min(len(sequence.token_ids), self._max_resident_tokens))
 
     def _num_shared_blocks(self, sequences: Seq[Sequence]) -> int:

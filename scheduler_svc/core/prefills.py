@@ -85,9 +85,14 @@ class Prefills:
         return 0 < self._limits.long_prefill_threshold < num_tokens
 
     @property
+    def num_long(self) -> int:
+        """Long prefills that run."""
+        return sum(prefill.is_long for prefill in self.running)
+
+    @property
     def has_room_for_long(self) -> bool:
         """Whether one more long prefill may run."""
-        return sum(prefill.is_long for prefill in self.running) < self._limits.max_long_prefills
+        return self.num_long < self._limits.max_long_prefills
 
     def is_running(self, group: SequenceGroup) -> bool:
         """Return whether a sequence of the group still catches up."""

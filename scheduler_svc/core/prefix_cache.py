@@ -22,6 +22,7 @@ from struct import Struct
 
 import numpy as np
 
+from scheduler_svc.core.block_holders import BlockHolders
 from shared.batch_table import IndexArray
 from shared.step import BoolArray, Int32Array
 
@@ -69,12 +70,16 @@ class PrefixCache:
 
     Args:
         num_blocks: Size of the pool.
+        holders: Told of each name that comes and goes; None: nobody asks.
 
     Attributes:
         is_registered: Blocks that hold a prefix, [num_blocks].
+        bit: Stands for this cache among the holders.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, holders: BlockHolders | None = None) -> None:
+        self._holders = holders or BlockHolders()
+        self.bit = self._holders.join()
         self._flags = bytearray(num_blocks)
         self.is_registered: BoolArray = np.frombuffer(self._flags, np.bool_)  # a view: one byte is set faster there
         self._block_of_hash: dict[bytes, int] = {}
@@ -103,16 +108,28 @@ class PrefixCache:
     def register(self, hashes: list[bytes], block_ids: list[int]) -> None:
         """Name blocks that were computed; both lists are parallel. Content that is there already stays."""
         block_of_hash, hash_of_block, flags = self._block_of_hash, self._hash_of_block, self._flags
+        holders_of, bit = self._holders.holders_of, self.bit
         for block_hash, block_id in zip(hashes, block_ids, strict=True):
             if block_of_hash.setdefault(block_hash, block_id) == block_id:
                 hash_of_block[block_id], flags[block_id] = block_hash, True
+                holders_of[block_hash] = holders_of.get(block_hash, 0) | bit
 
     def forget(self, block_ids: IndexArray) -> None:
         """Registered blocks are given out again: their content is lost."""
         block_of_hash, hash_of_block = self._block_of_hash, self._hash_of_block
+        holders_of, bit = self._holders.holders_of, self.bit
         for block_id in block_ids.tolist():
-            del block_of_hash[hash_of_block[block_id]]
+            block_hash = hash_of_block[block_id]
+            del block_of_hash[block_hash]
+            if others := holders_of[block_hash] & ~bit:
+                holders_of[block_hash] = others
+            else:
+                del holders_of[block_hash]
         self.is_registered[block_ids] = False
+
+    def leave(self) -> None:
+        """Let nobody look for blocks here any more: the executor is gone."""
+        self._holders.leave(self.bit, list(self._block_of_hash))
 
     # Blocks on their way -------------------------------------------------------------------------
 
@@ -142,6 +159,8 @@ class PrefixCache:
         named = {block_id: block_hash for block_hash, block_id in self._block_of_hash.items()}
         assert named == {block_id: self._hash_of_block[block_id] for block_id in registered}
         assert len(self._block_of_hash) == len(registered), "a block has two hashes"
+        told = {name for name, members in self._holders.holders_of.items() if members & self.bit}
+        assert told == self._block_of_hash.keys(), "the fleet knows of other blocks"
         written = [block_hash for hashes in self._written_by_slot.values() for block_hash in hashes]
         ours = [block_hash for block_hash in written if block_hash != _WRITTEN_BY_ANOTHER]
         assert len(set(ours)) == len(ours), "a block has two first writers"

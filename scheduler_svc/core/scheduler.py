@@ -46,6 +46,7 @@ import numpy as np
 
 from scheduler_svc.core.admission import AdmissionQueue, Admissions, GroupFailure, Obstacle, Wait
 from scheduler_svc.core.batch import Batch
+from scheduler_svc.core.block_holders import BlockHolders
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.decoding import Decoding
 from scheduler_svc.core.endings import Endings
@@ -76,6 +77,8 @@ class Scheduler:
         policy: Puts groups on levels; the same as the queue's.
         epoch: Goes into every step.
         prefix_key: Secret of the prefix cache.
+        holders: The fleet's index of registered blocks; None: there is no fleet.
+        name: Stands for the executor.
     """
 
     def __init__(
@@ -85,12 +88,15 @@ class Scheduler:
         policy: Policy | None = None,
         epoch: int = 1,
         prefix_key: bytes = b"",
+        holders: BlockHolders | None = None,
+        name: str = "",
     ) -> None:
         self.limits = limits
+        self.name = name
         self.epoch = epoch
         self.queue = queue
         self._policy = policy or FcfsPolicy()
-        self.blocks = BlockManager(limits, prefix_key)
+        self.blocks = BlockManager(limits, prefix_key, holders)
         self.batch = Batch(limits, self.blocks, self.order_of)
         self.table = self.batch.table
         self.swapped = SwappedGroups(self.batch, limits.num_host_blocks)
@@ -119,6 +125,7 @@ class Scheduler:
         self._was_processed = False
         self._events: list[GroupEvent] = []
         self.takes_groups = True
+        self.is_probing = False
         self.last_scheduled_step_id = 0
         self.last_processed_step_id = 0
 
@@ -279,13 +286,14 @@ class Scheduler:
         return group in self.batch or group in self.swapped.groups or group in self.preemption.late_groups
 
     @property
+    def returning_groups(self) -> list[SequenceGroup]:
+        """Those that were preempted and are to come back here: before them only more urgent ones are admitted."""
+        return [*self.swapped.groups, *self.preemption.late_groups]
+
+    @property
     def load(self) -> int:
         """Tokens computed here before a newcomer's: the rest of prefills, and a step of the others."""
         return self.prefills.num_left + self.limits.max_num_seqs - len(self.batch.free_slots)
-
-    def num_tokens_to_compute(self, group: SequenceGroup) -> int:
-        """Return the tokens of a group that would be computed here before it has its first one."""
-        return self.admissions.num_tokens_to_compute(group)
 
     @property
     def num_unfinished(self) -> int:

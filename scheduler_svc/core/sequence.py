@@ -54,6 +54,8 @@ class SequenceGroup:
 
     `traceparent`: the span of the request, passed on as it is with each admission; None: it is not traced.
 
+    `lost_on`: the core with which it was lost last; it goes to another one that can take it.
+
     `has_run`: it was admitted once, so it goes before newcomers if it has to wait again.
     `order`: where it stands, (level, arrival); the smaller one goes first and is preempted last. `Batch`
     sets it when the group joins for the first time; a level does not change while the group lives.
@@ -76,6 +78,7 @@ class SequenceGroup:
     order: tuple[int, int] = field(init=False)
     sequences: list[Sequence] = field(init=False)
     beams: BeamSearch | None = None
+    lost_on: str = ""
     has_run: bool = False
     num_cached_tokens: int = 0
     num_preemptions: int = 0

@@ -23,7 +23,7 @@ Pure: not even a clock. Read next: `dealer.py`.
 import bisect
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -209,7 +209,7 @@ class WaitingQueue:
 
     # The order of admission ----------------------------------------------------------------------
 
-    def in_order(self) -> Iterator[SequenceGroup]:
+    def in_order(self) -> Generator[SequenceGroup]:
         """Yield the groups in the order of admission, lazily; nothing is taken out. Those that are held come first.
 
         The next group is chosen when it is asked for, by the counters of that moment. A group that was

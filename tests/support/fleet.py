@@ -157,9 +157,9 @@ class VirtualFleet:
 
     # Executors -----------------------------------------------------------------------------------
 
-    def join(self, limits: SchedulerLimits, executor: VirtualExecutor) -> Member:
+    def join(self, limits: SchedulerLimits, executor: VirtualExecutor, name: str = "") -> Member:
         """Attach an empty executor."""
-        member = Member(self.fleet.join(limits, next(self._epochs)), executor)
+        member = Member(self.fleet.join(limits, next(self._epochs), name), executor)
         self.members.append(member)
         return member
 

@@ -62,7 +62,7 @@ class PlacementCheck:
 
     def _verdict(self, core: Scheduler, group: SequenceGroup) -> Obstacle | None:
         """Return what keeps a group from a core; assert that it is true as far as arithmetic tells."""
-        verdict = core.obstacle(group, self._fleet.fleet.judged_at_s(self._now_s))
+        verdict = core.obstacle(group, self._fleet.fleet.dealer.judged_at_s(self._now_s))
         is_slow = core.in_flight and self._now_s - core.in_flight[0].scheduled_at_s > core.limits.stall_after_s
         assert verdict is None or is_slow or not _has_room(core, group), f"{group.request_id} has room, and: {verdict}"
         return verdict

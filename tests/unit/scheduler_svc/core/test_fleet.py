@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core.admission import Obstacle, Wait
+from scheduler_svc.core.admission import MAX_PASSED_GROUPS, Obstacle, Wait
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench, two_cores
 
@@ -78,8 +78,7 @@ def test_a_core_that_cannot_take_it_now_is_passed_over() -> None:
         bench.step(member)
         bench.process(member)
 
-    placements = bench.fleet.placements()
-    assert placements.cost_of(small.core, group(3, 16)) < placements.cost_of(large.core, group(3, 16))
+    assert small.core.load < large.core.load
     assert bench.fleet.place(group(3, 16), now_s=0.0) is large.core
     assert bench.fleet.place(group(3, 8), now_s=0.0) is small.core
 
@@ -172,17 +171,23 @@ def test_one_that_waits_for_its_prefix_lets_others_pass() -> None:
     assert bench.fleet.core_of(passing) is first.core
 
 
-def test_what_fits_nowhere_fails_once() -> None:
-    bench, first, second = two_cores()
-    too_long = bench.add(group(0, 24))
-    after = bench.add(group(1, 2))
+def test_what_fits_nowhere_waits_for_another_core_and_keeps_nobody_waiting() -> None:
+    bench, _, _ = two_cores()
+    too_long = [bench.add(group(arrival, 24)) for arrival in range(MAX_PASSED_GROUPS + 1)]
+    after = bench.add(group(100, 2, max_tokens(1)))
 
-    for member in (first, second):
-        member.core.schedule(now_s=0.0)
+    bench.run()
 
-    failures = [*first.core.take_failures(), *second.core.take_failures()]
-    assert [failure.group for failure in failures] == [too_long]
-    assert bench.fleet.core_of(after) is not None
+    assert not bench.is_live(after)
+    assert bench.fleet.dealer.unplaceable == set(too_long)
+    place = bench.fleet.place(too_long[0], now_s=0.0)
+    assert isinstance(place, Obstacle)
+    assert place.wait is Wait.NEVER
+
+    bench.attach(small_limits(max_model_len=48, blocks=60))
+    bench.run()
+    assert not bench.fleet.dealer.unplaceable
+    assert not any(bench.is_live(waiting) for waiting in too_long)
 
 
 def test_a_group_that_fits_one_core_only_waits_for_it() -> None:

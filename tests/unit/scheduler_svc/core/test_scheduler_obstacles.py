@@ -3,7 +3,6 @@
 import pytest
 
 from scheduler_svc.core.admission import Obstacle, Wait
-from scheduler_svc.core.fleet import Placements
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
 from tests.support.driving import Bench, group, max_tokens, small_limits
@@ -93,32 +92,3 @@ def test_a_core_whose_oldest_step_is_overdue_takes_nothing() -> None:
     assert obstacle(bench, group(1, 2), now_s=1.1) == Obstacle(Wait.IN_LINE, "a step has been running for 1.1 s")
     bench.process()
     assert bench.scheduler.obstacle(group(1, 2), now_s=1.1) is None
-
-
-# Cost --------------------------------------------------------------------------------------------
-
-
-def cost_of(bench: Bench, newcomer: SequenceGroup) -> int:
-    return Placements([bench.scheduler]).cost_of(bench.scheduler, newcomer)
-
-
-def test_an_empty_core_costs_the_prompt() -> None:
-    assert cost_of(Bench(small_limits()), group(0, 7)) == 7
-
-
-def test_a_cached_prefix_is_free_of_cost() -> None:
-    bench = Bench(small_limits(prefix_caching=True))
-    bench.add(0, [1, 2, 3, 4, 5], max_tokens(1))
-    bench.run()
-
-    assert cost_of(bench, group(1, [1, 2, 3, 4, 5, 6])) == 2
-
-
-def test_decodes_and_prefills_of_others_are_added() -> None:
-    bench = Bench(small_limits(budget=8))
-    bench.add(0, 2, num_sequences=2)
-    bench.step()
-    bench.add(1, 16)
-    bench.step()  # computes 6 of its tokens
-
-    assert cost_of(bench, group(2, 3)) == 3 + 10 + 3

@@ -1,0 +1,163 @@
+"""One go through the line: which core with room is the best place for the group that stands first.
+
+Pure. Used by `dealer.py`; read next: `room.py`.
+"""
+
+import bisect
+import sys
+from dataclasses import dataclass
+
+from scheduler_svc.core.admission import Wait
+from scheduler_svc.core.block_holders import BlockHolders, Depth
+from scheduler_svc.core.inbox import Inbox, Share
+from scheduler_svc.core.room import Need, Room, is_open_to
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting_queue import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where a group is to be computed, and what it takes there."""
+
+    room: Room
+    share: Share
+
+
+class Deal:
+    """What each core with room can still take.
+
+    Args:
+        takers: The inboxes of the cores that groups may be dealt to.
+        holders: Which core holds which registered block.
+        server: The inbox of the core that asks; None: none does.
+        now_s: Monotonic time, in seconds; -inf: no core is stalled.
+    """
+
+    def __init__(self, takers: list[Inbox], holders: BlockHolders, server: Inbox | None, now_s: float) -> None:
+        self.server = server
+        self._takers = takers
+        self._holders = holders
+        self._rooms: dict[Inbox, Room] = {}
+        for inbox in takers:
+            core = inbox.core
+            is_serving = inbox is server
+            if is_serving or (core.batch.num_free_slots > inbox.num_slots and core.stalled_s(now_s) is None):
+                self._rooms[inbox] = Room.of(inbox, is_serving=is_serving)
+        # By load, then by free blocks; the number tells equal ones apart.
+        self._ranked: list[tuple[int, int, int, Room]] = []
+        self._members = 0
+        for room in self._rooms.values():
+            self._enter(room)
+
+    def choose(self, turn: Turn) -> Offer | Wait:
+        """Return where a group is to be computed that stands first in line, or how it waits."""
+        group, needs = turn.group, _Needs(turn.group, self._holders, self._members)
+        best: Offer | None = None
+        best_cost, waits = (sys.maxsize, 0), set[Wait]()
+        for _, _, _, room in self._ranked:
+            need, depths = needs.at(room)
+            num_cached_tokens = depths[0].num_blocks * need.block_size if depths else 0
+            if room.load + need.num_tokens - num_cached_tokens >= best_cost[0]:
+                break  # not even with the longest prefix; and those behind it have more to compute
+            num_cached_blocks = next((depth.num_blocks for depth in depths if depth.members & room.bit), 0)
+            wait = self._obstacle(room, turn, need, num_cached_blocks)
+            if wait is not None:
+                waits.add(wait)
+                continue
+            share = need.share(turn, room, num_cached_blocks)
+            cost = room.load + share.num_tokens, -room.num_free_blocks
+            if cost < best_cost:
+                best, best_cost = Offer(room, share), cost
+        if best is not None:
+            return best
+        if Wait.ASIDE in waits:
+            return Wait.ASIDE
+        return Wait.IN_LINE if any(is_open_to(inbox.core, group) for inbox in self._takers) else Wait.NEVER
+
+    def give(self, offer: Offer) -> None:
+        """Put a group into the inbox of the core that it was offered to."""
+        offer.room.give(offer.share)
+        self._rank_anew(offer.room)
+
+    def take_back(self, inbox: Inbox, index: int) -> Share:
+        """Take a share out of an inbox; what it took is free again."""
+        room = self._rooms.get(inbox)
+        if room is None:
+            share = inbox.take(index)
+            self._rooms[inbox] = room = Room.of(inbox, is_serving=False)
+            self._enter(room)
+        else:
+            share = room.take_back(index)
+            self._rank_anew(room)
+        return share
+
+    def serves_sooner(self, share: Share, cost: int) -> bool:
+        """Return whether the core that asks has room for a share of another one, and fewer tokens before it.
+
+        Args:
+            share: Of another inbox.
+            cost: Tokens that are computed there before the group has its first one.
+        """
+        room = self._rooms[self.server] if self.server is not None else None
+        if room is None:
+            return False
+        need, depths = _Needs(share.group, self._holders, room.bit).at(room)
+        num_cached_blocks = depths[0].num_blocks if depths else 0
+        if self._obstacle(room, share.turn, need, num_cached_blocks) is not None:
+            return False
+        own = need.share(share.turn, room, num_cached_blocks)
+        if room.load + own.num_tokens >= cost:
+            return False
+        room.count(own)
+        return True
+
+    def _obstacle(self, room: Room, turn: Turn, need: Need, num_cached_blocks: int) -> Wait | None:
+        """Return how a group waits for a room; None: it can go there."""
+        group = turn.group
+        if group in room.inbox.refused:
+            return Wait.IN_LINE
+        if group.lost_on and group.lost_on == room.core.name and self._has_other_place_for(group):
+            return Wait.ASIDE
+        return room.obstacle(turn, need, num_cached_blocks)
+
+    def _has_other_place_for(self, group: SequenceGroup) -> bool:
+        """Return whether another core than the one it was lost with could ever take a group."""
+        others = (inbox.core for inbox in self._takers if inbox.core.name != group.lost_on)
+        return any(not core.is_probing and is_open_to(core, group) for core in others)
+
+    def _enter(self, room: Room) -> None:
+        """A room is to be chosen from now on."""
+        self._members |= room.bit
+        room.number = len(self._ranked)
+        self._ranked.append((room.load, -room.num_free_blocks, room.number, room))
+        self._ranked.sort()
+
+    def _rank_anew(self, room: Room) -> None:
+        """A room has become better or worse."""
+        index = next(index for index, entry in enumerate(self._ranked) if entry[-1] is room)
+        del self._ranked[index]
+        bisect.insort(self._ranked, (room.load, -room.num_free_blocks, room.number, room))
+
+
+class _Needs:
+    """What a group takes, by the kind of the core: blocks of another size have other names.
+
+    Args:
+        group: Stands first in line.
+        holders: Which core holds which registered block.
+        members: The cores that are of interest.
+    """
+
+    def __init__(self, group: SequenceGroup, holders: BlockHolders, members: int) -> None:
+        self._group = group
+        self._holders = holders
+        self._members = members
+        self._by_kind: dict[tuple[int, int, bool], tuple[Need, list[Depth]]] = {}
+
+    def at(self, room: Room) -> tuple[Need, list[Depth]]:
+        """Return what the group takes of a core, and how many of its first blocks are cached where."""
+        found = self._by_kind.get(room.inbox.kind)
+        if found is None:
+            need = Need.of(self._group, room.core)
+            found = self._by_kind[room.inbox.kind] = need, self._holders.depths(need.block_names, self._members)
+        return found

@@ -1,0 +1,163 @@
+"""What the next step of a core can still admit, in plain numbers: the dealer's view of a core.
+
+Numbers only, so that dealing a group costs microseconds. They are estimates: cached blocks that nobody uses count as
+free twice, the message of the step does not count. The core has the last word (`Admissions.judge`); what it does
+not admit goes back into the line.
+
+Pure. Read next: `dealer.py`.
+"""
+
+import sys
+from dataclasses import dataclass
+
+from scheduler_svc.core.admission import Wait
+from scheduler_svc.core.inbox import Inbox, Share
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting_queue import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a group takes of a core with blocks of one size, as if nothing of it were cached.
+
+    Attributes:
+        block_size: Tokens in a block.
+        num_tokens: To compute before it has its first one.
+        num_blocks: Blocks of the pool.
+        num_slots: Slots of the batch.
+        block_names: Of the blocks that may be found in the prefix cache.
+    """
+
+    block_size: int
+    num_tokens: int
+    num_blocks: int
+    num_slots: int
+    block_names: list[bytes]
+
+    @classmethod
+    def of(cls, group: SequenceGroup, core: Scheduler) -> "Need":
+        """Return what a group takes of a core."""
+        blocks = core.blocks
+        lead, num_slots = group.sequences[0], 1
+        if group.is_lone:
+            num_tokens = len(lead.token_ids)
+            num_blocks = blocks.num_blocks_of(lead)
+        else:
+            sequences = group.sequences_to_compute
+            lead, num_slots = sequences[0], group.num_slots
+            num_blocks = blocks.num_blocks_ever_needed(group)
+            num_tokens = len(lead.token_ids) if len(sequences) == 1 else num_blocks * blocks.block_size
+        names: list[bytes] = []
+        if blocks.prefix_cache is not None and not group.lacks_prompt_logprobs:
+            names = blocks.hash_blocks(lead)
+            if len(names) * blocks.block_size == len(lead.token_ids):
+                names = names[:-1]  # one token at least is computed, for its logits
+        return cls(blocks.block_size, num_tokens, num_blocks, num_slots, names)
+
+    def share(self, turn: Turn, room: "Room", num_cached_blocks: int) -> Share:
+        """Return what the group takes of a core that has its first blocks in the prefix cache."""
+        num_tokens = self.num_tokens - num_cached_blocks * self.block_size
+        is_long = room.core.prefills.is_long(num_tokens)
+        return Share(turn, self.num_slots, self.num_blocks - num_cached_blocks, num_tokens, is_long)
+
+
+@dataclass(slots=True, eq=False)
+class Room:
+    """What the next step of a core can still admit.
+
+    Attributes:
+        inbox: Of the core; what is in it is taken already.
+        bit: Stands for the core among the holders of blocks.
+        load: Tokens that are computed before those of a newcomer.
+        num_free_slots: Of the batch.
+        num_free_blocks: Of the pool, less the watermark.
+        num_tokens: Of the budget; at most 0: the step is full.
+        num_long: Long prefills that it may start.
+        level_of_returning: Groups on this level and on less urgent ones wait for those that were preempted.
+        number: Tells it from other rooms.
+    """
+
+    inbox: Inbox
+    core: Scheduler
+    bit: int
+    load: int
+    num_free_slots: int
+    num_free_blocks: int
+    num_tokens: int
+    num_long: int
+    level_of_returning: int | None
+    _is_pool_used: bool
+    number: int = 0
+
+    @classmethod
+    def of(cls, inbox: Inbox, *, is_serving: bool) -> "Room":
+        """Return the room of a core.
+
+        Args:
+            inbox: Of the core.
+            is_serving: Whether the core is deciding a step, and asks: then it has budget left, whatever was dealt.
+        """
+        core = inbox.core
+        blocks, limits, load = core.blocks, core.limits, core.load
+        num_free_blocks = blocks.allocator.num_free_blocks - inbox.num_blocks
+        is_pool_used = num_free_blocks < blocks.allocator.num_blocks
+        if is_pool_used:
+            num_free_blocks -= blocks.num_watermark_blocks
+        returning = core.returning_groups
+        return cls(
+            inbox,
+            core,
+            0 if blocks.prefix_cache is None else blocks.prefix_cache.bit,
+            load + inbox.num_tokens + inbox.num_slots,
+            core.batch.num_free_slots - inbox.num_slots,
+            num_free_blocks,
+            sys.maxsize if is_serving else limits.max_num_batched_tokens - load - inbox.num_tokens,
+            limits.max_long_prefills - core.prefills.num_long - inbox.num_long,
+            min(group.order for group in returning)[0] if returning else None,
+            is_pool_used,
+        )
+
+    def obstacle(self, turn: Turn, need: Need, num_cached_blocks: int) -> Wait | None:
+        """Return how a group has to wait that stands first in line; None: the core can take it."""
+        core, group, blocks = self.core, turn.group, self.core.blocks
+        if not is_open_to(core, group):
+            return Wait.NEVER
+        if core.is_probing and (core.num_unfinished or self.inbox.shares):
+            return Wait.ASIDE
+        if self.level_of_returning is not None and self.level_of_returning <= turn.level:
+            return Wait.IN_LINE
+        if need.num_slots > self.num_free_slots or self.num_tokens <= 0:
+            return Wait.IN_LINE
+        if self.num_long <= 0 and core.prefills.is_long(need.num_tokens - num_cached_blocks * blocks.block_size):
+            return Wait.ASIDE
+        if blocks.is_being_computed(need.block_names, num_cached_blocks):
+            return Wait.ASIDE
+        return Wait.IN_LINE if need.num_blocks - num_cached_blocks > self.num_free_blocks else None
+
+    def give(self, share: Share) -> None:
+        """Put a share into the inbox of the core."""
+        self.inbox.put(share)
+        self.count(share)
+
+    def take_back(self, index: int) -> Share:
+        """Take the share at an index out of the inbox of the core; return it."""
+        share = self.inbox.take(index)
+        self.count(share, sign=-1)
+        return share
+
+    def count(self, share: Share, sign: int = 1) -> None:
+        """Count what a share takes, or with -1 what it gives back."""
+        if not self._is_pool_used:
+            self._is_pool_used = True
+            self.num_free_blocks -= self.core.blocks.num_watermark_blocks
+        self.load += sign * (share.num_tokens + share.num_slots)
+        self.num_free_slots -= sign * share.num_slots
+        self.num_free_blocks -= sign * share.num_blocks
+        self.num_tokens -= sign * share.num_tokens
+        self.num_long -= sign * share.is_long
+
+
+def is_open_to(core: Scheduler, group: SequenceGroup) -> bool:
+    """Return whether a core could take the group if it were empty; a leaving one only what has run."""
+    return (core.takes_groups or group.has_run) and core.can_ever_take(group)

@@ -1,0 +1,152 @@
+"""One go through the line: what a group costs where, and what is left for those behind it."""
+
+import math
+
+import pytest
+
+from scheduler_svc.core.admission import Wait
+from scheduler_svc.core.deal import Deal, Offer
+from scheduler_svc.core.inbox import Inbox
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting_queue import Turn
+from tests.support.driving import group, max_tokens, small_limits
+from tests.support.fleet_driving import FleetBench
+from tests.support.toy_executor import ToyExecutor, count_up
+
+
+def turn_of(waiting: SequenceGroup) -> Turn:
+    return Turn(0, not waiting.has_run, 0.0, waiting.arrival, waiting)
+
+
+def deal_of(bench: FleetBench, server: Inbox | None = None) -> Deal:
+    dealer = bench.fleet.dealer
+    return Deal(dealer.takers(), dealer.holders, server, -math.inf)
+
+
+def offered(deal: Deal, waiting: SequenceGroup) -> Offer:
+    offer = deal.choose(turn_of(waiting))
+    assert isinstance(offer, Offer)
+    return offer
+
+
+def cost_of(bench: FleetBench, newcomer: SequenceGroup) -> int:
+    offer = offered(deal_of(bench, bench.fleet.dealer.inboxes[0]), newcomer)
+    return offer.room.load + offer.share.num_tokens
+
+
+def test_an_empty_core_costs_the_prompt() -> None:
+    assert cost_of(FleetBench(small_limits()), group(0, 7)) == 7
+
+
+@pytest.mark.parametrize(("prompt", "cost"), [([1, 2, 3, 4, 5, 6], 2), ([1, 2, 3, 4], 4), ([1, 2, 3, 9, 5], 5)])
+def test_a_cached_prefix_is_free_of_cost_but_for_the_last_token(prompt: list[int], cost: int) -> None:
+    bench = FleetBench(small_limits(prefix_caching=True))
+    bench.add(group(0, [1, 2, 3, 4, 5], max_tokens(1)))
+    bench.run()
+
+    assert cost_of(bench, group(1, prompt)) == cost
+
+
+def test_decodes_and_prefills_of_others_are_added() -> None:
+    bench = FleetBench(small_limits(budget=8))
+    [member] = bench.members
+    bench.add(group(0, 2, num_sequences=2))
+    bench.step(member)
+    bench.process(member)
+    bench.add(group(1, 16))
+    bench.step(member)  # computes 6 of its tokens
+
+    assert cost_of(bench, group(2, 3)) == 3 + 10 + 3
+
+
+def test_what_was_dealt_counts_for_the_next_one() -> None:
+    bench = FleetBench(small_limits(), small_limits())
+    deal = deal_of(bench)
+    first = offered(deal, group(0, 5))
+    deal.give(first)
+    second = offered(deal, group(1, 2))
+    deal.give(second)
+
+    assert first.room is not second.room
+    third = offered(deal, group(2, 2))
+    assert third.room is second.room, "3 tokens to compute there, 6 on the other one"
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_prompt_tokens", "num_taken"),
+    [
+        pytest.param(small_limits(max_num_seqs=3), 2, 3, id="slots"),
+        pytest.param(small_limits(budget=8, blocks=24), 4, 2, id="the budget of a step"),
+        pytest.param(small_limits(max_num_seqs=16, budget=64, blocks=9), 8, 4, id="blocks, less the watermark"),
+        pytest.param(small_limits(long_prefill_threshold=2), 4, 1, id="long prefills"),
+    ],
+)
+def test_a_core_is_dealt_what_its_next_step_can_admit(
+    limits: SchedulerLimits, num_prompt_tokens: int, num_taken: int
+) -> None:
+    bench = FleetBench(limits)
+    deal = deal_of(bench)
+    num_dealt = 0
+    while isinstance(offer := deal.choose(turn_of(group(num_dealt, num_prompt_tokens))), Offer):
+        deal.give(offer)
+        num_dealt += 1
+
+    assert num_dealt == num_taken
+    assert offer is (Wait.ASIDE if limits.long_prefill_threshold else Wait.IN_LINE)
+
+
+def test_what_is_taken_back_makes_room_again() -> None:
+    bench = FleetBench(small_limits(max_num_seqs=1))
+    [inbox] = bench.fleet.dealer.inboxes
+    deal = deal_of(bench)
+    deal.give(offered(deal, group(0, 3)))
+    assert deal.choose(turn_of(group(1, 3))) is Wait.IN_LINE
+
+    assert deal.take_back(inbox, -1).group.arrival == 0
+    assert offered(deal, group(1, 3)).share.num_tokens == 3
+    assert (len(inbox), inbox.num_slots, inbox.num_blocks, inbox.num_tokens) == (0, 0, 0, 0)
+
+
+def test_a_deeper_prefix_beats_a_smaller_load_only_if_less_is_to_be_computed() -> None:
+    limits = small_limits(prefix_caching=True, max_num_seqs=8, budget=64, blocks=60)
+    bench = FleetBench(limits, limits, limits)
+    warm, idle, _ = bench.members
+    bench.add(group(0, list(range(12)), max_tokens(1)))
+    bench.step(warm)
+    bench.run()
+    bench.add(group(1, [90] * 5))
+    bench.step(warm)
+    bench.process(warm)  # one decodes there
+
+    assert offered(deal_of(bench), group(2, [*range(12), 1])).room.core is warm.core
+    assert offered(deal_of(bench), group(3, [*range(4), 1])).room.core is warm.core
+    assert offered(deal_of(bench), group(4, [5, *range(4)])).room.core is not warm.core
+    assert idle.core.load == 0
+
+
+def test_a_probing_core_is_dealt_one_group() -> None:
+    bench = FleetBench(small_limits())
+    [member] = bench.members
+    member.core.is_probing = True
+    deal = deal_of(bench)
+    deal.give(offered(deal, group(0, 2)))
+    assert deal.choose(turn_of(group(1, 2))) is Wait.ASIDE
+
+
+def test_a_group_is_not_dealt_to_the_core_it_was_lost_on_while_another_one_could_take_it() -> None:
+    bench = FleetBench()
+    for name, limits in (("a", small_limits()), ("b", small_limits(max_num_seqs=1))):
+        bench.join(limits, ToyExecutor(limits, count_up), name)
+    lost = group(0, 2)
+    lost.lost_on = "a"
+    deal = deal_of(bench)
+    offer = offered(deal, lost)
+    assert offer.room.core.name == "b"
+    deal.give(offer)
+    another = group(1, 2)
+    another.lost_on = "a"
+    assert deal.choose(turn_of(another)) is Wait.ASIDE, "it waits for the other core"
+    wide = group(2, 2, num_sequences=2)
+    wide.lost_on = "a"
+    assert offered(deal, wide).room.core.name == "a", "the other one could never take it"
