@@ -77,7 +77,15 @@ class Deal:
     def give(self, offer: Offer) -> None:
         """Put a group into the inbox of the core that it was offered to."""
         offer.room.give(offer.share)
-        self._rank_anew(offer.room)
+        self._rank_anew(offer.room, offer.room)
+
+    def look_at_server(self) -> None:
+        """The core that asks has admitted a group, or not: see what room it has now."""
+        assert self.server is not None
+        former = self._rooms[self.server]
+        room = self._rooms[self.server] = Room.of(self.server, is_serving=True)
+        room.number = former.number
+        self._rank_anew(former, room)
 
     def take_back(self, inbox: Inbox, index: int) -> Share:
         """Take a share out of an inbox; what it took is free again."""
@@ -88,7 +96,7 @@ class Deal:
             self._enter(room)
         else:
             share = room.take_back(index)
-            self._rank_anew(room)
+            self._rank_anew(room, room)
         return share
 
     def serves_sooner(self, share: Share, cost: int) -> bool:
@@ -105,23 +113,19 @@ class Deal:
         num_cached_blocks = depths[0].num_blocks if depths else 0
         if self._obstacle(room, share.turn, need, num_cached_blocks) is not None:
             return False
-        own = need.share(share.turn, room, num_cached_blocks)
-        if room.load + own.num_tokens >= cost:
-            return False
-        room.count(own)
-        return True
+        return room.load + need.num_tokens - num_cached_blocks * need.block_size < cost
 
     def _obstacle(self, room: Room, turn: Turn, need: Need, num_cached_blocks: int) -> Wait | None:
         """Return how a group waits for a room; None: it can go there."""
         group = turn.group
         if group in room.inbox.refused:
             return Wait.IN_LINE
-        if group.lost_on and group.lost_on == room.core.name and self._has_other_place_for(group):
+        if group.lost_on and (room.core.is_probing or room.core.name == group.lost_on) and self._has_choice(group):
             return Wait.ASIDE
         return room.obstacle(turn, need, num_cached_blocks)
 
-    def _has_other_place_for(self, group: SequenceGroup) -> bool:
-        """Return whether another core than the one it was lost with could ever take a group."""
+    def _has_choice(self, group: SequenceGroup) -> bool:
+        """Return whether a group that lost its executor could ever go to another one, and not to one in doubt."""
         others = (inbox.core for inbox in self._takers if inbox.core.name != group.lost_on)
         return any(not core.is_probing and is_open_to(core, group) for core in others)
 
@@ -132,15 +136,15 @@ class Deal:
         self._ranked.append((room.load, -room.num_free_blocks, room.number, room))
         self._ranked.sort()
 
-    def _rank_anew(self, room: Room) -> None:
-        """A room has become better or worse."""
-        index = next(index for index, entry in enumerate(self._ranked) if entry[-1] is room)
+    def _rank_anew(self, former: Room, room: Room) -> None:
+        """A room has become better or worse, or stands for a former one."""
+        index = next(index for index, entry in enumerate(self._ranked) if entry[-1] is former)
         del self._ranked[index]
         bisect.insort(self._ranked, (room.load, -room.num_free_blocks, room.number, room))
 
 
 class _Needs:
-    """What a group takes, by the kind of the core: blocks of another size have other names.
+    """What a group takes, by the kind of the core: blocks of another size have other names. Once forked, by the core.
 
     Args:
         group: Stands first in line.
@@ -152,12 +156,14 @@ class _Needs:
         self._group = group
         self._holders = holders
         self._members = members
-        self._by_kind: dict[tuple[int, int, bool], tuple[Need, list[Depth]]] = {}
+        self._is_forked = not group.is_lone and group.is_forked
+        self._by_kind: dict[object, tuple[Need, list[Depth]]] = {}
 
     def at(self, room: Room) -> tuple[Need, list[Depth]]:
         """Return what the group takes of a core, and how many of its first blocks are cached where."""
-        found = self._by_kind.get(room.inbox.kind)
+        kind = room.inbox if self._is_forked else room.inbox.kind
+        found = self._by_kind.get(kind)
         if found is None:
             need = Need.of(self._group, room.core)
-            found = self._by_kind[room.inbox.kind] = need, self._holders.depths(need.block_names, self._members)
+            found = self._by_kind[kind] = need, self._holders.depths(need.block_names, self._members)
         return found

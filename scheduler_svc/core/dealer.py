@@ -69,7 +69,8 @@ class Dealer:
 
     def takers(self) -> list[Inbox]:
         """Return the inboxes of the cores that groups may be dealt to; all of them if every core is leaving."""
-        return [inbox for inbox in self.inboxes if inbox.core.takes_groups] or self.inboxes
+        self._follow_takers()
+        return self._takers or self.inboxes
 
     def withdraw(self, group: SequenceGroup) -> None:
         """Take out a group that waits, wherever it does: nobody wants it any more."""
@@ -111,7 +112,6 @@ class Dealer:
 
     def place(self, group: SequenceGroup, level: int, now_s: float) -> Scheduler | None:
         """Return the core that a group would be dealt to if it stood first in line; None: no core has room."""
-        self._follow_takers()
         turn = Turn(level, not group.has_run, 0.0, group.arrival, group)
         offer = Deal(self.takers(), self.holders, None, self.judged_at_s(now_s)).choose(turn)
         return offer.room.core if isinstance(offer, Offer) else None
@@ -122,7 +122,6 @@ class Dealer:
 
     def _groups_for(self, server: Inbox | None, now_s: float) -> Iterator[SequenceGroup]:
         """Deal groups out; yield, held, those that the core which asks is to have."""
-        self._follow_takers()
         takers = self.takers()
         if server is not None and server not in takers:
             return
@@ -143,6 +142,7 @@ class Dealer:
             turn = queue.first_turn()
             if server is not None and server.shares and (turn is None or server.shares[0].turn < turn):
                 yield server.take(0).group
+                deal.look_at_server()
                 continue
             if turn is None:
                 return
@@ -157,6 +157,7 @@ class Dealer:
                 if offer.room.inbox is server:
                     server.take_group(turn.group)
                     yield turn.group
+                    deal.look_at_server()
                 else:
                     self._dealt_to.add(offer.room.core)
             elif offer is Wait.NEVER:
@@ -187,20 +188,21 @@ class Dealer:
             if not deal.serves_sooner(share, busiest.core.load + share.num_tokens):
                 return
             yield busiest.take(0).group
+            deal.look_at_server()
 
     # Back into the line --------------------------------------------------------------------------
 
     def _follow_takers(self) -> None:
         """If other cores take groups than before, those that fitted none may fit, and no other has any."""
-        takers = self.takers()
+        takers = [inbox for inbox in self.inboxes if inbox.core.takes_groups]
         if takers == self._takers:
             return
-        self._takers = list(takers)
+        self._takers = takers
         for group in sorted(self.unplaceable, key=lambda group: group.arrival):
             self.queue.release(group)
         self.unplaceable.clear()
         for inbox in self.inboxes:
-            if inbox not in takers:
+            if not inbox.core.takes_groups:
                 self._recall(inbox)
 
     def _recall_stalled(self, server: Inbox | None, now_s: float) -> None:

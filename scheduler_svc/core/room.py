@@ -19,7 +19,7 @@ from scheduler_svc.core.waiting_queue import Turn
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a group takes of a core with blocks of one size, as if nothing of it were cached.
+    """What a group takes of a core, as if nothing of it were cached; of one that has forked, as things are there.
 
     Attributes:
         block_size: Tokens in a block.
@@ -39,21 +39,19 @@ class Need:
     def of(cls, group: SequenceGroup, core: Scheduler) -> "Need":
         """Return what a group takes of a core."""
         blocks = core.blocks
-        lead, num_slots = group.sequences[0], 1
-        if group.is_lone:
-            num_tokens = len(lead.token_ids)
-            num_blocks = blocks.num_blocks_of(lead)
-        else:
-            sequences = group.sequences_to_compute
-            lead, num_slots = sequences[0], group.num_slots
-            num_blocks = blocks.num_blocks_ever_needed(group)
-            num_tokens = len(lead.token_ids) if len(sequences) == 1 else num_blocks * blocks.block_size
+        sequences = group.sequences if group.is_lone else group.sequences_to_compute
+        lead = sequences[0]
+        if len(sequences) > 1:  # it has forked: what its sequences share, and what is cached of each, takes a plan
+            plan = blocks.plan_admission(group)
+            num_tokens = sum(planned.num_new for planned in plan.sequences) * blocks.block_size
+            return cls(blocks.block_size, num_tokens, plan.num_needed, group.num_slots, [])
+        num_blocks = blocks.num_blocks_of(lead) if group.is_lone else blocks.num_blocks_ever_needed(group)
         names: list[bytes] = []
         if blocks.prefix_cache is not None and not group.lacks_prompt_logprobs:
             names = blocks.hash_blocks(lead)
             if len(names) * blocks.block_size == len(lead.token_ids):
                 names = names[:-1]  # one token at least is computed, for its logits
-        return cls(blocks.block_size, num_tokens, num_blocks, num_slots, names)
+        return cls(blocks.block_size, len(lead.token_ids), num_blocks, group.num_slots, names)
 
     def share(self, turn: Turn, room: "Room", num_cached_blocks: int) -> Share:
         """Return what the group takes of a core that has its first blocks in the prefix cache."""
@@ -124,7 +122,7 @@ class Room:
         if not is_open_to(core, group):
             return Wait.NEVER
         if core.is_probing and (core.num_unfinished or self.inbox.shares):
-            return Wait.ASIDE
+            return Wait.IN_LINE
         if self.level_of_returning is not None and self.level_of_returning <= turn.level:
             return Wait.IN_LINE
         if need.num_slots > self.num_free_slots or self.num_tokens <= 0:

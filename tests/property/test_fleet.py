@@ -153,8 +153,11 @@ class Run:
                 self.fleet.lose(member)  # as its driver lets it go
         if now in self.workload.joins:
             self.join(self.workload.kinds[self.workload.joins[now]])
-        if now == LAST_CHANGE_ROUND and not any(member.core.takes_groups for member in members):
-            self.join(self.workload.kinds[0])  # or what waits would wait for ever
+        if now == LAST_CHANGE_ROUND:  # or what waits would wait for ever
+            waiting = [group for group in self.fleet.groups.values() if self.fleet.is_live(group)]
+            for kind in self.workload.kinds:
+                if not any(member.core.takes_groups and member.core.limits == kind for member in members) and waiting:
+                    self.join(kind)
 
     def let_requests_arrive(self, now: int) -> None:
         for arrival, request in enumerate(self.workload.requests):
@@ -201,7 +204,11 @@ class Run:
     def check_nobody_waits_in_vain(self, now: int) -> None:
         """Nothing is in flight and nobody has anything to do: then no core could take what waits."""
         assert not any(member.core.num_unfinished for member in self.fleet.members)
-        head = next(self.fleet.queue.in_order(), None)
+        if now > LAST_CHANGE_ROUND:
+            for group in list(self.fleet.fleet.dealer.unplaceable):
+                self.fleet.abort(group)  # it has outgrown the largest pool: as the engine does, who knows who comes back
+        unplaceable = self.fleet.fleet.dealer.unplaceable
+        head = next((group for group in self.fleet.queue.in_order() if group not in unplaceable), None)
         if head is not None and self.fleet.members:
             assert isinstance(self.fleet.fleet.place(head, float(now)), Obstacle), "the head waits and would fit"
         if any(member.core.takes_groups for member in self.fleet.members):

@@ -46,7 +46,11 @@ class PlacementCheck:
         if is_settled and self._core.limits.prefill_mode is PrefillMode.CHUNKED:
             for group in self._core.swapped.groups[:1]:
                 assert group.has_late_tokens or not _has_free(self._core, group), "a swapped group could come back"
+        dealer = self._fleet.fleet.dealer
+        dealt = {share.group for inbox in dealer.inboxes for share in inbox.shares}
         for group in self._fleet.queue.in_order():
+            if group in dealt:
+                continue  # another core is to admit it in its next step
             verdicts = {core: self._verdict(core, group) for core in self._takers}
             able = [core for core, verdict in verdicts.items() if verdict is None]
             if able:
@@ -56,7 +60,9 @@ class PlacementCheck:
                     return  # those ahead may fill the others, and then whoever is behind it waits with it
                 continue
             waits = {verdict.wait for verdict in verdicts.values() if verdict is not None}
-            assert not (is_settled and waits == {Wait.NEVER}), f"{group.request_id} waits, and fits nowhere"
+            if not any(core.can_ever_take(group) for core in self._takers):
+                continue
+            assert not (is_settled and group in dealer.unplaceable), f"{group.request_id} is kept out of the line"
             if Wait.ASIDE not in waits:
                 return
 

@@ -131,7 +131,7 @@ def test_a_probing_core_is_dealt_one_group() -> None:
     member.core.is_probing = True
     deal = deal_of(bench)
     deal.give(offered(deal, group(0, 2)))
-    assert deal.choose(turn_of(group(1, 2))) is Wait.ASIDE
+    assert deal.choose(turn_of(group(1, 2))) is Wait.IN_LINE
 
 
 def test_a_group_is_not_dealt_to_the_core_it_was_lost_on_while_another_one_could_take_it() -> None:
