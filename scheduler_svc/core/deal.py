@@ -80,11 +80,14 @@ class Deal:
         self._rank_anew(offer.room, offer.room)
 
     def look_at_server(self) -> None:
-        """The core that asks has admitted a group, or not: see what room it has now."""
+        """The core that asks has admitted a group, or not: see what room it has now.
+
+        What the step computes that it decides goes before newcomers, so its load stays.
+        """
         assert self.server is not None
         former = self._rooms[self.server]
         room = self._rooms[self.server] = Room.of(self.server, is_serving=True)
-        room.number = former.number
+        room.number, room.load = former.number, former.load
         self._rank_anew(former, room)
 
     def take_back(self, inbox: Inbox, index: int) -> Share:
