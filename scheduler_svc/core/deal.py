@@ -102,21 +102,22 @@ class Deal:
             self._rank_anew(room, room)
         return share
 
-    def serves_sooner(self, share: Share, cost: int) -> bool:
-        """Return whether the core that asks has room for a share of another one, and fewer tokens before it.
+    def claim(self, share: Share, cost: int) -> bool:
+        """Let the core that asks have a share of another one, if it has room, and fewer tokens before it.
 
         Args:
             share: Of another inbox.
             cost: Tokens that are computed there before the group has its first one.
         """
-        room = self._rooms[self.server] if self.server is not None else None
-        if room is None:
-            return False
+        assert self.server is not None
+        room = self._rooms[self.server]
         need, depths = _Needs(share.group, self._holders, room.bit).at(room)
         num_cached_blocks = depths[0].num_blocks if depths else 0
-        if self._obstacle(room, share.turn, need, num_cached_blocks) is not None:
+        own = need.share(share.turn, room, num_cached_blocks)
+        if self._obstacle(room, share.turn, need, num_cached_blocks) is not None or room.load + own.num_tokens >= cost:
             return False
-        return room.load + need.num_tokens - num_cached_blocks * need.block_size < cost
+        room.count(own)
+        return True
 
     def _obstacle(self, room: Room, turn: Turn, need: Need, num_cached_blocks: int) -> Wait | None:
         """Return how a group waits for a room; None: it can go there."""

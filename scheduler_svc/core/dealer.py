@@ -185,7 +185,7 @@ class Dealer:
                 return
             busiest = max(others, key=lambda inbox: inbox.core.load)
             share = busiest.shares[0]
-            if not deal.serves_sooner(share, busiest.core.load + share.num_tokens):
+            if not deal.claim(share, busiest.core.load + share.num_tokens):
                 return
             yield busiest.take(0).group
             deal.look_at_server()

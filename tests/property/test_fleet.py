@@ -206,7 +206,9 @@ class Run:
         assert not any(member.core.num_unfinished for member in self.fleet.members)
         if now > LAST_CHANGE_ROUND:
             for group in list(self.fleet.fleet.dealer.unplaceable):
-                self.fleet.abort(group)  # it has outgrown the largest pool: as the engine does, who knows who comes back
+                self.fleet.abort(
+                    group
+                )  # it has outgrown the largest pool: as the engine does, who knows who comes back
         unplaceable = self.fleet.fleet.dealer.unplaceable
         head = next((group for group in self.fleet.queue.in_order() if group not in unplaceable), None)
         if head is not None and self.fleet.members:

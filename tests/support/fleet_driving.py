@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.policy import Policy
 from tests.support.driving import name_of, small_limits
 from tests.support.fleet import Member, VirtualFleet
 from tests.support.toy_executor import ToyExecutor, count_up
@@ -13,11 +14,17 @@ class FleetBench(VirtualFleet):
 
     Args:
         all_limits: Of the members that are there from the beginning.
+        policy: Of the queue and of the cores.
         tenant_weights: Of the queue.
     """
 
-    def __init__(self, *all_limits: SchedulerLimits, tenant_weights: Mapping[str, float] | None = None) -> None:
-        super().__init__(tenant_weights=tenant_weights)
+    def __init__(
+        self,
+        *all_limits: SchedulerLimits,
+        policy: Policy | None = None,
+        tenant_weights: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(policy, tenant_weights)
         for limits in all_limits:
             self.attach(limits)
 

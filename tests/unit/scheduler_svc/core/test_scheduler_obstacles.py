@@ -5,7 +5,7 @@ import pytest
 from scheduler_svc.core.admission import Obstacle, Wait
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
-from tests.support.driving import Bench, group, max_tokens, small_limits
+from tests.support.driving import Bench, group, small_limits
 
 
 def obstacle(bench: Bench, candidate: SequenceGroup, now_s: float = 0.0) -> Obstacle:
