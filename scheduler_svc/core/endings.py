@@ -41,6 +41,7 @@ class Endings:
             self._swapped.drop_sequence(sequence)
         self._preemption.forget_late(sequence)
         sequence.status = SequenceStatus.FINISHED
+        self._batch.give_up_claim(group)
 
     def end_group(self, group: SequenceGroup) -> None:
         """End a group."""

@@ -58,6 +58,8 @@ def _check_slots(scheduler: "Scheduler") -> None:
     for sequence in running_sequences(batch.running):
         assert batch.sequence_in_slot[sequence.slot] is sequence, "a slot belongs to somebody else"
         assert table.generation[sequence.slot] == sequence.generation, "a slot has another generation"
+    num_claimed = sum(group.num_slots for group in batch.running) - len(slots)
+    assert batch.num_claimed_slots == num_claimed, "the slots that running groups have a claim to are miscounted"
     assert batch.num_free_slots >= 0, "more slots are promised than there are"
 
 

@@ -82,9 +82,14 @@ def leave_a_slot_by_half(scheduler: Scheduler) -> None:
     scheduler.batch.is_left[2] = True
 
 
+def miscount_the_claims(scheduler: Scheduler) -> None:
+    scheduler.batch.num_claimed_slots += 1
+
+
 def promise_too_many_slots(scheduler: Scheduler) -> None:
     group = scheduler.batch.running[0]
     group.sequences += [Sequence(group, index, group.prompt_token_ids) for index in range(2, 9)]
+    scheduler.batch.num_claimed_slots += 7
 
 
 # 3, 4 and 5: lengths ---------------------------------------------------------------------------------
@@ -173,6 +178,7 @@ FAULTS: dict[Fault, str] = {
     age_a_slot: "a slot has another generation",
     release_a_slot: "a running sequence has no live slot",
     leave_a_slot_by_half: "the list of left slots and its column differ",
+    miscount_the_claims: "the slots that running groups have a claim to are miscounted",
     promise_too_many_slots: "more slots are promised",
     compute_beyond_the_blocks: "tokens have no block",
     compute_beyond_the_budget: "a step is over its budget",
