@@ -109,12 +109,13 @@ class Searches:
         batch, writers = self._batch, []
         for continuation in self.ready.pop(group):
             sequence, parent_slot = continuation.sequence, continuation.parent_slot
+            num_tokens = int(batch.table.num_tokens[parent_slot])
             if sequence.slot < 0:
-                num_tokens = int(batch.table.num_tokens[parent_slot])
                 slot = batch.enter(sequence, num_tokens, num_tokens, int(batch.first_blocks[parent_slot]))
                 batch.num_registered_blocks[slot] = batch.num_registered_blocks[parent_slot]
                 plan.beam_forks.append(Fork(parent_slot, slot, sequence.generation, self.sampling_of(group)))
             plan.appended_tokens.append((sequence.slot, continuation.token_id))
+            batch.num_known_tokens[sequence.slot] = num_tokens + 1
             writers.append((sequence.slot, parent_slot))
         return writers
 
@@ -146,6 +147,7 @@ class Searches:
             slot = former[parent].slot
             if parent in kept:
                 sequence = Sequence(group, 0, former[parent].token_ids, SequenceStatus.RUNNING)
+                sequence.share_hashes_of(former[parent])
                 batch.blocks.allocator.acquire(batch.held_blocks(slot))
             else:
                 kept.add(parent)

@@ -172,6 +172,10 @@ class Sequence:
         """Whether it runs in a slot of its own: a new beam of a search gets one with the next step."""
         return self.status is SequenceStatus.RUNNING and self.slot >= 0
 
+    def share_hashes_of(self, parent: Sequence) -> None:
+        """Begin with the hashes of the sequence that this one forks off."""
+        self.block_hashes, self.hashed_block_size = parent.block_hashes.copy(), parent.hashed_block_size
+
     def append_late_token(self, token_id: int) -> None:
         """Append a token that arrived after the preemption."""
         self.token_ids = np.append(self.token_ids, np.int32(token_id))

@@ -4,6 +4,8 @@ A group moves as a whole and keeps its sharing: a block that several of its sequ
 host block with as many references. Blocks that others name too stay on the device, with the group's
 references on them. Only what is computed moves; the slots are given up, and taken anew on the way back.
 
+The device blocks that a group leaves stay in the prefix cache like those of a group that ends. What of
+them is still there when the group comes back is used as it is; the others move, and are registered again.
 On the way back each sequence gets a last, partial block of its own, read from the same host block:
 they are about to write into it, so copying it now is copy-on-write in advance.
 
@@ -19,7 +21,8 @@ import numpy as np
 from scheduler_svc.core.batch import BY_ORDER, Batch
 from scheduler_svc.core.block_allocator import BlockAllocator
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
-from shared.step import Int32Array
+from shared.batch_table import IndexArray
+from shared.step import BoolArray, Int32Array
 
 NO_BLOCK = -1
 
@@ -40,6 +43,17 @@ class SwappedTable:
     def num_gone_blocks(self) -> int:
         """Leading blocks that fell out of the sliding window."""
         return int(np.count_nonzero((self.device_blocks == NO_BLOCK) & (self.host_blocks == NO_BLOCK)))
+
+
+@dataclass(frozen=True, slots=True)
+class _WholeBlocks:
+    """The host blocks of a group that are never written again, each once, ascending, [n].
+
+    `hashes` are their names in the prefix cache, in the same order; empty: there is no prefix cache.
+    """
+
+    host_blocks: Int32Array
+    hashes: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,7 @@ class SwappedGroups:
         self.host = BlockAllocator(num_host_blocks)
         self.groups: list[SequenceGroup] = []
         self.tables: dict[Sequence, SwappedTable] = {}
+        self._whole_blocks: dict[SequenceGroup, _WholeBlocks] = {}
         self._batch = batch
 
     def __iter__(self) -> Iterator[SequenceGroup]:
@@ -97,6 +112,7 @@ class SwappedGroups:
         host_of = dict(zip(moved.tolist(), host_blocks.tolist(), strict=True))
         for (sequence, slot), tokens, blocks in zip(members, num_computed, held, strict=True):
             self.tables[sequence] = self._swapped_table(slot, tokens, blocks, host_of)
+            self._batch.register_blocks(slot)
             all_held = self._batch.held_blocks(slot)
             stays = np.zeros(len(all_held), np.bool_)
             stays[: len(blocks)] = [block not in host_of for block in blocks.tolist()]
@@ -122,57 +138,88 @@ class SwappedGroups:
     # In ------------------------------------------------------------------------------------------
 
     def num_blocks_to_swap_in(self, group: SequenceGroup) -> int:
-        """Return the device blocks that the way back takes, the next token of each sequence included."""
-        tables = [(sequence, self.tables[sequence]) for sequence in group.live_sequences]
-        whole = [self._whole_blocks(table) for sequence, table in tables]
-        num_shared = len(np.unique(np.concatenate(whole)))
-        num_own = sum(self._num_blocks_needed(sequence) - self._num_whole_blocks(table) for sequence, table in tables)
-        return num_shared + num_own
+        """Return the free device blocks that the way back takes, the next token of each sequence included."""
+        found = self._find_on_device(self._whole_blocks_of(group))
+        num_moved = int(np.count_nonzero(found == NO_BLOCK))
+        distinct = np.unique(found[found != NO_BLOCK])
+        num_revived = len(distinct) - int(np.count_nonzero(self._batch.blocks.allocator.ref_counts[distinct]))
+        num_own = sum(
+            self._num_blocks_needed(sequence) - self._num_whole_blocks(sequence) for sequence in group.live_sequences
+        )
+        return num_moved + num_revived + num_own
 
     def swap_in(self, group: SequenceGroup) -> tuple[list[tuple[int, int]], list[SwappedIn]]:
-        """Take device blocks for a group and forget it here; there must be enough.
+        """Take device blocks for a group and forget it here; there must be enough, and no token on its way.
 
         Returns the (host block, device block) pairs of the step, and its sequences.
         """
-        device = self._batch.blocks.allocator
-        pairs: list[tuple[int, int]] = []
-        device_of: dict[int, int] = {}
-
-        def bring(host_block: int, *, is_shared: bool) -> int:
-            if is_shared and host_block in device_of:
-                device.acquire(np.array([device_of[host_block]], np.int32))
-                return device_of[host_block]
-            device_block = int(device.allocate(1)[0])
-            pairs.append((host_block, device_block))
-            if is_shared:
-                device_of[host_block] = device_block
-            return device_block
-
+        device, whole = self._batch.blocks.allocator, self._whole_blocks_of(group)
+        device_blocks, moved = self._bring_whole_blocks(whole)
+        pairs = list(zip(whole.host_blocks[moved].tolist(), device_blocks[moved].tolist(), strict=True))
         sequences: list[SwappedIn] = []
         for sequence in group.live_sequences:
-            table = self.tables.pop(sequence)
-            block_ids = np.maximum(table.device_blocks, 0)
-            num_whole = self._num_whole_blocks(table)
-            for index in np.flatnonzero(table.host_blocks != NO_BLOCK).tolist():
-                block_ids[index] = bring(int(table.host_blocks[index]), is_shared=index < num_whole)
-            num_new = self._num_blocks_needed(sequence) - len(block_ids)
-            block_ids = np.concatenate((block_ids, device.allocate(num_new)))
+            table = self.tables[sequence]
+            block_ids, num_whole = np.maximum(table.device_blocks, 0), self._num_whole_blocks(sequence)
+            is_on_host = table.host_blocks != NO_BLOCK
+            shared = is_on_host[:num_whole].nonzero()[0]
+            block_ids[shared] = device_blocks[np.searchsorted(whole.host_blocks, table.host_blocks[shared])]
+            device.acquire(block_ids[shared])
+            own = device.allocate(self._num_blocks_needed(sequence) - num_whole)
+            num_partial = len(block_ids) - num_whole
+            pairs += zip(table.host_blocks[num_whole:].tolist(), own[:num_partial].tolist(), strict=True)
+            block_ids = np.concatenate((block_ids[:num_whole], own))
             sequences.append(SwappedIn(sequence, block_ids, table.num_computed_tokens, table.num_gone_blocks))
-            self.host.free(table.host_blocks[table.host_blocks != NO_BLOCK])
+        device.free(np.unique(device_blocks).astype(np.int32))
+        for swapped_in in sequences:
+            self._forget(swapped_in.sequence)
         self.groups.remove(group)
         return pairs, sequences
+
+    def _bring_whole_blocks(self, whole: _WholeBlocks) -> tuple[IndexArray, BoolArray]:
+        """Return the device block for each, and which of them have to be moved there. The caller frees each once."""
+        device, cache = self._batch.blocks.allocator, self._batch.blocks.prefix_cache
+        device_blocks = self._find_on_device(whole)
+        moved: BoolArray = device_blocks == NO_BLOCK
+        device.acquire(np.unique(device_blocks[~moved]))  # first of all: they must not be evicted for the others
+        device_blocks[moved] = device.allocate(int(np.count_nonzero(moved)))
+        if cache is not None:
+            hashes = [whole.hashes[index] for index in moved.nonzero()[0].tolist()]
+            cache.register(hashes, device_blocks[moved].tolist())
+        return device_blocks, moved
+
+    def _find_on_device(self, whole: _WholeBlocks) -> IndexArray:
+        """Return the device blocks that hold the same, NO_BLOCK where none does, [n]."""
+        cache = self._batch.blocks.prefix_cache
+        return np.full(len(whole.host_blocks), NO_BLOCK, np.intp) if cache is None else cache.blocks_of(whole.hashes)
+
+    def _whole_blocks_of(self, group: SequenceGroup) -> _WholeBlocks:
+        """Return the whole blocks of a group. They are the same in every step in which it waits for its way back."""
+        whole = self._whole_blocks.get(group)
+        if whole is None:
+            whole = self._collect_whole_blocks(group)
+            if not group.has_late_tokens:
+                self._whole_blocks[group] = whole
+        return whole
+
+    def _collect_whole_blocks(self, group: SequenceGroup) -> _WholeBlocks:
+        host_blocks: list[Int32Array] = []
+        hashes: list[bytes] = []
+        for sequence in group.live_sequences:
+            num_whole = self._num_whole_blocks(sequence)
+            host_blocks.append(self.tables[sequence].host_blocks[:num_whole])
+            hashes += self._batch.blocks.hash_blocks(sequence)[:num_whole]
+        distinct, places = np.unique(np.concatenate(host_blocks), return_index=True)
+        on_host = distinct != NO_BLOCK
+        names = [hashes[place] for place in places[on_host].tolist()] if hashes else []
+        return _WholeBlocks(distinct[on_host], names)
 
     def _num_blocks_needed(self, sequence: Sequence) -> int:
         return self._batch.blocks.num_blocks_for(len(sequence.token_ids))
 
-    def _num_whole_blocks(self, table: SwappedTable) -> int:
-        """Return how many of its first blocks are never written again."""
-        return min(table.num_computed_tokens // self._batch.blocks.block_size, len(table.host_blocks))
-
-    def _whole_blocks(self, table: SwappedTable) -> Int32Array:
-        whole = table.host_blocks[: self._num_whole_blocks(table)]
-        on_host: Int32Array = whole[whole != NO_BLOCK]
-        return on_host
+    def _num_whole_blocks(self, sequence: Sequence) -> int:
+        """Return how many of its first blocks are full of tokens that are computed and known."""
+        num_tokens = min(self.tables[sequence].num_computed_tokens, len(sequence.token_ids))
+        return num_tokens // self._batch.blocks.block_size
 
     # Away ----------------------------------------------------------------------------------------
 
@@ -184,7 +231,13 @@ class SwappedGroups:
 
     def drop_sequence(self, sequence: Sequence) -> None:
         """Free the blocks of one sequence, if it has any here."""
-        table = self.tables.pop(sequence, None)
-        if table is not None:
-            self.host.free(table.host_blocks[table.host_blocks != NO_BLOCK])
-            self._batch.blocks.allocator.free(table.device_blocks[table.device_blocks != NO_BLOCK])
+        if sequence in self.tables:
+            device_blocks = self.tables[sequence].device_blocks
+            self._batch.blocks.allocator.free(device_blocks[device_blocks != NO_BLOCK])
+            self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        """Forget the table of a sequence, and free its host blocks."""
+        host_blocks = self.tables.pop(sequence).host_blocks
+        self.host.free(host_blocks[host_blocks != NO_BLOCK])
+        self._whole_blocks.pop(sequence.group, None)

@@ -129,6 +129,10 @@ def register_a_block_that_fills(scheduler: Scheduler) -> None:
     cache.register([b"block"], [int(table.block_tables[0, table.num_scheduled_tokens[0] // 4])])
 
 
+def carry_the_hashes_of_another(scheduler: Scheduler) -> None:
+    scheduler.batch.running[1].sequences[0].block_hashes = scheduler.batch.running[0].sequences[0].block_hashes
+
+
 def write_a_block_for_ever(scheduler: Scheduler) -> None:
     assert scheduler.blocks.prefix_cache is not None
     scheduler.blocks.prefix_cache._being_written.add(b"block")
@@ -186,6 +190,7 @@ FAULTS: dict[Fault, str] = {
     share_the_block_that_is_written_next: "a shared block would be written",
     register_under_a_wrong_hash: "a registered block is not full, or holds something else",
     register_a_block_that_fills: "a registered block is not full, or holds something else",
+    carry_the_hashes_of_another: "a sequence carries hashes of other tokens",
     write_a_block_for_ever: "a writer got lost, or stays for ever",
     run_out_of_order: "groups are out of order",
     swap_out_of_order: "groups are out of order",
