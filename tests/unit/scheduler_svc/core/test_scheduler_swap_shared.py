@@ -170,3 +170,17 @@ def test_the_way_back_takes_no_room_for_blocks_that_another_request_uses() -> No
     bench.step()
 
     assert bench.scheduler.swapped.num_blocks_to_swap_in(b) == 4
+
+
+def test_a_beam_that_forks_after_it_came_back_has_the_hashes_of_its_parent() -> None:
+    """With blocks of one token every output token is hashed on the way out; `check_integrity` compares."""
+    limits = small_limits(
+        blocks=12, budget=24, host_blocks=30, prefix_caching=True, vocab_size=300, block_size=1, max_model_len=12
+    )
+    bench = Bench(limits, hashed_next_token(limits.vocab_size))
+    bench.add(0, 2, max_tokens(6))
+    bench.add(1, 1, max_tokens(8), beam_search=BeamSearchParams(3))
+
+    bench.run()
+
+    assert bench.scheduler.preemption.num_preemptions[SWAP] == 1
