@@ -109,6 +109,11 @@ class SequenceGroup:
         """The sequences that have not ended, in order of their index; of a search, its live beams by rank."""
         return [sequence for sequence in self.sequences if sequence.status is not SequenceStatus.FINISHED]
 
+    def is_last(self, sequence: Sequence) -> bool:
+        """Return whether no other sequence is live. Outputs tend to end in order, so the last ones are asked first."""
+        others = (other for other in reversed(self.sequences) if other is not sequence)
+        return all(other.status is SequenceStatus.FINISHED for other in others)
+
     @property
     def num_slots(self) -> int:
         """Slots of the batch table that the group may need at once."""

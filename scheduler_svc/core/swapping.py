@@ -46,14 +46,18 @@ class SwappedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class _WholeBlocks:
-    """The host blocks of a group that are never written again, each once, ascending, [n].
+class _WayBack:
+    """What the way back of a group takes, the same in every step in which it waits.
 
-    `hashes` are their names in the prefix cache, in the same order; empty: there is no prefix cache.
+    Attributes:
+        host_blocks: Those that are never written again, each once, ascending, [n].
+        hashes: Their names in the prefix cache, in the same order; empty: there is no prefix cache.
+        num_own_blocks: Blocks that each sequence gets for itself, over all: to write into, next token included.
     """
 
     host_blocks: Int32Array
     hashes: list[bytes]
+    num_own_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class SwappedGroups:
         self.host = BlockAllocator(num_host_blocks)
         self.groups: list[SequenceGroup] = []
         self.tables: dict[Sequence, SwappedTable] = {}
-        self._whole_blocks: dict[SequenceGroup, _WholeBlocks] = {}
+        self._ways_back: dict[SequenceGroup, _WayBack] = {}
         self._batch = batch
 
     def __iter__(self) -> Iterator[SequenceGroup]:
@@ -139,30 +143,28 @@ class SwappedGroups:
 
     def num_blocks_to_swap_in(self, group: SequenceGroup) -> int:
         """Return the free device blocks that the way back takes, the next token of each sequence included."""
-        found = self._find_on_device(self._whole_blocks_of(group))
+        way_back = self._way_back_of(group)
+        found = self._find_on_device(way_back)
         num_moved = int(np.count_nonzero(found == NO_BLOCK))
         distinct = np.unique(found[found != NO_BLOCK])
         num_revived = len(distinct) - int(np.count_nonzero(self._batch.blocks.allocator.ref_counts[distinct]))
-        num_own = sum(
-            self._num_blocks_needed(sequence) - self._num_whole_blocks(sequence) for sequence in group.live_sequences
-        )
-        return num_moved + num_revived + num_own
+        return num_moved + num_revived + way_back.num_own_blocks
 
     def swap_in(self, group: SequenceGroup) -> tuple[list[tuple[int, int]], list[SwappedIn]]:
         """Take device blocks for a group and forget it here; there must be enough, and no token on its way.
 
         Returns the (host block, device block) pairs of the step, and its sequences.
         """
-        device, whole = self._batch.blocks.allocator, self._whole_blocks_of(group)
-        device_blocks, moved = self._bring_whole_blocks(whole)
-        pairs = list(zip(whole.host_blocks[moved].tolist(), device_blocks[moved].tolist(), strict=True))
+        device, way_back = self._batch.blocks.allocator, self._way_back_of(group)
+        device_blocks, moved = self._bring_whole_blocks(way_back)
+        pairs = list(zip(way_back.host_blocks[moved].tolist(), device_blocks[moved].tolist(), strict=True))
         sequences: list[SwappedIn] = []
         for sequence in group.live_sequences:
             table = self.tables[sequence]
             block_ids, num_whole = np.maximum(table.device_blocks, 0), self._num_whole_blocks(sequence)
             is_on_host = table.host_blocks != NO_BLOCK
             shared = is_on_host[:num_whole].nonzero()[0]
-            block_ids[shared] = device_blocks[np.searchsorted(whole.host_blocks, table.host_blocks[shared])]
+            block_ids[shared] = device_blocks[np.searchsorted(way_back.host_blocks, table.host_blocks[shared])]
             device.acquire(block_ids[shared])
             own = device.allocate(self._num_blocks_needed(sequence) - num_whole)
             num_partial = len(block_ids) - num_whole
@@ -175,43 +177,44 @@ class SwappedGroups:
         self.groups.remove(group)
         return pairs, sequences
 
-    def _bring_whole_blocks(self, whole: _WholeBlocks) -> tuple[IndexArray, BoolArray]:
+    def _bring_whole_blocks(self, way_back: _WayBack) -> tuple[IndexArray, BoolArray]:
         """Return the device block for each, and which of them have to be moved there. The caller frees each once."""
         device, cache = self._batch.blocks.allocator, self._batch.blocks.prefix_cache
-        device_blocks = self._find_on_device(whole)
+        device_blocks = self._find_on_device(way_back)
         moved: BoolArray = device_blocks == NO_BLOCK
         device.acquire(np.unique(device_blocks[~moved]))  # first of all: they must not be evicted for the others
         device_blocks[moved] = device.allocate(int(np.count_nonzero(moved)))
         if cache is not None:
-            hashes = [whole.hashes[index] for index in moved.nonzero()[0].tolist()]
+            hashes = [way_back.hashes[index] for index in moved.nonzero()[0].tolist()]
             cache.register(hashes, device_blocks[moved].tolist())
         return device_blocks, moved
 
-    def _find_on_device(self, whole: _WholeBlocks) -> IndexArray:
-        """Return the device blocks that hold the same, NO_BLOCK where none does, [n]."""
-        cache = self._batch.blocks.prefix_cache
-        return np.full(len(whole.host_blocks), NO_BLOCK, np.intp) if cache is None else cache.blocks_of(whole.hashes)
+    def _find_on_device(self, way_back: _WayBack) -> IndexArray:
+        """Return the device blocks that hold what the host blocks hold, NO_BLOCK where none does, [n]."""
+        cache, num_blocks = self._batch.blocks.prefix_cache, len(way_back.host_blocks)
+        return np.full(num_blocks, NO_BLOCK, np.intp) if cache is None else cache.blocks_of(way_back.hashes)
 
-    def _whole_blocks_of(self, group: SequenceGroup) -> _WholeBlocks:
-        """Return the whole blocks of a group. They are the same in every step in which it waits for its way back."""
-        whole = self._whole_blocks.get(group)
-        if whole is None:
-            whole = self._collect_whole_blocks(group)
+    def _way_back_of(self, group: SequenceGroup) -> _WayBack:
+        way_back = self._ways_back.get(group)
+        if way_back is None:
+            way_back = self._plan_way_back(group)
             if not group.has_late_tokens:
-                self._whole_blocks[group] = whole
-        return whole
+                self._ways_back[group] = way_back
+        return way_back
 
-    def _collect_whole_blocks(self, group: SequenceGroup) -> _WholeBlocks:
+    def _plan_way_back(self, group: SequenceGroup) -> _WayBack:
+        num_own_blocks = 0
         host_blocks: list[Int32Array] = []
         hashes: list[bytes] = []
         for sequence in group.live_sequences:
             num_whole = self._num_whole_blocks(sequence)
+            num_own_blocks += self._num_blocks_needed(sequence) - num_whole
             host_blocks.append(self.tables[sequence].host_blocks[:num_whole])
             hashes += self._batch.blocks.hash_blocks(sequence)[:num_whole]
         distinct, places = np.unique(np.concatenate(host_blocks), return_index=True)
         on_host = distinct != NO_BLOCK
         names = [hashes[place] for place in places[on_host].tolist()] if hashes else []
-        return _WholeBlocks(distinct[on_host], names)
+        return _WayBack(distinct[on_host], names, num_own_blocks)
 
     def _num_blocks_needed(self, sequence: Sequence) -> int:
         return self._batch.blocks.num_blocks_for(len(sequence.token_ids))
@@ -240,4 +243,4 @@ class SwappedGroups:
         """Forget the table of a sequence, and free its host blocks."""
         host_blocks = self.tables.pop(sequence).host_blocks
         self.host.free(host_blocks[host_blocks != NO_BLOCK])
-        self._whole_blocks.pop(sequence.group, None)
+        self._ways_back.pop(sequence.group, None)
