@@ -120,7 +120,7 @@ class SchedulerConfig(ServiceConfig):
     prefill_mode: Literal["chunked", "first"] = Field(
         "chunked",
         description="chunked: prompts are computed in what decodes leave of the budget; first: prompts go before "
-        "decodes, in steps of their own, and streams stand still meanwhile.",
+        "decodes, in steps of their own, and streams stand still meanwhile, for four steps in a row at most.",
     )
     long_prefill_threshold: int = Field(
         0,

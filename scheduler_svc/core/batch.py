@@ -23,7 +23,6 @@ its slot of the table; `Prefills.start` hands the tokens to the slot, `Preemptio
 import bisect
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import count
 from operator import attrgetter
 
 import numpy as np
@@ -53,6 +52,7 @@ class Batch:
         left_slots, is_left: Slots that were left, as a list and as a column, until the next step releases them.
         shares_last_block: Slots whose last, partial block may be shared, since they were forked.
         slots_with_logprobs: Slots whose tokens must come with their log-probability.
+        num_claimed_slots: Free slots that running groups have a claim to: their sequences will fork into them.
     """
 
     def __init__(self, limits: SchedulerLimits, blocks: BlockManager, order_of: OrderOf) -> None:
@@ -75,9 +75,11 @@ class Batch:
         self.num_left = 0
         self.order_of = order_of
         self._window = limits.sliding_window
-        self._claims_slots: set[SequenceGroup] = set()
+        self.num_claimed_slots = 0
+        self._num_claimed_by: dict[SequenceGroup, int] = {}  # of the groups of several sequences
         self._num_groups_of_tenant: Counter[str] = Counter()
         self._tenant_numbers: dict[str, int] = {}
+        self._free_tenant_numbers: list[int] = []
         self._tenant_of_slot: Int32Array = np.zeros(num_slots, np.int32)
 
     # Groups --------------------------------------------------------------------------------------
@@ -87,19 +89,21 @@ class Batch:
         group.order = self.order_of(group)
         bisect.insort(self.running, group, key=BY_ORDER)
         if not group.is_lone:
-            self._claims_slots.add(group)
+            self._num_claimed_by[group] = 0
+            self._claim(group, group.num_slots)
         self._num_groups_of_tenant[group.tenant] += 1
         if group.tenant not in self._tenant_numbers:
-            in_use = set(self._tenant_numbers.values())
-            self._tenant_numbers[group.tenant] = next(number for number in count() if number not in in_use)
+            free = self._free_tenant_numbers
+            self._tenant_numbers[group.tenant] = free.pop() if free else len(self._tenant_numbers)
 
     def part(self, group: SequenceGroup) -> None:
         """A group does not run any more; its sequences have left their slots."""
         del self.running[self._position(group)]
-        self._claims_slots.discard(group)
+        self.num_claimed_slots -= self._num_claimed_by.pop(group, 0)
         self._num_groups_of_tenant[group.tenant] -= 1
         if not self._num_groups_of_tenant[group.tenant]:
-            del self._num_groups_of_tenant[group.tenant], self._tenant_numbers[group.tenant]
+            del self._num_groups_of_tenant[group.tenant]
+            self._free_tenant_numbers.append(self._tenant_numbers.pop(group.tenant))
 
     def __contains__(self, group: object) -> bool:
         """Return whether a group runs."""
@@ -114,10 +118,17 @@ class Batch:
     @property
     def num_free_slots(self) -> int:
         """Slots that nobody has and no running group still has a claim to."""
-        if not self._claims_slots:
-            return len(self.free_slots)
-        claimed = sum(group.num_slots - len(slots_of(group)) for group in self._claims_slots)
-        return len(self.free_slots) - claimed
+        return len(self.free_slots) - self.num_claimed_slots
+
+    def give_up_claim(self, group: SequenceGroup) -> None:
+        """A sequence of a group has ended, and the group goes on: it needs one slot less."""
+        self._claim(group, -1)
+
+    def _claim(self, group: SequenceGroup, num_slots: int) -> None:
+        """Change the claim of a running group, if it can have one, by so many slots."""
+        if group in self._num_claimed_by:
+            self._num_claimed_by[group] += num_slots
+            self.num_claimed_slots += num_slots
 
     def num_slots_by_tenant(self, slots: BoolArray) -> dict[str, int]:
         """Return how many of `slots`, [max_num_seqs] bool, each tenant with running groups has."""
@@ -137,6 +148,7 @@ class Batch:
         sequence.status = SequenceStatus.RUNNING
         self.sequence_in_slot[slot] = sequence
         group = sequence.group
+        self._claim(group, -1)
         self.stop_checker.set_slot(slot, group.num_prompt_tokens, group.stop_conditions)
         self.num_known_tokens[slot] = num_known_tokens
         self.num_computed_tokens[slot] = num_computed_tokens
@@ -150,6 +162,7 @@ class Batch:
     def leave(self, sequence: Sequence) -> None:
         """Take a sequence out of its slot; its blocks are the caller's business. The next step releases it."""
         slot = sequence.slot
+        self._claim(sequence.group, 1)
         self.is_decoding[slot] = False
         self.shares_last_block.discard(slot)
         self.slots_with_logprobs.discard(slot)
@@ -218,11 +231,6 @@ class Batch:
                 self.table.block_tables[slot],
                 first,
             )
-
-
-def slots_of(group: SequenceGroup) -> list[int]:
-    """Return the slots that the sequences of a running group have."""
-    return [sequence.slot for sequence in group.sequences if sequence.has_slot]
 
 
 def running_sequences(groups: list[SequenceGroup]) -> Iterator[Sequence]:

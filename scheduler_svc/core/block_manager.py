@@ -37,8 +37,6 @@ class AllocStatus(enum.Enum):
     OK = "ok"
     LATER = "later"
     """Not now: others use the blocks."""
-    NEVER = "never"
-    """The pool is too small."""
 
 
 @dataclass(slots=True)

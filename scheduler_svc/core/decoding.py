@@ -19,6 +19,7 @@ from scheduler_svc.core.searches import Searches
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.core.swapping import SwappedGroups
+from shared.step import BoolArray
 
 
 class Decoding:
@@ -61,8 +62,7 @@ class Decoding:
 
     def decide(self, plan: StepPlan) -> Decodes:
         """Decide who decodes, and give them blocks; preempt the last groups if there are too few."""
-        batch = self._batch
-        slots = batch.is_decoding & ~batch.stop_checker.at_length_limit(batch.table.num_tokens)
+        batch, slots = self._batch, self._wanted_slots
         decodes = Decodes(slots, sorted(self._searches.ready, key=BY_ORDER))
         batch.slide_windows(slots)
         needs = self._growth.needs_of(decodes)
@@ -80,6 +80,16 @@ class Decoding:
         plan.token_budget -= plan.num_decodes
         self._growth.take_blocks(plan, decodes, needs)
         return decodes
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody wants a token."""
+        return bool(self._searches.ready) or bool(np.count_nonzero(self._wanted_slots))
+
+    @property
+    def _wanted_slots(self) -> BoolArray:
+        """The slots that want a token and may get one, [max_num_seqs]; not those of beams."""
+        return self._batch.is_decoding & ~self._batch.stop_checker.at_length_limit(self._batch.table.num_tokens)
 
     def _has_blocks_for(self, needs: BlockNeeds) -> bool:
         """Return whether the blocks suffice for decodes, and for one more of each prefill that is stuck."""

@@ -30,7 +30,7 @@ class Endings:
     def end_sequence(self, sequence: Sequence) -> None:
         """End one sequence of a group, and the group with its last one."""
         group = sequence.group
-        if len(group.live_sequences) == 1:
+        if group.is_last(sequence):
             self.end_group(group)
             return
         if sequence.status is SequenceStatus.RUNNING:
@@ -41,6 +41,7 @@ class Endings:
             self._swapped.drop_sequence(sequence)
         self._preemption.forget_late(sequence)
         sequence.status = SequenceStatus.FINISHED
+        self._batch.give_up_claim(group)
 
     def end_group(self, group: SequenceGroup) -> None:
         """End a group."""

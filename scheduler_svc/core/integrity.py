@@ -1,5 +1,6 @@
 """The invariants of the scheduler's docstring as assertions, for tests and debugging."""
 
+import operator
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,8 @@ def _check_slots(scheduler: "Scheduler") -> None:
     for sequence in running_sequences(batch.running):
         assert batch.sequence_in_slot[sequence.slot] is sequence, "a slot belongs to somebody else"
         assert table.generation[sequence.slot] == sequence.generation, "a slot has another generation"
+    num_claimed = sum(group.num_slots for group in batch.running) - len(slots)
+    assert batch.num_claimed_slots == num_claimed, "the slots that running groups have a claim to are miscounted"
     assert batch.num_free_slots >= 0, "more slots are promised than there are"
 
 
@@ -69,6 +72,8 @@ def _check_lengths(scheduler: "Scheduler") -> None:
         assert table.num_scheduled_tokens[slot] <= table.num_blocks[slot] * limits.block_size, "tokens have no block"
         longest = conditions.length_limit(sequence.group.num_prompt_tokens, limits.max_model_len)
         assert table.num_tokens[slot] <= longest, "a sequence is too long"
+        knows_all = batch.num_known_tokens[slot] == table.num_tokens[slot]
+        assert knows_all or sequence.group.beams is None, "a beam waits for a token, which nobody samples"
     for step in scheduler.in_flight:
         assert step.layout.num_tokens <= limits.max_num_batched_tokens, "a step is over its budget"
 
@@ -101,6 +106,7 @@ def _check_registered_blocks(scheduler: "Scheduler") -> None:
             registered = cache.hash_of(block)
             is_named_by_content = hashes[index : index + 1] == [registered]
             assert registered is None or is_named_by_content, "a registered block is not full, or holds something else"
+        assert all(map(operator.eq, sequence.block_hashes, hashes)), "a sequence carries hashes of other tokens"
 
 
 def _check_order(scheduler: "Scheduler") -> None:

@@ -3,6 +3,10 @@
 import enum
 from dataclasses import dataclass
 
+# With `PrefillMode.FIRST`, after so many steps with prefill chunks one belongs to those who decode. A step of decodes
+# is much shorter than one of prefill chunks, so that prompts lose little, and no stream stands still for long.
+MAX_PREFILL_STEPS = 4
+
 
 class PreemptionMode(enum.Enum):
     """What becomes of the blocks of a preempted group."""
@@ -19,7 +23,7 @@ class PrefillMode(enum.Enum):
     CHUNKED = "chunked"
     """Decodes first; what they leave of the budget goes to prefill chunks in the same step."""
     FIRST = "first"
-    """A step with prefill chunks has no decodes, and goes before them."""
+    """A step with prefill chunks has no decodes, and goes before them, `MAX_PREFILL_STEPS` times in a row at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,14 +47,13 @@ class Preemption:
         assert not self._searches.is_in_flight(group), "its candidates would be lost"
         group.num_preemptions += 1
         plan.preempted.append(group)
-        members = self._searches.source_slots(group)
         moves = None
         if self._mode_for(group) is PreemptionMode.SWAP:
-            moves = self._swapped.try_swap_out(group, members)
+            moves = self._swapped.try_swap_out(group, self._searches.source_slots(group))
         mode = PreemptionMode.RECOMPUTE if moves is None else PreemptionMode.SWAP
         self.num_preemptions[mode] += 1
         if moves is None:
-            self._free_blocks(group, members)
+            self.free(group)
         else:
             plan.blocks_to_swap_out.extend(moves)
         self.leave(group, SequenceStatus.WAITING if moves is None else SequenceStatus.SWAPPED, keeps_late_tokens=True)
@@ -63,8 +62,10 @@ class Preemption:
             bisect.insort(self.late_groups, group, key=BY_ORDER)
 
     def free(self, group: SequenceGroup) -> None:
-        """Free the blocks of a running group that leaves the batch for another reason."""
-        self._free_blocks(group, self._searches.source_slots(group))
+        """Free the blocks of a running group that leaves the batch."""
+        for _, slot in self._searches.source_slots(group):
+            self._batch.register_blocks(slot)
+            self._batch.blocks.allocator.free(self._batch.held_blocks(slot))
 
     def leave(self, group: SequenceGroup, status: SequenceStatus, *, keeps_late_tokens: bool) -> None:
         """Take the sequences of a running group out of their slots; their blocks are gone already.
@@ -96,12 +97,6 @@ class Preemption:
         if num_late_tokens:
             sequence.num_late_tokens = num_late_tokens
             self._late_sequences[sequence.slot, sequence.generation] = sequence
-
-    def _free_blocks(self, group: SequenceGroup, members: list[tuple[Sequence, int]]) -> None:
-        for _, slot in members:
-            if group.beams is None:
-                self._batch.register_blocks(slot)
-            self._batch.blocks.allocator.free(self._batch.held_blocks(slot))
 
     # Late tokens ---------------------------------------------------------------------------------
 

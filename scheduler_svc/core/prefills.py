@@ -238,6 +238,7 @@ class Prefills:
             slot = batch.enter(sequence, prefill.num_tokens, prefill.num_tokens, first_block)
             batch.is_decoding[slot] = True
             sequence.token_ids = no_slots()
+            sequence.share_hashes_of(prefill.sequence)
             plan.forks.append(Fork(parent_slot, slot, sequence.generation, sequence.group.sampling_of(sequence)))
             batch.shares_last_block.add(slot)
         batch.shares_last_block.add(parent_slot)

@@ -9,9 +9,10 @@ and a prefix of i blocks is found by h(i - 1) alone. The key is the scheduler's 
 make two prompts collide could read another one's answers. It is hashed at the root only, which makes
 every hash behind it as secret, at two thirds of the time. The salt keeps tenants and adapters apart.
 
-A block is registered when the step that wrote it is acknowledged, never before: a step that was sent
+A block is registered when the step that computed it is acknowledged, never before: a step that was sent
 may fail. Until then it counts as being written, and a request that needs it waits for that
-step instead of computing it again.
+step instead of computing it again. A block that comes back from the host pool holds what was
+acknowledged before it went there, and a step moves blocks before it reads any: it is registered at once.
 
 Pure. Read next: `block_allocator.py`, which keeps registered blocks when nobody uses them.
 """
@@ -104,6 +105,11 @@ class PrefixCache:
                 break
             found.append(block_id)
         return np.array(found, np.intp) if found else NO_BLOCKS
+
+    def blocks_of(self, hashes: list[bytes]) -> IndexArray:
+        """Return the block that is registered under each hash, -1 where none is, [num_hashes]."""
+        block_of_hash = self._block_of_hash
+        return np.array([block_of_hash.get(block_hash, -1) for block_hash in hashes], np.intp)
 
     def register(self, hashes: list[bytes], block_ids: list[int]) -> None:
         """Name blocks that were computed; both lists are parallel. Content that is there already stays."""

@@ -19,7 +19,8 @@ The order of a decision:
     3. swapped groups come back, unless somebody was preempted in this step
     4. groups of the queue are admitted, unless somebody was preempted or is still swapped out
 
-With `PrefillMode.FIRST`, 2 and 4 go first, and decodes run only in steps without prefill chunks.
+With `PrefillMode.FIRST`, 2 and 4 go first, and decodes run only in steps without prefill chunks; after
+`MAX_PREFILL_STEPS` in a row that kept somebody from decoding comes one without.
 
 Because the executor runs steps strictly in order, blocks freed while one result is processed may be
 given out in the next step that is sent, whatever is still in flight. A step's copies read their
@@ -53,7 +54,7 @@ from scheduler_svc.core.endings import Endings
 from scheduler_svc.core.group_event import GroupEvent
 from scheduler_svc.core.growth import Decodes
 from scheduler_svc.core.integrity import check_integrity
-from scheduler_svc.core.limits import PrefillMode, SchedulerLimits
+from scheduler_svc.core.limits import MAX_PREFILL_STEPS, PrefillMode, SchedulerLimits
 from scheduler_svc.core.policy import FcfsPolicy, Policy
 from scheduler_svc.core.preemption import Preemption
 from scheduler_svc.core.prefills import Prefills
@@ -124,6 +125,7 @@ class Scheduler:
         self._progress_at_s = 0.0  # the first decision after the last result
         self._was_processed = False
         self._events: list[GroupEvent] = []
+        self._num_prefill_steps = 0  # in a row that kept somebody from decoding
         self.takes_groups = True
         self.is_probing = False
         self.last_scheduled_step_id = 0
@@ -142,8 +144,7 @@ class Scheduler:
         plan = StepPlan(self.limits.max_num_batched_tokens, now_s, self.limits.max_admitted_tokens)
         is_mixed = self.limits.prefill_mode is PrefillMode.CHUNKED
         if not is_mixed:
-            self.prefills.continue_all(plan)
-            self.admissions.admit(plan)
+            self._prefill_first(plan)
         if plan.prefill_chunks:
             decodes = Decodes(np.zeros_like(self.batch.is_decoding), [])
         else:
@@ -156,6 +157,14 @@ class Scheduler:
                 if is_mixed:
                     self.admissions.admit(plan)
         return self._send(plan, decodes)
+
+    def _prefill_first(self, plan: StepPlan) -> None:
+        """Give the step to prefills if there are some, and to decodes when it is their turn."""
+        wants_decode = self._decoding.is_wanted
+        if not wants_decode or self._num_prefill_steps < MAX_PREFILL_STEPS:
+            self.prefills.continue_all(plan)
+            self.admissions.admit(plan)
+        self._num_prefill_steps = self._num_prefill_steps + 1 if plan.prefill_chunks and wants_decode else 0
 
     def _send(self, plan: StepPlan, decodes: Decodes) -> Step | None:
         """Turn the plan into a step and apply it to the batch table."""

@@ -47,7 +47,7 @@ class Searches:
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._candidates: dict[Sequence, Candidates] = {}
+        self._candidates: dict[SequenceGroup, dict[Sequence, Candidates]] = {}
         self._num_rows_in_flight: dict[SequenceGroup, int] = {}
         self.ready: dict[SequenceGroup, list[Continuation]] = {}
 
@@ -92,8 +92,7 @@ class Searches:
         """A group leaves the batch: drop what is known of its present step."""
         self.ready.pop(group, None)
         self._num_rows_in_flight.pop(group, None)
-        for sequence in group.sequences:
-            self._candidates.pop(sequence, None)
+        self._candidates.pop(group, None)
 
     # A step goes out -----------------------------------------------------------------------------
 
@@ -109,12 +108,13 @@ class Searches:
         batch, writers = self._batch, []
         for continuation in self.ready.pop(group):
             sequence, parent_slot = continuation.sequence, continuation.parent_slot
+            num_tokens = int(batch.table.num_tokens[parent_slot])
             if sequence.slot < 0:
-                num_tokens = int(batch.table.num_tokens[parent_slot])
                 slot = batch.enter(sequence, num_tokens, num_tokens, int(batch.first_blocks[parent_slot]))
                 batch.num_registered_blocks[slot] = batch.num_registered_blocks[parent_slot]
                 plan.beam_forks.append(Fork(parent_slot, slot, sequence.generation, self.sampling_of(group)))
             plan.appended_tokens.append((sequence.slot, continuation.token_id))
+            batch.num_known_tokens[sequence.slot] = num_tokens + 1
             writers.append((sequence.slot, parent_slot))
         return writers
 
@@ -126,11 +126,13 @@ class Searches:
         self._num_rows_in_flight[group] -= 1
         if not self._num_rows_in_flight[group]:
             del self._num_rows_in_flight[group]
-        self._candidates[sequence] = candidates
-        if len(self._candidates.keys() & set(group.sequences)) < len(group.sequences):
+        candidates_of = self._candidates.setdefault(group, {})
+        candidates_of[sequence] = candidates
+        if len(candidates_of) < len(group.sequences):
             return False
         assert group.beams is not None
-        chosen = group.beams.advance([self._candidates.pop(beam) for beam in group.sequences])
+        del self._candidates[group]
+        chosen = group.beams.advance([candidates_of[beam] for beam in group.sequences])
         if chosen:
             self._branch(group, chosen)
         return not chosen
@@ -146,6 +148,7 @@ class Searches:
             slot = former[parent].slot
             if parent in kept:
                 sequence = Sequence(group, 0, former[parent].token_ids, SequenceStatus.RUNNING)
+                sequence.share_hashes_of(former[parent])
                 batch.blocks.allocator.acquire(batch.held_blocks(slot))
             else:
                 kept.add(parent)

@@ -112,6 +112,11 @@ class SequenceGroup:
         """The sequences that have not ended, in order of their index; of a search, its live beams by rank."""
         return [sequence for sequence in self.sequences if sequence.status is not SequenceStatus.FINISHED]
 
+    def is_last(self, sequence: Sequence) -> bool:
+        """Return whether no other sequence is live. Outputs tend to end in order, so the last ones are asked first."""
+        others = (other for other in reversed(self.sequences) if other is not sequence)
+        return all(other.status is SequenceStatus.FINISHED for other in others)
+
     @property
     def num_slots(self) -> int:
         """Slots of the batch table that the group may need at once."""
@@ -174,6 +179,10 @@ class Sequence:
     def has_slot(self) -> bool:
         """Whether it runs in a slot of its own: a new beam of a search gets one with the next step."""
         return self.status is SequenceStatus.RUNNING and self.slot >= 0
+
+    def share_hashes_of(self, parent: Sequence) -> None:
+        """Begin with the hashes of the sequence that this one forks off."""
+        self.block_hashes, self.hashed_block_size = parent.block_hashes.copy(), parent.hashed_block_size
 
     def append_late_token(self, token_id: int) -> None:
         """Append a token that arrived after the preemption."""

@@ -4,6 +4,8 @@ A group moves as a whole and keeps its sharing: a block that several of its sequ
 host block with as many references. Blocks that others name too stay on the device, with the group's
 references on them. Only what is computed moves; the slots are given up, and taken anew on the way back.
 
+The device blocks that a group leaves stay in the prefix cache like those of a group that ends. What of
+them is still there when the group comes back is used as it is; the others move, and are registered again.
 On the way back each sequence gets a last, partial block of its own, read from the same host block:
 they are about to write into it, so copying it now is copy-on-write in advance.
 
@@ -19,7 +21,8 @@ import numpy as np
 from scheduler_svc.core.batch import BY_ORDER, Batch
 from scheduler_svc.core.block_allocator import BlockAllocator
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
-from shared.step import Int32Array
+from shared.batch_table import IndexArray
+from shared.step import BoolArray, Int32Array
 
 NO_BLOCK = -1
 
@@ -40,6 +43,21 @@ class SwappedTable:
     def num_gone_blocks(self) -> int:
         """Leading blocks that fell out of the sliding window."""
         return int(np.count_nonzero((self.device_blocks == NO_BLOCK) & (self.host_blocks == NO_BLOCK)))
+
+
+@dataclass(frozen=True, slots=True)
+class _WayBack:
+    """What the way back of a group takes, the same in every step in which it waits.
+
+    Attributes:
+        host_blocks: Those that are never written again, each once, ascending, [n].
+        hashes: Their names in the prefix cache, in the same order; empty: there is no prefix cache.
+        num_own_blocks: Blocks that each sequence gets for itself, over all: to write into, next token included.
+    """
+
+    host_blocks: Int32Array
+    hashes: list[bytes]
+    num_own_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +85,7 @@ class SwappedGroups:
         self.host = BlockAllocator(num_host_blocks)
         self.groups: list[SequenceGroup] = []
         self.tables: dict[Sequence, SwappedTable] = {}
+        self._ways_back: dict[SequenceGroup, _WayBack] = {}
         self._batch = batch
 
     def __iter__(self) -> Iterator[SequenceGroup]:
@@ -97,6 +116,7 @@ class SwappedGroups:
         host_of = dict(zip(moved.tolist(), host_blocks.tolist(), strict=True))
         for (sequence, slot), tokens, blocks in zip(members, num_computed, held, strict=True):
             self.tables[sequence] = self._swapped_table(slot, tokens, blocks, host_of)
+            self._batch.register_blocks(slot)
             all_held = self._batch.held_blocks(slot)
             stays = np.zeros(len(all_held), np.bool_)
             stays[: len(blocks)] = [block not in host_of for block in blocks.tolist()]
@@ -122,57 +142,87 @@ class SwappedGroups:
     # In ------------------------------------------------------------------------------------------
 
     def num_blocks_to_swap_in(self, group: SequenceGroup) -> int:
-        """Return the device blocks that the way back takes, the next token of each sequence included."""
-        tables = [(sequence, self.tables[sequence]) for sequence in group.live_sequences]
-        whole = [self._whole_blocks(table) for sequence, table in tables]
-        num_shared = len(np.unique(np.concatenate(whole)))
-        num_own = sum(self._num_blocks_needed(sequence) - self._num_whole_blocks(table) for sequence, table in tables)
-        return num_shared + num_own
+        """Return the free device blocks that the way back takes, the next token of each sequence included."""
+        way_back = self._way_back_of(group)
+        found = self._find_on_device(way_back)
+        num_moved = int(np.count_nonzero(found == NO_BLOCK))
+        distinct = np.unique(found[found != NO_BLOCK])
+        num_revived = len(distinct) - int(np.count_nonzero(self._batch.blocks.allocator.ref_counts[distinct]))
+        return num_moved + num_revived + way_back.num_own_blocks
 
     def swap_in(self, group: SequenceGroup) -> tuple[list[tuple[int, int]], list[SwappedIn]]:
-        """Take device blocks for a group and forget it here; there must be enough.
+        """Take device blocks for a group and forget it here; there must be enough, and no token on its way.
 
         Returns the (host block, device block) pairs of the step, and its sequences.
         """
-        device = self._batch.blocks.allocator
-        pairs: list[tuple[int, int]] = []
-        device_of: dict[int, int] = {}
-
-        def bring(host_block: int, *, is_shared: bool) -> int:
-            if is_shared and host_block in device_of:
-                device.acquire(np.array([device_of[host_block]], np.int32))
-                return device_of[host_block]
-            device_block = int(device.allocate(1)[0])
-            pairs.append((host_block, device_block))
-            if is_shared:
-                device_of[host_block] = device_block
-            return device_block
-
+        device, way_back = self._batch.blocks.allocator, self._way_back_of(group)
+        device_blocks, moved = self._bring_whole_blocks(way_back)
+        pairs = list(zip(way_back.host_blocks[moved].tolist(), device_blocks[moved].tolist(), strict=True))
         sequences: list[SwappedIn] = []
         for sequence in group.live_sequences:
-            table = self.tables.pop(sequence)
-            block_ids = np.maximum(table.device_blocks, 0)
-            num_whole = self._num_whole_blocks(table)
-            for index in np.flatnonzero(table.host_blocks != NO_BLOCK).tolist():
-                block_ids[index] = bring(int(table.host_blocks[index]), is_shared=index < num_whole)
-            num_new = self._num_blocks_needed(sequence) - len(block_ids)
-            block_ids = np.concatenate((block_ids, device.allocate(num_new)))
+            table = self.tables[sequence]
+            block_ids, num_whole = np.maximum(table.device_blocks, 0), self._num_whole_blocks(sequence)
+            is_on_host = table.host_blocks != NO_BLOCK
+            shared = is_on_host[:num_whole].nonzero()[0]
+            block_ids[shared] = device_blocks[np.searchsorted(way_back.host_blocks, table.host_blocks[shared])]
+            device.acquire(block_ids[shared])
+            own = device.allocate(self._num_blocks_needed(sequence) - num_whole)
+            num_partial = len(block_ids) - num_whole
+            pairs += zip(table.host_blocks[num_whole:].tolist(), own[:num_partial].tolist(), strict=True)
+            block_ids = np.concatenate((block_ids[:num_whole], own))
             sequences.append(SwappedIn(sequence, block_ids, table.num_computed_tokens, table.num_gone_blocks))
-            self.host.free(table.host_blocks[table.host_blocks != NO_BLOCK])
+        device.free(np.unique(device_blocks).astype(np.int32))
+        for swapped_in in sequences:
+            self._forget(swapped_in.sequence)
         self.groups.remove(group)
         return pairs, sequences
+
+    def _bring_whole_blocks(self, way_back: _WayBack) -> tuple[IndexArray, BoolArray]:
+        """Return the device block for each, and which of them have to be moved there. The caller frees each once."""
+        device, cache = self._batch.blocks.allocator, self._batch.blocks.prefix_cache
+        device_blocks = self._find_on_device(way_back)
+        moved: BoolArray = device_blocks == NO_BLOCK
+        device.acquire(np.unique(device_blocks[~moved]))  # first of all: they must not be evicted for the others
+        device_blocks[moved] = device.allocate(int(np.count_nonzero(moved)))
+        if cache is not None:
+            hashes = [way_back.hashes[index] for index in moved.nonzero()[0].tolist()]
+            cache.register(hashes, device_blocks[moved].tolist())
+        return device_blocks, moved
+
+    def _find_on_device(self, way_back: _WayBack) -> IndexArray:
+        """Return the device blocks that hold what the host blocks hold, NO_BLOCK where none does, [n]."""
+        cache, num_blocks = self._batch.blocks.prefix_cache, len(way_back.host_blocks)
+        return np.full(num_blocks, NO_BLOCK, np.intp) if cache is None else cache.blocks_of(way_back.hashes)
+
+    def _way_back_of(self, group: SequenceGroup) -> _WayBack:
+        way_back = self._ways_back.get(group)
+        if way_back is None:
+            way_back = self._plan_way_back(group)
+            if not group.has_late_tokens:
+                self._ways_back[group] = way_back
+        return way_back
+
+    def _plan_way_back(self, group: SequenceGroup) -> _WayBack:
+        num_own_blocks = 0
+        host_blocks: list[Int32Array] = []
+        hashes: list[bytes] = []
+        for sequence in group.live_sequences:
+            num_whole = self._num_whole_blocks(sequence)
+            num_own_blocks += self._num_blocks_needed(sequence) - num_whole
+            host_blocks.append(self.tables[sequence].host_blocks[:num_whole])
+            hashes += self._batch.blocks.hash_blocks(sequence)[:num_whole]
+        distinct, places = np.unique(np.concatenate(host_blocks), return_index=True)
+        on_host = distinct != NO_BLOCK
+        names = [hashes[place] for place in places[on_host].tolist()] if hashes else []
+        return _WayBack(distinct[on_host], names, num_own_blocks)
 
     def _num_blocks_needed(self, sequence: Sequence) -> int:
         return self._batch.blocks.num_blocks_for(len(sequence.token_ids))
 
-    def _num_whole_blocks(self, table: SwappedTable) -> int:
-        """Return how many of its first blocks are never written again."""
-        return min(table.num_computed_tokens // self._batch.blocks.block_size, len(table.host_blocks))
-
-    def _whole_blocks(self, table: SwappedTable) -> Int32Array:
-        whole = table.host_blocks[: self._num_whole_blocks(table)]
-        on_host: Int32Array = whole[whole != NO_BLOCK]
-        return on_host
+    def _num_whole_blocks(self, sequence: Sequence) -> int:
+        """Return how many of its first blocks are full of tokens that are computed and known."""
+        num_tokens = min(self.tables[sequence].num_computed_tokens, len(sequence.token_ids))
+        return num_tokens // self._batch.blocks.block_size
 
     # Away ----------------------------------------------------------------------------------------
 
@@ -184,7 +234,13 @@ class SwappedGroups:
 
     def drop_sequence(self, sequence: Sequence) -> None:
         """Free the blocks of one sequence, if it has any here."""
-        table = self.tables.pop(sequence, None)
-        if table is not None:
-            self.host.free(table.host_blocks[table.host_blocks != NO_BLOCK])
-            self._batch.blocks.allocator.free(table.device_blocks[table.device_blocks != NO_BLOCK])
+        if sequence in self.tables:
+            device_blocks = self.tables[sequence].device_blocks
+            self._batch.blocks.allocator.free(device_blocks[device_blocks != NO_BLOCK])
+            self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        """Forget the table of a sequence, and free its host blocks."""
+        host_blocks = self.tables.pop(sequence).host_blocks
+        self.host.free(host_blocks[host_blocks != NO_BLOCK])
+        self._ways_back.pop(sequence.group, None)

@@ -12,6 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
+from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode, SchedulerLimits
 from scheduler_svc.core.policy import FcfsPolicy, Policy, PriorityPolicy
 from scheduler_svc.core.scheduler import Scheduler
@@ -234,10 +235,11 @@ class Driver:
             assert failure.group.arrival not in self.failed, "a group failed twice"
             self.failed.append(failure.group.arrival)
         self.scheduler.check_integrity()
+        happened = {event.kind for event in self.scheduler.take_events()}
         if step is None:
             return False
         if self.limits.prefill_mode is PrefillMode.FIRST and len(step.delta.prefill_chunks):
-            swapped_in = len(step.blocks_to_swap_in) > 0
+            swapped_in = EventKind.SWAPPED_IN in happened
             assert swapped_in or not self.scheduler.in_flight[-1].layout.num_decodes, "prefill and decode are mixed"
         digest = self.scheduler.table.digest()
         self.results.append(self.executor.execute(step))

@@ -10,10 +10,11 @@ from benchmarks.scheduler_core import BLOCK_SIZE, Spread, measure_admission, mea
 
 
 @pytest.mark.parametrize("evicts", [False, True])
-def test_decode_steps_are_measured_with_and_without_eviction(evicts: bool) -> None:
-    cost = measure_decode(2 * BLOCK_SIZE, num_steps=20, evicts=evicts)
+@pytest.mark.parametrize("num_sequences", [1, 2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 5])
+def test_decode_steps_are_measured_with_and_without_eviction(num_sequences: int, evicts: bool) -> None:
+    cost = measure_decode(num_sequences, num_steps=20, evicts=evicts)
 
-    assert (cost.num_sequences, cost.evicts) == (2 * BLOCK_SIZE, evicts)
+    assert (cost.num_sequences, cost.evicts) == (num_sequences, evicts)
     assert 0 < cost.schedule_us.median < cost.total_us.median <= cost.total_us.p99
 
 

@@ -82,9 +82,14 @@ def leave_a_slot_by_half(scheduler: Scheduler) -> None:
     scheduler.batch.is_left[2] = True
 
 
+def miscount_the_claims(scheduler: Scheduler) -> None:
+    scheduler.batch.num_claimed_slots += 1
+
+
 def promise_too_many_slots(scheduler: Scheduler) -> None:
     group = scheduler.batch.running[0]
     group.sequences += [Sequence(group, index, group.prompt_token_ids) for index in range(2, 9)]
+    scheduler.batch.num_claimed_slots += 7
 
 
 # 3, 4 and 5: lengths ---------------------------------------------------------------------------------
@@ -122,6 +127,10 @@ def register_a_block_that_fills(scheduler: Scheduler) -> None:
     table, cache = scheduler.table, scheduler.blocks.prefix_cache
     assert cache is not None
     cache.register([b"block"], [int(table.block_tables[0, table.num_scheduled_tokens[0] // 4])])
+
+
+def carry_the_hashes_of_another(scheduler: Scheduler) -> None:
+    scheduler.batch.running[1].sequences[0].block_hashes = scheduler.batch.running[0].sequences[0].block_hashes
 
 
 def write_a_block_for_ever(scheduler: Scheduler) -> None:
@@ -173,6 +182,7 @@ FAULTS: dict[Fault, str] = {
     age_a_slot: "a slot has another generation",
     release_a_slot: "a running sequence has no live slot",
     leave_a_slot_by_half: "the list of left slots and its column differ",
+    miscount_the_claims: "the slots that running groups have a claim to are miscounted",
     promise_too_many_slots: "more slots are promised",
     compute_beyond_the_blocks: "tokens have no block",
     compute_beyond_the_budget: "a step is over its budget",
@@ -180,6 +190,7 @@ FAULTS: dict[Fault, str] = {
     share_the_block_that_is_written_next: "a shared block would be written",
     register_under_a_wrong_hash: "a registered block is not full, or holds something else",
     register_a_block_that_fills: "a registered block is not full, or holds something else",
+    carry_the_hashes_of_another: "a sequence carries hashes of other tokens",
     write_a_block_for_ever: "a writer got lost, or stays for ever",
     run_out_of_order: "groups are out of order",
     swap_out_of_order: "groups are out of order",

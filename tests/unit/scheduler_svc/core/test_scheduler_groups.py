@@ -1,7 +1,11 @@
 """Groups of several outputs: one prompt, forks, and copy-on-write."""
 
+import numpy as np
 import pytest
 
+from scheduler_svc.core.beam_search import BeamSearchParams
+from scheduler_svc.core.stop_conditions import StopConditions
+from shared.token_rules import TokenRules
 from tests.support.driving import Bench, admitted, chunks, delivered, group, max_tokens, small_limits
 
 
@@ -205,3 +209,39 @@ def test_a_group_and_lone_requests_mix_in_one_step() -> None:
     bench.step()
 
     assert delivered(bench.step()) == {"a0": 103, "a1": 105, "b": 203}
+
+
+# What belongs to all of a group -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beam_width", [0, 3])
+def test_forks_have_the_token_rules_and_the_salt_of_their_group(beam_width: int) -> None:
+    bench = Bench(small_limits(vocab_size=300))
+    search = BeamSearchParams(beam_width) if beam_width else None
+    added = bench.add(0, 6, max_tokens(4), num_sequences=1 if search else 3, beam_search=search, cache_salt=5)
+    added.token_rules = TokenRules(banned_token_ids=np.array([7], np.int32))
+
+    bench.step()
+    bench.step()
+
+    for table in (bench.scheduler.table, bench.executor.table):
+        assert [rules.banned_token_ids.tolist() for rules in table.token_rules[table.live]] == [[7]] * 3
+        assert table.cache_salt[table.live].tolist() == [5, 5, 5]
+
+
+# When blocks lack ------------------------------------------------------------------------------------
+
+
+def test_nobody_is_admitted_while_an_output_is_held_back_for_lack_of_blocks() -> None:
+    """Each output of `a` needs two blocks for drafted tokens, three are free, and a step in flight may end one."""
+    bench = Bench(small_limits(blocks=6, num_lookahead_tokens=4))
+    bench.add(0, 12, StopConditions(max_tokens=4, stop_token_ids=frozenset({113})), num_sequences=2)
+    bench.schedule()
+    bench.add(1, 1, max_tokens(1))
+
+    step = bench.schedule()
+
+    assert step.delta.appended_blocks[:, 0].tolist() == [0, 0]
+    assert (bench.num_free_blocks, len(step.delta.admissions)) == (1, 0)
+    bench.run()
+    assert (bench.outputs["a0"], bench.outputs["a1"], bench.outputs["b"]) == ([112, 113], [113], [201])

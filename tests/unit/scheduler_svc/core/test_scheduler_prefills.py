@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core.limits import PrefillMode
+from scheduler_svc.core.limits import MAX_PREFILL_STEPS, PrefillMode
 from tests.support.driving import Bench, admitted, chunks, max_tokens, small_limits
 
 # Long prefills -----------------------------------------------------------------------------------
@@ -118,6 +118,35 @@ def test_prefill_first_computes_prompts_in_steps_without_decodes() -> None:
 
     assert [chunks(step) for step in (first, second, third)] == [{1: 8}, {1: 4}, {}]
     assert [sent.layout.num_decodes for sent in bench.scheduler.in_flight] == [0, 0, 2]
+
+
+def test_prefill_first_lets_decodes_run_after_so_many_steps_of_prefills() -> None:
+    """However many prompts come, `a` gets a token in every fifth step."""
+    bench = Bench(small_limits(budget=8, blocks=20, max_num_seqs=8, prefill_mode=PrefillMode.FIRST))
+    bench.add(0, 3)
+    bench.step()
+    for arrival in range(1, 8):
+        bench.add(arrival, 16, max_tokens(1))
+
+    steps = [bench.schedule() for _ in range(10)]
+
+    per_step = [sent.layout.num_decodes for sent in bench.scheduler.in_flight]
+    assert MAX_PREFILL_STEPS == 4
+    assert [num_decodes > 0 for num_decodes in per_step] == [False, False, False, False, True] * 2
+    assert [len(chunks(step)) for step in steps] == [1, 1, 1, 1, 0] * 2
+
+
+def test_prefill_first_goes_on_with_prefills_when_nobody_is_left_who_decodes() -> None:
+    bench = Bench(small_limits(budget=4, prefill_mode=PrefillMode.FIRST))
+    a = bench.add(0, 3)
+    bench.step()
+    bench.add(1, 20)
+    for _ in range(MAX_PREFILL_STEPS):
+        bench.step()
+
+    bench.scheduler.abort(a)
+
+    assert chunks(bench.schedule()) == {1: 4}
 
 
 def test_chunked_computes_prompts_beside_decodes() -> None:

@@ -2,7 +2,9 @@
 
 import pytest
 
+from scheduler_svc.core.beam_search import BeamSearchParams
 from tests.support.driving import Bench, admitted, chunks, max_tokens, only_admission, small_limits
+from tests.support.toy_executor import hashed_next_token
 
 COMMON = list(range(500, 508))  # two blocks
 
@@ -264,3 +266,17 @@ def test_a_group_finds_the_prefix_once_and_its_forks_share_it() -> None:
 
     assert [admission.num_computed_tokens for step in steps for admission in step.delta.admissions] == [8]
     assert bench.outputs["b2"] == [4, 7, 10]
+
+
+def test_what_a_beam_search_found_is_found_again() -> None:
+    limits = small_limits(vocab_size=300, prefix_caching=True)
+    bench = Bench(limits, hashed_next_token(limits.vocab_size))
+    search = bench.add(0, 4, max_tokens(6), beam_search=BeamSearchParams(beam_width=2))
+    bench.run()
+    assert search.beams is not None
+    (best,) = search.beams.finished_hypotheses()
+
+    follow_up = bench.add(1, [*range(100, 104), *best.token_ids.tolist()], max_tokens(1))
+    bench.run()
+
+    assert follow_up.num_cached_tokens == 8

@@ -4,7 +4,6 @@ import pytest
 
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceStatus
-from shared.step import Step
 from tests.support.driving import Bench, admitted, chunks, max_tokens, only_admission, small_limits
 
 SWAP, RECOMPUTE = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE
@@ -20,13 +19,6 @@ def bench_with_victim(
     bench.add(1, 12, max_tokens(num_tokens), num_sequences=num_sequences)
     bench.step()
     return bench
-
-
-def swapping(steps: list[Step]) -> tuple[list[int], list[int]]:
-    """Return the numbers of the steps that swap out, and of those that swap in."""
-    out = [step.step_id for step in steps if len(step.blocks_to_swap_out)]
-    back = [step.step_id for step in steps if len(step.blocks_to_swap_in)]
-    return out, back
 
 
 # Which mode --------------------------------------------------------------------------------------
@@ -162,16 +154,21 @@ def test_a_swapped_group_goes_on_without_computing_anything_again() -> None:
 
 
 def test_nothing_comes_back_in_a_step_that_preempts() -> None:
-    bench = Bench(small_limits(blocks=9, budget=36, host_blocks=9, preemption_mode=SWAP))
-    for arrival in range(3):
-        bench.add(arrival, 12, max_tokens(6))
+    """`b` makes room for the drafted tokens of both. It has none on its way back, so that it would fit at once."""
+    bench = Bench(small_limits(blocks=9, budget=24, host_blocks=8, preemption_mode=SWAP, num_lookahead_tokens=4))
+    bench.add(0, 12, max_tokens(4))
+    b = bench.add(1, 12, max_tokens(4))
+    bench.step()
 
-    steps = bench.run(2)
+    out = bench.schedule()
 
-    out, back = swapping(steps)
-    assert out
-    assert back
-    assert not set(out) & set(back)
+    assert len(out.blocks_to_swap_out) == 3
+    assert len(out.delta.admissions) == 0
+    needs = bench.scheduler.admissions.needs_to_swap_in(b)
+    assert (needs.has_blocks, needs.has_slots) == (True, True)
+    bench.process()
+    bench.run()
+    assert bench.outputs["b"] == [212, 213, 214, 215]
 
 
 def test_swapped_groups_come_back_before_newcomers_are_admitted() -> None:
