@@ -9,13 +9,14 @@ import click
 from rich.console import Console
 
 from octavo.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Client
-from octavo.commands.options import check_listen, service_options, to_local_options
+from octavo.commands.options import check_listen
+from octavo.commands.service_options import other_settings, service_options
 from octavo.exposure import exposure_warning
-from octavo.gateway import DEFAULT_OPENAI_ADDRESS, check_gateway
+from octavo.gateway import DEFAULT_OPENAI_ADDRESS
 from octavo.local import LocalOptions, LocalServices
 
 
-@click.command()
+@click.command(epilog=other_settings())
 @click.option(
     "--listen",
     default=DEFAULT_ADDRESS,
@@ -40,13 +41,15 @@ from octavo.local import LocalOptions, LocalServices
     help=f"Serve OpenAI's API too, by the SMG gateway.  [without an address: {DEFAULT_OPENAI_ADDRESS}]",
 )
 @service_options
-def up(model: str, verbose: bool, **flags: Any) -> None:
+def up(model: str, listen: str, admin_listen: str, openai: str | None, verbose: bool, options: dict[str, Any]) -> None:
     """Start a scheduler and an executor on this machine; Ctrl-C stops them."""
-    # Before the model is made or fetched, which may take minutes.
-    if flags["openai"] is not None:
-        check_gateway(flags["openai"])
-    _warn_if_exposed(listen=flags["listen"], admin_listen=flags["admin_listen"], openai=flags["openai"])
-    asyncio.run(_run_until_stopped(model, to_local_options(model, **flags), is_verbose=verbose))
+    options["scheduler"] = {"listen": listen, "admin_listen": admin_listen, **options["scheduler"]}
+    local = LocalOptions(model, openai=openai, **options)
+    config = local.scheduler.config
+    if config.tls_cert is None:
+        _warn_if_exposed(listen=config.listen, admin_listen=config.admin_listen, openai=openai)
+    local.prepare_model()
+    asyncio.run(_run_until_stopped(model, local, is_verbose=verbose))
 
 
 def _warn_if_exposed(*, listen: str, admin_listen: str, openai: str | None) -> None:
