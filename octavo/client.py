@@ -6,6 +6,7 @@ a prompt that was sent again could be answered twice. Who wants retries catches 
 """
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -60,7 +61,8 @@ class Client(SchedulerChannel):
         tls: How to speak TLS; None: plaintext. The files are read when the client is opened.
         token: Who we are, for a scheduler with --tokens-file; over plaintext it goes to this machine only.
 
-    Raises: ConnectionOptionsError: the token cannot be sent; when the client is opened, also: a file cannot be used.
+    Raises: ConnectionOptionsError: the address is none, or the token cannot be sent; when the client is opened, also:
+        a file cannot be used.
     """
 
     channel_options = (
@@ -125,7 +127,8 @@ class Client(SchedulerChannel):
             tenant=tenant,
             cache_salt=cache_salt,
         )
-        timeout_s = None if timeout_s is None else min(timeout_s, _LONGEST_TIMEOUT_S)
+        if timeout_s is not None:
+            timeout_s = _grpc_timeout(timeout_s)
         call = self._stub().Generate(request, timeout=timeout_s, metadata=self._metadata)
         is_finished = False
         try:
@@ -228,6 +231,13 @@ class Client(SchedulerChannel):
 
     def _stub(self) -> "generation_service_pb2_grpc.GenerationServiceAsyncStub":  # quoted: only the type stub has it
         return generation_service_pb2_grpc.GenerationServiceStub(self._open_channel())
+
+
+def _grpc_timeout(timeout_s: object) -> float:
+    """Return a time limit as gRPC can count it; one that has passed already is one too."""
+    if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
+        raise InvalidRequestError(f"timeout_s is {timeout_s!r}; it must be a number of seconds", field="timeout_s")
+    return min(timeout_s, _LONGEST_TIMEOUT_S)
 
 
 def generate_request(

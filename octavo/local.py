@@ -94,6 +94,8 @@ class LocalOptions:
                 wait for ever. Other models are the executor's to judge.
         """
         config = self.executor.config
+        if not config.model:
+            raise LocalServiceError("the name of the model is empty; name a demo model, a directory, or a hub id")
         model = resolve_model(config.model, progress=progress)
         self.executor = replace(self.executor, config=config.model_copy(update={"model": model}))
         tokenizer = Path(model, "tokenizer.json")

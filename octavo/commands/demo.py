@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from octavo.client import Client
-from octavo.commands.service_options import other_settings, service_options
+from octavo.commands.service_options import ServiceCommand, service_options
 from octavo.local import LocalOptions, LocalServices
 from octavo.outputs import ChatMessage, Delta, Finished
 from octavo.sampling_params import SamplingParams
@@ -22,7 +22,7 @@ _ROUTE = """\
 """
 
 
-@click.command(epilog=other_settings())
+@click.command(cls=ServiceCommand)
 @click.argument("question", default=_QUESTION)
 @service_options
 def demo(question: str, model: str, verbose: bool, options: dict[str, Any]) -> None:

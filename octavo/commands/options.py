@@ -11,6 +11,7 @@ import click
 from octavo.client import DEFAULT_ADDRESS
 from octavo.commands.flag_names import in_flags
 from octavo.errors import InvalidRequestError
+from octavo.host_port import port_trouble, target_trouble
 from octavo.sampling_params import EarlyStopping, SamplingParams
 
 _R = TypeVar("_R")
@@ -30,23 +31,16 @@ class Number(click.FloatRange):
 def check_address(ctx: click.Context, param: click.Parameter, address: str) -> str:
     """Refuse what gRPC would only fail to connect to; its other targets, such as unix:PATH, pass."""
     del ctx, param  # click names them in the message
-    if address.startswith(("http://", "https://")):
-        raise click.BadParameter(f"{address!r} is not HOST:PORT; leave out {address.partition('//')[0]}//")
-    if "/" in address or address.startswith("unix"):
-        return address
-    return _check_port(address, least_port=1)
+    if trouble := target_trouble(address):
+        raise click.BadParameter(trouble)
+    return address
 
 
 def check_listen(ctx: click.Context, param: click.Parameter, address: str) -> str:
     """Refuse what no service can listen on; a callback of click. Port 0 takes a free one."""
     del ctx, param
-    return _check_port(address, least_port=0)
-
-
-def _check_port(address: str, *, least_port: int) -> str:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not least_port <= int(port) <= 65535:
-        raise click.BadParameter(f"{address!r} is not HOST:PORT with a port from {least_port} to 65535")
+    if trouble := port_trouble(address, least_port=0):
+        raise click.BadParameter(trouble)
     return address
 
 

@@ -51,16 +51,58 @@ class _SettingOption(click.Option):
         return [CompletionItem(choice) for choice in self._choices if choice.startswith(incomplete)]
 
 
+class ServiceCommand(click.Command):
+    """A command that starts both services, with their settings as flags, for a function with `service_options`.
+
+    The flags are made when somebody asks for them: their declarations need packages that other commands do without.
+    """
+
+    _has_settings = False
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        """All parameters: those of the command, the settings, then --set and --verbose; click changes the list."""
+        if not self._has_settings:
+            self._has_settings = True
+            self._params += [*map(_setting_option, _plain_names()), _SET, _VERBOSE]
+        return self._params
+
+    @params.setter
+    def params(self, own_params: list[click.Parameter]) -> None:
+        self._params = own_params
+
+    @property
+    def epilog(self) -> str | None:
+        """The last paragraphs of the help: the settings that it does not describe."""
+        flags = " ".join(to_flag(name) for name in _plain_names() if name not in _COMMON)
+        lines = textwrap.wrap(flags, 76, break_on_hyphens=False)
+        # click keeps the line breaks of a paragraph that begins with \b.
+        return "\n".join(
+            [
+                "Every other setting of the services is a flag too; `python -m executor_svc --help` and `python -m "
+                "scheduler_svc --help` say what they mean:",
+                "",
+                "\b",
+                *lines,
+                "",
+                "A flag that both services have is for both. Ports and certificates are for one of them: --set.",
+            ]
+        )
+
+    @epilog.setter
+    def epilog(self, text: str | None) -> None:
+        assert text is None, "it is made from the settings"
+
+
 def service_options(command: Callable[..., _R]) -> Callable[..., _R]:
-    """Give a command the flags of the two local services.
+    """Let a function be a ServiceCommand.
 
     It gets `model`, `verbose`, and as `options` the other arguments of LocalOptions. Wrong settings are wrong usage.
     """
-    names = _plain_names()
 
     @functools.wraps(command)
     def with_settings(*, assignments: tuple[str, ...], **flags: Any) -> _R:
-        settings = {name: flags.pop(name) for name in names}
+        settings = {name: flags.pop(name) for name in _plain_names()}
         of_one_service: dict[str, dict[str, object]] = {"executor": {}, "scheduler": {}}
         for assignment in assignments:
             service, name, value = _parse(assignment)
@@ -70,25 +112,7 @@ def service_options(command: Callable[..., _R]) -> Callable[..., _R]:
         except SettingsError as error:
             raise click.UsageError(str(error), click.get_current_context()) from error
 
-    return with_options(_MODEL, *map(_setting_option, names), _SET, _VERBOSE)(with_settings)
-
-
-def other_settings() -> str:
-    """Return the last paragraphs of a help: the settings that it does not describe."""
-    flags = " ".join(to_flag(name) for name in _plain_names() if name not in _COMMON)
-    lines = textwrap.wrap(flags, 76, break_on_hyphens=False)
-    # click keeps the line breaks of a paragraph that begins with \b.
-    return "\n".join(
-        [
-            "Every other setting of the services is a flag too; `python -m executor_svc --help` and `python -m "
-            "scheduler_svc --help` say what they mean:",
-            "",
-            "\b",
-            *lines,
-            "",
-            "A flag that both services have is for both. Ports and certificates are for one of them: --set.",
-        ]
-    )
+    return with_options(_MODEL)(with_settings)
 
 
 def to_flag(name: str) -> str:
@@ -103,26 +127,26 @@ _MODEL = click.option(
     metavar="MODEL",
     help="The demo model, a Hugging Face directory, or a hub id.",
 )
-_SET = click.option(
-    "--set",
-    "assignments",
+_SET = click.Option(
+    ["--set", "assignments"],
     multiple=True,
     metavar="SERVICE.NAME=VALUE",
     help="A setting of one service only, such as executor.log_level=debug. Repeatable.",
 )
-_VERBOSE = click.option("--verbose", is_flag=True, help="Show the services' logs on stderr.")
+_VERBOSE = click.Option(["--verbose"], is_flag=True, help="Show the services' logs on stderr.")
 
 
-def _plain_names() -> list[str]:
+@functools.cache
+def _plain_names() -> tuple[str, ...]:
     """Return the settings that have a flag, common ones first; none where the packages of the services are missing."""
     if importlib.util.find_spec("pydantic") is None:  # LocalOptions says so
-        return []
+        return ()
     from octavo.service_settings import plain_names
 
-    return [*_COMMON, *(name for name in plain_names() if name not in (*_COMMON, *_OWN))]
+    return (*_COMMON, *(name for name in plain_names() if name not in (*_COMMON, *_OWN)))
 
 
-def _setting_option(name: str) -> Callable[..., Any]:
+def _setting_option(name: str) -> _SettingOption:
     from octavo.service_settings import field_of
 
     field = field_of(name)
@@ -130,10 +154,8 @@ def _setting_option(name: str) -> Callable[..., Any]:
     is_number = field.annotation in (int, int | None, float, float | None)
     choices = [str(choice) for choice in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
     default = "" if field.default in (None, (), "") or is_bool else f"  [default: {field.default}]"
-    return click.option(
-        f"{to_flag(name)}/{to_flag(f'no_{name}')}" if is_bool else to_flag(name),
-        name,
-        cls=_SettingOption,
+    return _SettingOption(
+        [f"{to_flag(name)}/{to_flag(f'no_{name}')}" if is_bool else to_flag(name), name],
         is_common=name in _COMMON,
         choices=choices,
         type=bool if is_bool else str,

@@ -10,13 +10,13 @@ from rich.console import Console
 
 from octavo.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Client
 from octavo.commands.options import check_listen
-from octavo.commands.service_options import other_settings, service_options
+from octavo.commands.service_options import ServiceCommand, service_options
 from octavo.exposure import exposure_warning
 from octavo.gateway import DEFAULT_OPENAI_ADDRESS
 from octavo.local import LocalOptions, LocalServices
 
 
-@click.command(epilog=other_settings())
+@click.command(cls=ServiceCommand)
 @click.option(
     "--listen",
     default=DEFAULT_ADDRESS,
