@@ -39,8 +39,9 @@ class SchedulerChannel:
         tls: How to speak TLS; None: plaintext. The files are read when the channel is opened.
         token: Who we are, for a scheduler with --tokens-file; over plaintext it goes to this machine only.
 
-    Raises: ConnectionOptionsError: the address is none, or the token cannot be sent; when the channel is opened, also:
-        a file cannot be used.
+    Raises:
+        ConnectionOptionsError: the address is none, or the token cannot be sent; when the channel is opened, also: a
+            file cannot be used.
     """
 
     channel_options: ClassVar[tuple[tuple[str, int], ...]] = ()

@@ -12,7 +12,6 @@ from shared.events import configure_logging
 from shared.grpc_server import announce_listening, announce_serving
 from shared.stop_request import StopRequest
 
-
 # Time after which a start is worth a word, in seconds: the first attempts to attach have had their answers.
 SILENCE_S = 2.0
 
