@@ -126,6 +126,20 @@ async def test_priority_tenant_and_salt_hold_for_all_prompts(
     assert sent == [(2, "red", "secret")] * 3
 
 
+async def test_a_scheduler_that_stops_is_the_cause_and_not_the_lost_connection(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wait_for_failure(_: LocalServices) -> LocalServiceError:
+        while not stand_in.requests:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # the end of a process is seen after that of its connections
+        return LocalServiceError("the scheduler stopped")
+
+    monkeypatch.setattr(RunningServices, "wait_for_failure", wait_for_failure)
+    with pytest.raises(LocalServiceError, match="the scheduler stopped"):
+        await ask(stand_in, monkeypatch, lambda llm: llm.generate(["lost", "lost"], progress=False))
+
+
 async def test_sampling_parameters_are_keywords_too_and_win(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     base = SamplingParams(temperature=0.5, top_k=4)
     await ask(

@@ -68,6 +68,31 @@ async def test_both_start_serve_and_stop(temporary_folder: Path) -> None:
     assert os.listdir(temporary_folder) == []
 
 
+async def test_they_are_started_once_the_scheduler_says_that_it_serves(tmp_path: Path) -> None:
+    go_on, is_loading = tmp_path / "go on", asyncio.Event()
+    hesitant = SCHEDULER.replace(
+        '    print("octavo scheduler serving on',
+        f"""
+    import os, time
+    print(end="", flush=True)
+    while not os.path.exists({str(go_on)!r}):
+        time.sleep(0.01)
+    print("octavo scheduler serving on""",
+    )
+    services = LocalServices(
+        program(EXECUTOR),
+        program(hesitant),
+        on_status=lambda what: is_loading.set() if what == "loading the model" else None,
+    )
+    start = asyncio.create_task(services.start())
+    await is_loading.wait()
+    await asyncio.wait([start], timeout=0.1)
+    assert not start.done()
+    go_on.touch()
+    await start
+    await services.stop()
+
+
 async def test_stopping_twice_is_fine(services: LocalServices) -> None:
     await services.stop()
     await services.stop()
