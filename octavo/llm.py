@@ -10,11 +10,10 @@ Synchronous on purpose; octavo/client.py is the async way in, octavo/local.py st
 """
 
 import asyncio
-import contextlib
 import os
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
@@ -22,33 +21,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from octavo.client import Client, generate_request
-from octavo.errors import (
-    ClosedError,
-    InvalidRequestError,
-    OctavoError,
-    OverloadedError,
-    UnavailableError,
-)
+from octavo.errors import ClosedError, InvalidRequestError
 from octavo.event_loop_thread import EventLoopThread
 from octavo.local import LocalOptions, LocalServices
 from octavo.outputs import FailedRequest, ModelInfo, Prompt, RequestOutput
+from octavo.prompt_batch import Account, generate_all
 from octavo.prompts import list_conversations, list_prompts
 from octavo.sampling_params import SamplingParams, with_keywords
 from octavo.wording import kind_of
 
 _Result = TypeVar("_Result")
-
-# Time within which the end of a process is seen here after its connections broke.
-_END_IS_SEEN_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Account:
-    """How requests of one call are told apart from others."""
-
-    priority: int
-    tenant: str
-    cache_salt: str
 
 
 class LLM:
@@ -144,7 +126,7 @@ class LLM:
                 sentence of what is wrong with one begins with `prompts[INDEX]`, from 0.
             TypeError: a keyword is no field of SamplingParams.
         """
-        account = _Account(priority, tenant, cache_salt)
+        account = Account(priority, tenant, cache_salt)
         return self._run_all(
             list_prompts(prompts), _list_params(sampling_params, keywords, "generate"), account, "prompts", progress
         )
@@ -164,7 +146,7 @@ class LLM:
 
         A conversation is a list of ChatMessage, `{"role": ..., "content": ...}`; the rest is as in `generate`.
         """
-        account = _Account(priority, tenant, cache_salt)
+        account = Account(priority, tenant, cache_salt)
         each = list_conversations(conversations)
         return self._run_all(each, _list_params(sampling_params, keywords, "chat"), account, "conversations", progress)
 
@@ -180,7 +162,7 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams | None] | None,
-        account: _Account,
+        account: Account,
         name: str,
         progress: bool,
     ) -> list[RequestOutput | FailedRequest]:
@@ -204,7 +186,7 @@ class LLM:
 
             requests = list(zip(prompts, sampling_params, names, strict=True))
             slots = asyncio.Semaphore(self._max_in_flight)
-            outputs = self._run(lambda: _generate_all(self._services, requests, account, slots, on_output))
+            outputs = self._run(lambda: generate_all(self._services, requests, account, slots, on_output))
         if outputs and all(isinstance(output, FailedRequest) for output in outputs):
             [error, *_] = [output.error for output in outputs]
             assert error is not None
@@ -225,63 +207,6 @@ def _close(loop_thread: EventLoopThread, services: LocalServices, owner_pid: int
 async def _get_model(address: str) -> ModelInfo:
     async with Client(address) as client:
         return await client.get_model()
-
-
-async def _generate_all(
-    services: LocalServices,
-    requests: Sequence[tuple[Prompt, SamplingParams | None, str]],
-    account: _Account,
-    slots: asyncio.Semaphore,
-    on_output: Callable[[RequestOutput | FailedRequest], None],
-) -> list[RequestOutput | FailedRequest]:
-    """Run requests, as many at a time as there are slots: a prompt, its parameters, its name for sentences about it.
-
-    Raises:
-        LocalServiceError: a service stopped.
-    """
-    async with Client(services.address) as client:
-
-        async def generate(prompt: Prompt, params: SamplingParams | None, name: str) -> RequestOutput | FailedRequest:
-            output: RequestOutput | FailedRequest
-            try:
-                async with slots:
-                    output = await _generate_patiently(client, prompt, params, account)
-            except UnavailableError as error:
-                await _raise_if_stopped(services)
-                output = FailedRequest(prompt, error)
-            except InvalidRequestError as error:
-                is_one = len(requests) == 1
-                named = error if is_one else InvalidRequestError(f"{name}: {error}", field=error.field)
-                output = FailedRequest(prompt, named)
-            except OctavoError as error:
-                output = FailedRequest(prompt, error)
-            on_output(output)
-            return output
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(generate(*request)) for request in requests]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
-
-
-async def _generate_patiently(
-    client: Client, prompt: Prompt, params: SamplingParams | None, account: _Account
-) -> RequestOutput:
-    """Run one prompt; while the waiting queue is full, as it may be with a small one, wait and try again."""
-    while True:
-        try:
-            return await client.generate(prompt, params, **asdict(account))
-        except OverloadedError as error:
-            await asyncio.sleep(error.retry_after_s)
-
-
-async def _raise_if_stopped(services: LocalServices) -> None:
-    """Raise why a connection broke, if a service stopped: its end is seen a little later than that of its streams."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_END_IS_SEEN_S):
-            raise await services.wait_for_failure()
 
 
 def _check_arguments(model: object, settings: Mapping[str, Any]) -> None:

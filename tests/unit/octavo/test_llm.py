@@ -99,7 +99,7 @@ async def test_a_full_queue_is_waited_out(stand_in: StandIn, monkeypatch: pytest
     monkeypatch.setattr(
         stand_in, "_fail_if_asked", lambda wish, context: fail("full" if wish == "b" and not waits else wish, context)
     )
-    monkeypatch.setattr("octavo.llm.asyncio.sleep", sleep)
+    monkeypatch.setattr("octavo.prompt_batch.asyncio.sleep", sleep)
     outputs = await ask(stand_in, monkeypatch, lambda llm: llm.generate(["a", "b"], progress=False))
     assert [output.error for output in outputs] == [None, None]
     assert waits == [2.5]
