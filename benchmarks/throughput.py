@@ -103,7 +103,7 @@ async def measure(
     model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
     vocab_size = model.config.vocab_size
     measurements: list[Measurement] = []
-    options = LocalOptions(model=str(model_directory), dtype="float32")
+    options = LocalOptions(model_directory, {"dtype": "float32"})
     async with AsyncExitStack() as stack:
         runs: dict[str, Run] = {"transformers": partial(run_transformers, model)}
         for system, quantization in (("octavo", "none"), ("octavo int8", "int8")):

@@ -19,7 +19,7 @@ from shared.errors import OctavoServiceError
 from shared.events import Event, configure_logging
 from shared.exposure import warn_if_exposed
 from shared.grpc_metrics import CallMetrics
-from shared.grpc_server import GrpcServer, Port, Ports, announce, probe_server, shut_down
+from shared.grpc_server import GrpcServer, Port, Ports, announce_listening, announce_serving, probe_server, shut_down
 from shared.metrics_server import MetricsServer
 from shared.service_config import ServiceConfig
 from shared.service_metrics import service_families
@@ -87,12 +87,14 @@ async def _serve(config: ServiceConfig, load_worker: Callable[[], Worker]) -> bo
         )
     ports = Ports(server, others)
     try:
-        announce("executor", await ports.start(), ports.other_addresses)
+        address = await ports.start()
+        announce_listening("executor", address, ports.other_addresses, awaits="its model")
         if not await _load(servicer, load_worker, stop):
             _logger.info(Event("stopped_while_loading", reason=await stop.wait()))
             return False
         await ports.set_ready(True)
         _logger.info(Event("ready"))
+        announce_serving("executor", address)
         return await shut_down(ports, await stop.wait(), drain=servicer.drain, grace_s=config.shutdown_grace_s)
     finally:
         await ports.stop(0)

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from octavo.errors import LocalServiceError
 
-# The lines that a service prints on stdout: one for each port with a purpose of its own, at last the main one.
-_SERVING_LINE = re.compile(rb"^octavo \w+ serving(?: (\w+))? on (\S+)\s*$")
+# The lines that a service prints on stdout: one for each port with a purpose of its own, then that the main one
+# listens, and in the end that it serves: what it needs for that is there. A gateway says only the last.
+_PORT_LINE = re.compile(rb"^octavo \w+ (?P<state>listening|serving)(?: (?P<purpose>\w+))? on (?P<address>[^\s,]+)")
 
 # A line of a service's log that may say why it ended.
 _ALARMING_LINE = re.compile(r"^time=\S+ level=(ERROR|CRITICAL) ")
@@ -47,13 +48,14 @@ class ChildProcess:
         self._command = command
         self._log_path = log_path
         self._process: asyncio.subprocess.Process | None = None
+        self._is_serving = asyncio.Event()
         self._relay: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the child and wait until it serves.
+        """Start the child and wait until its port listens; it may need more before it serves.
 
         Raises:
-            LocalServiceError: it could not be run, or ended before it served.
+            LocalServiceError: it could not be run, or ended before it listened.
         """
         log = None if self._log_path is None else self._log_path.open("ab")
         try:
@@ -63,14 +65,18 @@ class ChildProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},  # the serving line must not wait in a buffer
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},  # the lines must not wait in a buffer
             )
         except OSError as error:
             raise LocalServiceError(f"the {self.name} cannot be run: {error}") from error
         finally:
             if log is not None:
                 log.close()
-        await self._read_serving_lines(self._process)
+        await self._read_port_lines(self._process)
+
+    async def wait_until_serving(self) -> None:
+        """Return once the child takes work: it has said so."""
+        await self._is_serving.wait()
 
     async def wait_for_failure(self) -> LocalServiceError:
         """Return, once the child has ended by itself, the error that says so with its last words."""
@@ -113,19 +119,28 @@ class ChildProcess:
         if self._relay is not None:
             await self._relay
 
-    async def _read_serving_lines(self, process: asyncio.subprocess.Process) -> None:
+    async def _read_port_lines(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         while line := await process.stdout.readline():
-            match = _SERVING_LINE.match(line)
-            if match and match[1] is None:
-                self._relay = asyncio.create_task(self._relay_output(process.stdout))
-                self.address = match[2].decode()
-                return
-            if match:
-                self.addresses[match[1].decode()] = match[2].decode()
             self._write_output(line)
+            self._take_note(line)
+            if self.address:
+                self._relay = asyncio.create_task(self._relay_output(process.stdout))
+                return
         # Its stdout is closed: it is ending, or has lost its way.
         raise await self.wait_for_failure()
+
+    def _take_note(self, line: bytes) -> None:
+        """Learn where it listens, and whether it serves, from a line that it printed."""
+        match = _PORT_LINE.match(line)
+        if match is None:
+            return
+        if match["purpose"]:
+            self.addresses[match["purpose"].decode()] = match["address"].decode()
+            return
+        self.address = match["address"].decode()
+        if match["state"] == b"serving":
+            self._is_serving.set()
 
     async def _relay_output(self, stdout: asyncio.StreamReader) -> None:
         """Read what else it prints, or a full pipe would stop it; whole lines, as its stderr has the same log."""
@@ -133,6 +148,8 @@ class ChildProcess:
         while chunk := await stdout.read(64 * 1024):
             lines, newline, unfinished = (unfinished + chunk).rpartition(b"\n")
             self._write_output(lines + newline)
+            for line in lines.splitlines():
+                self._take_note(line)
         self._write_output(unfinished)
 
     def _write_output(self, output: bytes) -> None:

@@ -6,8 +6,9 @@ a prompt that was sent again could be answered twice. Who wants retries catches 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from typing import cast
+import math
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -24,7 +25,6 @@ from octavo.errors import (
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
 from octavo.outputs import (
     Accepted,
-    ChatMessage,
     Event,
     Finished,
     ModelInfo,
@@ -33,7 +33,8 @@ from octavo.outputs import (
     event_from_proto,
     model_from_proto,
 )
-from octavo.sampling_params import SamplingParams
+from octavo.prompts import set_prompt
+from octavo.sampling_params import SamplingParams, with_keywords
 from octavo.scheduler_channel import SchedulerChannel
 from octavo.tls import TlsOptions
 
@@ -60,7 +61,9 @@ class Client(SchedulerChannel):
         tls: How to speak TLS; None: plaintext. The files are read when the client is opened.
         token: Who we are, for a scheduler with --tokens-file; over plaintext it goes to this machine only.
 
-    Raises: ConnectionOptionsError: the token cannot be sent; when the client is opened, also: a file cannot be used.
+    Raises:
+        ConnectionOptionsError: the address is none, or the token cannot be sent; when the client is opened, also: a
+            file cannot be used.
     """
 
     channel_options = (
@@ -95,6 +98,7 @@ class Client(SchedulerChannel):
         tenant: str = "",
         cache_salt: str = "",
         timeout_s: float | None = None,
+        **keywords: Any,
     ) -> AsyncGenerator[Event, None]:
         """Run one prompt and yield its events: one Accepted, any number of Delta, one Finished.
 
@@ -104,27 +108,28 @@ class Client(SchedulerChannel):
         happen at once, wrap the iterator in `contextlib.aclosing`.
 
         Args:
-            prompt: Text, token ids, or a conversation.
+            prompt: Text, token ids (also as an array of numpy or torch), or a conversation.
             sampling_params: How to choose tokens; None: all defaults.
             request_id: Unique among the live requests; None: the scheduler makes one.
             priority: A lower number is served first.
             tenant: On whose account the request runs; tenants share the scheduler fairly.
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
             timeout_s: Time limit for the whole answer, in seconds; None: none.
+            keywords: Fields of SamplingParams, such as `temperature=0`; they win over those of `sampling_params`.
 
         Raises:
             OctavoError: one of the tree in octavo/errors.py, also after some events.
         """
-        request = _generate_request(prompt, sampling_params)
-        fields: dict[str, str | int] = {
-            "request_id": request_id or "",
-            "priority": priority,
-            "tenant": tenant,
-            "cache_salt": cache_salt,
-        }
-        for field, value in fields.items():
-            _set_field(request, field, value)
-        timeout_s = None if timeout_s is None else min(timeout_s, _LONGEST_TIMEOUT_S)
+        request = generate_request(
+            prompt,
+            with_keywords(sampling_params, keywords, function="stream"),
+            request_id=request_id or "",
+            priority=priority,
+            tenant=tenant,
+            cache_salt=cache_salt,
+        )
+        if timeout_s is not None:
+            timeout_s = _grpc_timeout(timeout_s)
         call = self._stub().Generate(request, timeout=timeout_s, metadata=self._metadata)
         is_finished = False
         try:
@@ -149,8 +154,10 @@ class Client(SchedulerChannel):
         tenant: str = "",
         cache_salt: str = "",
         timeout_s: float | None = None,
+        **keywords: Any,
     ) -> RequestOutput:
         """Run one prompt and return all of it; arguments and errors are those of `stream`."""
+        sampling_params = with_keywords(sampling_params, keywords, function="generate")
         accepted_id = request_id or ""
         async for event in self.stream(
             prompt,
@@ -227,33 +234,37 @@ class Client(SchedulerChannel):
         return generation_service_pb2_grpc.GenerationServiceStub(self._open_channel())
 
 
-def _set_field(request: generation_service_pb2.GenerateRequest, field: str, value: str | int) -> None:
-    try:
-        setattr(request, field, value)
-    except (TypeError, ValueError) as error:
-        kind = "a whole number from -2^31 to 2^31-1" if field == "priority" else "a string"
-        raise InvalidRequestError(f"{field} is {value!r}; it must be {kind}", field=field) from error
+def _grpc_timeout(timeout_s: object) -> float:
+    """Return a time limit as gRPC can count it; one that has passed already is one too."""
+    if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
+        raise InvalidRequestError(f"timeout_s is {timeout_s!r}; it must be a number of seconds", field="timeout_s")
+    return min(timeout_s, _LONGEST_TIMEOUT_S)
 
 
-def _generate_request(prompt: Prompt, sampling_params: SamplingParams | None) -> generation_service_pb2.GenerateRequest:
+def generate_request(
+    prompt: object,
+    sampling_params: SamplingParams | None,
+    *,
+    request_id: str = "",
+    priority: int = 0,
+    tenant: str = "",
+    cache_salt: str = "",
+    name: str = "prompt",
+) -> generation_service_pb2.GenerateRequest:
+    """Return the message of a call; the arguments are those of `Client.stream`, and `name` is what it calls the prompt.
+
+    Raises:
+        InvalidRequestError: a value does not fit its field at all.
+    """
     request = generation_service_pb2.GenerateRequest()
+    set_prompt(request, prompt, name=name)
     if sampling_params is not None:
         request.sampling_params.CopyFrom(sampling_params.to_proto())
-    try:
-        if isinstance(prompt, str):
-            request.text = prompt
-        elif prompt and isinstance(prompt[0], dict):
-            messages = cast("Sequence[ChatMessage]", prompt)
-            request.messages.messages.extend(
-                generation_service_pb2.ChatMessage(role=message["role"], content=message["content"])
-                for message in messages
-            )
-        else:
-            request.token_ids.ids.extend(cast("Sequence[int]", prompt))
-            request.token_ids.SetInParent()  # an empty list is a prompt too, for the scheduler to refuse
-    except (TypeError, ValueError, KeyError) as error:
-        raise InvalidRequestError(
-            f"prompt must be a string, a list of token ids, or a list of {{'role': ..., 'content': ...}}: {error}",
-            field="prompt",
-        ) from error
+    fields = {"request_id": request_id, "priority": priority, "tenant": tenant, "cache_salt": cache_salt}
+    for field, value in fields.items():
+        try:
+            setattr(request, field, value)
+        except (TypeError, ValueError) as error:
+            kind = "a whole number from -2^31 to 2^31-1" if field == "priority" else "a string"
+            raise InvalidRequestError(f"{field} is {value!r}; it must be {kind}", field=field) from error
     return request

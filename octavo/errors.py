@@ -14,10 +14,13 @@
     ├── DeadlineError              the time limit passed; the request was aborted
     ├── InternalError              a bug, or not an Octavo scheduler at the other end
     ├── LocalServiceError          a service of this machine did not start, or stopped by itself
+    │   └── SettingsError          a setting is wrong, so nothing was started; has mistakes
     └── ClosedError                the client or the LLM was closed before
 
 Each message is one sentence that may be shown to a person as it is.
 """
+
+from collections.abc import Sequence
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -113,6 +116,18 @@ class InternalError(OctavoError):
 
 class LocalServiceError(OctavoError):
     """A service on this machine did not start, or stopped by itself."""
+
+
+class SettingsError(LocalServiceError):
+    """A setting of the services is wrong, and nothing was started.
+
+    Args:
+        mistakes: One sentence for each mistake.
+    """
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__("; ".join(mistakes))
 
 
 class ClosedError(OctavoError):

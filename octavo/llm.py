@@ -12,36 +12,25 @@ Synchronous on purpose; octavo/client.py is the async way in, octavo/local.py st
 import asyncio
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Self, TypeVar, cast
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from types import MappingProxyType, TracebackType
+from typing import Any, Self, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from octavo.client import Client
+from octavo.client import Client, generate_request
 from octavo.errors import ClosedError, InvalidRequestError
 from octavo.event_loop_thread import EventLoopThread
 from octavo.local import LocalOptions, LocalServices
-from octavo.model_names import resolve_model
-from octavo.outputs import ChatMessage, ModelInfo, Prompt, RequestOutput
-from octavo.sampling_params import SamplingParams
+from octavo.outputs import FailedRequest, ModelInfo, Prompt, RequestOutput
+from octavo.prompt_batch import Account, generate_all
+from octavo.prompts import list_conversations, list_prompts
+from octavo.sampling_params import SamplingParams, with_keywords
+from octavo.wording import kind_of
 
 _Result = TypeVar("_Result")
-
-# Requests in flight: more than a batch holds, so that it never runs dry, and fewer than the scheduler's
-# waiting queue takes, so that none is refused.
-_MAX_IN_FLIGHT_REQUESTS = 128
-
-
-@dataclass(frozen=True, slots=True)
-class _Account:
-    """How requests of one call are told apart from others."""
-
-    priority: int
-    tenant: str
-    cache_salt: str
 
 
 class LLM:
@@ -50,23 +39,23 @@ class LLM:
     Nothing is left running: both services end with `close()`, at the end of a `with` block, when the
     object is garbage, when the interpreter ends, and when the process is killed.
 
+    The settings of the services are keywords, each under its own name, such as `LLM("smollm2", max_model_len=2048,
+    block_size_tokens=32, policy="priority")`; docs/reference/configuration.md has all of them. A name that both
+    services have, such as `log_level`, is for both. `executor` and `scheduler` take what is for one of them only, and
+    ports, which always are: `executor={"metrics_listen": "127.0.0.1:9101"}`.
+
     Args:
         model: "smollm2" (the demo model, made on first use), a Hugging Face directory, or a hub id.
         progress: Whether to show on stderr what is being waited for.
         verbose: Whether the services' logs go to stderr.
-        dtype: Number format of weights and cache; None, here and below: the service's default.
-        quantization: "int8": weights in a quarter of float32's memory; on a CPU a single stream is faster.
-        attention_backend: "auto", "triton", "flash_attn", "xformers" or "torch".
-        device: "cpu" or "cuda".
-        tp: Ranks that share the model, each a process.
-        kv_cache_gib: Size of the KV cache, in GiB.
-        host_cache_gib: Size of the pool of host memory that preempted sequences are swapped to, in GiB; 0: none.
-        max_model_len: Longest sequence, prompt and output together, in tokens.
-        max_num_batched_tokens: Token budget of a step.
-        max_num_seqs: Most sequences in the batch.
+        executor: Settings of the executor only.
+        scheduler: Settings of the scheduler only.
+        settings: Settings by name; None: the service's default.
 
     Raises:
+        SettingsError: a setting is wrong, and nothing was started.
         LocalServiceError: a service did not start; the message has its reason.
+        TypeError: a keyword is no setting.
     """
 
     def __init__(
@@ -75,31 +64,16 @@ class LLM:
         *,
         progress: bool = True,
         verbose: bool = False,
-        dtype: str | None = None,
-        quantization: str | None = None,
-        attention_backend: str | None = None,
-        device: str | None = None,
-        tp: int | None = None,
-        kv_cache_gib: float | None = None,
-        host_cache_gib: float | None = None,
-        max_model_len: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        max_num_seqs: int | None = None,
+        executor: Mapping[str, object] = MappingProxyType({}),
+        scheduler: Mapping[str, object] = MappingProxyType({}),
+        **settings: Any,
     ) -> None:
+        _check_arguments(model, settings)
         self._console = Console(stderr=True, quiet=not progress)
-        options = LocalOptions(
-            model=resolve_model(model, progress=progress),
-            dtype=dtype,
-            quantization=quantization,
-            attention_backend=attention_backend,
-            device=device,
-            tp=tp,
-            kv_cache_gib=kv_cache_gib,
-            host_cache_gib=host_cache_gib,
-            max_model_len=max_model_len,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-        )
+        options = LocalOptions(model, settings, executor=executor, scheduler=scheduler, is_private=True)
+        options.prepare_model(progress=progress)
+        # More than a batch holds, so that it never runs dry; what a short queue refuses then waits here.
+        self._max_in_flight = 2 * options.executor.config.max_num_seqs
         loop_thread = EventLoopThread()
         with self._console.status("starting") as status:
             services = LocalServices.from_options(options, on_status=status.update, is_verbose=verbose)
@@ -123,48 +97,58 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: str | Iterable[str] | Iterable[int] | Iterable[Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
         progress: bool = True,
-    ) -> list[RequestOutput]:
+        **keywords: Any,
+    ) -> list[RequestOutput | FailedRequest]:
         """Complete prompts; the outputs are in their order.
 
+        What is no prompt at all is refused before anything runs. A prompt that the scheduler refuses, such as one that
+        is too long, has a FailedRequest in its place, and the others are answered. If none is answered, the error of
+        the first one is raised.
+
         Args:
-            prompts: One text, or a list of texts or of lists of token ids.
+            prompts: One text or one list of token ids, or any number of either; arrays of numpy or torch are lists too.
             sampling_params: For all prompts, or one for each; None: all defaults.
             priority: A lower number is served first.
             tenant: On whose account the prompts run; tenants share the model fairly.
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
             progress: Whether to show a progress bar on stderr.
+            keywords: Fields of SamplingParams, such as `temperature=0`; they win over those of `sampling_params`.
 
         Raises:
-            OctavoError: the first failure; the other requests are then cancelled. Of several prompts, the sentence of
-                InvalidRequestError begins with `prompts[INDEX]: `, from 0.
+            OctavoError: an argument is wrong, no prompt was answered, or a service stopped. Of several prompts, the
+                sentence of what is wrong with one begins with `prompts[INDEX]`, from 0.
+            TypeError: a keyword is no field of SamplingParams.
         """
-        each: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
-        return self._run_all(each, sampling_params, _Account(priority, tenant, cache_salt), progress)
+        account = Account(priority, tenant, cache_salt)
+        return self._run_all(
+            list_prompts(prompts), _list_params(sampling_params, keywords, "generate"), account, "prompts", progress
+        )
 
     def chat(
         self,
-        conversations: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
+        conversations: Sequence[Mapping[str, object]] | Iterable[Sequence[Mapping[str, object]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
         progress: bool = True,
-    ) -> list[RequestOutput]:
+        **keywords: Any,
+    ) -> list[RequestOutput | FailedRequest]:
         """Answer one conversation or a list of them, rendered with the model's chat template.
 
-        A conversation is a list of `{"role": ..., "content": ...}`; the rest is as in `generate`.
+        A conversation is a list of ChatMessage, `{"role": ..., "content": ...}`; the rest is as in `generate`.
         """
-        is_one = bool(conversations) and isinstance(conversations[0], dict)
-        each = cast("Sequence[Prompt]", [conversations] if is_one else conversations)
-        return self._run_all(each, sampling_params, _Account(priority, tenant, cache_salt), progress)
+        account = Account(priority, tenant, cache_salt)
+        each = list_conversations(conversations)
+        return self._run_all(each, _list_params(sampling_params, keywords, "chat"), account, "conversations", progress)
 
     def get_model(self) -> ModelInfo:
         """Describe the model."""
@@ -177,30 +161,37 @@ class LLM:
     def _run_all(
         self,
         prompts: Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        account: _Account,
+        sampling_params: SamplingParams | Sequence[SamplingParams | None] | None,
+        account: Account,
+        name: str,
         progress: bool,
-    ) -> list[RequestOutput]:
+    ) -> list[RequestOutput | FailedRequest]:
+        """Run prompts that the caller calls `name`."""
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params_list: Sequence[SamplingParams | None] = [sampling_params] * len(prompts)
-        else:
-            params_list = sampling_params
-        if len(params_list) != len(prompts):
-            raise InvalidRequestError(
-                f"there are {len(params_list)} sampling_params for {len(prompts)} prompts; give one, or one for each",
-                field="sampling_params",
-            )
+            sampling_params = [sampling_params] * len(prompts)
+        if len(sampling_params) != len(prompts):
+            counts = f"there are {len(sampling_params)} sampling_params for {len(prompts)} {name}"
+            raise InvalidRequestError(f"{counts}; give one, or one for each", field="sampling_params")
+        names = [name if len(prompts) == 1 else f"{name}[{index}]" for index in range(len(prompts))]
+        for prompt, params, its_name in zip(prompts, sampling_params, names, strict=True):
+            generate_request(prompt, params, name=its_name, **asdict(account))  # raises what nobody could answer
         with _make_progress(is_shown=progress) as bar:
             task_id = bar.add_task("generating", total=len(prompts), num_tokens=0)
             num_tokens = 0
 
-            def on_output(output: RequestOutput) -> None:
+            def on_output(output: RequestOutput | FailedRequest) -> None:
                 nonlocal num_tokens
-                num_tokens += output.usage.num_output_tokens
+                num_tokens += output.usage.num_output_tokens if isinstance(output, RequestOutput) else 0
                 bar.update(task_id, advance=1, num_tokens=num_tokens)
 
-            address = self._services.address
-            return self._run(lambda: _generate_all(address, prompts, params_list, account, on_output))
+            requests = list(zip(prompts, sampling_params, names, strict=True))
+            slots = asyncio.Semaphore(self._max_in_flight)
+            outputs = self._run(lambda: generate_all(self._services, requests, account, slots, on_output))
+        if outputs and all(isinstance(output, FailedRequest) for output in outputs):
+            [error, *_] = [output.error for output in outputs]
+            assert error is not None
+            raise error
+        return outputs
 
     def _run(self, work: Callable[[], Coroutine[None, None, _Result]]) -> _Result:
         if not self._finalizer.alive:
@@ -218,43 +209,30 @@ async def _get_model(address: str) -> ModelInfo:
         return await client.get_model()
 
 
-async def _generate_all(
-    address: str,
-    prompts: Sequence[Prompt],
-    sampling_params: Sequence[SamplingParams | None],
-    account: _Account,
-    on_output: Callable[[RequestOutput], None],
-) -> list[RequestOutput]:
-    slots = asyncio.Semaphore(_MAX_IN_FLIGHT_REQUESTS)
+def _check_arguments(model: object, settings: Mapping[str, Any]) -> None:
+    """Raise TypeError for what Python itself would refuse, had each setting a place in the signature of LLM."""
+    if not isinstance(model, str | os.PathLike):
+        kinds = "a Hugging Face directory, a hub id, or the name of a demo model, such as 'smollm2'"
+        raise TypeError(f"LLM: model is {kind_of(model)}; it must be {kinds}")
+    if not settings:
+        return
+    from octavo.service_settings import unknown_name  # needs the packages of the services
 
-    async with Client(address) as client:
+    for name in settings:
+        if trouble := unknown_name(name):
+            raise TypeError(f"LLM: {trouble}")
 
-        async def generate(index: int, prompt: Prompt, params: SamplingParams | None) -> RequestOutput:
-            try:
-                async with slots:
-                    output = await client.generate(
-                        prompt,
-                        params,
-                        priority=account.priority,
-                        tenant=account.tenant,
-                        cache_salt=account.cache_salt,
-                    )
-            except InvalidRequestError as error:
-                if len(prompts) == 1:
-                    raise
-                raise InvalidRequestError(f"prompts[{index}]: {error}", field=error.field) from error
-            on_output(output)
-            return output
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(generate(index, prompt, params))
-                    for index, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True))
-                ]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+def _list_params(
+    sampling_params: object, keywords: Mapping[str, Any], function: str
+) -> SamplingParams | list[SamplingParams | None] | None:
+    """Return the parameters of a call: for all prompts, or one for each."""
+    if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str):
+        return with_keywords(sampling_params, keywords, function=function)
+    return [
+        with_keywords(params, keywords, function=function, name=f"sampling_params[{index}]")
+        for index, params in enumerate(sampling_params)
+    ]
 
 
 def _make_progress(*, is_shown: bool) -> Progress:

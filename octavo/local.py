@@ -4,18 +4,20 @@
 """
 
 import asyncio
+import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self, TypeVar
 
 from octavo.child_process import ChildProcess
-from octavo.client import Client
 from octavo.errors import LocalServiceError
 from octavo.gateway import check_gateway, gateway_command
+from octavo.model_names import resolve_model
 
 _Result = TypeVar("_Result")
 
@@ -27,85 +29,105 @@ _STOP_GRACE_S = 25.0
 _FAILURE_GRACE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
-    """What the services are started with; None leaves a service its own default.
+    """What the services are started with: checked, before anything is started.
+
+    Args:
+        model: Name of a demo model, a Hugging Face directory, or a hub id.
+        settings: Settings of the services by name, as octavo/service_settings.py says; a text may stand for any value.
+        executor: Settings of the executor only.
+        scheduler: Settings of the scheduler only. Both listen on free ports of this machine unless told otherwise.
+        openai: HOST:PORT of OpenAI's API, by a gateway; port 0: the system chooses; None: there is none.
+        is_private: Whether only this process calls the services, in plaintext and without a token.
+        spell: How the caller's user calls a setting, for the sentence about a wrong value.
 
     Attributes:
-        model: Hugging Face directory or hub id, for the executor.
-        listen: HOST:PORT of the scheduler; port 0: the system chooses.
-        admin_listen: The same for its operators.
-        dtype: Number format of weights and cache, such as "float32".
-        quantization: "none" or "int8".
-        attention_backend: "auto", "triton", "flash_attn", "xformers" or "torch".
-        device: "cpu" or "cuda".
-        tp: Ranks that share the model, each a process.
-        kv_cache_gib: Size of the KV cache, in GiB.
-        host_cache_gib: Size of the pool of host memory that preempted sequences are swapped to, in GiB; 0: none.
-        max_model_len: Longest sequence, prompt and output together, in tokens.
-        max_num_batched_tokens: Token budget of a step.
-        max_num_seqs: Most sequences in the batch.
-        max_waiting_requests: Most requests that wait; more are refused.
-        openai: HOST:PORT of OpenAI's API, by a gateway; port 0: the system chooses; None: there is none.
+        executor: What the executor will run with.
+        scheduler: What the scheduler will run with.
+        openai: As above.
+
+    Raises:
+        SettingsError: a setting is wrong.
+        LocalServiceError: packages of the services are missing, the gateway cannot listen there, or two things do not
+            go together.
     """
 
-    model: str
-    listen: str = "127.0.0.1:0"
-    admin_listen: str = "127.0.0.1:0"
-    dtype: str | None = None
-    quantization: str | None = None
-    attention_backend: str | None = None
-    device: str | None = None
-    tp: int | None = None
-    kv_cache_gib: float | None = None
-    host_cache_gib: float | None = None
-    max_model_len: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int | None = None
-    max_waiting_requests: int | None = None
-    openai: str | None = None
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        settings: Mapping[str, object] = MappingProxyType({}),
+        *,
+        executor: Mapping[str, object] = MappingProxyType({}),
+        scheduler: Mapping[str, object] = MappingProxyType({}),
+        openai: str | None = None,
+        is_private: bool = False,
+        spell: Callable[[str], str] = str,
+    ) -> None:
+        try:
+            from octavo.service_settings import check_settings, settings_by_service
+            from shared.config import Setting
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            raise LocalServiceError(
+                f"the services need the package {package}: pip install 'octavo[scheduler,executor]'"
+            ) from error
+        given = settings_by_service(settings, spell=spell, executor=executor, scheduler=scheduler)
+        free_port = Setting("127.0.0.1:0", "listen")
+        fixed = {"exit_on_stdin_close": Setting(True, "exit_on_stdin_close")}
+        of_executor = {"listen": free_port, **fixed, **given["executor"]}
+        of_scheduler = {"listen": free_port, "admin_listen": free_port, **fixed, **given["scheduler"]}
+        if openai is not None:
+            of_scheduler["vllm_engine"] = Setting(True, "vllm_engine")
+        of_executor["model"] = Setting(os.fspath(model), "model")
+        self.openai = openai
+        self.executor, self.scheduler = check_settings(of_executor, of_scheduler, os.environ)
+        self._check_together(is_private=is_private)
 
-    def __post_init__(self) -> None:
-        """Refuse a directory that the executor could load and the scheduler would wait on for ever.
+    def prepare_model(self, *, progress: bool = True) -> None:
+        """Make the demo model if that is what is served and it is missing, which takes minutes.
 
-        Refuse as well what a gateway would only find out when the model is loaded.
+        Args:
+            progress: Whether to show on stderr how that goes.
 
         Raises:
-            LocalServiceError: it has no tokenizer.json. Other models are the executor's to judge. Or `openai` is
-                set, and the gateway is not installed or cannot listen there.
+            LocalServiceError: it cannot be made, or a directory has no tokenizer.json, for which the scheduler would
+                wait for ever. Other models are the executor's to judge.
         """
-        if self.openai is not None:
-            check_gateway(self.openai)
-        tokenizer = Path(self.model, "tokenizer.json")
-        if tokenizer.parent.is_dir() and not tokenizer.is_file():
+        config = self.executor.config
+        if not config.model:
+            raise LocalServiceError("the name of the model is empty; name a demo model, a directory, or a hub id")
+        model = resolve_model(config.model, progress=progress)
+        self.executor = replace(self.executor, config=config.model_copy(update={"model": model}))
+        tokenizer = Path(model, "tokenizer.json")
+        is_sent = self.scheduler.config.tokenizer is None
+        if is_sent and tokenizer.parent.is_dir() and not tokenizer.is_file():
             raise LocalServiceError(f"{tokenizer} is missing; the scheduler needs it")
 
     def executor_command(self) -> list[str]:
-        """Return the command that starts the executor; its port is chosen by the system."""
-        flags = {
-            "dtype": self.dtype,
-            "quantization": self.quantization,
-            "attention-backend": self.attention_backend,
-            "device": self.device,
-            "tp": self.tp,
-            "kv-cache-gib": self.kv_cache_gib,
-            "host-cache-gib": self.host_cache_gib,
-            "max-model-len": self.max_model_len,
-            # The limits of a step are the executor's to say; a scheduler follows what it is told.
-            "max-num-batched-tokens": self.max_num_batched_tokens,
-            "max-num-seqs": self.max_num_seqs,
-        }
-        return [*_service_command("executor_svc", "127.0.0.1:0"), "--model", self.model, *_to_arguments(flags)]
+        """Return the command that starts the executor."""
+        return [*_service_command("executor_svc"), *self.executor.arguments()]
 
     def scheduler_command(self) -> list[str]:
         """Return the command that starts the scheduler, but for the executor's address."""
-        flags = {"admin-listen": self.admin_listen, "max-waiting-requests": self.max_waiting_requests}
-        command = [*_service_command("scheduler_svc", self.listen), *_to_arguments(flags)]
-        return command if self.openai is None else [*command, "--vllm-engine"]
+        return [*_service_command("scheduler_svc"), *self.scheduler.arguments()]
 
     def gateway_command(self) -> list[str] | None:
         """Return the command that starts the gateway, but for the scheduler's address; None: there is none."""
         return None if self.openai is None else gateway_command(self.openai)
+
+    def _check_together(self, *, is_private: bool) -> None:
+        """Refuse what each service by itself would take, and wait with, or fail at, for ever."""
+        scheduler = self.scheduler.config
+        if self.openai is not None:
+            check_gateway(self.openai)
+        if not is_private and self.openai is None:
+            return
+        for name in ("tls_cert", "tokens_file"):
+            if getattr(scheduler, name) is not None:
+                who = "the gateway" if self.openai is not None else "what calls the scheduler here"
+                raise LocalServiceError(
+                    f"scheduler.{name} is set, but {who} speaks plaintext with it and has no token; leave it out"
+                )
 
 
 class LocalServices:
@@ -249,8 +271,7 @@ class LocalServices:
         scheduler = await self.run_beside(self._start_child("scheduler", scheduler_command))
         self._address, self._admin_address = scheduler.address, scheduler.addresses.get("admin")
         self._on_status("loading the model")
-        async with Client(self._address) as client:
-            await self.run_beside(client.wait_until_ready())
+        await self.run_beside(scheduler.wait_until_serving())
         if self._gateway_command is not None:
             self._on_status("starting the gateway")
             gateway = await self.run_beside(
@@ -267,10 +288,6 @@ class LocalServices:
         return child
 
 
-def _service_command(module: str, listen: str) -> list[str]:
+def _service_command(module: str) -> list[str]:
     # -P: a folder in the user's working directory must not shadow a package of ours.
-    return [sys.executable, "-P", "-m", module, "--listen", listen, "--exit-on-stdin-close"]
-
-
-def _to_arguments(flags: Mapping[str, object]) -> list[str]:
-    return [argument for flag, value in flags.items() if value is not None for argument in (f"--{flag}", str(value))]
+    return [sys.executable, "-P", "-m", module]

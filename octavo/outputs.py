@@ -4,24 +4,31 @@ Names are those of protos/octavo/generation/v1; `_from_proto` functions are this
 the wire. Next: octavo/client.py, which yields them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, TypeAlias, TypedDict
+from typing import Literal, NamedTuple, TypeAlias, TypedDict
 
-from octavo.errors import InternalError
+from octavo.errors import InternalError, OctavoError
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
 
 
+class TextPart(TypedDict):
+    """A part of a message, as OpenAI's API has them; only those of the type "text" are supported."""
+
+    type: Literal["text"]
+    text: str
+
+
 class ChatMessage(TypedDict):
-    """One turn of a conversation; role is "system", "user" or "assistant"."""
+    """One turn of a conversation; role is "system", "user" or "assistant". Parts are joined by line breaks."""
 
     role: str
-    content: str
+    content: str | Sequence[TextPart]
 
 
-# Plain text, token ids that are used as they are, or a conversation for the model's chat template.
-Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
+# Plain text, token ids that are used as they are, or a conversation (of ChatMessage) for the model's chat template.
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, object]]
 
 
 class FinishReason(StrEnum):
@@ -139,6 +146,36 @@ class RequestOutput:
     outputs: tuple[Output, ...]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
+
+    @property
+    def error(self) -> None:
+        """None: the prompt was answered; see FailedRequest."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRequest:
+    """What became of a prompt that got no answer while others did: it stands in the place of the RequestOutput.
+
+    It is like a future that failed: `error` says why, and whoever reads the outputs gets that error raised.
+    """
+
+    prompt: Prompt
+    error: OctavoError
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """There are none: raises `error`."""
+        raise self.error
+
+    @property
+    def usage(self) -> Usage:
+        """There is none: raises `error`."""
+        raise self.error
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """There are none: raises `error`."""
+        raise self.error
 
 
 @dataclass(frozen=True, slots=True)

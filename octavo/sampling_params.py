@@ -5,14 +5,16 @@ protos/octavo/generation/v1/generation.proto; the scheduler checks the ranges an
 wrong. Next: octavo/client.py, which sends it.
 """
 
+import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
 
 from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_pb2
+from octavo.wording import did_you_mean, kind_of
 
 # When a beam search ends; the values are those of transformers.
 EarlyStopping: TypeAlias = bool | Literal["never"]
@@ -26,6 +28,12 @@ _WIRE_RANGES = {
     FieldDescriptor.TYPE_STRING: "it must be a string or a list of strings",
     FieldDescriptor.TYPE_UINT32: "it must be a whole number from 0 to 2^32-1",
     FieldDescriptor.TYPE_UINT64: "it must be a whole number from 0 to 2^64-1",
+}
+
+# The same for fields that are messages of their own.
+_SHAPES = {
+    "grammar": "it must be Grammar(json_schema=...) or Grammar(regex=...)",
+    "logit_bias": "it must be a dict from token ids to numbers, such as {42: -1.5}",
 }
 
 
@@ -119,12 +127,40 @@ class SamplingParams:
                 continue
             try:
                 _set_field(proto, field.name, value)
-            except (TypeError, ValueError) as error:
+            except (AttributeError, TypeError, ValueError) as error:
                 name = f"sampling_params.{field.name}"
                 wire_type = proto.DESCRIPTOR.fields_by_name[field.name].type
-                reason = _WIRE_RANGES.get(wire_type, f"it does not fit: {error}")
-                raise InvalidRequestError(f"{name} is {value!r}; {reason}", field=name) from error
+                reason = _SHAPES.get(field.name) or _WIRE_RANGES[wire_type]
+                # A list of token ids can be long.
+                raise InvalidRequestError(f"{name} is {reprlib.repr(value)}; {reason}", field=name) from error
         return proto
+
+
+def with_keywords(
+    sampling_params: object, keywords: Mapping[str, Any], *, function: str, name: str = "sampling_params"
+) -> SamplingParams | None:
+    """Return the parameters of a call that takes them whole, as keywords, or both: then the keywords win.
+
+    Args:
+        sampling_params: SamplingParams or None.
+        keywords: Fields of SamplingParams.
+        function: What was called, for the sentence.
+        name: What the caller calls `sampling_params`.
+
+    Raises:
+        InvalidRequestError: `sampling_params` is something else.
+        TypeError: a keyword is no field of SamplingParams, as for any function of Python.
+    """
+    known = [field.name for field in fields(SamplingParams)]
+    for keyword in keywords:
+        if keyword not in known:
+            raise TypeError(f"{function}() has no argument {keyword!r}{did_you_mean(keyword, known)}")
+    if sampling_params is None:
+        return SamplingParams(**keywords) if keywords else None
+    if isinstance(sampling_params, SamplingParams):
+        return replace(sampling_params, **keywords) if keywords else sampling_params
+    ways = f"give SamplingParams(temperature=0), or the fields themselves: {function}(..., temperature=0)"
+    raise InvalidRequestError(f"{name} is {kind_of(sampling_params)}; {ways}", field="sampling_params")
 
 
 def _set_field(proto: generation_pb2.SamplingParams, name: str, value: Any) -> None:

@@ -8,6 +8,7 @@ import grpc.aio
 from octavo.bearer_token import token_metadata
 from octavo.errors import (
     ClosedError,
+    ConnectionOptionsError,
     NotConnectedError,
     OctavoError,
     TlsHandshakeError,
@@ -15,6 +16,7 @@ from octavo.errors import (
     from_rpc_error,
     is_own_word,
 )
+from octavo.host_port import target_trouble
 from octavo.tls import TlsOptions, channel_credentials, handshake_trouble
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -37,12 +39,16 @@ class SchedulerChannel:
         tls: How to speak TLS; None: plaintext. The files are read when the channel is opened.
         token: Who we are, for a scheduler with --tokens-file; over plaintext it goes to this machine only.
 
-    Raises: ConnectionOptionsError: the token cannot be sent; when the channel is opened, also: a file cannot be used.
+    Raises:
+        ConnectionOptionsError: the address is none, or the token cannot be sent; when the channel is opened, also: a
+            file cannot be used.
     """
 
     channel_options: ClassVar[tuple[tuple[str, int], ...]] = ()
 
     def __init__(self, address: str, *, tls: TlsOptions | None = None, token: str | None = None) -> None:
+        if trouble := target_trouble(address):
+            raise ConnectionOptionsError(f"the address {trouble}")
         self.address = address
         self._tls = tls
         self._metadata = () if token is None else token_metadata(address, token, is_encrypted=tls is not None)

@@ -9,8 +9,11 @@ from scheduler_svc.service import SchedulerService
 from shared.config import load_config_or_exit
 from shared.errors import OctavoServiceError
 from shared.events import configure_logging
-from shared.grpc_server import announce
+from shared.grpc_server import announce_listening, announce_serving
 from shared.stop_request import StopRequest
+
+# Time after which a start is worth a word, in seconds: the first attempts to attach have had their answers.
+SILENCE_S = 2.0
 
 
 def main() -> int:
@@ -32,13 +35,28 @@ async def serve(config: SchedulerConfig) -> None:
     """
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
     service = SchedulerService(config)
-    announce("scheduler", await service.start(), service.other_addresses)
+    address = await service.start()
+    awaits = f"an executor at {', '.join(config.executor)}"
+    announce_listening("scheduler", address, service.other_addresses, awaits=awaits)
+    announcing = asyncio.create_task(_announce_when_ready(service, address))
     stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(service.wait_for_failure())
     await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
     if failing.done():  # a process that cannot work any more must not look as if it could
         failing.result()
     failing.cancel()
+    announcing.cancel()
     await service.stop(stopping.result())
+
+
+async def _announce_when_ready(service: SchedulerService, address: str) -> None:
+    """Say on stdout that the service serves, once it does; if that takes long, what keeps it."""
+    try:
+        async with asyncio.timeout(SILENCE_S):
+            await service.wait_until_ready()
+    except TimeoutError:
+        print(f"octavo scheduler not serving yet: {service.report_not_ready()}", flush=True)
+        await service.wait_until_ready()
+    announce_serving("scheduler", address)
 
 
 if __name__ == "__main__":

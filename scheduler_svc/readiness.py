@@ -1,5 +1,6 @@
 """Whether new requests find an executor: asked by those that arrive, and told to health and to the log."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -29,6 +30,16 @@ class Readiness:
         self._last_trouble = last_trouble
         self._set_ready = set_ready
         self._was_ready = False
+        self._first_ready = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Return once it has been ready."""
+        await self._first_ready.wait()
+
+    def report(self) -> str:
+        """Write to the log why it is not ready, and return that."""
+        log.warning(Event("not_ready", cause=self.why_not))
+        return self.why_not
 
     @property
     def why_not(self) -> str:
@@ -47,5 +58,6 @@ class Readiness:
             log.info(Event("not_ready", cause=why_not))
         elif not why_not and not self._was_ready:
             log.info(Event("ready"))
+            self._first_ready.set()
         self._was_ready = not why_not
         await self._set_ready(self._was_ready)

@@ -99,6 +99,14 @@ class SchedulerService:
         self._running = asyncio.create_task(self.engine.drivers.run(), name="drivers")
         return address
 
+    async def wait_until_ready(self) -> None:
+        """Return once new requests have found an executor."""
+        await self.engine.readiness.wait()
+
+    def report_not_ready(self) -> str:
+        """Write to the log what keeps new requests from finding an executor, and return that."""
+        return self.engine.readiness.report()
+
     async def wait_for_failure(self) -> None:
         """Return never; raise what ended the drivers, should a bug end them."""
         await asyncio.shield(self._running)

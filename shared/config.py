@@ -26,7 +26,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 from pydantic import ValidationError
@@ -63,8 +63,21 @@ def load_config_or_exit(config_class: type[ConfigT], argv: Sequence[str], enviro
         sys.exit(2)
 
 
-def load_config(config_class: type[ConfigT], argv: Sequence[str], environ: Mapping[str, str]) -> ConfigT:
-    """Read the three sources and return the configuration.
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value, and what a person calls the place that it came from: a flag, a variable, a key."""
+
+    value: object
+    origin: str
+
+
+def load_config(
+    config_class: type[ConfigT],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    given: Mapping[str, Setting] = MappingProxyType({}),
+) -> ConfigT:
+    """Read the three sources and return the configuration; settings that are `given`, by name, win over all of them.
 
     `--help` prints the fields, `--version` the version of Octavo; both exit with code 0.
 
@@ -74,7 +87,10 @@ def load_config(config_class: type[ConfigT], argv: Sequence[str], environ: Mappi
     flags, config_path = _read_flags(config_class, argv, mistakes)
     variables = _read_environment(config_class, environ, mistakes)
     file_keys = _read_file(config_class, config_path or environ.get(CONFIG_VARIABLE), mistakes)
-    settings = {**file_keys, **variables, **flags}
+    splitted = {
+        name: Setting(_split(config_class, name, setting.value), setting.origin) for name, setting in given.items()
+    }
+    settings = {**file_keys, **variables, **flags, **splitted}
     try:
         config = config_class.model_validate({name: setting.value for name, setting in settings.items()})
     except ValidationError as error:
@@ -84,12 +100,6 @@ def load_config(config_class: type[ConfigT], argv: Sequence[str], environ: Mappi
     return config
 
 
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    value: object
-    origin: str  # what a person calls the place: the flag, the variable, the key
-
-
 class _FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError([message])
@@ -97,7 +107,7 @@ class _FlagParser(argparse.ArgumentParser):
 
 def _read_flags(
     config_class: type[ServiceConfig], argv: Sequence[str], mistakes: list[str]
-) -> tuple[dict[str, _Setting], str | None]:
+) -> tuple[dict[str, Setting], str | None]:
     parser = _parser(config_class)
     known, unknown = parser.parse_known_args(list(argv))
     values = vars(known)
@@ -108,7 +118,7 @@ def _read_flags(
     if not wrong_flags:  # what follows a wrong flag is probably its value
         mistakes += [f"unexpected argument {argument!r}" for argument in unknown]
     return {
-        name: _Setting(_split(config_class, name, value), _flag(name)) for name, value in values.items()
+        name: Setting(_split(config_class, name, value), _flag(name)) for name, value in values.items()
     }, config_path
 
 
@@ -138,20 +148,20 @@ def _parser(config_class: type[ServiceConfig]) -> _FlagParser:
 
 def _read_environment(
     config_class: type[ServiceConfig], environ: Mapping[str, str], mistakes: list[str]
-) -> dict[str, _Setting]:
+) -> dict[str, Setting]:
     names = {_variable(config_class, name): name for name in config_class.model_fields}
     prefix = _variable(config_class, "")
     settings = {}
     for variable in sorted(environ):
         if variable in names:
             name = names[variable]
-            settings[name] = _Setting(_split(config_class, name, environ[variable]), variable)
+            settings[name] = Setting(_split(config_class, name, environ[variable]), variable)
         elif variable.startswith(prefix) and not _SERVICE_LINK.fullmatch(variable.removeprefix(prefix)):
             mistakes.append(f"{variable} is not a setting{_hint(variable, names, prefix=prefix)}")
     return settings
 
 
-def _read_file(config_class: type[ServiceConfig], path: str | None, mistakes: list[str]) -> dict[str, _Setting]:
+def _read_file(config_class: type[ServiceConfig], path: str | None, mistakes: list[str]) -> dict[str, Setting]:
     if path is None:
         return {}
     try:
@@ -170,7 +180,7 @@ def _read_file(config_class: type[ServiceConfig], path: str | None, mistakes: li
     settings = {}
     for key, value in own.items():
         if key in config_class.model_fields:
-            settings[key] = _Setting(value, f"{config_class.service}.{key} in {path}")
+            settings[key] = Setting(value, f"{config_class.service}.{key} in {path}")
         else:
             hint = _hint(key, config_class.model_fields)
             mistakes.append(f"{config_class.service}.{key} in {path} is not a setting{hint}")
@@ -187,7 +197,7 @@ def _findings(error: ValidationError) -> list[ErrorDetails]:
     ]
 
 
-def _sentence(config_class: type[ServiceConfig], settings: Mapping[str, _Setting], details: ErrorDetails) -> str:
+def _sentence(config_class: type[ServiceConfig], settings: Mapping[str, Setting], details: ErrorDetails) -> str:
     """Turn one finding of pydantic into a sentence that names the place and the rule."""
     if not details["loc"]:  # a rule over several fields
         return details["msg"].removeprefix("Value error, ")
@@ -217,6 +227,10 @@ def _limit(details: ErrorDetails) -> str:
             return "true or false"
         case "string_type":
             return "a string"
+        case "tuple_type":
+            return "a list"
+        case "path_type":
+            return "a path"
         case "literal_error":
             return f"one of {bounds['expected']}"
         case "string_pattern_mismatch" if bounds["pattern"] == ADDRESS_PATTERN:

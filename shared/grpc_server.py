@@ -176,13 +176,20 @@ async def shut_down(ports: Ports, reason: str, *, drain: Callable[[], Awaitable[
     return drained
 
 
-def announce(service: str, address: str, other_addresses: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Print on stdout where a service takes calls now: a line for each port beside the main one, whose line is last.
+def announce_listening(
+    service: str, address: str, other_addresses: Mapping[str, str] = MappingProxyType({}), *, awaits: str
+) -> None:
+    """Print on stdout where a service takes calls: a line for each port beside the main one, whose line is last.
 
-    A parent process waits for the last one.
+    The main one does not serve yet: the line says what that waits for. A parent process learns the address from it.
     """
     for name, port in other_addresses.items():
         print(f"octavo {service} serving {name} on {port}", flush=True)
+    print(f"octavo {service} listening on {address}, waiting for {awaits}", flush=True)
+
+
+def announce_serving(service: str, address: str) -> None:
+    """Print on stdout that a service takes work now. A parent process waits for this line."""
     print(f"octavo {service} serving on {address}", flush=True)
 
 

@@ -41,6 +41,9 @@ model = "/models/llama"                          # --model, OCTAVO_EXECUTOR_MODE
 
 A list is an array in the file, and separated by commas in flags and variables. A setting that is true or false has two
 flags, such as `--x` and `--no-x`.
+
+`octavo up` and `octavo.LLM`, which start both services, take every setting too
+([how they tell the services apart](../python-client.md#settings)).
 """
 
 

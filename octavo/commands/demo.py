@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from octavo.client import Client
-from octavo.commands.options import service_options, to_local_options
+from octavo.commands.service_options import ServiceCommand, service_options
 from octavo.local import LocalOptions, LocalServices
 from octavo.outputs import ChatMessage, Delta, Finished
 from octavo.sampling_params import SamplingParams
@@ -22,12 +22,14 @@ _ROUTE = """\
 """
 
 
-@click.command()
+@click.command(cls=ServiceCommand)
 @click.argument("question", default=_QUESTION)
 @service_options
-def demo(question: str, verbose: bool, **flags: Any) -> None:
+def demo(question: str, model: str, verbose: bool, options: dict[str, Any]) -> None:
     """Prepare the demo model, start both services, stream the answer to QUESTION, stop both."""
-    asyncio.run(_run_demo(question, to_local_options(**flags), is_verbose=verbose))
+    local = LocalOptions(model, is_private=True, **options)
+    local.prepare_model()
+    asyncio.run(_run_demo(question, local, is_verbose=verbose))
 
 
 async def _run_demo(question: str, options: LocalOptions, *, is_verbose: bool) -> None:

@@ -1,4 +1,4 @@
-"""Options that several commands share: the scheduler's address, sampling, whose request, the local services."""
+"""Options that several commands share: the scheduler's address, sampling, whose request."""
 
 import functools
 import math
@@ -11,8 +11,7 @@ import click
 from octavo.client import DEFAULT_ADDRESS
 from octavo.commands.flag_names import in_flags
 from octavo.errors import InvalidRequestError
-from octavo.local import LocalOptions
-from octavo.model_names import DEMO_MODEL, resolve_model
+from octavo.host_port import port_trouble, target_trouble
 from octavo.sampling_params import EarlyStopping, SamplingParams
 
 _R = TypeVar("_R")
@@ -32,23 +31,16 @@ class Number(click.FloatRange):
 def check_address(ctx: click.Context, param: click.Parameter, address: str) -> str:
     """Refuse what gRPC would only fail to connect to; its other targets, such as unix:PATH, pass."""
     del ctx, param  # click names them in the message
-    if address.startswith(("http://", "https://")):
-        raise click.BadParameter(f"{address!r} is not HOST:PORT; leave out {address.partition('//')[0]}//")
-    if "/" in address or address.startswith("unix"):
-        return address
-    return _check_port(address, least_port=1)
+    if trouble := target_trouble(address):
+        raise click.BadParameter(trouble)
+    return address
 
 
 def check_listen(ctx: click.Context, param: click.Parameter, address: str) -> str:
     """Refuse what no service can listen on; a callback of click. Port 0 takes a free one."""
     del ctx, param
-    return _check_port(address, least_port=0)
-
-
-def _check_port(address: str, *, least_port: int) -> str:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not least_port <= int(port) <= 65535:
-        raise click.BadParameter(f"{address!r} is not HOST:PORT with a port from {least_port} to 65535")
+    if trouble := port_trouble(address, least_port=0):
+        raise click.BadParameter(trouble)
     return address
 
 
@@ -154,71 +146,6 @@ def sampling_options(command: Callable[..., _R]) -> Callable[..., _R]:
 def account_options(command: Callable[..., _R]) -> Callable[..., _R]:
     """Give a command the flags that tell requests apart, named like the arguments of `Client.stream`."""
     return with_options(*_ACCOUNT_OPTIONS)(command)
-
-
-_COUNT = click.IntRange(min=1)
-
-# What a service would refuse is refused before one is started. The values and defaults are those of the services.
-_SERVICE_OPTIONS = (
-    click.option(
-        "--model",
-        default=DEMO_MODEL,
-        show_default=True,
-        metavar="MODEL",
-        help="The demo model, a Hugging Face directory, or a hub id.",
-    ),
-    click.option(
-        "--dtype",
-        type=click.Choice(["float32", "bfloat16", "float16"]),
-        help="Number format of weights and cache.  [default: float32]",
-    ),
-    click.option(
-        "--quantization",
-        type=click.Choice(["none", "int8"]),
-        help="int8: weights in a quarter of float32's memory.  [default: none]",
-    ),
-    click.option(
-        "--attention-backend",
-        type=click.Choice(["auto", "triton", "flash_attn", "xformers", "torch"]),
-        help="What computes attention.  [default: auto]",
-    ),
-    click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where the model runs.  [default: cpu]"),
-    click.option("--tp", type=_COUNT, help="Ranks that share the model, each a process.  [default: 1]"),
-    click.option(
-        "--kv-cache-gib",
-        type=Number(min=0, min_open=True),
-        metavar="GIB",
-        help="Size of the KV cache.  [default: by the free memory]",
-    ),
-    click.option(
-        "--host-cache-gib",
-        type=Number(min=0),
-        metavar="GIB",
-        help="Host memory for swapped sequences; 0: none.  [default: 0.5]",
-    ),
-    click.option(
-        "--max-model-len",
-        type=_COUNT,
-        metavar="TOKENS",
-        help="Longest sequence, prompt and output.  [default: the model's]",
-    ),
-    click.option("--max-num-batched-tokens", type=_COUNT, metavar="TOKENS", help="Budget of a step.  [default: 2048]"),
-    click.option("--max-num-seqs", type=_COUNT, help="Most sequences in the batch.  [default: 256]"),
-    click.option(
-        "--max-waiting-requests", type=_COUNT, help="Most requests that wait; more are refused.  [default: 1024]"
-    ),
-    click.option("--verbose", is_flag=True, help="Show the services' logs on stderr."),
-)
-
-
-def service_options(command: Callable[..., _R]) -> Callable[..., _R]:
-    """Give a command the flags of the two local services, named like the fields of LocalOptions."""
-    return with_options(*_SERVICE_OPTIONS)(command)
-
-
-def to_local_options(model: str, **flags: Any) -> LocalOptions:
-    """Return the options that the flags describe; the demo model is made, with progress bars, if missing."""
-    return LocalOptions(model=resolve_model(model), **flags)
 
 
 def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., _R]], Callable[..., _R]]:

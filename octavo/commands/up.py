@@ -3,19 +3,23 @@
 import asyncio
 import json
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
 from octavo.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Client
-from octavo.commands.options import check_listen, service_options, to_local_options
+from octavo.commands.options import check_listen
+from octavo.commands.service_options import ServiceCommand, service_options
 from octavo.exposure import exposure_warning
-from octavo.gateway import DEFAULT_OPENAI_ADDRESS, check_gateway
+from octavo.gateway import DEFAULT_OPENAI_ADDRESS
 from octavo.local import LocalOptions, LocalServices
 
+if TYPE_CHECKING:  # needs the packages of the services
+    from scheduler_svc.config import SchedulerConfig
 
-@click.command()
+
+@click.command(cls=ServiceCommand)
 @click.option(
     "--listen",
     default=DEFAULT_ADDRESS,
@@ -40,13 +44,15 @@ from octavo.local import LocalOptions, LocalServices
     help=f"Serve OpenAI's API too, by the SMG gateway.  [without an address: {DEFAULT_OPENAI_ADDRESS}]",
 )
 @service_options
-def up(model: str, verbose: bool, **flags: Any) -> None:
+def up(model: str, listen: str, admin_listen: str, openai: str | None, verbose: bool, options: dict[str, Any]) -> None:
     """Start a scheduler and an executor on this machine; Ctrl-C stops them."""
-    # Before the model is made or fetched, which may take minutes.
-    if flags["openai"] is not None:
-        check_gateway(flags["openai"])
-    _warn_if_exposed(listen=flags["listen"], admin_listen=flags["admin_listen"], openai=flags["openai"])
-    asyncio.run(_run_until_stopped(model, to_local_options(model, **flags), is_verbose=verbose))
+    options["scheduler"] = {"listen": listen, "admin_listen": admin_listen, **options["scheduler"]}
+    local = LocalOptions(model, openai=openai, **options)
+    config = local.scheduler.config
+    if config.tls_cert is None:
+        _warn_if_exposed(listen=config.listen, admin_listen=config.admin_listen, openai=openai)
+    local.prepare_model()
+    asyncio.run(_run_until_stopped(model, local, is_verbose=verbose))
 
 
 def _warn_if_exposed(*, listen: str, admin_listen: str, openai: str | None) -> None:
@@ -77,10 +83,12 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         start.result()
     try:
         click.echo(f"serving {model} on {services.address}; Ctrl-C stops")
-        admin_flag = _address_flag(services.admin_address, DEFAULT_ADMIN_ADDRESS)
-        click.echo(f"operators: http://{services.admin_address} (live page), octavo top{admin_flag}")
-        flag = _address_flag(services.address, DEFAULT_ADDRESS)
-        click.echo(f'try: octavo generate "Why is the sky blue?"{flag}')
+        config = options.scheduler.config
+        scheme = "http" if config.tls_cert is None else "https"
+        admin_flags = _address_flag(services.admin_address, DEFAULT_ADMIN_ADDRESS) + _access_flags(config)
+        click.echo(f"operators: {scheme}://{services.admin_address} (live page), octavo top{admin_flags}")
+        flags = _address_flag(services.address, DEFAULT_ADDRESS) + _access_flags(config)
+        click.echo(f'try: octavo generate "Why is the sky blue?"{flags}')
         if services.openai_address is not None:
             await _say_how_to_use_openai(services.address, f"http://{services.openai_address}/v1")
         await services.run_beside(_wait_for(stop_wanted))
@@ -92,6 +100,11 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
 def _address_flag(address: str, default: str) -> str:
     """Return what a command needs to find an address; nothing, if it is where the command looks anyway."""
     return "" if address == default else f" --address {address}"
+
+
+def _access_flags(config: "SchedulerConfig") -> str:
+    """Return what a command needs beside the address, for a scheduler that speaks TLS or asks for tokens."""
+    return (" --tls-ca FILE" if config.tls_cert else "") + (" --token-file FILE" if config.tokens_file else "")
 
 
 async def _say_how_to_use_openai(scheduler: str, url: str) -> None:

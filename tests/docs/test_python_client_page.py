@@ -124,7 +124,10 @@ def test_every_page_line_of_the_error_tree_is_in_the_code() -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_the_llm_snippet_answers(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    [snippet] = snippets_of("LLM")
-    asyncio.run(run(snippet))
+def test_the_llm_snippets_answer(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answering, refused = snippets_of("LLM")
+    asyncio.run(run(answering))
     assert "Paris" in capsys.readouterr().out
+    asyncio.run(run(refused))
+    first, second = capsys.readouterr().out.splitlines()
+    assert (first, second.partition(" tokens")[0]) == ("' 4, 5, 6'", "refused: prompts[1]: text is 101")

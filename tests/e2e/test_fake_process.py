@@ -40,7 +40,7 @@ def running(*flags: str) -> Iterator[tuple[Process, str]]:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            match = re.fullmatch(r"octavo executor serving on (127\.0\.0\.1:\d+)\n", line)
+            match = re.fullmatch(r"octavo executor listening on (127\.0\.0\.1:\d+), waiting for its model\n", line)
             assert match, f"unexpected first line {line!r}"
             yield process, match[1]
         finally:

@@ -35,7 +35,7 @@ async def test_penalized_greedy_ids_and_prompt_logprobs_equal_transformers(demo_
         logprobs=2,
         prompt_logprobs=3,
     )
-    options = LocalOptions(model=str(demo_model), dtype="float32", kv_cache_gib=0.25)
+    options = LocalOptions(demo_model, {"dtype": "float32", "kv_cache_gib": 0.25})
     async with LocalServices.from_options(options) as services, Client(services.address) as client:
         answers = [await client.generate(prompt, params) for prompt in prompts]
 

@@ -172,7 +172,7 @@ async def test_a_launcher_starts_one_process_for_each_rank(model: Path, expected
     try:
         assert ranks[0].stdout is not None
         line = (await ranks[0].stdout.readline()).decode()
-        async with running_client(line.partition("serving on ")[2].strip()) as client:
+        async with running_client(line.partition("listening on ")[2].partition(",")[0]) as client:
             assert await tokens_of(client) == expected
         ranks[1].terminate()  # as a cluster does it, to all; rank 0 decides
         ranks[0].terminate()

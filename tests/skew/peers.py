@@ -13,7 +13,7 @@ import grpc.aio
 
 from executor_svc.fake_worker import FakeWorker
 from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
-from tests.support.processes import SERVING, Service
+from tests.support.processes import PORT_LINE, Service
 from tests.support.stack import ExecutorProcess
 
 FAKE = "executor_svc.fake"
@@ -84,7 +84,7 @@ async def start(code: Code, module: str, *flags: str) -> Service:
     assert process.stdout is not None
     other_addresses: dict[str, str] = {}
     while True:
-        match = SERVING.fullmatch((await process.stdout.readline()).decode().strip())
+        match = PORT_LINE.fullmatch((await process.stdout.readline()).decode().strip())
         assert match, f"{module} of {code.name} ended before it served"
         if match["port"] is None:
             return Service(process, match["address"], other_addresses)

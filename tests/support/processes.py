@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SERVING = re.compile(r"octavo \w+ serving( (?P<port>\w+))? on (?P<address>\S+)")
+# Where a port takes calls: each that has a name, at last the main one, which may not serve yet.
+PORT_LINE = re.compile(r"octavo \w+ (listening|serving( (?P<port>\w+))?) on (?P<address>[^\s,]+)(, waiting for .*)?")
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class Service:
 
 
 async def start_service(module: str, *flags: str) -> Service:
-    """Start `python -m module` and return it once it serves."""
+    """Start `python -m module` and return it once its ports take calls."""
     command = [sys.executable, "-P", "-m", module, "--exit-on-stdin-close", *flags]
     if "--listen" not in flags:
         command += ["--listen", "127.0.0.1:0"]
@@ -55,7 +56,7 @@ async def start_service(module: str, *flags: str) -> Service:
     other_addresses: dict[str, str] = {}
     while True:
         line = (await process.stdout.readline()).decode()
-        match = SERVING.fullmatch(line.strip())
+        match = PORT_LINE.fullmatch(line.strip())
         assert match, f"{module} ended before it served"
         if match["port"] is None:
             return Service(process, match["address"], other_addresses)

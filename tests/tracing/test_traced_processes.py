@@ -13,7 +13,7 @@ import pytest
 from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
-from tests.support.processes import SERVING, Service, running_service
+from tests.support.processes import PORT_LINE, Service, running_service
 from tests.support.stack import token_request
 from tests.tracing.collector import running_collector
 from tests.tracing.spans import CALLER_SPAN_ID, CALLER_TRACE_ID, SAMPLED, SpanRecord, names, trace_of
@@ -158,7 +158,7 @@ async def listing_modules(module: str, *flags: str) -> AsyncIterator[Service]:
         assert process.stdout is not None
         while not service.address:
             line = (await process.stdout.readline()).decode()
-            match = SERVING.fullmatch(line.strip())
+            match = PORT_LINE.fullmatch(line.strip())
             assert match, f"{module} ended before it served"
             if match["port"] is None:
                 service.address = match["address"]

@@ -1,12 +1,15 @@
 import asyncio
+import math
 from contextlib import aclosing
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import MessageToDict
 
 from octavo import Client, SamplingParams
 from octavo.errors import (
     ClosedError,
+    ConnectionOptionsError,
     DeadlineError,
     InternalError,
     InvalidRequestError,
@@ -80,6 +83,8 @@ async def test_priority_tenant_and_salt_travel_with_the_request(stand_in: StandI
         ({"tenant": 7}, "tenant is 7; it must be a string"),
         ({"cache_salt": b"\xff"}, r"cache_salt is b'\xff'; it must be a string"),
         ({"request_id": 7}, "request_id is 7; it must be a string"),
+        ({"timeout_s": "soon"}, "timeout_s is 'soon'; it must be a number of seconds"),
+        ({"timeout_s": math.nan}, "timeout_s is nan; it must be a number of seconds"),
     ],
 )
 async def test_an_argument_that_does_not_fit_is_named_before_it_is_sent(
@@ -90,6 +95,32 @@ async def test_an_argument_that_does_not_fit_is_named_before_it_is_sent(
             await client.generate("Why?", **argument)
     assert (str(caught.value), caught.value.field) == (sentence, next(iter(argument)))
     assert stand_in.requests == []
+
+
+async def test_sampling_parameters_are_keywords_too(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        await client.generate("Why?", temperature=0, max_tokens=3)
+        events = client.stream("Why?", SamplingParams(temperature=0.5, top_k=2), temperature=0.25)
+        assert [event async for event in events]
+        with pytest.raises(TypeError, match=r"generate\(\) has no argument 'temprature'; did you mean temperature\?"):
+            await client.generate("Why?", temprature=0)
+    assert [MessageToDict(request.sampling_params) for request in stand_in.requests] == [
+        {"temperature": 0.0, "maxTokens": 3},
+        {"temperature": 0.25, "topK": 2},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("localhost", "the address 'localhost' is not HOST:PORT with a port from 1 to 65535"),
+        ("http://localhost:50051", "the address 'http://localhost:50051' is not HOST:PORT; leave out http://"),
+    ],
+)
+def test_what_is_no_address_is_refused_at_once(address: str, sentence: str) -> None:
+    with pytest.raises(ConnectionOptionsError) as caught:
+        Client(address)
+    assert str(caught.value) == sentence
 
 
 async def test_each_kind_of_prompt_travels_as_its_own_field(stand_in: StandIn) -> None:

@@ -2,15 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import get_args
 
 import click
 import pytest
 
-from executor_svc.config import ExecutorConfig
 from octavo.command_line import cli, run
-from octavo.commands.up import up
-from scheduler_svc.config import SchedulerConfig
 
 
 def walk(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
@@ -171,30 +167,3 @@ def test_a_group_alone_prints_its_help(capsys: pytest.CaptureFixture[str]) -> No
     captured = capsys.readouterr()
     assert captured.err == ""
     assert "Usage: octavo model" in captured.out
-
-
-@pytest.mark.parametrize("field", ["dtype", "quantization", "attention_backend", "device"])
-def test_the_choices_are_those_of_the_executor(field: str) -> None:
-    [option] = [param for param in up.params if param.name == field]
-    assert isinstance(option.type, click.Choice)
-    assert tuple(option.type.choices) == get_args(ExecutorConfig.model_fields[field].annotation)
-
-
-@pytest.mark.parametrize(
-    ("field", "config"),
-    [
-        ("dtype", ExecutorConfig),
-        ("quantization", ExecutorConfig),
-        ("attention_backend", ExecutorConfig),
-        ("device", ExecutorConfig),
-        ("tp", ExecutorConfig),
-        ("host_cache_gib", ExecutorConfig),
-        ("max_num_batched_tokens", ExecutorConfig),
-        ("max_num_seqs", ExecutorConfig),
-        ("max_waiting_requests", SchedulerConfig),
-    ],
-)
-def test_help_has_the_default_of_the_service(field: str, config: type[ExecutorConfig] | type[SchedulerConfig]) -> None:
-    [option] = [param for param in up.params if param.name == field]
-    assert isinstance(option, click.Option)
-    assert (option.help or "").endswith(f"[default: {config.model_fields[field].default}]")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from octavo.child_process import ChildProcess
-from octavo.client import Client
 from octavo.errors import LocalServiceError
 from octavo.local import LocalOptions, LocalServices
 
@@ -23,22 +22,16 @@ EXECUTOR = """
     sys.stdin.read()
 """
 
-# A scheduler that is ready at once; it ends when its stdin closes.
+# A scheduler that serves at once; it ends when its stdin closes.
 SCHEDULER = """
-    import sys, grpc
-    from concurrent.futures import ThreadPoolExecutor
-    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-
+    import sys
     assert sys.argv[-2:] == ["--executor", "127.0.0.1:4321"], sys.argv
-    servicer = health.HealthServicer()
-    servicer.set("readiness", health_pb2.HealthCheckResponse.SERVING)
-    server = grpc.server(ThreadPoolExecutor(2))
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    print(f"octavo scheduler serving on 127.0.0.1:{port}")
+    print("octavo scheduler serving admin on 127.0.0.1:4323")
+    print("octavo scheduler listening on 127.0.0.1:4322, waiting for an executor at 127.0.0.1:4321")
+    print("octavo scheduler serving on 127.0.0.1:4322")
     sys.stdin.read()
 """
+NEVER_READY = SCHEDULER.replace('    print("octavo scheduler serving on 127.0.0.1:4322")\n', "")
 
 
 def program(source: str) -> list[str]:
@@ -68,12 +61,36 @@ async def test_both_start_serve_and_stop(temporary_folder: Path) -> None:
 
     async with services:
         assert len(child_pids() - before) == 2
-        async with Client(services.address) as client:
-            await client.wait_until_ready(timeout_s=5)
+        assert (services.address, services.admin_address) == ("127.0.0.1:4322", "127.0.0.1:4323")
 
     assert statuses == ["starting the executor", "starting the scheduler", "loading the model"]
     assert child_pids() == before
     assert os.listdir(temporary_folder) == []
+
+
+async def test_they_are_started_once_the_scheduler_says_that_it_serves(tmp_path: Path) -> None:
+    go_on, is_loading = tmp_path / "go on", asyncio.Event()
+    hesitant = SCHEDULER.replace(
+        '    print("octavo scheduler serving on',
+        f"""
+    import os, time
+    print(end="", flush=True)
+    while not os.path.exists({str(go_on)!r}):
+        time.sleep(0.01)
+    print("octavo scheduler serving on""",
+    )
+    services = LocalServices(
+        program(EXECUTOR),
+        program(hesitant),
+        on_status=lambda what: is_loading.set() if what == "loading the model" else None,
+    )
+    start = asyncio.create_task(services.start())
+    await is_loading.wait()
+    await asyncio.wait([start], timeout=0.1)
+    assert not start.done()
+    go_on.touch()
+    await start
+    await services.stop()
 
 
 async def test_stopping_twice_is_fine(services: LocalServices) -> None:
@@ -106,11 +123,10 @@ async def test_an_executor_that_fails_while_the_scheduler_waits_ends_the_wait(te
         print("octavo executor serving on 127.0.0.1:4321")
         sys.exit("octavo executor: model.safetensors is cut short")
     """)
-    never_ready = program(SCHEDULER.replace("HealthCheckResponse.SERVING", "HealthCheckResponse.NOT_SERVING"))
     before = child_pids()
 
     with pytest.raises(LocalServiceError, match=r"model\.safetensors is cut short"):
-        await LocalServices(loads_in_vain, never_ready).start()
+        await LocalServices(loads_in_vain, program(NEVER_READY)).start()
 
     assert child_pids() == before
 
@@ -122,10 +138,11 @@ async def test_a_program_that_cannot_be_run_is_named(temporary_folder: Path) -> 
 
 
 async def test_a_start_that_is_given_up_leaves_no_logs(temporary_folder: Path) -> None:
-    never_ready = program(SCHEDULER.replace("HealthCheckResponse.SERVING", "HealthCheckResponse.NOT_SERVING"))
     is_loading = asyncio.Event()
     services = LocalServices(
-        program(EXECUTOR), never_ready, on_status=lambda what: is_loading.set() if what == "loading the model" else None
+        program(EXECUTOR),
+        program(NEVER_READY),
+        on_status=lambda what: is_loading.set() if what == "loading the model" else None,
     )
     start = asyncio.create_task(services.start())
     await is_loading.wait()
@@ -248,46 +265,34 @@ async def _readable(descriptor: int) -> None:
 
 def test_a_directory_without_a_tokenizer_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(LocalServiceError) as caught:
-        LocalOptions(model=str(tmp_path))
+        LocalOptions(tmp_path).prepare_model()
     assert str(caught.value) == f"{tmp_path}/tokenizer.json is missing; the scheduler needs it"
 
+    LocalOptions(tmp_path, {"tokenizer": "elsewhere"}).prepare_model()
     (tmp_path / "tokenizer.json").touch()
-    LocalOptions(model=str(tmp_path))
+    LocalOptions(tmp_path).prepare_model()
 
 
-def test_options_become_flags_and_absent_ones_stay_with_the_services() -> None:
-    options = LocalOptions(
-        model="/models/x",
-        listen="127.0.0.1:50051",
-        quantization="int8",
-        attention_backend="torch",
-        tp=2,
-        kv_cache_gib=0.5,
-        host_cache_gib=0,
-        max_num_seqs=8,
-        max_waiting_requests=9,
-    )
-    end_with_parent = "--exit-on-stdin-close"
+def test_settings_become_flags_and_absent_ones_stay_with_the_services() -> None:
+    settings = {
+        "quantization": "int8",
+        "kv_cache_gib": "0.5",
+        "host_cache_gib": 0,
+        "max_num_seqs": 8,
+        "max_waiting_requests": None,
+        "tenant_weights": ["red=1", "blue=2"],
+        "prefix_caching": False,
+        "log_level": "debug",
+    }
+    options = LocalOptions("/models/x", settings, executor={"log_level": "error"}, scheduler={"listen": "127.0.0.1:1"})
+    python = ["-P", "-m"]
     assert options.executor_command()[1:] == [
-        *("-P", "-m", "executor_svc", "--listen", "127.0.0.1:0", end_with_parent),
-        *(
-            "--model",
-            "/models/x",
-            "--quantization",
-            "int8",
-            "--attention-backend",
-            "torch",
-            "--tp",
-            "2",
-            "--kv-cache-gib",
-            "0.5",
-            "--host-cache-gib",
-            "0",
-            "--max-num-seqs",
-            "8",
-        ),
+        *(*python, "executor_svc", "--listen", "127.0.0.1:0", "--exit-on-stdin-close", "--quantization", "int8"),
+        *("--kv-cache-gib", "0.5", "--host-cache-gib", "0.0", "--max-num-seqs", "8", "--log-level", "error"),
+        *("--model", "/models/x"),
     ]
     assert options.scheduler_command()[1:] == [
-        *("-P", "-m", "scheduler_svc", "--listen", "127.0.0.1:50051", end_with_parent),
-        *("--admin-listen", "127.0.0.1:0", "--max-waiting-requests", "9"),
+        *(*python, "scheduler_svc", "--listen", "127.0.0.1:1", "--admin-listen", "127.0.0.1:0"),
+        *("--exit-on-stdin-close", "--max-num-seqs", "8", "--tenant-weights", "red=1,blue=2"),
+        *("--no-prefix-caching", "--log-level", "debug"),
     ]

@@ -25,25 +25,35 @@ class ServicesThatStop(LocalServices):
 
 
 @pytest.mark.parametrize(
-    ("address", "admin_address", "operators", "suggestion"),
+    ("address", "admin_address", "more", "operators", "suggestion"),
     [
         (
             "127.0.0.1:50051",
             "127.0.0.1:50052",
+            "",
             "operators: http://127.0.0.1:50052 (live page), octavo top",
             'try: octavo generate "Why is the sky blue?"',
         ),
         (
             "127.0.0.1:4321",
             "127.0.0.1:4322",
+            "",
             "operators: http://127.0.0.1:4322 (live page), octavo top --address 127.0.0.1:4322",
             'try: octavo generate "Why is the sky blue?" --address 127.0.0.1:4321',
+        ),
+        (
+            "127.0.0.1:50051",
+            "127.0.0.1:50052",
+            "--set scheduler.tls_cert=cert.pem --set scheduler.tls_key=key.pem --tokens-file tokens",
+            "operators: https://127.0.0.1:50052 (live page), octavo top --tls-ca FILE --token-file FILE",
+            'try: octavo generate "Why is the sky blue?" --tls-ca FILE --token-file FILE',
         ),
     ],
 )
 def test_it_says_what_to_type_next(
     address: str,
     admin_address: str,
+    more: str,
     operators: str,
     suggestion: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -53,7 +63,8 @@ def test_it_says_what_to_type_next(
         return ServicesThatStop(address, admin_address)
 
     monkeypatch.setattr(LocalServices, "from_options", from_options)
-    assert run(["up", "--model", "some/model", "--listen", address, "--admin-listen", admin_address]) == 0
+    flags = ["--listen", address, "--admin-listen", admin_address, *more.split()]
+    assert run(["up", "--model", "some/model", *flags]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"serving some/model on {address}; Ctrl-C stops",
         operators,

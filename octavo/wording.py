@@ -1,0 +1,18 @@
+"""How sentences for people are put together."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, candidates: Iterable[str], *, prefix: str = "") -> str:
+    """Return "; did you mean NAME?" with the nearest candidate, behind `prefix`; or "" if none is near."""
+    close = difflib.get_close_matches(name, list(candidates), n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
+
+
+def kind_of(value: object) -> str:
+    """Return what a value is, for a sentence about one that is wrong, such as "a dict" or "None"."""
+    if value is None or isinstance(value, bytes):
+        return "None" if value is None else "bytes"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
