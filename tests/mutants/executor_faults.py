@@ -1,0 +1,210 @@
+"""Faults in an executor: who owns it, its steps and its blocks, ranks, and what the fake one checks."""
+
+from tests.mutants.fault import Fault
+
+EXECUTOR = "executor_svc"
+UNIT = "tests/unit/executor_svc"
+CONTRACT = "tests/contract"
+
+FAULTS = (
+    # Epochs, leases, the stream of steps
+    Fault(
+        "another scheduler takes an executor whose lease lives",
+        f"{EXECUTOR}/attachment.py",
+        '        if holder not in ("", scheduler_id):\n',
+        "        if False:\n",
+        (f"{UNIT}/test_attachment.py",),
+    ),
+    Fault(
+        "an older epoch may still write",
+        f"{EXECUTOR}/attachment.py",
+        "        if epoch != self.epoch:\n",
+        "        if epoch > self.epoch:\n",
+        (f"{UNIT}/test_attachment.py",),
+    ),
+    Fault(
+        "a heartbeat does not prolong the lease",
+        f"{EXECUTOR}/attachment.py",
+        "        self.require(epoch)\n        self._expires_s = now + self._lease_s\n",
+        "        self.require(epoch)\n",
+        (f"{UNIT}/test_attachment.py::test_renewing_prolongs_the_lease_from_now",),
+    ),
+    Fault(
+        "a caller of an instance that is gone is not fenced",
+        f"{EXECUTOR}/execution_servicer.py",
+        '        if instance_id not in ("", own):\n',
+        "        if False:\n",
+        (f"{CONTRACT}/test_execution_service.py::test_every_call_of_an_older_epoch_is_fenced",),
+    ),
+    Fault(
+        "the highest wire version is taken whatever the other side speaks",
+        f"{EXECUTOR}/execution_servicer.py",
+        "    version = min(request.max_wire_version, wire.MAX_WIRE_VERSION)\n",
+        "    version = wire.MAX_WIRE_VERSION\n",
+        (f"{CONTRACT}/test_execution_service.py::test_a_wrong_attach_is_refused_and_changes_nothing",),
+    ),
+    Fault(
+        "a resumed stream gets a response too few",
+        f"{EXECUTOR}/step_log.py",
+        "        return list(kept[len(kept) - num_wanted :])\n",
+        "        return list(kept[len(kept) - num_wanted + 1 :])\n",
+        (f"{UNIT}/test_step_log.py",),
+    ),
+    Fault(
+        "a step that comes twice runs twice",
+        f"{EXECUTOR}/step_runner.py",
+        "        return self._log.find(message.step_id)\n",
+        "        return None\n",
+        (f"{CONTRACT}/test_execution_steps.py::test_a_step_that_comes_twice_runs_once",),
+    ),
+    Fault(
+        "steps run on after one that failed",
+        f"{EXECUTOR}/step_runner.py",
+        '            self._failure = f"step {message.step_id} failed',
+        '            _ = f"step {message.step_id} failed',
+        (f"{UNIT}/test_step_runner.py",),
+    ),
+    # Steps and blocks
+    Fault(
+        "a step may move blocks that do not exist",
+        f"{EXECUTOR}/worker.py",
+        "    outside = block_ids[(block_ids < 0) | (block_ids >= num_blocks)]\n",
+        "    outside = block_ids[:0]\n",
+        (f"{UNIT}/test_fake_moves.py::test_moves_of_unknown_blocks_write_nothing",),
+    ),
+    Fault(
+        "a step may compute more tokens than the limit",
+        f"{EXECUTOR}/worker.py",
+        "    if layout.num_tokens > max_num_batched_tokens:\n",
+        "    if False:\n",
+        (f"{UNIT}/test_fake.py::test_a_step_beyond_the_token_budget_fails",),
+    ),
+    Fault(
+        "blocks are copied before they have come from the host",
+        f"{EXECUTOR}/cache_engine.py",
+        "        for begin in range(0, len(step.blocks_to_swap_in), MAX_STAGED_BLOCKS):\n"
+        "            self._swap_in(step.blocks_to_swap_in[begin : begin + MAX_STAGED_BLOCKS])\n"
+        "        if len(step.blocks_to_copy):\n"
+        "            self._copy_blocks(step.blocks_to_copy)\n",
+        "        if len(step.blocks_to_copy):\n"
+        "            self._copy_blocks(step.blocks_to_copy)\n"
+        "        for begin in range(0, len(step.blocks_to_swap_in), MAX_STAGED_BLOCKS):\n"
+        "            self._swap_in(step.blocks_to_swap_in[begin : begin + MAX_STAGED_BLOCKS])\n",
+        (f"{UNIT}/test_cache_engine.py",),
+    ),
+    Fault(
+        "only the first blocks of a long swap move",
+        f"{EXECUTOR}/cache_engine.py",
+        "        for begin in range(0, len(step.blocks_to_swap_out), MAX_STAGED_BLOCKS):\n",
+        "        for begin in range(0, len(step.blocks_to_swap_out[:1]), MAX_STAGED_BLOCKS):\n",
+        (f"{UNIT}/test_cache_engine.py",),
+    ),
+    Fault(
+        "the next step feeds a token that is not known yet",
+        f"{EXECUTOR}/last_tokens.py",
+        "torch.where(token_ids == UNKNOWN_TOKEN, self.token_ids[slots], token_ids)",
+        "token_ids.clamp(min=0)",
+        ("tests/numerics/test_launch_ahead.py::test_nobody_waits_for_tokens_that_only_the_device_needs",),
+    ),
+    Fault(
+        "a new attachment keeps the unfinished steps of the last one",
+        f"{EXECUTOR}/torch_worker.py",
+        "        self._unrecorded.clear()\n",
+        "",
+        ("tests/numerics/test_torch_worker.py",),
+    ),
+    Fault(
+        "rows that pad a graph write into block 0",
+        f"{EXECUTOR}/decode_graphs.py",
+        "[0, 0, 0, self._spare_block_id * caches[0].block_size]",
+        "[0, 0, 0, 0]",
+        ("tests/numerics/test_decode_graphs.py",),
+    ),
+    Fault(
+        "rows that pad a graph keep the values of the last step",
+        f"{EXECUTOR}/decode_graphs.py",
+        "        self._inputs.copy_(to_device(inputs, self._inputs.device))\n",
+        "        self._inputs[:, :num_rows].copy_(to_device(inputs[:, :num_rows], self._inputs.device))\n",
+        ("tests/numerics/test_decode_graphs.py",),
+    ),
+    # Memory
+    Fault(
+        "the largest step runs half of its tokens",
+        f"{EXECUTOR}/largest_step.py",
+        "    num_tokens = config.max_num_batched_tokens\n",
+        "    num_tokens = config.max_num_batched_tokens // 2\n",
+        ("tests/numerics/test_torch_worker.py::test_the_largest_step_runs_on_a_cache_of_its_own",),
+    ),
+    Fault(
+        "the warm-up does nothing",
+        f"{EXECUTOR}/warm_up.py",
+        "        execute(worker, Step(0, step_id, delta))\n",
+        "        pass\n",
+        ("tests/numerics/test_torch_worker.py::test_a_warm_up_leaves_no_trace_but_in_blocks_that_nobody_has",),
+    ),
+    Fault(
+        "the cache of a GPU takes what other processes have",
+        f"{EXECUTOR}/block_count.py",
+        "    return budget - peak - others\n",
+        "    return budget - peak\n",
+        (f"{UNIT}/test_block_count.py",),
+    ),
+    Fault(
+        "each rank on a CPU takes the share of all",
+        f"{EXECUTOR}/block_count.py",
+        "int(available * CPU_CACHE_SHARE) // local_size",
+        "int(available * CPU_CACHE_SHARE)",
+        (f"{UNIT}/test_block_count.py",),
+    ),
+    # Ranks
+    Fault(
+        "a stranger may join the ranks",
+        f"{EXECUTOR}/parallel/step_channel.py",
+        "kind is FrameKind.HELLO and hmac.compare_digest(secret.encode(), self.address.secret.encode())",
+        "kind is FrameKind.HELLO",
+        (f"{UNIT}/parallel/test_step_channel.py",),
+    ),
+    Fault(
+        "two processes may be the same rank",
+        f"{EXECUTOR}/parallel/step_channel.py",
+        " or rank in self._connections:\n            sock.close()",
+        ":\n            sock.close()",
+        (f"{UNIT}/parallel/test_step_channel.py",),
+    ),
+    Fault(
+        "a rank that is frozen is never given up",
+        f"{EXECUTOR}/parallel/connection.py",
+        "                if not self._was_frozen():\n                    raise\n",
+        "                continue\n",
+        (f"{UNIT}/parallel/test_connection.py",),
+    ),
+    # The fake executor
+    Fault(
+        "the fake executor reads blocks without a check",
+        f"{EXECUTOR}/fake_worker.py",
+        "        self._cache.check_reads(self._table, layout, self._histories)\n",
+        "",
+        (f"{UNIT}/test_fake.py",),
+    ),
+    Fault(
+        "the fake executor lets two sequences write one place",
+        f"{EXECUTOR}/fake_cache.py",
+        "        if lost.any():\n",
+        "        if False:\n",
+        (f"{UNIT}/test_fake.py",),
+    ),
+    Fault(
+        "the fake executor finds a prefix of another salt",
+        f"{EXECUTOR}/fake_cache.py",
+        "_wrap(SALT_BASE * (2 * admission.cache_salt + 1))",
+        "_wrap(SALT_BASE)",
+        (f"{UNIT}/test_fake.py::test_a_prefix_of_another_salt_is_found",),
+    ),
+    Fault(
+        "the fake executor misses the first token of a window",
+        f"{EXECUTOR}/fake_cache.py",
+        "starts - (self._sliding_window_tokens - 1)",
+        "starts - (self._sliding_window_tokens - 2)",
+        (f"{UNIT}/test_fake_moves.py",),
+    ),
+)
