@@ -111,10 +111,17 @@ FAULTS = (
     ),
     Fault(
         "an evicted block is still found",
-        f"{CORE}/prefix_cache.py",
-        "            del block_of_hash[hash_of_block[block_id]]\n",
-        "            pass\n",
-        (f"{UNIT}/test_prefix_cache.py",),
+        f"{CORE}/block_allocator.py",
+        "        self.prefix_cache.forget(evicted)\n",
+        "",
+        (f"{UNIT}/test_block_allocator.py::test_an_evicted_block_is_not_found_any_more",),
+    ),
+    Fault(
+        "only prompts are found again",
+        f"{CORE}/batch.py",
+        "int(min(self.num_computed_tokens[slot], self.num_known_tokens[slot]))",
+        "int(min(self.num_computed_tokens[slot], self.table.num_prompt_tokens[slot]))",
+        (f"{UNIT}/test_scheduler_prefix_cache.py::test_generated_tokens_are_found_too",),
     ),
     Fault(
         "a request does not wait for a prefix that a step in flight computes",
@@ -164,13 +171,6 @@ FAULTS = (
         (f"{UNIT}/test_scheduler_late_tokens.py",),
     ),
     Fault(
-        "the output of a group that leaves is not found again",
-        f"{CORE}/preemption.py",
-        "                self._batch.register_blocks(slot)\n",
-        "                pass\n",
-        (f"{UNIT}/test_scheduler_prefix_cache.py::test_generated_tokens_are_found_too",),
-    ),
-    Fault(
         "a swap moves blocks that other groups name too",
         f"{CORE}/swapping.py",
         "        is_ours = device.ref_counts[distinct] == num_references\n",
@@ -178,20 +178,25 @@ FAULTS = (
         (f"{UNIT}/test_scheduler_swap_shared.py::test_blocks_that_others_use_too_stay_on_the_device",),
     ),
     Fault(
-        "outputs that come back from the host pool share the block that they write into",
+        "a swap frees the blocks that stay on the device for others",
         f"{CORE}/swapping.py",
-        "is_shared=index < num_whole)",
-        "is_shared=True)",
-        (f"{UNIT}/test_scheduler_swap.py::test_a_shared_partial_block_is_copied_on_the_way_back",),
+        "            device.free(all_held[~stays])\n",
+        "            device.free(all_held)\n",
+        (f"{UNIT}/test_scheduler_swap_shared.py::test_blocks_that_others_use_too_stay_on_the_device",),
     ),
     Fault(
-        "the host blocks of a group that came back stay taken",
+        "a group comes back from the host pool without room for its next token",
         f"{CORE}/swapping.py",
-        "            self.host.free(table.host_blocks[table.host_blocks != NO_BLOCK])\n"
-        "        self.groups.remove(group)\n"
-        "        return pairs, sequences\n",
-        "        self.groups.remove(group)\n        return pairs, sequences\n",
+        "num_blocks_for(len(sequence.token_ids))",
+        "num_blocks_for(len(sequence.token_ids) - 1)",
         (f"{UNIT}/test_scheduler_swap.py",),
+    ),
+    Fault(
+        "a group comes back from the host pool without slots for it",
+        f"{CORE}/admission.py",
+        "needs.has_blocks and needs.has_slots and",
+        "needs.has_blocks and",
+        (f"{UNIT}/test_scheduler_swap.py", f"{UNIT}/test_scheduler_swap_shared.py"),
     ),
     # Forks, chunks, beams
     Fault(

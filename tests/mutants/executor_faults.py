@@ -34,14 +34,14 @@ FAULTS = (
         f"{EXECUTOR}/execution_servicer.py",
         '        if instance_id not in ("", own):\n',
         "        if False:\n",
-        (f"{CONTRACT}/test_execution_service.py::test_every_call_of_an_older_epoch_is_fenced",),
+        (f"{CONTRACT}/test_execution_service.py::test_a_caller_of_an_instance_that_is_gone_is_fenced",),
     ),
     Fault(
         "the highest wire version is taken whatever the other side speaks",
         f"{EXECUTOR}/execution_servicer.py",
         "    version = min(request.max_wire_version, wire.MAX_WIRE_VERSION)\n",
         "    version = wire.MAX_WIRE_VERSION\n",
-        (f"{CONTRACT}/test_execution_service.py::test_a_wrong_attach_is_refused_and_changes_nothing",),
+        ("tests/skew/test_wire_range.py::test_both_sides_go_on_with_the_highest_version_that_both_speak",),
     ),
     Fault(
         "a resumed stream gets a response too few",
