@@ -43,7 +43,10 @@ def main() -> int:
         copies = [TreeCopy(Path(name) / str(number)) for number in range(arguments.jobs)]
         tests = list(dict.fromkeys(test for fault in faults for test in fault.tests))
         console.print(f"{len(tests)} suites without a fault ...")
-        failing = failing_without_faults(copies[0], tests)
+        try:
+            failing = failing_without_faults(copies[0], tests)
+        finally:
+            copies[0].stop()
         for test in failing:
             console.print(f"[bold yellow]fails without a fault[/]: {escape(test)}")
         outcomes = _try_all(console, copies, faults, failing, arguments.timeout_s)
@@ -55,7 +58,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="part of a name, or a pattern")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="faults that are tried at once (default 1)")
     parser.add_argument("--list", action="store_true", help="show the table and end")
-    parser.add_argument("--timeout-s", type=float, default=180.0, help="of one suite with a fault (default 180)")
+    parser.add_argument("--timeout-s", type=float, default=120.0, help="of one suite with a fault (default 120)")
     return parser.parse_args()
 
 
@@ -87,11 +90,17 @@ def _try_all(
 
     outcomes = []
     with ThreadPoolExecutor(len(copies)) as executor:
-        for future in as_completed([executor.submit(try_one, fault) for fault in faults]):
-            outcome = future.result()
-            outcomes.append(outcome)
-            verdict = f"[{STYLES[outcome.verdict]}]{outcome.verdict.value:8}[/]"
-            console.print(f"{verdict} {outcome.duration_s:5.1f} s  {escape(outcome.fault.name)}")
+        try:
+            for future in as_completed([executor.submit(try_one, fault) for fault in faults]):
+                outcome = future.result()
+                outcomes.append(outcome)
+                verdict = f"[{STYLES[outcome.verdict]}]{outcome.verdict.value:8}[/]"
+                console.print(f"{verdict} {outcome.duration_s:5.1f} s  {escape(outcome.fault.name)}")
+        except BaseException:  # Ctrl-C: no other fault is tried
+            executor.shutdown(wait=False, cancel_futures=True)
+            for copy in copies:
+                copy.stop()
+            raise
     return outcomes
 
 
@@ -110,4 +119,7 @@ def _report(console: Console, outcomes: list[Outcome]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

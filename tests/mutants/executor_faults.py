@@ -62,7 +62,7 @@ FAULTS = (
         f"{EXECUTOR}/step_runner.py",
         '            self._failure = f"step {message.step_id} failed',
         '            _ = f"step {message.step_id} failed',
-        (f"{UNIT}/test_step_runner.py",),
+        (f"{CONTRACT}/test_execution_steps.py::test_after_a_failed_step_the_epoch_runs_no_more",),
     ),
     # Steps and blocks
     Fault(
@@ -104,7 +104,7 @@ FAULTS = (
         f"{EXECUTOR}/last_tokens.py",
         "torch.where(token_ids == UNKNOWN_TOKEN, self.token_ids[slots], token_ids)",
         "token_ids.clamp(min=0)",
-        ("tests/numerics/test_launch_ahead.py::test_nobody_waits_for_tokens_that_only_the_device_needs",),
+        ("tests/numerics/test_launch_ahead.py::test_sequences_come_and_go_while_tokens_are_in_flight",),
     ),
     Fault(
         "a new attachment keeps the unfinished steps of the last one",
@@ -176,7 +176,9 @@ FAULTS = (
         f"{EXECUTOR}/parallel/connection.py",
         "                if not self._was_frozen():\n                    raise\n",
         "                continue\n",
-        (f"{UNIT}/parallel/test_connection.py",),
+        (
+            f"{UNIT}/parallel/test_step_channel.py::test_a_peer_that_says_nothing_is_lost_and_one_that_only_waits_is_not",
+        ),
     ),
     # The fake executor
     Fault(

@@ -1,12 +1,13 @@
 """What a planted fault is, and the copy of the tree that it is planted in."""
 
+import contextlib
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +56,7 @@ class TreeCopy:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._process: subprocess.Popen[str] | None = None
         # Python takes a compiled module for current by its source's size and second: each write has its own second.
         self._seconds = itertools.count(int(time.time()))
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -64,7 +66,7 @@ class TreeCopy:
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(REPOSITORY / name, root / name)
 
-    @contextmanager
+    @contextlib.contextmanager
     def with_fault(self, fault: Fault) -> Iterator[None]:
         """Have the fault in the copy for a while.
 
@@ -80,10 +82,25 @@ class TreeCopy:
         finally:
             self._write(path, sound)
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """The environment of a test run: it, and every process that it starts, uses the code of this copy."""
-        return {**os.environ, "PYTHONPATH": str(self.root)}
+    def start(self, command: Sequence[str]) -> "subprocess.Popen[str]":
+        """Start a command in the copy: it, and every process that it starts, uses the code of this copy."""
+        self._process = subprocess.Popen(
+            command,
+            cwd=self.root,
+            env={**os.environ, "PYTHONPATH": str(self.root)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        return self._process
+
+    def stop(self) -> None:
+        """Kill the command that runs here, with every process that it started."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _write(self, path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")

@@ -2,8 +2,6 @@
 
 import enum
 import math
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -60,24 +58,13 @@ class SuiteRun:
 def run_suite(copy: TreeCopy, tests: Sequence[str], timeout_s: float, *options: str) -> SuiteRun:
     """Run tests in the copy, with all processes that they start; after `timeout_s` all of them are killed."""
     begin_s = time.monotonic()
-    process = subprocess.Popen(
-        [*PYTEST, *QUICK, *options, *tests],
-        cwd=copy.root,
-        env=copy.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process = copy.start([*PYTEST, *QUICK, *options, *tests])
     try:
         output, _ = process.communicate(timeout=None if math.isinf(timeout_s) else timeout_s)
         exit_code: int | None = process.returncode
-    except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
+    except subprocess.TimeoutExpired:
+        copy.stop()
         output, _ = process.communicate()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
         exit_code = None
     return SuiteRun(exit_code, output, time.monotonic() - begin_s)
 
