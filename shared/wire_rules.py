@@ -40,7 +40,7 @@ def decode_rules(message: step_pb2.TokenRules) -> TokenRules:
         )
     if num_words * longest > MAX_WORD_CELLS:
         raise InvalidStepError(
-            f"{num_words} banned words of up to {longest} tokens; their number times the longest may be {MAX_WORD_CELLS}"
+            f"{num_words} banned words of up to {longest} tokens; number times length is at most {MAX_WORD_CELLS}"
         )
     ends = itertools.accumulate(lengths)
     return TokenRules(

@@ -2,6 +2,7 @@
 
 import enum
 import math
+import re
 import subprocess
 import sys
 import time
@@ -46,8 +47,8 @@ class SuiteRun:
     @property
     def failed_tests(self) -> list[str]:
         """The tests that failed, as pytest names them."""
-        lines = (line.split() for line in self.output.splitlines())
-        return [words[1] for words in lines if len(words) > 1 and words[0] in ("FAILED", "ERROR")]
+        found = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", self.output, re.MULTILINE)
+        return list(map(str, found))
 
     @property
     def last_lines(self) -> str:
