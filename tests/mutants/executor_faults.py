@@ -80,23 +80,17 @@ FAULTS = (
         (f"{UNIT}/test_fake.py::test_a_step_beyond_the_token_budget_fails",),
     ),
     Fault(
-        "blocks are copied before they have come from the host",
+        "a block is not copied",
         f"{EXECUTOR}/cache_engine.py",
-        "        for begin in range(0, len(step.blocks_to_swap_in), MAX_STAGED_BLOCKS):\n"
-        "            self._swap_in(step.blocks_to_swap_in[begin : begin + MAX_STAGED_BLOCKS])\n"
-        "        if len(step.blocks_to_copy):\n"
         "            self._copy_blocks(step.blocks_to_copy)\n",
-        "        if len(step.blocks_to_copy):\n"
-        "            self._copy_blocks(step.blocks_to_copy)\n"
-        "        for begin in range(0, len(step.blocks_to_swap_in), MAX_STAGED_BLOCKS):\n"
-        "            self._swap_in(step.blocks_to_swap_in[begin : begin + MAX_STAGED_BLOCKS])\n",
+        "            pass\n",
         (f"{UNIT}/test_cache_engine.py",),
     ),
     Fault(
-        "only the first blocks of a long swap move",
+        "keys come back from the host as values",
         f"{EXECUTOR}/cache_engine.py",
-        "        for begin in range(0, len(step.blocks_to_swap_out), MAX_STAGED_BLOCKS):\n",
-        "        for begin in range(0, len(step.blocks_to_swap_out[:1]), MAX_STAGED_BLOCKS):\n",
+        "pool.index_copy_(0, destinations, staged[:, index])",
+        "pool.index_copy_(0, destinations, staged[:, index ^ 1])",
         (f"{UNIT}/test_cache_engine.py",),
     ),
     Fault(
@@ -129,13 +123,6 @@ FAULTS = (
     ),
     # Memory
     Fault(
-        "the largest step runs half of its tokens",
-        f"{EXECUTOR}/largest_step.py",
-        "    num_tokens = config.max_num_batched_tokens\n",
-        "    num_tokens = config.max_num_batched_tokens // 2\n",
-        ("tests/numerics/test_torch_worker.py::test_the_largest_step_runs_on_a_cache_of_its_own",),
-    ),
-    Fault(
         "the warm-up does nothing",
         f"{EXECUTOR}/warm_up.py",
         "        execute(worker, Step(0, step_id, delta))\n",
@@ -145,8 +132,8 @@ FAULTS = (
     Fault(
         "the cache of a GPU takes what other processes have",
         f"{EXECUTOR}/block_count.py",
-        "    return budget - peak - others\n",
-        "    return budget - peak\n",
+        "    others = memory.total() - memory.free() - memory.used_by_torch()\n",
+        "    others = 0\n",
         (f"{UNIT}/test_block_count.py",),
     ),
     Fault(

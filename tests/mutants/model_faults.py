@@ -62,7 +62,7 @@ FAULTS = (
         f"{EXECUTOR}/sample_rows.py",
         "np.where(positions >= 0, self.token_ids",
         "np.where(positions > 0, self.token_ids",
-        (f"{NUMERICS}/test_processors.py",),
+        (f"{NUMERICS}/test_processors.py::test_greedy_rows_get_the_processors_too",),
     ),
     Fault(
         "candidates of beams are not penalized",
