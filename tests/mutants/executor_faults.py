@@ -136,13 +136,6 @@ FAULTS = (
         "    others = 0\n",
         (f"{UNIT}/test_block_count.py",),
     ),
-    Fault(
-        "each rank on a CPU takes the share of all",
-        f"{EXECUTOR}/block_count.py",
-        "int(available * CPU_CACHE_SHARE) // local_size",
-        "int(available * CPU_CACHE_SHARE)",
-        (f"{UNIT}/test_block_count.py",),
-    ),
     # Ranks
     Fault(
         "a stranger may join the ranks",

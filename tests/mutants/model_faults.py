@@ -209,10 +209,12 @@ FAULTS = (
         (f"{NUMERICS}/test_kernels.py::test_int8_is_another_model_to_a_fleet",),
     ),
     Fault(
-        "experts are weighted before the router's choice is normalised",
+        "the weights of the chosen experts do not add up to 1",
         f"{EXECUTOR}/models/torch_dense.py",
         "        weights /= weights.sum(-1, keepdim=True)\n",
         "        pass\n",
-        (f"{NUMERICS}/test_tensor_parallel.py::test_tokens_equal_those_of_one_process[MixtralForCausalLM-2]",),
+        (
+            f"{NUMERICS}/test_architectures.py::test_logits_and_greedy_tokens_equal_plain_transformers[MixtralForCausalLM]",
+        ),
     ),
 )
