@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 # The suite starts hundreds of processes; each would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all check protos baseline record-release models bench bench-core gpu-check coverage checkov k8s-check monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
+.PHONY: help demo test test-all check protos baseline record-release models bench bench-core gpu-check mutants coverage checkov k8s-check monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
 
 help:
 	@echo "make demo      ask a real model a question through both services"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench     tokens per second beside transformers, in one run"
 	@echo "make bench-core CPU time of the scheduler's core by itself"
 	@echo "make gpu-check on a machine with a GPU: check and measure its path, with the PYTHON that has torch there"
+	@echo "make mutants   plant faults in copies of the tree; each must be caught by the suite named beside it"
 	@echo "make protos    write the stubs anew after a change in protos/"
 	@echo "make coverage  branch coverage of the scheduler's core"
 	@echo "make k8s-check manifests and Containerfiles: rendered, validated, linted, each check with a planted mistake"
@@ -114,6 +115,10 @@ bench-core: $(INSTALLED)
 # Installs nothing: a machine with a GPU brings torch, Triton, transformers and pytest of its own.
 gpu-check:
 	$(PYTHON) -m benchmarks.gpu_check
+
+# By hand and before releases; a quarter of an hour. ARGS='--only swap' tries some, --list shows all.
+mutants: $(INSTALLED) monitoring-tools
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 coverage: $(INSTALLED)
 	$(BIN)/coverage run --branch --source=scheduler_svc/core,shared -m pytest -q tests/unit tests/property tests/traces -m "not slow and not gpu"

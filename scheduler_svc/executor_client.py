@@ -25,6 +25,16 @@ from shared.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION, decode_info
 
 log = logging.getLogger(__name__)
 
+# Far above any machine: so much memory is set aside here for an executor that says it has them.
+MAX_SIZES = {
+    "max_num_seqs": 2**16,
+    "num_device_blocks": 2**24,
+    "num_host_blocks": 2**24,
+    "max_model_len": 2**27,
+    "max_num_batched_tokens": 2**27,
+    "block_size_tokens": 2**27,
+}
+
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -117,6 +127,7 @@ class ExecutorClient:
         )
         try:
             info = await stub.GetExecutorInfo(pb.GetExecutorInfoRequest(), timeout=self._timings.connect_timeout_s)
+            check_sizes(info)
             claim(info.instance_id)
             attached = await stub.Attach(request, timeout=self._timings.connect_timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -129,3 +140,11 @@ class ExecutorClient:
                 f"chose {attached.wire_version}; this scheduler speaks {MIN_WIRE_VERSION} to {MAX_WIRE_VERSION}"
             )
         return attached
+
+
+def check_sizes(info: pb.GetExecutorInfoResponse) -> None:
+    """Raise ExecutorRefusedError if an executor says that it is larger than any machine."""
+    for name, most in MAX_SIZES.items():
+        size = getattr(info, name)
+        if size > most:
+            raise ExecutorRefusedError(f"it says that its {name} is {size}; this scheduler takes at most {most}")

@@ -8,6 +8,9 @@ from octavo.execution.v1 import step_pb2
 from shared.errors import InvalidStepError
 from shared.token_rules import NO_TOKEN, TokenRules, pad_words
 
+# Banned words become a rectangle as wide as the longest one: 4 MiB of it, where a scheduler needs 8 KiB.
+MAX_WORD_CELLS = 2**20
+
 
 def encode_rules(rules: TokenRules) -> step_pb2.TokenRules:
     """Turn token rules into their message."""
@@ -26,11 +29,19 @@ def encode_rules(rules: TokenRules) -> step_pb2.TokenRules:
 def decode_rules(message: step_pb2.TokenRules) -> TokenRules:
     """Turn a message into token rules.
 
-    Raises: InvalidStepError: the lengths of banned words do not add up, or one has less than two tokens.
+    Raises: InvalidStepError: the lengths of banned words do not add up, one has less than two tokens, or they would
+        take too much memory.
     """
     lengths, token_ids = list(message.banned_word_lengths), list(message.banned_word_token_ids)
-    if sum(lengths) != len(token_ids) or any(length < 2 for length in lengths):
-        raise InvalidStepError(f"banned words of {lengths} tokens, each 2 or more, have {len(token_ids)} tokens")
+    num_words, longest, num_tokens = len(lengths), max(lengths, default=0), sum(lengths)
+    if num_tokens != len(token_ids) or any(length < 2 for length in lengths):
+        raise InvalidStepError(
+            f"{num_words} banned words of {num_tokens} tokens, each 2 or more, have {len(token_ids)} tokens"
+        )
+    if num_words * longest > MAX_WORD_CELLS:
+        raise InvalidStepError(
+            f"{num_words} banned words of up to {longest} tokens; number times length is at most {MAX_WORD_CELLS}"
+        )
     ends = itertools.accumulate(lengths)
     return TokenRules(
         biased_token_ids=np.array(message.biased_token_ids, np.int32),

@@ -45,6 +45,20 @@ def check_result(result: StepResult, sent: StepInFlight, batch: Batch, vocab_siz
         _check_tokens("alternatives", *found, int(layout.num_alternatives.sum()), result.step_id, vocab_size)
     if layout.num_prompt_logprobs is not None:
         _check_prompt_logprobs(result, layout, vocab_size)
+    _refuse_what_nobody_asked_for(result, layout)
+
+
+def _refuse_what_nobody_asked_for(result: StepResult, layout: StepLayout) -> None:
+    """Results are kept for a while: what is not looked at must not be there."""
+    unasked = (
+        ("beam candidates", layout.num_candidates, result.candidate_token_ids),
+        ("alternatives", layout.num_alternatives, result.alternative_token_ids),
+        ("log-probabilities of prompts", layout.num_prompt_logprobs, result.prompt_logprobs),
+        ("alternatives of prompts", layout.num_prompt_logprobs, result.prompt_alternative_token_ids),
+    )
+    for what, asked, found in unasked:
+        if asked is None and found is not None:
+            raise ExecutorFaultError(f"step {result.step_id} has {len(found)} {what}, and nobody asked for any")
 
 
 def _check_logprobs(result: StepResult, layout: StepLayout, batch: Batch) -> None:

@@ -129,6 +129,19 @@ async def test_every_call_of_an_older_epoch_is_fenced(executor: Executor) -> Non
     assert not executor.worker.table.live.any()
 
 
+async def test_a_caller_of_an_instance_that_is_gone_is_fenced(executor: Executor) -> None:
+    epoch = await executor.attach()
+    for call in (
+        executor.stub.Heartbeat(pb.HeartbeatRequest(epoch=epoch, instance_id="another")),
+        executor.stub.Detach(pb.DetachRequest(epoch=epoch, instance_id="another")),
+    ):
+        code, details = await refusal(call)
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert details.startswith("instance another is gone, and its cache with it; this is ")
+    own = executor.worker.info.instance_id
+    await executor.stub.Heartbeat(pb.HeartbeatRequest(epoch=epoch, instance_id=own))
+
+
 async def test_attach_ends_the_open_stream(executor: Executor) -> None:
     stream = await executor.open_stream(await executor.attach())
     await executor.attach()

@@ -9,6 +9,8 @@ import grpc.aio
 import pytest
 
 from octavo.execution.v1 import execution_service_pb2 as pb
+from octavo.execution.v1 import step_pb2
+from scheduler_svc.executor_client import MAX_SIZES, ExecutorRefusedError, check_sizes
 from scheduler_svc.executor_session import ExecutorLostError, ExecutorSession, SessionTimings
 from shared.step import Step, TableDelta
 
@@ -50,6 +52,17 @@ class UnfitStream:
         return pb.StreamStepsResponse(started=pb.StreamStarted(instance_id="one"))
 
 
+class ScriptedStream(UnfitStream):
+    """A stream that says what it is told to say."""
+
+    def __init__(self, messages: list[pb.StreamStepsResponse]) -> None:
+        self.messages = messages
+
+    async def read(self) -> pb.StreamStepsResponse:
+        """Say the next thing."""
+        return self.messages.pop(0)
+
+
 async def test_a_step_that_no_stream_carries_ends_the_session() -> None:
     stub = SimpleNamespace(StreamSteps=UnfitStream)
     session = ExecutorSession(stub, 1, SimpleNamespace(instance_id="one"), SessionTimings(resume_interval_s=0.0), "a:1")  # type: ignore[arg-type]
@@ -70,3 +83,35 @@ async def test_a_resume_gives_up_in_time_on_a_loop_that_stalls() -> None:
     with pytest.raises(ExecutorLostError, match=r"no answer within 0\.02 s"):
         await session.receive()
     assert time.monotonic() - started_s < 30
+
+
+@pytest.mark.parametrize("name", MAX_SIZES)
+def test_an_executor_larger_than_any_machine_is_refused(name: str) -> None:
+    info = pb.GetExecutorInfoResponse()
+    setattr(info, name, MAX_SIZES[name])
+    check_sizes(info)
+    setattr(info, name, 2**32 - 1)
+    with pytest.raises(ExecutorRefusedError, match=f"its {name} is 4294967295; this scheduler takes at most"):
+        check_sizes(info)
+
+
+Answer = step_pb2.ExecuteModelResponse
+HOSTILE = {
+    "half a token": Answer(step_id=1, sampled_token_ids=bytes(2**20 + 1)),
+    "more log-probabilities than tokens": Answer(step_id=1, sampled_token_ids=bytes(4), logprobs=bytes(2**20)),
+    "candidates without log-probabilities": Answer(step_id=1, candidate_token_ids=bytes(4 * 10**6)),
+    "half a log-probability of a prompt": Answer(step_id=1, prompt_logprobs=bytes(2**20 + 1)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_an_answer_of_absurd_size_is_a_loss_in_words(name: str) -> None:
+    started = pb.StreamStarted(instance_id="one")
+    messages = [pb.StreamStepsResponse(started=started), pb.StreamStepsResponse(step=HOSTILE[name])]
+    stub = SimpleNamespace(StreamSteps=lambda: ScriptedStream(messages))
+    session = ExecutorSession(stub, 1, SimpleNamespace(instance_id="one"), SessionTimings(), "a:1")  # type: ignore[arg-type]
+    await session.open()
+    with pytest.raises(ExecutorLostError, match="step 1 cannot be read: ") as caught:
+        await session.receive()
+    assert len(str(caught.value)) < 200
+    session.close()

@@ -1,10 +1,13 @@
 """What deltas and samples do to the batch table."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from shared.batch_table import BatchTable
-from shared.step import UNKNOWN_TOKEN, Admission, Fork, SamplingRow, TableDelta, no_slots, pairs
+from shared.step import NO_LOGPROBS, UNKNOWN_TOKEN, Admission, Fork, SamplingRow, TableDelta, no_slots, pairs
+from shared.token_rules import TokenRules
 from tests.support.tables import admission, decoding_table, small_table
 
 
@@ -156,6 +159,23 @@ def test_a_fork_shares_blocks_and_gets_its_own_token_from_the_parents_row() -> N
     assert table.sampling[3]["output_index"] == 1
 
 
+CHILD = Fork(parent_slot=0, slot=3, generation=1, sampling=SamplingRow())
+
+
+@pytest.mark.parametrize("delta", [TableDelta(forks=(CHILD,)), TableDelta(beam_forks=(CHILD,))], ids=["fork", "beam"])
+def test_a_fork_has_the_salt_and_the_rules_of_its_parent_and_answers_no_prompt(delta: TableDelta) -> None:
+    table, rules = small_table(), TokenRules(banned_token_ids=slots(7))
+    parent = admission(num_tokens=2)
+    parent.cache_salt, parent.token_rules, parent.num_prompt_logprobs = 5, rules, 1
+    table.apply(TableDelta(admissions=(parent,), prefill_chunks=pairs((0, 2))))
+
+    table.apply(delta)
+
+    assert table.cache_salt[3] == 5
+    assert table.token_rules[3] is rules
+    assert table.num_prompt_logprobs[3] == NO_LOGPROBS
+
+
 def test_one_parent_may_fork_twice_in_one_step() -> None:
     table = decoding_table()
     forks = (Fork(0, 2, 1, SamplingRow()), Fork(0, 3, 1, SamplingRow()))
@@ -244,9 +264,11 @@ def test_digest_differs_after_any_change(delta: TableDelta) -> None:
         admission(num_computed_tokens=1),
         admission(blocks=(1,)),
         admission(sampling=SamplingRow(seed=1)),
-        Admission(0, 1, np.arange(3, dtype=np.int32), 3, 0, slots(0), SamplingRow(), cache_salt=5),
+        replace(admission(), cache_salt=5),
+        replace(admission(), token_rules=TokenRules(banned_token_ids=slots(7))),
+        replace(admission(), num_prompt_logprobs=0),
     ],
-    ids=["slot", "prompt", "computed", "blocks", "sampling", "salt"],
+    ids=["slot", "prompt", "computed", "blocks", "sampling", "salt", "rules", "prompt logprobs"],
 )
 def test_digest_covers_each_part_of_an_admission(entry: Admission) -> None:
     table, other = small_table(), small_table()

@@ -103,8 +103,9 @@ def test_every_rank_gets_every_frame_and_strangers_none() -> None:
     def join() -> None:
         connect(replace(channel.address, secret="00" * 32), 1, PATIENT_S, strangers.put)
         connect(channel.address, 7, PATIENT_S, strangers.put)  # no such rank
-        for rank in (2, 1):
-            connections[rank] = connect(channel.address, rank, PATIENT_S, never)
+        connections[2] = connect(channel.address, 2, PATIENT_S, never)
+        connect(channel.address, 2, PATIENT_S, strangers.put)  # a rank that is there
+        connections[1] = connect(channel.address, 1, PATIENT_S, never)
 
     joining = threading.Thread(target=join)
     joining.start()
@@ -115,7 +116,7 @@ def test_every_rank_gets_every_frame_and_strangers_none() -> None:
     for rank in (1, 2):
         frames = [connections[rank].frames.get(timeout=PATIENT_S) for _ in range(2)]
         assert frames == [(FrameKind.STEP, b"first"), (FrameKind.RESET, b"")]
-    for _ in range(2):
+    for _ in range(3):
         assert "rank 0" in strangers.next()
     channel.close()
     for connection in connections.values():

@@ -8,6 +8,7 @@ STREAM = (
     b"\xef\xbb\xbf: a comment\r\n\r\n"
     b"data: one\n\n"
     b"event: message\r\nid: 7\r\ndata:two\r\n\r\n"
+    b"data: left\r\ndata: right\r\n\r\n"
     b"data: first\rdata: second\r\r"
     b"retry: 100\n\n"
     b"data\n\n"
@@ -15,7 +16,7 @@ STREAM = (
     b"data: [DONE]\n\n"
     b"data: not complete\n"
 )
-EVENTS = ["one", "two", "first\nsecond", "", " café 🐙", "[DONE]"]
+EVENTS = ["one", "two", "left\nright", "first\nsecond", "", " café 🐙", "[DONE]"]
 
 
 def parse(*chunks: bytes) -> list[str]:

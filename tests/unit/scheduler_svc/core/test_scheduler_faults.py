@@ -10,6 +10,7 @@ from shared.errors import ExecutorFaultError
 from shared.step import SamplingRow, StepResult
 from tests.support.driving import Bench, delivered, group, small_limits
 
+TOKEN, MILLION = np.array([7], np.int32), np.zeros(10**6, np.int32)
 FAULTS = {
     "an older step": (StepResult(1, 0, np.array([7], np.int32)), "epoch 1 step 0 came instead of 1 1"),
     "a later step": (StepResult(1, 2, np.array([7], np.int32)), "epoch 1 step 2 came instead of 1 1"),
@@ -18,6 +19,23 @@ FAULTS = {
     "too many tokens": (StepResult(1, 1, np.array([7, 7], np.int32)), "2 sampled tokens for 1 rows"),
     "a negative token": (StepResult(1, 1, np.array([-1], np.int32)), "token ids outside 0 to 99999"),
     "a token beyond the vocabulary": (StepResult(1, 1, np.array([100_000], np.int32)), "outside 0 to 99999"),
+    "a million tokens": (StepResult(1, 1, MILLION), "1000000 sampled tokens for 1 rows"),
+    "candidates that nobody asked for": (
+        StepResult(1, 1, TOKEN, candidate_token_ids=MILLION, candidate_logprobs=MILLION.astype(np.float32)),
+        "1000000 beam candidates, and nobody asked",
+    ),
+    "alternatives that nobody asked for": (
+        StepResult(1, 1, TOKEN, alternative_token_ids=MILLION, alternative_logprobs=MILLION.astype(np.float32)),
+        "1000000 alternatives, and nobody asked",
+    ),
+    "log-probabilities of a prompt that nobody asked for": (
+        StepResult(1, 1, TOKEN, prompt_logprobs=MILLION.astype(np.float32)),
+        "1000000 log-probabilities of prompts, and nobody asked",
+    ),
+    "alternatives of a prompt that nobody asked for": (
+        StepResult(1, 1, TOKEN, prompt_alternative_token_ids=MILLION),
+        "1000000 alternatives of prompts, and nobody asked",
+    ),
 }
 
 

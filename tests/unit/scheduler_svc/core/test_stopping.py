@@ -70,6 +70,8 @@ def test_a_slot_forgets_the_conditions_of_its_last_user() -> None:
 
     slots, positions = np.zeros(2, np.int32), np.full(2, 5, np.int32)
     assert checker.finished(slots, positions, np.array([5, EOS], np.int32)) == {1: STOP}
+    checker.set_slot(0, 3, StopConditions(stop_token_ids=frozenset({6})))
+    assert checker.finished(slots, positions, np.array([5, 6], np.int32)) == {1: STOP}
 
 
 def test_a_model_without_eos_tokens_ends_by_length_only() -> None:

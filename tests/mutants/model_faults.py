@@ -1,0 +1,220 @@
+"""Faults in the numbers: sampling, log-probabilities, attention, rotation, sharding, weights."""
+
+from tests.mutants.fault import Fault
+
+EXECUTOR = "executor_svc"
+UNIT = "tests/unit/executor_svc"
+NUMERICS = "tests/numerics"
+
+FAULTS = (
+    # Sampling
+    Fault(
+        "outputs of one seed draw alike",
+        f"{EXECUTOR}/randomness.py",
+        "(seeds, output_indices.astype(np.uint64), num_output_tokens.astype(np.uint64))",
+        "(seeds, num_output_tokens.astype(np.uint64))",
+        (f"{UNIT}/test_sampler.py::test_uniforms_are_a_pure_function_of_seed_output_and_position",),
+    ),
+    Fault(
+        "a nucleus lacks the token that fills it",
+        f"{EXECUTOR}/sampler/filters.py",
+        "(cumulative - weights < mass).sum(-1, keepdim=True)",
+        "(cumulative < mass).sum(-1, keepdim=True)",
+        (f"{UNIT}/test_sampler.py::test_filtered_scores_equal_transformers",),
+    ),
+    Fault(
+        "filters come before the temperature",
+        f"{EXECUTOR}/sampler/filters.py",
+        "    scores = scores / _temperatures(sampling, scores.device)\n    for name",
+        "    scores = scores.clone()\n    for name",
+        (f"{UNIT}/test_sampler.py::test_filtered_scores_equal_transformers",),
+    ),
+    Fault(
+        "a repetition penalty raises negative logits",
+        f"{EXECUTOR}/sampler/processors.py",
+        "torch.where(former < 0, former * penalties, former / penalties)",
+        "former / penalties",
+        (f"{NUMERICS}/test_processors.py::test_processed_logits_equal_transformers",),
+    ),
+    Fault(
+        "the presence penalty grows with each occurrence",
+        f"{EXECUTOR}/sampler/processors.py",
+        " * counts.astype(np.float32) + presence[of_rows]",
+        " * counts.astype(np.float32) + presence[of_rows] * counts",
+        (f"{NUMERICS}/test_processors.py::test_output_penalties_are_those_of_openai",),
+    ),
+    Fault(
+        "output penalties count the prompt",
+        f"{EXECUTOR}/sampler/processors.py",
+        "    output = rows.history(asking, output_only=True)\n",
+        "    output = rows.history(asking, output_only=False)\n",
+        (f"{NUMERICS}/test_processors.py::test_output_penalties_are_those_of_openai",),
+    ),
+    Fault(
+        "an output may end before min_tokens",
+        f"{EXECUTOR}/sample_rows.py",
+        '        is_short = self.sampling["min_tokens"] > self.num_output_tokens\n',
+        '        is_short = self.sampling["min_tokens"] > self.num_output_tokens + 1\n',
+        (f"{UNIT}/test_fake_sampling.py::test_no_end_comes_before_min_tokens",),
+    ),
+    Fault(
+        "a banned word at the beginning of a history is not seen",
+        f"{EXECUTOR}/sample_rows.py",
+        "np.where(positions >= 0, self.token_ids",
+        "np.where(positions > 0, self.token_ids",
+        (f"{NUMERICS}/test_processors.py::test_greedy_rows_get_the_processors_too",),
+    ),
+    Fault(
+        "candidates of beams are not penalized",
+        f"{EXECUTOR}/sampler/sampler.py",
+        "            process(logprobs, rows, self._native)\n",
+        "            pass\n",
+        (f"{NUMERICS}/test_processors.py::test_candidates_are_processed_log_probabilities_as_in_transformers",),
+    ),
+    Fault(
+        "log-probabilities of a prompt are wrong where its parts meet",
+        f"{EXECUTOR}/sampler/logprobs.py",
+        "        logits = to_logits(hidden[span])\n",
+        "        logits = to_logits(hidden[: len(rows)])\n",
+        (f"{NUMERICS}/test_prompt_logprobs.py",),
+    ),
+    Fault(
+        "the C sampler allows the last tokens of a vocabulary",
+        f"{EXECUTOR}/native/csrc/sampling.c",
+        "for (long id = size / 8 * 8; id < size; id++)",
+        "for (long id = size; id < size; id++)",
+        (f"{NUMERICS}/test_native_sampling.py::test_allow_lists_equal_the_torch_form",),
+    ),
+    # Attention
+    Fault(
+        "a token sees one position more than its window",
+        f"{EXECUTOR}/attention/step_reads.py",
+        "np.maximum(metadata.starts + 1 - window, 0)",
+        "np.maximum(metadata.starts - window, 0)",
+        (f"{NUMERICS}/test_torch_attention.py::test_every_combination",),
+    ),
+    Fault(
+        "ALiBi is left out",
+        f"{EXECUTOR}/attention/explicit_attention.py",
+        "        if slopes is not None:\n",
+        "        if False:\n",
+        (f"{NUMERICS}/test_torch_attention.py::test_every_combination",),
+    ),
+    Fault(
+        "scores are not brought back to the size of the soft cap",
+        f"{EXECUTOR}/attention/explicit_attention.py",
+        "scores.div_(soft_cap).tanh_().mul_(soft_cap)",
+        "scores.div_(soft_cap).tanh_()",
+        (f"{NUMERICS}/test_torch_attention.py::test_every_combination",),
+    ),
+    Fault(
+        "what other sequences left in a block reaches the output",
+        f"{EXECUTOR}/attention/torch_backend.py",
+        "        values.index_fill_(0, bucket.padding, 0)\n",
+        "",
+        (f"{NUMERICS}/test_torch_attention.py::test_every_combination",),
+    ),
+    Fault(
+        "the C attention sees one position more than the window",
+        f"{EXECUTOR}/native/csrc/attention_block.h",
+        "most(0, position + 1 - step->window - begin)",
+        "most(0, position - step->window - begin)",
+        (f"{NUMERICS}/test_native_attention.py::test_a_window_begins_anywhere_in_a_block",),
+    ),
+    Fault(
+        "parts of a long context are joined without their weights",
+        f"{EXECUTOR}/native/csrc/attention.c",
+        "first.weights[i] = first.weights[i] * a + other.weights[i] * b;",
+        "first.weights[i] = first.weights[i] + other.weights[i];",
+        (f"{NUMERICS}/test_native_attention.py::test_a_long_context_is_split_over_the_threads",),
+    ),
+    Fault(
+        "the GPU kernel sees one position more than the window",
+        f"{EXECUTOR}/triton_kernels/prefill.py",
+        "is_visible = is_visible & (distances > -window)",
+        "is_visible = is_visible & (distances >= -window)",
+        ("tests/kernels/test_triton_attention.py::test_a_window_begins_anywhere_in_a_tile",),
+    ),
+    # Rotation
+    Fault(
+        "linear RoPE scaling is ignored",
+        f"{EXECUTOR}/models/rotary.py",
+        "    if isinstance(scaling, LinearScaling):\n        return frequencies / scaling.factor\n",
+        "    if isinstance(scaling, LinearScaling):\n        return frequencies\n",
+        (f"{NUMERICS}/test_llama.py::test_logits_at_every_position_equal_transformers",),
+    ),
+    Fault(
+        "short waves of Llama 3 are stretched too",
+        f"{EXECUTOR}/models/rotary.py",
+        "    share_kept.clamp_(0, 1)\n",
+        "    share_kept.zero_()\n",
+        (f"{NUMERICS}/test_llama.py::test_logits_at_every_position_equal_transformers[llama3_rope]",),
+    ),
+    Fault(
+        "keys are rotated the other way",
+        f"{EXECUTOR}/models/rotary.py",
+        "torch.cat((-sin, sin), -1)",
+        "torch.cat((sin, -sin), -1)",
+        (f"{NUMERICS}/test_llama.py::test_logits_at_every_position_equal_transformers",),
+    ),
+    # Ranks
+    Fault(
+        "ranks that share a KV head take different ones",
+        f"{EXECUTOR}/models/sharding.py",
+        "        first_kv_head = rank * num_kv_heads // size\n",
+        "        first_kv_head = rank % num_kv_heads\n",
+        (f"{NUMERICS}/test_tensor_parallel.py::test_ranks_that_share_a_kv_head_give_the_tokens_of_one_process",),
+    ),
+    Fault(
+        "every rank adds the bias",
+        f"{EXECUTOR}/models/decoder_weights.py",
+        "has_bias and self._shard.rank == 0",
+        "has_bias",
+        (f"{NUMERICS}/test_tensor_parallel.py::test_tokens_equal_those_of_one_process[OPTForCausalLM-2]",),
+    ),
+    Fault(
+        "all ranks have the ALiBi slopes of the first",
+        f"{EXECUTOR}/models/sharding.py",
+        "layer.alibi_slopes[slice(*self.heads)]",
+        "layer.alibi_slopes[: self.num_heads]",
+        (f"{NUMERICS}/test_tensor_parallel.py::test_tokens_equal_those_of_one_process[BloomForCausalLM-2]",),
+    ),
+    # Weights
+    Fault(
+        "int8 weights use another scale than they are restored with",
+        f"{EXECUTOR}/models/layers.py",
+        "groups.abs().amax(-1, keepdim=True) / 127",
+        "groups.abs().amax(-1, keepdim=True) / 64",
+        (f"{NUMERICS}/test_kernels.py::test_int8_is_the_same_on_every_kernel_and_near_float32",),
+    ),
+    Fault(
+        "a tensor of another shape is loaded",
+        f"{EXECUTOR}/weights.py",
+        "    if shape != list(target.shape):\n",
+        "    if False:\n",
+        (f"{UNIT}/test_weights.py::test_wrong_shape",),
+    ),
+    Fault(
+        "an index may name files outside of its directory",
+        f"{EXECUTOR}/weights.py",
+        "    return isinstance(value, str) and Path(value).name == value\n",
+        "    return isinstance(value, str)\n",
+        (f"{UNIT}/test_weights.py::test_a_shard_outside_the_directory_is_refused",),
+    ),
+    Fault(
+        "int8 weights are the same model to a fleet",
+        f"{EXECUTOR}/weights.py",
+        '        if quantization != "none":  # other weights\n',
+        "        if False:\n",
+        (f"{NUMERICS}/test_kernels.py::test_int8_is_another_model_to_a_fleet",),
+    ),
+    Fault(
+        "the weights of the chosen experts do not add up to 1",
+        f"{EXECUTOR}/models/torch_dense.py",
+        "        weights /= weights.sum(-1, keepdim=True)\n",
+        "        pass\n",
+        (
+            f"{NUMERICS}/test_architectures.py::test_logits_and_greedy_tokens_equal_plain_transformers[MixtralForCausalLM]",
+        ),
+    ),
+)

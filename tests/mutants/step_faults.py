@@ -1,0 +1,167 @@
+"""Faults in what both tiers share: the batch table, the check of a delta, the wire."""
+
+from tests.mutants.fault import Fault
+
+UNIT = "tests/unit/shared"
+
+FAULTS = (
+    # The batch table
+    Fault(
+        "forks lose their token rules",
+        "shared/batch_table.py",
+        "for column in (*counters, self.cache_salt, self.token_rules):",
+        "for column in (*counters, self.cache_salt):",
+        (f"{UNIT}/test_batch_table.py",),
+    ),
+    Fault(
+        "forks lose their cache salt",
+        "shared/batch_table.py",
+        "for column in (*counters, self.cache_salt, self.token_rules):",
+        "for column in (*counters, self.token_rules):",
+        (f"{UNIT}/test_batch_table.py", "tests/unit/executor_svc/test_fake.py"),
+    ),
+    Fault(
+        "a released slot goes on decoding",
+        "shared/batch_table.py",
+        "            self._set_active(delta.released_slots, False)\n",
+        "",
+        (f"{UNIT}/test_batch_table.py::test_a_released_slot_runs_no_more",),
+    ),
+    Fault(
+        "a token of the slot's last user reaches the next one",
+        "shared/batch_table.py",
+        "self.live[index] & (self.generation[index] == generations)",
+        "self.live[index]",
+        (f"{UNIT}/test_batch_table.py::test_a_token_of_the_slots_last_user_does_not_reach_the_next_one",),
+    ),
+    Fault(
+        "two blocks that one slot gets in one step take the same place",
+        "shared/batch_table.py",
+        "            ends += _num_equal_before(slots)\n",
+        "            pass\n",
+        (f"{UNIT}/test_batch_table.py::test_appended_blocks_keep_their_order_also_twice_for_one_slot",),
+    ),
+    Fault(
+        "a beam slot gets the sampled token",
+        "shared/batch_table.py",
+        "        written = current if layout.num_candidates is None else current & (layout.num_candidates == 0)\n",
+        "        written = current\n",
+        (f"{UNIT}/test_batch_table.py",),
+    ),
+    Fault(
+        "the digest of the table leaves out token rules",
+        "shared/table_digest.py",
+        "            hasher.update(table.token_rules[slot].content())\n",
+        "            pass\n",
+        (f"{UNIT}/test_batch_table.py::test_digest_covers_each_part_of_an_admission",),
+    ),
+    Fault(
+        "a prompt answers log-probabilities beyond its last token",
+        "shared/step_layout.py",
+        "np.minimum(self.starts + self.lengths, num_prompt_tokens - 1)",
+        "np.minimum(self.starts + self.lengths, num_prompt_tokens)",
+        ("tests/unit/executor_svc/test_fake_sampling.py::test_prompt_logprobs_do_not_depend_on_the_chunks",),
+    ),
+    # The check of a delta
+    Fault(
+        "a chunk may be longer than what is left of the sequence",
+        "shared/delta_check.py",
+        '        self._require(chunk_slots, chunk_lengths <= num_left, "would compute more tokens than it has")\n',
+        "",
+        (f"{UNIT}/test_delta_check.py",),
+    ),
+    Fault(
+        "a block with a negative number is taken",
+        "shared/delta_check.py",
+        "exists = (block_ids >= 0) & (block_ids < self.table.num_device_blocks)",
+        "exists = block_ids < self.table.num_device_blocks",
+        (f"{UNIT}/test_delta_check.py",),
+    ),
+    Fault(
+        "a slot may be given out with any generation",
+        "shared/delta_check.py",
+        "        if generation != next_generation(int(self.table.generation[slot])):\n",
+        "        if generation < 0:\n",
+        (f"{UNIT}/test_delta_check.py",),
+    ),
+    Fault(
+        "a slot may decode that has no block for its next token",
+        "shared/delta_check.py",
+        "        self._require(slots, ends <= self.num_blocks[slots] * self.table.block_size,"
+        ' "has no block for its next token")\n',
+        "",
+        (f"{UNIT}/test_delta_check.py",),
+    ),
+    Fault(
+        "more than the tokens of a sequence may count as computed",
+        "shared/delta_check.py",
+        "        if not 0 <= admission.num_computed_tokens < num_tokens:\n",
+        "        if not 0 <= admission.num_computed_tokens <= num_tokens:\n",
+        (f"{UNIT}/test_delta_check.py",),
+    ),
+    Fault(
+        "the check of a step looks at each slot by itself",
+        "shared/delta_check.py",
+        "        active = np.flatnonzero(self.active).astype(np.int32)\n        caught_up",
+        "        active = np.array([slot for slot, row in enumerate(self.active) if row.any()], np.int32)\n"
+        "        caught_up",
+        (f"{UNIT}/test_wire_cost.py",),
+    ),
+    # Steps and results as messages
+    Fault(
+        "a step may swap out and in",
+        "shared/step.py",
+        "        if len(self.blocks_to_swap_out) and len(self.blocks_to_swap_in):\n",
+        "        if False:\n",
+        (f"{UNIT}/test_step.py::test_a_step_does_not_swap_out_and_in",),
+    ),
+    Fault(
+        "log-probabilities without alternatives are not asked for on the wire",
+        "shared/wire.py",
+        "num_logprobs=_unless(NO_LOGPROBS, row.num_logprobs)",
+        "num_logprobs=row.num_logprobs if row.num_logprobs > 0 else None",
+        (f"{UNIT}/test_wire.py",),
+    ),
+    Fault(
+        "arrays travel as big-endian numbers",
+        "shared/wire.py",
+        'INT32 = np.dtype("<i4")',
+        'INT32 = np.dtype(">i4")',
+        (f"{UNIT}/test_wire.py::test_arrays_of_any_width_are_sent_as_little_endian_32_bits",),
+    ),
+    Fault(
+        "min_tokens does not survive the wire",
+        "shared/wire.py",
+        "        min_tokens=message.min_tokens,\n",
+        "",
+        (f"{UNIT}/test_wire.py::test_sampling_survives_the_wire",),
+    ),
+    Fault(
+        "an array of half a number is not refused in words",
+        "shared/wire.py",
+        "    if len(content) % dtype.itemsize:\n",
+        "    if False:\n",
+        (f"{UNIT}/test_wire.py",),
+    ),
+    Fault(
+        "a banned word of one token is read",
+        "shared/wire_rules.py",
+        "num_tokens != len(token_ids) or any(length < 2 for length in lengths)",
+        "num_tokens != len(token_ids)",
+        (f"{UNIT}/test_wire.py::test_banned_words_that_do_not_add_up_are_refused",),
+    ),
+    Fault(
+        "an allow-list without any token is no allow-list",
+        "shared/wire_rules.py",
+        'message.allowed_mask if message.HasField("allowed_mask") else None',
+        "message.allowed_mask or None",
+        (f"{UNIT}/test_wire.py::test_rules_without_any_content_cost_nothing_but_a_mask_without_a_bit_is_kept",),
+    ),
+    Fault(
+        "banned words may take any memory",
+        "shared/wire_rules.py",
+        "    if num_words * longest > MAX_WORD_CELLS:\n",
+        "    if False:\n",
+        ("tests/contract/test_hostile_steps.py",),
+    ),
+)

@@ -1,0 +1,12 @@
+"""All planted faults."""
+
+from tests.mutants import client_faults, core_faults, executor_faults, model_faults, service_faults, step_faults
+
+FAULTS = (
+    *core_faults.FAULTS,
+    *step_faults.FAULTS,
+    *executor_faults.FAULTS,
+    *model_faults.FAULTS,
+    *service_faults.FAULTS,
+    *client_faults.FAULTS,
+)
