@@ -107,6 +107,12 @@ RECOVERED = Metric(
     "counter",
     "Requests that finished although an executor was lost that ran them.",
 )
+LOOP_LAG = Metric(
+    "octavo_event_loop_lag_max_seconds",
+    "gauge",
+    "Longest time in the last minute for which the scheduler's event loop was kept busy by one thing, in seconds: all "
+    "streams stood still meanwhile.",
+)
 VLLM_WAITING = Metric("vllm:num_requests_waiting", "gauge", "Alias: octavo_requests_waiting.", _VLLM)
 VLLM_RUNNING = Metric("vllm:num_requests_running", "gauge", "Alias: the sum of octavo_requests_running.", _VLLM)
 VLLM_KV_USAGE = Metric(
@@ -140,6 +146,7 @@ METRICS = (
     EXECUTORS,
     LOSSES,
     RECOVERED,
+    LOOP_LAG,
 )
 ALIASES = (VLLM_WAITING, VLLM_RUNNING, VLLM_KV_USAGE, VLLM_CACHE_CONFIG)
 
