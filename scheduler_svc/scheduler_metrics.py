@@ -74,7 +74,8 @@ STEP_DURATION = Metric(
     "octavo_step_duration_seconds",
     "histogram",
     "Time of a step by phase, in seconds. schedule: the decision; wait: network, and the queue before the executor's "
-    "device; execute: the executor's own measure; process: the result, up to the requests.",
+    "device; execute: the executor's own measure; process: the result, up to the requests, with the decision and the "
+    "sending of the next step in between.",
     ("phase",),
 )
 PROMPT_TOKENS = Metric("octavo_prompt_tokens_total", "counter", "Prompt tokens of requests that got their first token.")
