@@ -6,8 +6,13 @@ be decoded first.
 
 from scheduler_svc.message_scan import CountLimit
 from scheduler_svc.request_limits import RequestLimits
-from scheduler_svc.request_validation import MAX_CHAT_MESSAGES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
-from scheduler_svc.token_rule_validation import MAX_BANNED_TOKENS, MAX_BANNED_WORDS, MAX_BIASED_TOKENS
+from scheduler_svc.request_validation import MAX_CHAT_MESSAGES, MAX_STOP_STRINGS
+from scheduler_svc.token_rule_validation import (
+    MAX_BANNED_TOKENS,
+    MAX_BANNED_WORDS,
+    MAX_BIASED_TOKENS,
+    MAX_STOP_TOKEN_IDS,
+)
 
 
 def prompt_limit(limits: RequestLimits) -> CountLimit:

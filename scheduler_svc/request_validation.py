@@ -20,6 +20,7 @@ from scheduler_svc.output import AnswerOptions
 from scheduler_svc.output_text import TextOptions
 from scheduler_svc.request_limits import RequestLimits, require, require_param
 from scheduler_svc.token_rule_validation import (
+    MAX_STOP_TOKEN_IDS,
     check_alternatives,
     check_min_tokens,
     check_penalties,
@@ -35,7 +36,6 @@ MAX_TEMPERATURE = 100.0
 MAX_CHAT_MESSAGES = 16_384
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
-MAX_STOP_TOKEN_IDS = 64
 
 
 @dataclass(frozen=True, slots=True)
