@@ -80,7 +80,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             )
             while (delta := await live.next_delta()) is not None:
                 yield event_message(delta)
-            yield pb.GenerateResponse(finished=finished_message(live))
+            yield pb.GenerateResponse(finished=finished_message(live, is_lean=request.lean_finished))
         finally:
             if not live.has_ended:  # cancelled, past its deadline, or the connection is gone
                 remaining_s = context.time_remaining()
@@ -232,33 +232,38 @@ def prompt_message(logprobs: list[float], alternatives: Alternatives) -> generat
     )
 
 
-def finished_message(live: Request) -> pb.RequestFinished:
-    """Return the last event of a request."""
+def finished_message(live: Request, *, is_lean: bool) -> pb.RequestFinished:
+    """Return the last event of a request; a lean one leaves out what the deltas brought."""
     usage = generation_pb2.Usage(
         num_prompt_tokens=live.group.num_prompt_tokens,
         num_output_tokens=live.num_output_tokens,
         num_cached_tokens=live.group.num_cached_tokens,
     )
-    finished = pb.RequestFinished(outputs=[output_message(output) for output in live.outputs], usage=usage)
-    if live.group.num_prompt_logprobs != NO_LOGPROBS:
+    finished = pb.RequestFinished(
+        outputs=[output_message(output, is_lean=is_lean) for output in live.outputs], usage=usage
+    )
+    if live.group.num_prompt_logprobs != NO_LOGPROBS and is_lean:
+        finished.prompt_logprobs.SetInParent()
+    elif live.group.num_prompt_logprobs != NO_LOGPROBS:
         finished.prompt_logprobs.CopyFrom(prompt_message(live.prompt_logprobs, live.prompt_alternatives))
     return finished
 
 
-def output_message(output: Output) -> generation_pb2.Output:
-    """Return a finished output's message."""
+def output_message(output: Output, *, is_lean: bool) -> generation_pb2.Output:
+    """Return a finished output's message; a lean one leaves out what the deltas brought."""
     assert output.finish_reason is not None, "a request ends after its last output"
     message = generation_pb2.Output(
         output_index=output.output_index,
-        text=output.text,
-        token_ids=output.token_ids,
-        logprobs=output.logprobs,
         finish_reason=FINISH_REASONS[output.finish_reason],
         cumulative_logprob=output.cumulative_logprob,
         beam_score=output.beam_score,
-        alternative_token_ids=output.alternatives.token_ids,
-        alternative_logprobs=output.alternatives.logprobs,
     )
+    if not is_lean:
+        message.text = output.text
+        message.token_ids.extend(output.token_ids)
+        message.logprobs.extend(output.logprobs)
+        message.alternative_token_ids.extend(output.alternatives.token_ids)
+        message.alternative_logprobs.extend(output.alternatives.logprobs)
     if output.stop_string is not None:
         message.stop_string = output.stop_string
     elif output.stop_token_id is not None:

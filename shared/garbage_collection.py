@@ -4,6 +4,13 @@ Python counts new objects and, every 700 of them, looks for cycles; a full look 
 service that makes thousands of objects a step these looks come in the middle of steps. Most find nothing: what requests
 are made of is freed by reference counts, and only exceptions and a few objects of gRPC are cycles.
 
+Measured with 256 streams of a fake executor with steps of 20 ms, on two cores that much else ran on (2026-11-22): the
+99th percentile of the gap between two tokens fell from 366 and 237 ms to 129 and 108 ms, the scheduler's CPU time for a
+token by a tenth, and the load that it carried rose by a half.
+
+An executor makes few objects, but has 390,000 when torch and transformers are imported, and a full look at them takes
+0.2 to 0.8 s: it only freezes.
+
 So what exists after the start is frozen (never looked at again), the young objects are looked at a hundred times less
 often, and a full look happens when nothing runs, or after `LONGEST_WAIT_S` if that never is the case.
 """
@@ -25,10 +32,15 @@ SHORTEST_WAIT_S = 10.0
 LONGEST_WAIT_S = 300.0
 
 
-def settle() -> None:
-    """Freeze what there is and make looks rare; call it once, when the service has started."""
+def freeze() -> None:
+    """Never look again at what there is now; call it once, when the service has started."""
     gc.collect()
     gc.freeze()
+
+
+def settle() -> None:
+    """Freeze what there is and make looks rare; somebody has to run `IdleCollection` then."""
+    freeze()
     gc.set_threshold(YOUNG_THRESHOLD, MIDDLE_THRESHOLD, FULL_THRESHOLD)
 
 
