@@ -11,6 +11,7 @@ from executor_svc.parallel.ranks import RankAssignment, assignment_from
 from executor_svc.service import run_executor
 from executor_svc.worker import Worker
 from shared.config import load_config_or_exit
+from shared.garbage_collection import freeze
 
 
 def main() -> int:
@@ -37,6 +38,7 @@ def _load_worker(config: ExecutorConfig, assignment: RankAssignment | None, at_e
     started_s = time.monotonic()
     print(f"octavo executor loading {config.model}", flush=True)
     worker = _import_and_load(config, assignment, at_end)
+    freeze()
     print(f"octavo executor loaded {config.model} in {time.monotonic() - started_s:.1f} s", flush=True)
     return worker
 

@@ -1,13 +1,14 @@
 """The async client of a scheduler: one channel, typed events in, typed errors out.
 
-Values are in octavo/outputs.py, errors in octavo/errors.py. A client never sends a request twice:
-a prompt that was sent again could be answered twice. Who wants retries catches `OverloadedError` and
-`UnavailableError` and decides.
+Values are in octavo/outputs.py, errors in octavo/errors.py. A client never sends a request twice that a scheduler may
+have begun: its prompt could be answered twice. Who wants retries catches `OverloadedError` and `UnavailableError` and
+decides.
 """
 
 import asyncio
 import math
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -36,6 +37,7 @@ from octavo.outputs import (
 from octavo.prompts import set_prompt
 from octavo.sampling_params import SamplingParams, with_keywords
 from octavo.scheduler_channel import SchedulerChannel
+from octavo.streamed_answer import StreamedAnswer
 from octavo.tls import TlsOptions
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -46,6 +48,9 @@ _READINESS_SERVICE = "readiness"
 
 # gRPC counts nanoseconds in 64 bits: a limit of more than 292 years would be over at once.
 _LONGEST_TIMEOUT_S = 1e9
+
+# What a scheduler calls the field lean_finished that does not know it.
+_LEAN_FINISHED_UNKNOWN = "field 10 of GenerateRequest"
 
 # Pause before a watch of the readiness that ended is opened again.
 _WATCH_AGAIN_S = 0.2
@@ -78,6 +83,7 @@ class Client(SchedulerChannel):
         self, address: str = DEFAULT_ADDRESS, *, tls: TlsOptions | None = None, token: str | None = None
     ) -> None:
         super().__init__(address, tls=tls, token=token)
+        self._takes_lean_finished = True  # the scheduler
 
     def _to_octavo_error(self, error: grpc.aio.AioRpcError) -> OctavoError:
         """Add which port was dialled: what answers there may be another one of Octavo's, or no gRPC server at all."""
@@ -130,13 +136,33 @@ class Client(SchedulerChannel):
         )
         if timeout_s is not None:
             timeout_s = _grpc_timeout(timeout_s)
+        request.lean_finished = self._takes_lean_finished
+        try:
+            async with aclosing(self._events(request, timeout_s)) as events:
+                async for event in events:
+                    yield event
+            return
+        except InvalidRequestError as error:
+            if not request.lean_finished or error.field != _LEAN_FINISHED_UNKNOWN:
+                raise
+        # A scheduler of 0.1.0: it has refused the request, and repeats everything anyway.
+        request.lean_finished = self._takes_lean_finished = False
+        async with aclosing(self._events(request, timeout_s)) as events:
+            async for event in events:
+                yield event
+
+    async def _events(
+        self, request: generation_service_pb2.GenerateRequest, timeout_s: float | None
+    ) -> AsyncGenerator[Event, None]:
+        """Send a request and yield its events."""
         call = self._stub().Generate(request, timeout=timeout_s, metadata=self._metadata)
+        answer = StreamedAnswer() if request.lean_finished else None
         is_finished = False
         try:
             async for response in call:
                 event = event_from_proto(response)
                 is_finished = isinstance(event, Finished)
-                yield event
+                yield event if answer is None else answer.take(event)
         except grpc.aio.AioRpcError as error:
             raise self._to_octavo_error(error) from error
         finally:

@@ -9,6 +9,7 @@ from scheduler_svc.service import SchedulerService
 from shared.config import load_config_or_exit
 from shared.errors import OctavoServiceError
 from shared.events import configure_logging
+from shared.garbage_collection import IdleCollection, settle
 from shared.grpc_server import announce_listening, announce_serving
 from shared.stop_request import StopRequest
 
@@ -39,12 +40,15 @@ async def serve(config: SchedulerConfig) -> None:
     awaits = f"an executor at {', '.join(config.executor)}"
     announce_listening("scheduler", address, service.other_addresses, awaits=awaits)
     announcing = asyncio.create_task(_announce_when_ready(service, address))
+    settle()
+    collecting = asyncio.create_task(IdleCollection(lambda: not service.engine.requests).run())
     stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(service.wait_for_failure())
     await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
     if failing.done():  # a process that cannot work any more must not look as if it could
         failing.result()
     failing.cancel()
     announcing.cancel()
+    collecting.cancel()
     await service.stop(stopping.result())
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health
 
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.identity import ANYBODY, Identity, set_identity
+from scheduler_svc.request_body import decode
 from scheduler_svc.token_table import TokenTable, read_tokens
-from shared.errors import CallerError, OctavoServiceError, PermissionDeniedError, UnauthenticatedError
+from shared.errors import OctavoServiceError, PermissionDeniedError, UnauthenticatedError
 from shared.events import Event
 from shared.grpc_status import abort, handler_parts, run_handler
 from shared.watched_files import WatchedFiles
@@ -103,7 +103,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                         f"the token is of tenant {identity.tenant!r}; {service} wants one of tenant * in --tokens-file"
                     )
                 if deserialize is not None:
-                    request = _read(deserialize, request)
+                    request = decode(deserialize, request)
             except OctavoServiceError as error:
                 log.warning(Event("call_refused", method=method, peer=context.peer(), cause=str(error)))
                 await abort(context, error)
@@ -127,13 +127,6 @@ def access_interceptors(
         return []
     tokens = None if path is None else WatchedFiles("tokens", [path], lambda: read_tokens(path))
     return [AccessInterceptor(AccessControl(tokens, config.trusted_clients), operator_services)]
-
-
-def _read(deserialize: Callable[[bytes], Any], request: bytes) -> Any:
-    try:
-        return deserialize(request)
-    except DecodeError as error:
-        raise CallerError("the request is not a message of this method; it must be encoded by its proto") from error
 
 
 def _bearer_token(context: Context) -> str | None:

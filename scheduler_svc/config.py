@@ -30,6 +30,13 @@ class SchedulerConfig(ServiceConfig):
         description="Executors, host:port each, separated by commas; dns:///name:port stands for all addresses that "
         "the name has, and is looked up again and again. The default is an executor's own default.",
     )
+    max_request_bytes: int = Field(
+        4 * 2**20,
+        ge=2**10,
+        lt=2**31,
+        description="Largest request of a client, in bytes; gRPC refuses a larger one with RESOURCE_EXHAUSTED. The "
+        "default is gRPC's own, and holds a text of a million tokens.",
+    )
     resolve_interval_s: float = Field(
         5.0, gt=0, description="Time between two lookups of the names in --executor, in seconds."
     )

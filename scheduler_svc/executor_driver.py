@@ -58,7 +58,7 @@ class DriverOwner(Protocol):
         """The driver has no core any more, or got none."""
 
     def deliver(self, core: Scheduler, updates: StepUpdates) -> None:
-        """Give what a step of the core brought to the requests."""
+        """Give what a step of the core brought to the requests; some may have ended since it was processed."""
 
     def note_decision(self, core: Scheduler, address: str, step_id: int | None) -> None:
         """The core of an address has decided a step, None: it found nothing to do; end the requests it gave up."""
@@ -288,8 +288,12 @@ class ExecutorDriver:
             updates = core.process(result)
             self.num_output_tokens += updates.num_tokens
             self.work.set()
-            self._owner.deliver(core, updates)
-            self.step_log.set_result(result, answered_at_s)
+            try:
+                # `_send_steps` decides and sends the next step first: the executor need not wait for what follows.
+                await asyncio.sleep(0)
+            finally:  # whatever ends this task, what was processed reaches its requests
+                self._owner.deliver(core, updates)
+                self.step_log.set_result(result, answered_at_s)
 
     def _report_trouble(self, error: OctavoServiceError) -> None:
         """Log why there is no executor, once for each new reason; numbers (a countdown) make no new one."""

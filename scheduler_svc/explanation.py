@@ -37,7 +37,7 @@ def explain(engine: Engine, request: Request, now_s: float) -> pb.ExplainRequest
     elif core is None and group in engine.queue:
         _explain_waiting(engine, group, now_s, explained)
     elif core is None:
-        explained.explanation = "ends with an error in a moment: it can never go on"
+        explained.explanation = "ends in a moment"
     elif place.status == admin_pb2.REQUEST_STATUS_SWAPPED:
         _explain_swapped(core, group, explained)
     elif place.status == admin_pb2.REQUEST_STATUS_PREEMPTED:

@@ -1,11 +1,13 @@
 """GenerationService: what clients call. Checks, submits to the engine, streams what comes back."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
+import numpy as np
+from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
@@ -14,17 +16,29 @@ from scheduler_svc.core.stop_conditions import FinishReason
 from scheduler_svc.engine import Engine
 from scheduler_svc.engine_settings import EngineSettings
 from scheduler_svc.identity import current_identity, private_deployment
+from scheduler_svc.message_scan import CountLimit
 from scheduler_svc.output import Delta, Output, PromptDelta
 from scheduler_svc.request import Request
+from scheduler_svc.request_body import RequestBody
+from scheduler_svc.request_counts import generate_request_limits
 from scheduler_svc.request_limits import RequestLimits
-from scheduler_svc.request_validation import check_request_fields, validate_request
+from scheduler_svc.request_validation import (
+    ValidRequest,
+    check_prompt_length,
+    check_request_fields,
+    validate_request,
+)
+from scheduler_svc.running_checks import RunningChecks
 from scheduler_svc.served_model import ServedModel
 from scheduler_svc.token_rule_validation import tokenize_words
+from scheduler_svc.tokenizer import TooManyTokensError
 from shared.errors import InvalidFieldError, NoExecutorError, RequestAbortedError
-from shared.step import NO_LOGPROBS
+from shared.step import NO_LOGPROBS, Int32Array
 
 if TYPE_CHECKING:  # imports opentelemetry
     from scheduler_svc.request_tracing import RequestTrace, RequestTracer
+
+M = TypeVar("M", bound=Message)
 
 FINISH_REASONS = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
@@ -42,20 +56,21 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     def __init__(self, engine: Engine, tracer: "RequestTracer | None" = None) -> None:
         self._engine = engine
         self._tracer = tracer
+        self._checks = RunningChecks()
+        self._reading = asyncio.Lock()  # one at a time: each thread that runs Python makes the event loop wait
 
     async def Generate(  # noqa: N802 (named by the proto)
         self,
-        request: pb.GenerateRequest,
+        request: pb.GenerateRequest | RequestBody[pb.GenerateRequest],
         context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Run one prompt; the call's end, however it comes, ends the request."""
+        if isinstance(request, RequestBody):
+            request = await self.read(request, generate_request_limits)
         request.tenant = current_identity().tenant_for(request.tenant)
         with private_deployment(), self._traced(request, context) as trace:
-            check_request_fields(request)
-            with self._engine.checking(request.request_id, request.tenant) as model:
-                prompt_token_ids, banned_words = await asyncio.to_thread(tokenize, request, model)
-                limits = request_limits(model, self._engine.settings)
-                valid = validate_request(request, prompt_token_ids, limits, banned_words)
+            with self._engine.checking(request.request_id, request.tenant) as model, self._checks.running(request):
+                valid = await asyncio.to_thread(check_request, request, model, self._engine.settings)
             live = self._engine.submit(valid, checked_for=model)
         try:
             if trace is not None:
@@ -65,7 +80,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             )
             while (delta := await live.next_delta()) is not None:
                 yield event_message(delta)
-            yield pb.GenerateResponse(finished=finished_message(live))
+            yield pb.GenerateResponse(finished=finished_message(live, is_lean=request.lean_finished))
         finally:
             if not live.has_ended:  # cancelled, past its deadline, or the connection is gone
                 remaining_s = context.time_remaining()
@@ -74,6 +89,18 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
                 self._engine.abort(live.request_id, RequestAbortedError(cause))
             if trace is not None:
                 trace.end(live)
+
+    async def read(self, body: RequestBody[M], limits_of: Callable[[RequestLimits], Mapping[str, CountLimit]]) -> M:
+        """Return the request of a call; it counts as waiting while it is read in a thread.
+
+        Raises: CallerError: it is no such request, or absurd; and what `Engine.checking` raises.
+        """
+        with private_deployment(), self._engine.checking("", current_identity().tenant_for("")) as model:
+            limits = limits_of(request_limits(model, self._engine.settings))
+            if body.is_small:
+                return body.decode(limits)
+            async with self._reading:
+                return await asyncio.to_thread(body.decode, limits)
 
     def _traced(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
@@ -89,6 +116,8 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         """End a live request. To a caller who may not act for its tenant it is unknown."""
         if not request.request_id:
             raise InvalidFieldError("request_id", "empty", "the id of a request")
+        if self._checks.abort(request.request_id):
+            return pb.AbortResponse(was_live=True)
         live = self._engine.requests.get(request.request_id)
         if live is None or not current_identity().may_act_for(live.group.tenant):
             return pb.AbortResponse(was_live=False)
@@ -111,30 +140,50 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         )
 
 
-def tokenize(request: pb.GenerateRequest, model: ServedModel) -> tuple[list[int], list[list[int]]]:
+def check_request(request: pb.GenerateRequest, model: ServedModel, settings: EngineSettings) -> ValidRequest:
+    """Return the request in the service's own values; for a thread, as it may take long.
+
+    Raises: InvalidFieldError: the first wrong field.
+    """
+    check_request_fields(request)
+    limits = request_limits(model, settings)
+    prompt_token_ids, banned_words = tokenize(request, model, limits)
+    return validate_request(request, prompt_token_ids, limits, banned_words)
+
+
+def tokenize(
+    request: pb.GenerateRequest, model: ServedModel, limits: RequestLimits
+) -> tuple[Sequence[int] | Int32Array, list[list[int]]]:
     """Return the token ids of the prompt and of the banned words; may take long.
 
     Raises: InvalidFieldError: see `tokenize_prompt` and `tokenize_words`.
     """
-    return tokenize_prompt(request, model), tokenize_words(request.sampling_params, model.tokenizer)
+    return tokenize_prompt(request, model, limits), tokenize_words(request.sampling_params, model.tokenizer)
 
 
-def tokenize_prompt(request: pb.GenerateRequest, model: ServedModel) -> list[int]:
+def tokenize_prompt(
+    request: pb.GenerateRequest, model: ServedModel, limits: RequestLimits
+) -> Sequence[int] | Int32Array:
     """Return the token ids of whichever prompt the request has.
 
-    Raises: InvalidFieldError: it is empty, refused by the chat template, or certain to be too long.
+    Raises: InvalidFieldError: it is empty, refused by the chat template, or too long.
     """
-    kind = request.WhichOneof("prompt")
-    if kind == "text":
-        check_text_length("text", len(request.text), model)
-        return model.tokenizer.encode(request.text)
-    if kind == "messages":
-        messages = request.messages.messages
-        if not messages:
-            raise InvalidFieldError("messages", "empty", "at least 1 message long")
-        check_text_length("messages", sum(len(message.role) + len(message.content) for message in messages), model)
-        return model.tokenizer.render_chat([(message.role, message.content) for message in messages])
-    return list(request.token_ids.ids)
+    kind = request.WhichOneof("prompt") or "prompt"
+    try:
+        if kind == "text":
+            text = request.text
+            check_text_length("text", len(text), model)
+            return model.tokenizer.encode(text, limits.max_prompt_tokens)
+        if kind == "messages":
+            messages = [(message.role, message.content) for message in request.messages.messages]
+            if not messages:
+                raise InvalidFieldError("messages", "empty", "at least 1 message long")
+            check_text_length("messages", sum(len(role) + len(content) for role, content in messages), model)
+            return model.tokenizer.render_chat(messages, limits.max_prompt_tokens)
+    except TooManyTokensError as error:
+        check_prompt_length(error.num_tokens, kind, limits)
+        raise
+    return np.array(request.token_ids.ids, np.int32)
 
 
 def check_text_length(field: str, num_characters: int, model: ServedModel) -> None:
@@ -183,33 +232,38 @@ def prompt_message(logprobs: list[float], alternatives: Alternatives) -> generat
     )
 
 
-def finished_message(live: Request) -> pb.RequestFinished:
-    """Return the last event of a request."""
+def finished_message(live: Request, *, is_lean: bool) -> pb.RequestFinished:
+    """Return the last event of a request; a lean one leaves out what the deltas brought."""
     usage = generation_pb2.Usage(
         num_prompt_tokens=live.group.num_prompt_tokens,
         num_output_tokens=live.num_output_tokens,
         num_cached_tokens=live.group.num_cached_tokens,
     )
-    finished = pb.RequestFinished(outputs=[output_message(output) for output in live.outputs], usage=usage)
-    if live.group.num_prompt_logprobs != NO_LOGPROBS:
+    finished = pb.RequestFinished(
+        outputs=[output_message(output, is_lean=is_lean) for output in live.outputs], usage=usage
+    )
+    if live.group.num_prompt_logprobs != NO_LOGPROBS and is_lean:
+        finished.prompt_logprobs.SetInParent()
+    elif live.group.num_prompt_logprobs != NO_LOGPROBS:
         finished.prompt_logprobs.CopyFrom(prompt_message(live.prompt_logprobs, live.prompt_alternatives))
     return finished
 
 
-def output_message(output: Output) -> generation_pb2.Output:
-    """Return a finished output's message."""
+def output_message(output: Output, *, is_lean: bool) -> generation_pb2.Output:
+    """Return a finished output's message; a lean one leaves out what the deltas brought."""
     assert output.finish_reason is not None, "a request ends after its last output"
     message = generation_pb2.Output(
         output_index=output.output_index,
-        text=output.text,
-        token_ids=output.token_ids,
-        logprobs=output.logprobs,
         finish_reason=FINISH_REASONS[output.finish_reason],
         cumulative_logprob=output.cumulative_logprob,
         beam_score=output.beam_score,
-        alternative_token_ids=output.alternatives.token_ids,
-        alternative_logprobs=output.alternatives.logprobs,
     )
+    if not is_lean:
+        message.text = output.text
+        message.token_ids.extend(output.token_ids)
+        message.logprobs.extend(output.logprobs)
+        message.alternative_token_ids.extend(output.alternatives.token_ids)
+        message.alternative_logprobs.extend(output.alternatives.logprobs)
     if output.stop_string is not None:
         message.stop_string = output.stop_string
     elif output.stop_token_id is not None:

@@ -24,6 +24,14 @@ EARLY_STOPPING = {
 }
 
 
+# As clients write it: octavo.Client and people who speak of transformers' generate().
+EARLY_STOPPING_WORDS = {
+    generation_pb2.EARLY_STOPPING_TRUE: "True",
+    generation_pb2.EARLY_STOPPING_FALSE: "False",
+    generation_pb2.EARLY_STOPPING_NEVER: "'never'",
+}
+
+
 def output_counts(params: generation_pb2.SamplingParams, limits: RequestLimits) -> tuple[int, int]:
     """Return how many outputs a sampled request returns (n) and makes (best_of).
 
@@ -63,7 +71,7 @@ def beam_search_params(params: generation_pb2.SamplingParams, limits: RequestLim
     require_param(abs(penalty) <= MAX_LENGTH_PENALTY, "length_penalty", penalty, rule)
     early_stopping = EARLY_STOPPING.get(params.early_stopping)
     if early_stopping is None:
-        rule = "a value of EarlyStopping that this release knows"
+        rule = "True, False or 'never'"
         raise InvalidFieldError("sampling_params.early_stopping", params.early_stopping, rule)
     return BeamSearchParams(width, num_returned, penalty, early_stopping)
 
@@ -72,8 +80,7 @@ def _refuse_beam_fields(params: generation_pb2.SamplingParams) -> None:
     rule = "unset without beam_width"
     require_param(not params.HasField("length_penalty"), "length_penalty", params.length_penalty, rule)
     value = params.early_stopping
-    shown = generation_pb2.EarlyStopping.Name(value) if value in EARLY_STOPPING else value
-    require_param(not value, "early_stopping", shown, rule)
+    require_param(not value, "early_stopping", EARLY_STOPPING_WORDS.get(value, value), rule)
 
 
 def _refuse_sampling_fields(params: generation_pb2.SamplingParams) -> None:

@@ -67,6 +67,11 @@ class LiveRequests(Mapping[str, Request]):
         """Return the live request that a group belongs to."""
         return self._requests[group.request_id]
 
+    def _live(self, group: SequenceGroup) -> Request | None:
+        """Return the request of a group, None if it has ended; its id may be another one's by now."""
+        request = self._requests.get(group.request_id)
+        return request if request is not None and request.group is group else None
+
     async def wait_until_all_ended(self) -> None:
         """Return once no request is live."""
         await self._all_ended.wait()
@@ -113,14 +118,21 @@ class LiveRequests(Mapping[str, Request]):
     # What steps bring ----------------------------------------------------------------------------
 
     def deliver(self, core: Scheduler, updates: StepUpdates) -> None:
-        """Give what a step of a core brought to its requests; end those that are complete."""
+        """Give what a step of a core brought to its requests; end those that are complete.
+
+        The next step may have been decided since: a request that was given up or aborted meanwhile gets nothing, and
+        one that ends here by a stop string has a surplus token on its way, as with several steps in flight.
+        """
         now_s = self._clock()
         last_tokens_at_s: list[float] = []
         logprobs: Sequence[float | None] = updates.logprobs or [None] * len(updates.token_ids)
         for prompt in updates.prompt_logprobs:
-            self.of(prompt.group).push_prompt(prompt.logprobs, prompt.alternatives)
+            if (request := self._live(prompt.group)) is not None:
+                request.push_prompt(prompt.logprobs, prompt.alternatives)
         for row, sequence in enumerate(updates.sequences):
-            request = self.of(sequence.group)
+            request = self._live(sequence.group)
+            if request is None:
+                continue
             alternatives = updates.alternatives.get(row)
             has_stop_string = request.push(sequence.index, updates.token_ids[row], logprobs[row], alternatives)
             if row in updates.finished:
@@ -129,13 +141,17 @@ class LiveRequests(Mapping[str, Request]):
                 core.finish(sequence)
             self._note_progress(request, core, now_s, last_tokens_at_s)
         for group in updates.advanced_searches:
-            request = self.of(group)
+            request = self._live(group)
+            if request is None:
+                continue
             request.num_losses = 0
             self._note_progress(request, core, now_s, last_tokens_at_s)
         num_tokens = len(updates.sequences)  # those of a search are known at its end
         for group in updates.finished_searches:
             assert group.beams is not None
-            request = self.of(group)
+            request = self._live(group)
+            if request is None:
+                continue
             request.finish_search(group.beams.finished_hypotheses())
             num_tokens += request.num_output_tokens
             self._note_progress(request, core, now_s, last_tokens_at_s)

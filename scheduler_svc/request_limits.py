@@ -30,6 +30,17 @@ class RequestLimits:
     has_priorities: bool = True
     eos_token_ids: tuple[int, ...] = ()
 
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Longest prompt: it leaves room for one token of output."""
+        return min(self.max_model_len, self.max_cached_tokens) - 1
+
+    @property
+    def max_prompt_tokens_cause(self) -> str:
+        """Where that limit comes from, in words."""
+        cause = "max_model_len" if self.max_model_len <= self.max_cached_tokens else "the size of the KV cache"
+        return f"{cause} is {self.max_prompt_tokens + 1}, and one token is left for the output"
+
 
 def require(holds: bool, field: str, value: object, limit: str) -> None:
     """Raise InvalidFieldError unless `holds`; `limit` ends the sentence "... must be"."""

@@ -1,8 +1,8 @@
 """Check a `GenerateRequest` and turn it into the service's own values.
 
 Everything that is wrong raises `InvalidFieldError` with field, value and limit. What this release
-does not support is refused as well, never ignored: fields that are reserved for later, and fields
-that this release does not know at all. Next: group_validation.py (n, best_of, beams, tenants).
+does not support is refused as well, never ignored: fields that are reserved for later here, and fields
+that this release does not know at all by message_scan.py. Next: group_validation.py (n, best_of, beams, tenants).
 """
 
 import secrets
@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from google.protobuf import unknown_fields
-from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
 from scheduler_svc.core.beam_search import BeamSearchParams
@@ -22,6 +20,7 @@ from scheduler_svc.output import AnswerOptions
 from scheduler_svc.output_text import TextOptions
 from scheduler_svc.request_limits import RequestLimits, require, require_param
 from scheduler_svc.token_rule_validation import (
+    MAX_STOP_TOKEN_IDS,
     check_alternatives,
     check_min_tokens,
     check_penalties,
@@ -34,9 +33,9 @@ from shared.token_rules import TokenRules
 
 MAX_REQUEST_ID_LENGTH = 256
 MAX_TEMPERATURE = 100.0
+MAX_CHAT_MESSAGES = 16_384
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
-MAX_STOP_TOKEN_IDS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class ValidRequest:
 
 def validate_request(
     request: generation_service_pb2.GenerateRequest,
-    prompt_token_ids: Sequence[int],
+    prompt_token_ids: Sequence[int] | Int32Array,
     limits: RequestLimits,
     banned_words: Sequence[Sequence[int]] = (),
 ) -> ValidRequest:
@@ -123,7 +122,6 @@ def validate_request(
 
 def check_request_fields(request: generation_service_pb2.GenerateRequest) -> None:
     """Check what can be checked before the prompt is tokenized; `validate_request` checks the rest."""
-    refuse_unknown_fields(request, "GenerateRequest")
     require(
         len(request.request_id) <= MAX_REQUEST_ID_LENGTH,
         "request_id",
@@ -138,21 +136,20 @@ def check_request_fields(request: generation_service_pb2.GenerateRequest) -> Non
     require_param(not params.HasField("grammar"), "grammar", "set", unsupported)
 
 
-def check_prompt(token_ids: Sequence[int], field: str, limits: RequestLimits) -> Int32Array:
-    """Return the prompt as an array, [num_prompt_tokens].
-
-    A prompt leaves room for at least one token of output.
-    """
-    num_tokens = len(token_ids)
+def check_prompt_length(num_tokens: int, field: str, limits: RequestLimits) -> None:
+    """Refuse a prompt that is empty, or too long to leave room for one token of output."""
     require(num_tokens >= 1, field, "empty", "at least 1 token long")
-    longest = min(limits.max_model_len, limits.max_cached_tokens) - 1
-    cause = "max_model_len" if limits.max_model_len <= limits.max_cached_tokens else "the size of the KV cache"
     require(
-        num_tokens <= longest,
+        num_tokens <= limits.max_prompt_tokens,
         field,
         f"{num_tokens} tokens long",
-        f"at most {longest} tokens long ({cause} is {longest + 1}, and one token is left for the output)",
+        f"at most {limits.max_prompt_tokens} tokens long ({limits.max_prompt_tokens_cause})",
     )
+
+
+def check_prompt(token_ids: Sequence[int] | Int32Array, field: str, limits: RequestLimits) -> Int32Array:
+    """Return the prompt as an array, [num_prompt_tokens]."""
+    check_prompt_length(len(token_ids), field, limits)
     prompt = np.array(token_ids, np.int64)
     outside = prompt[(prompt < 0) | (prompt >= limits.vocab_size)]
     if len(outside):
@@ -223,15 +220,3 @@ def text_options(params: generation_pb2.SamplingParams) -> TextOptions:
         skip_special_tokens=params.skip_special_tokens if params.HasField("skip_special_tokens") else True,
         min_tokens=params.min_tokens,
     )
-
-
-def refuse_unknown_fields(message: Message, name: str) -> None:
-    """Refuse fields of a newer client that this release does not know, also in nested messages."""
-    unknown = unknown_fields.UnknownFieldSet(message)
-    if len(unknown):
-        field = f"field {unknown[0].field_number} of {name}"
-        raise InvalidFieldError(field, "set", "unset: this release does not know it")
-    for descriptor, value in message.ListFields():
-        if descriptor.message_type is not None:
-            for nested in value if isinstance(value, Sequence) else (value,):
-                refuse_unknown_fields(nested, descriptor.message_type.name)

@@ -74,7 +74,8 @@ STEP_DURATION = Metric(
     "octavo_step_duration_seconds",
     "histogram",
     "Time of a step by phase, in seconds. schedule: the decision; wait: network, and the queue before the executor's "
-    "device; execute: the executor's own measure; process: the result, up to the requests.",
+    "device; execute: the executor's own measure; process: the result, up to the requests, with the decision and the "
+    "sending of the next step in between.",
     ("phase",),
 )
 PROMPT_TOKENS = Metric("octavo_prompt_tokens_total", "counter", "Prompt tokens of requests that got their first token.")
@@ -106,6 +107,12 @@ RECOVERED = Metric(
     "octavo_requests_recovered_total",
     "counter",
     "Requests that finished although an executor was lost that ran them.",
+)
+LOOP_LAG = Metric(
+    "octavo_event_loop_lag_max_seconds",
+    "gauge",
+    "Longest time in the last minute for which the scheduler's event loop was kept busy by one thing, in seconds: all "
+    "streams stood still meanwhile.",
 )
 VLLM_WAITING = Metric("vllm:num_requests_waiting", "gauge", "Alias: octavo_requests_waiting.", _VLLM)
 VLLM_RUNNING = Metric("vllm:num_requests_running", "gauge", "Alias: the sum of octavo_requests_running.", _VLLM)
@@ -140,6 +147,7 @@ METRICS = (
     EXECUTORS,
     LOSSES,
     RECOVERED,
+    LOOP_LAG,
 )
 ALIASES = (VLLM_WAITING, VLLM_RUNNING, VLLM_KV_USAGE, VLLM_CACHE_CONFIG)
 

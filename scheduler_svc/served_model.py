@@ -5,19 +5,23 @@ from dataclasses import dataclass
 
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode, SchedulerLimits
 from scheduler_svc.executor_client import ExecutorRefusedError
+from scheduler_svc.token_rule_validation import (
+    MAX_BANNED_TOKENS,
+    MAX_BANNED_WORD_TOKENS,
+    MAX_BANNED_WORDS,
+    MAX_BIASED_TOKENS,
+    MAX_STOP_TOKEN_IDS,
+)
 from scheduler_svc.tokenizer import Tokenizer
 from shared.errors import ExecutorFaultError
 from shared.events import Event
 from shared.executor_info import ExecutorInfo
+from shared.step_size import admission_bytes, max_rules_bytes, other_bytes
+from shared.token_rules import num_mask_bytes
 
 log = logging.getLogger(__name__)
 
 NO_LIMIT = 2**31 - 1
-
-# Upper bounds of the size of a step's message: an int32 and its share of a block id for each token;
-# the rest of a step, at thousands of sequences.
-BYTES_PER_TOKEN = 9
-STEP_OVERHEAD_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +89,16 @@ def serving_limits(info: ExecutorInfo, settings: CoreSettings, served_model_len:
                 cause="the cache holds no more",
             ),
         )
-    # Any one sequence must fit; how many a step admits is up to `max_admitted_tokens`.
+    # Any one sequence must fit; how many a step admits is up to `max_admitted_bytes`.
     max_message_bytes = min(info.max_message_bytes, settings.max_message_bytes)
-    largest_step = BYTES_PER_TOKEN * (token_budget + max_model_len) + STEP_OVERHEAD_BYTES
+    max_num_seqs = min(settings.max_num_seqs or NO_LIMIT, info.max_num_seqs, token_budget)
+    num_other_bytes = other_bytes(
+        num_slots=max_num_seqs,
+        num_block_appends=max_num_seqs * (2 + settings.num_lookahead_tokens) + token_budget // info.block_size_tokens,
+        num_block_moves=info.num_host_blocks,
+    )
+    num_blocks = max_model_len // info.block_size_tokens + 2
+    largest_step = num_other_bytes + admission_bytes(max_model_len, num_blocks, largest_rules_bytes(info))
     if largest_step > max_message_bytes:
         whose = "its max_message_bytes" if info.max_message_bytes <= max_message_bytes else "our max_message_bytes"
         raise ExecutorRefusedError(
@@ -95,7 +106,7 @@ def serving_limits(info: ExecutorInfo, settings: CoreSettings, served_model_len:
             f"it must be at least {largest_step}"
         )
     return SchedulerLimits(
-        max_num_seqs=min(settings.max_num_seqs or NO_LIMIT, info.max_num_seqs, token_budget),
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=token_budget,
         max_model_len=max_model_len,
         vocab_size=info.vocab_size,
@@ -111,7 +122,20 @@ def serving_limits(info: ExecutorInfo, settings: CoreSettings, served_model_len:
         long_prefill_threshold=settings.long_prefill_threshold,
         max_long_prefills=settings.max_long_prefills,
         prefix_caching=settings.prefix_caching,
-        max_admitted_tokens=(max_message_bytes - STEP_OVERHEAD_BYTES) // BYTES_PER_TOKEN,
+        max_admitted_bytes=max_message_bytes - num_other_bytes,
+    )
+
+
+def largest_rules_bytes(info: ExecutorInfo) -> int:
+    """Return a bound of the size of the token rules that a request may have."""
+    num_words = 2 * MAX_BANNED_WORDS  # with and without a space in front
+    num_ids = MAX_BIASED_TOKENS + MAX_STOP_TOKEN_IDS + len(info.eos_token_ids) + MAX_BANNED_TOKENS + num_words
+    return max_rules_bytes(
+        num_ids=num_ids,
+        num_biases=MAX_BIASED_TOKENS,
+        num_words=num_words,
+        num_word_tokens=num_words * MAX_BANNED_WORD_TOKENS,
+        num_mask_bytes=num_mask_bytes(info.vocab_size),
     )
 
 

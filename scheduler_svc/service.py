@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import Message
+
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
 from scheduler_svc.access_control import access_interceptors
@@ -25,15 +27,17 @@ from scheduler_svc.executor_session import ExecutorSession, SessionTimings
 from scheduler_svc.executor_tls import executor_tls, read_credentials
 from scheduler_svc.generation_servicer import GenerationServicer
 from scheduler_svc.membership import Membership
-from scheduler_svc.scheduler_metrics import scheduler_families
+from scheduler_svc.request_body import KeepBodies
+from scheduler_svc.scheduler_metrics import LOOP_LAG, scheduler_families
 from scheduler_svc.served_model import CoreSettings
 from scheduler_svc.tokenizer import Tokenizer
 from scheduler_svc.vllm_engine import SERVICE_NAME as VLLM_ENGINE_SERVICE
-from scheduler_svc.vllm_engine import add_vllm_engine
+from scheduler_svc.vllm_engine import add_vllm_engine, generate_request_class
 from shared.exposure import warn_if_exposed
 from shared.grpc_metrics import CallMetrics
 from shared.grpc_server import GrpcServer, Port, Ports, probe_server, shut_down
 from shared.health import Health
+from shared.loop_lag import LoopLag
 from shared.metric import Family
 from shared.metrics_server import MetricsServer
 from shared.service_metrics import service_families
@@ -72,6 +76,7 @@ class SchedulerService:
             read_credentials(tls)  # what cannot be used ends the start, and not only every connection
         self._tracing = start_tracing(config.tracing, "octavo-scheduler")
         self._calls = CallMetrics()
+        self._loop_lag = LoopLag()
         health = Health([*client_services(config), ADMIN_SERVICE])
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
@@ -97,6 +102,7 @@ class SchedulerService:
         )
         address = await self._ports.start()
         self._running = asyncio.create_task(self.engine.drivers.run(), name="drivers")
+        self._watching = asyncio.create_task(self._loop_lag.watch(), name="loop-lag")
         return address
 
     async def wait_until_ready(self) -> None:
@@ -116,8 +122,9 @@ class SchedulerService:
         deadline_s = time.monotonic() + self._grace_s
         drain_s = self._grace_s * DRAIN_SHARE
         await shut_down(self._ports, reason, drain=lambda: self.engine.drain(drain_s), grace_s=self._grace_s)
-        self._running.cancel()
-        await asyncio.gather(self._running, return_exceptions=True)
+        for task in (self._running, self._watching):
+            task.cancel()
+        await asyncio.gather(self._running, self._watching, return_exceptions=True)
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close, deadline_s - time.monotonic())
 
@@ -127,17 +134,22 @@ class SchedulerService:
         return self._ports.other_addresses
 
     def _metrics(self) -> list[Family]:
-        return [*scheduler_families(self.engine), *service_families(self._calls, self.tls)]
+        return [
+            *scheduler_families(self.engine),
+            LOOP_LAG.single(self._loop_lag.longest_s),
+            *service_families(self._calls, self.tls),
+        ]
 
     def _main_server(self, config: SchedulerConfig, health: Health) -> GrpcServer:
         """Return the port that clients use."""
         port = GrpcServer(
             listen=config.listen,
             max_message_bytes=config.max_message_bytes,
+            max_request_bytes=config.max_request_bytes,
             service_names=client_services(config),
             health=health,
             credentials=None if self.tls is None else self.tls.credentials(),
-            interceptors=self._interceptors,
+            interceptors=[*self._interceptors, KeepBodies(prompt_methods(config))],
             call_metrics=self._calls,
         )
         generation = GenerationServicer(self.engine, request_tracer(self._tracing))
@@ -184,6 +196,14 @@ def request_tracer(tracing: Tracing | None) -> "RequestTracer | None":
 def client_services(config: SchedulerConfig) -> list[str]:
     """Return the full names of the services at --listen."""
     return [GENERATION_SERVICE, VLLM_ENGINE_SERVICE] if config.vllm_engine else [GENERATION_SERVICE]
+
+
+def prompt_methods(config: SchedulerConfig) -> dict[str, type[Message]]:
+    """Return the methods whose requests may be large, with the class of the request."""
+    methods: dict[str, type[Message]] = {f"/{GENERATION_SERVICE}/Generate": generation_service_pb2.GenerateRequest}
+    if config.vllm_engine:
+        methods[f"/{VLLM_ENGINE_SERVICE}/Generate"] = generate_request_class()
+    return methods
 
 
 def scheduler_id(config: SchedulerConfig) -> str:

@@ -10,13 +10,15 @@ import numpy as np
 from octavo.generation.v1 import generation_pb2
 from scheduler_svc.request_limits import RequestLimits, require_param
 from scheduler_svc.tokenizer import Tokenizer
-from shared.step import INT32_MAX
+from shared.errors import InvalidFieldError
+from shared.step import INT32_MAX, Int32Array
 from shared.token_rules import TokenRules, pack_mask, pad_words
 
 MAX_REPETITION_PENALTY = 100.0
 MAX_OUTPUT_PENALTY = 100.0
 MAX_BIAS = 100.0
 MAX_BIASED_TOKENS = 300
+MAX_STOP_TOKEN_IDS = 64
 MAX_BANNED_TOKENS = 1024
 MAX_BANNED_WORDS = 64
 MAX_BANNED_WORD_TOKENS = 16
@@ -95,27 +97,30 @@ def token_rules(
         biased_token_ids=np.array(biased_token_ids, np.int32),
         biases=np.array(biases, np.float32),
         stop_token_ids=np.array(sorted(stops) if params.min_tokens else [], np.int32),
-        banned_token_ids=np.array(sorted(set(banned) | single), np.int32),
+        banned_token_ids=np.array(sorted({*banned.tolist(), *single}), np.int32),
         banned_words=pad_words(longer),
-        allowed_mask=pack_mask(np.array(allowed, np.int32), limits.vocab_size) if allowed else None,
+        allowed_mask=pack_mask(allowed, limits.vocab_size) if len(allowed) else None,
     )
     if rules.is_neutral:
         return None
-    kept_out = set(rules.banned_token_ids.tolist()) | set(rules.stop_token_ids.tolist()) | {word[-1] for word in longer}
-    left = set(allowed) - kept_out if allowed else range(len(kept_out), limits.vocab_size)
-    shown = f"{len(allowed)} ids long" if allowed else "empty"
+    last_ids = np.array([word[-1] for word in longer], np.int32)
+    kept_out = np.unique(np.concatenate((rules.banned_token_ids, rules.stop_token_ids, last_ids)))
+    num_left = int(np.isin(allowed, kept_out, invert=True).sum()) if len(allowed) else limits.vocab_size - len(kept_out)
+    shown = f"{len(allowed)} ids long" if len(allowed) else "empty"
     rule = "such that a token is left that is not banned, the end of a banned word, or before min_tokens a stop token"
-    require_param(len(left) > 0, "allowed_token_ids", shown, rule)
+    require_param(num_left > 0, "allowed_token_ids", shown, rule)
     return rules
 
 
-def check_token_ids(token_ids: Sequence[int], field: str, most: int, vocab_size: int) -> list[int]:
-    """Return a list of token ids without repetitions, ascending; at most `most`, each in the vocabulary."""
+def check_token_ids(token_ids: Sequence[int], field: str, most: int, vocab_size: int) -> Int32Array:
+    """Return token ids without repetitions, ascending; at most `most`, each in the vocabulary."""
     require_param(len(token_ids) <= most, field, f"{len(token_ids)} ids long", f"at most {most} ids long")
-    for token_id in token_ids:
-        shown, limit = f"a list with token id {token_id}", f"ids from 0 to {vocab_size - 1}"
-        require_param(0 <= token_id < vocab_size, field, shown, limit)
-    return sorted(set(token_ids))
+    ids = np.array(token_ids, np.int64)
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(outside):
+        shown, limit = f"a list with token id {outside[0]}", f"ids from 0 to {vocab_size - 1}"
+        raise InvalidFieldError(f"sampling_params.{field}", shown, limit)
+    return np.unique(ids).astype(np.int32)
 
 
 def _check_biases(params: generation_pb2.SamplingParams, vocab_size: int) -> tuple[list[int], list[float]]:

@@ -33,6 +33,7 @@ class GrpcServer:
     Args:
         listen: Address to bind, host:port; port 0 takes a free one.
         max_message_bytes: Limit of one message, in and out.
+        max_request_bytes: Limit of one message from outside; None: the same.
         service_names: Full names of the own services, for reflection; none: there is no reflection.
         health: What it says of the process; by default a health of its own.
         credentials: Speak TLS with these; None: plaintext.
@@ -47,6 +48,7 @@ class GrpcServer:
         *,
         listen: str,
         max_message_bytes: int,
+        max_request_bytes: int | None = None,
         service_names: Sequence[str],
         health: Health | None = None,
         credentials: grpc.ServerCredentials | None = None,
@@ -60,7 +62,7 @@ class GrpcServer:
         self.health = health or Health(service_names)
         self.server = grpc.aio.server(
             interceptors=[*([call_metrics] if call_metrics else []), *interceptors, StatusInterceptor()],
-            options=_options(max_message_bytes),
+            options=_options(max_request_bytes or max_message_bytes, max_message_bytes),
         )
         self.health.add_to(self.server)
         if service_names:
@@ -193,9 +195,9 @@ def announce_serving(service: str, address: str) -> None:
     print(f"octavo {service} serving on {address}", flush=True)
 
 
-def _options(max_message_bytes: int) -> list[tuple[str, int]]:
+def _options(max_request_bytes: int, max_message_bytes: int) -> list[tuple[str, int]]:
     return [
-        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_request_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         # Without it a second server binds the same port, and the kernel deals calls to either.
         ("grpc.so_reuseport", 0),

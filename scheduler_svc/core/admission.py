@@ -141,6 +141,9 @@ class Admissions:
             if not self._batch.running and not needs.has_blocks:
                 self.recompute_swapped(plan, group)
                 return
+            if not self._can_ever_be_sent(group):  # it has grown out of a message; the queue ends it
+                self.recompute_swapped(plan, group)
+                continue
             if not (needs.has_blocks and needs.has_slots and self._fits_message(plan, group)):
                 return
             self._swap_in_group(plan, group)
@@ -206,9 +209,15 @@ class Admissions:
                 group.end()
 
     def _fits_message(self, plan: StepPlan, group: SequenceGroup) -> bool:
-        """Return whether the message of the step can carry the tokens of the group as well."""
-        num_tokens = sum(len(sequence.token_ids) for sequence in group.sequences_to_compute)
-        return not plan.admissions or num_tokens <= plan.num_admissible_tokens
+        """Return whether the message of the step can carry the group as well."""
+        return self._message_bytes(group) <= plan.num_admissible_bytes
+
+    def _can_ever_be_sent(self, group: SequenceGroup) -> bool:
+        """Return whether a message can carry the group; any one sequence fits: see `SchedulerLimits`."""
+        return group.is_lone or self._message_bytes(group) <= self._limits.max_admitted_bytes
+
+    def _message_bytes(self, group: SequenceGroup) -> int:
+        return sum(self._blocks.admission_bytes(sequence) for sequence in group.sequences_to_compute)
 
     def can_ever_admit(self, group: SequenceGroup) -> bool:
         """Return whether the group fits into an empty batch, with one token more for each sequence."""
@@ -217,7 +226,7 @@ class Admissions:
         longest = max(len(sequence.token_ids) for sequence in group.live_sequences)
         if longest >= self._limits.max_model_len or group.num_slots > self._limits.max_num_seqs:
             return False
-        return self._blocks.can_ever_allocate(group)
+        return self._can_ever_be_sent(group) and self._blocks.can_ever_allocate(group)
 
     def judge(self, group: SequenceGroup) -> AdmissionPlan | Obstacle:
         """Return the blocks with which the group could be admitted now, or why it cannot be."""
@@ -245,6 +254,12 @@ class Admissions:
             return f"{longest} tokens and one more do not fit into max_model_len, {limits.max_model_len}"
         if group.num_slots > limits.max_num_seqs:
             return f"the request needs {counted(group.num_slots, 'slot')} of the batch, which has {limits.max_num_seqs}"
+        if not self._can_ever_be_sent(group):
+            return (
+                f"to compute its {counted(len(group.sequences_to_compute), 'sequence')} takes a message of up to "
+                f"{self._message_bytes(group)} bytes; {limits.max_admitted_bytes} are left for that of "
+                "--max-message-bytes of the scheduler or the executor"
+            )
         num_blocks = self._blocks.num_blocks_ever_needed(group)
         return (
             f"the request needs {num_blocks} blocks and does not fit into the KV cache of {limits.num_blocks} blocks "

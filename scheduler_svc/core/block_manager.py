@@ -29,6 +29,7 @@ from scheduler_svc.core.prefix_cache import NO_BLOCKS, BlockHasher, PrefixCache
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from shared.batch_table import IndexArray
 from shared.step import Int32Array
+from shared.step_size import admission_bytes, rules_bytes
 
 
 class AllocStatus(enum.Enum):
@@ -102,6 +103,12 @@ class BlockManager:
         num_shared = self._num_shared_blocks(sequences)
         num_blocks = sum(self.num_blocks_of(sequence) for sequence in sequences) - num_shared * (len(sequences) - 1)
         return num_blocks + self._num_fork_blocks(group)
+
+    def admission_bytes(self, sequence: Sequence) -> int:
+        """Return a bound of what a step's message takes to admit a sequence that does not run."""
+        num_tokens, rules = len(sequence.token_ids), sequence.group.token_rules
+        num_blocks = self.num_blocks_for(num_tokens + 1)
+        return admission_bytes(num_tokens, num_blocks, 0 if rules is None else rules_bytes(rules))
 
     def plan_admission(self, group: SequenceGroup) -> AdmissionPlan:
         """Say whether the group can have its blocks now, and which.

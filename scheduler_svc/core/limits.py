@@ -46,8 +46,8 @@ class SchedulerLimits:
         long_prefill_threshold: A sequence with more tokens to compute is a long prefill: it gets at
             most so many a step, and `max_long_prefills` of them run at once; 0: nothing is long.
         prefix_caching: Whether full blocks are found again by their content.
-        max_admitted_tokens: Known tokens of the sequences that one step admits, cached ones included: a step
-            carries them all, and must fit into a message. A group that has more has a step for itself.
+        max_admitted_bytes: Size of the admissions of one step, which must fit into a message with all else
+            (`shared/step_size.py`); any one sequence fits, a group of several that does not never runs.
         stall_after_s: A core that has been at its oldest step for longer gets no new group while
             another one of its fleet can take it.
     """
@@ -68,7 +68,7 @@ class SchedulerLimits:
     long_prefill_threshold: int = 0
     max_long_prefills: int = 1
     prefix_caching: bool = True
-    max_admitted_tokens: int = 2**31 - 1
+    max_admitted_bytes: int = 2**31 - 1
     stall_after_s: float = 1.0
 
     def __post_init__(self) -> None:

@@ -121,7 +121,7 @@ class Prefills:
             num_gone_blocks: Leading blocks that are out of the window already.
         """
         group, token_ids = sequence.group, sequence.token_ids
-        plan.num_admissible_tokens -= len(token_ids)
+        plan.num_admissible_bytes -= self._batch.blocks.admission_bytes(sequence)
         slot = self._batch.enter(sequence, len(token_ids), num_computed_tokens, num_gone_blocks)
         sequence.token_ids = no_slots()
         plan.admissions.append(

@@ -141,7 +141,7 @@ class Scheduler:
         self.now_s = now_s
         if self._was_processed:
             self._was_processed, self._progress_at_s = False, now_s
-        plan = StepPlan(self.limits.max_num_batched_tokens, now_s, self.limits.max_admitted_tokens)
+        plan = StepPlan(self.limits.max_num_batched_tokens, now_s, self.limits.max_admitted_bytes)
         is_mixed = self.limits.prefill_mode is PrefillMode.CHUNKED
         if not is_mixed:
             self._prefill_first(plan)

@@ -14,14 +14,14 @@ from shared.step import Admission, Fork, Int32Array, Step, TableDelta, no_pairs,
 class StepPlan:
     """What `Scheduler.schedule` has decided so far. `token_budget` is what is left of it.
 
-    `now_s` is the time of the decision. `num_admissible_tokens` is what is left of
-    `SchedulerLimits.max_admitted_tokens`. `preempted` groups make the step one without admissions.
+    `now_s` is the time of the decision. `num_admissible_bytes` is what is left of
+    `SchedulerLimits.max_admitted_bytes`. `preempted` groups make the step one without admissions.
     `events` are for people.
     """
 
     token_budget: int
     now_s: float
-    num_admissible_tokens: int
+    num_admissible_bytes: int
     preempted: list[SequenceGroup] = field(default_factory=list)
     events: list[GroupEvent] = field(default_factory=list)
     has_held_back: bool = False

@@ -5,16 +5,29 @@ A thin adapter. `requests.py` turns a request into one of `octavo.generation.v1`
 knows this protocol.
 
 The stubs come from the package smg-grpc-proto, of the extra `octavo[openai]`. They are imported only when
-`add_vllm_engine` is called, so a scheduler without --vllm-engine needs none.
+the scheduler is set up for it, so a scheduler without --vllm-engine needs none.
 """
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from scheduler_svc.engine import Engine
 from scheduler_svc.generation_servicer import GenerationServicer
 from shared.errors import OctavoServiceError
 
 SERVICE_NAME = "vllm.grpc.engine.VllmEngine"
+
+
+def generate_request_class() -> type[Message]:
+    """Return the class of what `Generate` takes. Raises OctavoServiceError: the stubs are missing."""
+    try:
+        from smg_grpc_proto.generated import vllm_engine_pb2
+    except ImportError as error:
+        raise OctavoServiceError(
+            f"--vllm-engine needs the package smg-grpc-proto ({error}): install octavo[openai]"
+        ) from error
+    request_class: type[Message] = vllm_engine_pb2.GenerateRequest
+    return request_class
 
 
 def add_vllm_engine(
@@ -28,14 +41,10 @@ def add_vllm_engine(
         generation: Runs the requests.
         gateway_tenant: The tenant of all of them.
 
-    Raises: OctavoServiceError: the stubs are missing, or the engine does not serve such a tenant.
+    Raises: OctavoServiceError: the engine does not serve such a tenant.
     """
-    try:
-        from smg_grpc_proto.generated import vllm_engine_pb2_grpc
-    except ImportError as error:
-        raise OctavoServiceError(
-            f"--vllm-engine needs the package smg-grpc-proto ({error}): install octavo[openai]"
-        ) from error
+    from smg_grpc_proto.generated import vllm_engine_pb2_grpc
+
     from scheduler_svc.vllm_engine.servicer import VllmEngineServicer
 
     tenants = engine.settings.tenants

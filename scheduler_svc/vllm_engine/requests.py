@@ -1,17 +1,18 @@
 """Requests in: `vllm.grpc.engine.GenerateRequest` to `octavo.generation.v1.GenerateRequest`.
 
-Every field is carried, or refused with a sentence; none is ignored but what is said here to mean nothing for
-tokens. Ranges are the native service's to check: its names are the same. docs/openai.md has the table.
+Every field is carried, or refused with a sentence (unknown ones before, by `message_scan.py`); none is ignored but
+what is said here to mean nothing for tokens. Ranges are the native service's to check: its names are the same.
+docs/openai.md has the table.
 """
 
 from collections.abc import Iterable
 
-from google.protobuf import unknown_fields
-from google.protobuf.message import Message
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
-from scheduler_svc.request_limits import require, require_param
+from scheduler_svc.message_scan import CountLimit
+from scheduler_svc.request_counts import generate_request_limits
+from scheduler_svc.request_limits import RequestLimits, require, require_param
 from shared.errors import InvalidFieldError
 from shared.step import INT32_MAX
 
@@ -41,7 +42,6 @@ def generation_request(request: pb.GenerateRequest, tenant: str) -> generation_s
 
     Raises: InvalidFieldError: a field is set that the scheduler cannot honour.
     """
-    _refuse_unknown_fields(request, request.tokenized, request.sampling_params)
     for field in UNSUPPORTED_FIELDS:
         require(not request.HasField(field), field, "set", UNSUPPORTED)
     require(not request.extra_mm_inputs, "extra_mm_inputs", "set", UNSUPPORTED)
@@ -57,6 +57,18 @@ def generation_request(request: pb.GenerateRequest, tenant: str) -> generation_s
     else:
         native.token_ids.ids.extend(_int32s("tokenized.input_ids", request.tokenized.input_ids))
     return native
+
+
+def engine_request_limits(limits: RequestLimits) -> dict[str, CountLimit]:
+    """Return how many elements the repeated fields may have, by path; the native fields have the same limits."""
+    native = generate_request_limits(limits)
+    return {
+        "tokenized.input_ids": native["token_ids.ids"],
+        **{
+            f"sampling_params.{name}": native[f"sampling_params.{name}"]
+            for name in ("stop", "stop_token_ids", "logit_bias")
+        },
+    }
 
 
 def num_equal_outputs(params: pb.SamplingParams) -> int:
@@ -135,12 +147,3 @@ def _int32s(field: str, values: Iterable[int]) -> list[int]:
     largest = max(ids, default=0)
     require(largest <= INT32_MAX, field, f"a list with token id {largest}", "ids of the vocabulary")
     return ids
-
-
-def _refuse_unknown_fields(*messages: Message) -> None:
-    """Refuse fields of a newer gateway that this release does not know."""
-    for message in messages:
-        unknown = unknown_fields.UnknownFieldSet(message)
-        if len(unknown):
-            field = f"field {unknown[0].field_number} of {message.DESCRIPTOR.name}"
-            raise InvalidFieldError(field, "set", "unset: this release does not know it")

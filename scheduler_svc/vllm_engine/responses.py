@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
-from scheduler_svc.vllm_engine.requests import num_equal_outputs
+from scheduler_svc.vllm_engine.requests import MAX_EQUAL_OUTPUTS, num_equal_outputs
 
 FINISH_REASONS = {
     generation_pb2.FINISH_REASON_STOP: "stop",
@@ -36,7 +36,7 @@ class Answer:
         self._stop_token_ids = frozenset(params.stop_token_ids)
         self._outputs: list[generation_pb2.Output] = []  # so far; none before the request is accepted
         self._prompt = generation_pb2.PromptLogprobs()
-        self._usage = generation_pb2.Usage()
+        self._usage = generation_pb2.Usage(num_prompt_tokens=len(request.tokenized.input_ids))
 
     def responses(self, event: generation_service_pb2.GenerateResponse) -> Iterator[pb.GenerateResponse]:
         """Return what an event of the native call becomes; often nothing."""
@@ -54,6 +54,9 @@ class Answer:
 
     def aborted(self) -> Iterator[pb.GenerateResponse]:
         """Return the end of a request that was aborted: its outputs as far as they came."""
+        if not self._outputs:  # it was being checked: nothing says yet that there may be so many outputs
+            num_outputs = min(self._num_outputs, MAX_EQUAL_OUTPUTS)
+            self._outputs = [generation_pb2.Output(output_index=index) for index in range(num_outputs)]
         for output in self._outputs:
             output.finish_reason = generation_pb2.FINISH_REASON_ABORT
         yield from self._completes(self._outputs)

@@ -1,8 +1,9 @@
 """`VllmEngine`: each RPC in the terms of the native service. Read `requests.py` and `responses.py` first."""
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any, Never, cast
 
 import grpc
@@ -13,12 +14,13 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from octavo.generation.v1 import generation_service_pb2
 from scheduler_svc.engine import Engine
 from scheduler_svc.generation_servicer import GenerationServicer
+from scheduler_svc.request_body import RequestBody
 from scheduler_svc.served_model import ServedModel
 from scheduler_svc.vllm_engine.description import loads, model_info, server_info
-from scheduler_svc.vllm_engine.requests import generation_request
+from scheduler_svc.vllm_engine.requests import engine_request_limits, generation_request
 from scheduler_svc.vllm_engine.responses import Answer
 from scheduler_svc.vllm_engine.tokenizer_archive import TokenizerArchive
-from shared.errors import RequestAbortedError, RequestExistsError, UnavailableError
+from shared.errors import RequestAbortedError, UnavailableError
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -37,32 +39,31 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         self._generation = generation
         self._tenant = tenant
         self._tokenizer = TokenizerArchive()
-        self._is_aborted: dict[str, bool] = {}  # the calls that `Generate` serves, by request id
         self._started_at_s = self._received_at_s = time.time()
 
     async def Generate(  # noqa: N802 (named by the proto)
-        self, request: pb.GenerateRequest, context: Context
+        self, request: RequestBody[pb.GenerateRequest], context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Run one prompt. The request ends with the call, or by `Abort`, which is answered with what there is."""
         self._received_at_s = time.time()
-        native, answer = generation_request(request, self._tenant), Answer(request)
-        with self._live_call(request.request_id):
-            try:
-                async with aclosing(self._native_events(native, context)) as events:
-                    async for event in events:
-                        for response in answer.responses(event):
-                            yield response
-                        if not event.HasField("finished"):  # an answer that is complete is not ended once more
-                            self._check_not_aborted(request.request_id)
-            except RequestAbortedError:
-                for response in answer.aborted():
-                    yield response
+        message = await self._generation.read(request, engine_request_limits)
+        if request.is_small:
+            native = generation_request(message, self._tenant)
+        else:
+            native = await asyncio.to_thread(generation_request, message, self._tenant)
+        answer = Answer(message)
+        try:
+            async with aclosing(self._native_events(native, context)) as events:
+                async for event in events:
+                    for response in answer.responses(event):
+                        yield response
+        except RequestAbortedError:
+            for response in answer.aborted():
+                yield response
 
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:  # noqa: N802
         """End requests; unknown and finished ids are accepted, and empty ones skipped."""
         for request_id in filter(None, request.request_ids):
-            if request_id in self._is_aborted:  # maybe not in the engine yet: its prompt is being checked
-                self._is_aborted[request_id] = True
             await self._generation.Abort(generation_service_pb2.AbortRequest(request_id=request_id), context)
         return pb.AbortResponse()
 
@@ -102,23 +103,6 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     Embed = FlushCache = StartProfile = StopProfile = SubscribeKvEvents = _unimplemented
 
-    @contextmanager
-    def _live_call(self, request_id: str) -> Iterator[None]:
-        """Let `Abort` find a call by its id.
-
-        Raises: RequestExistsError: a live call has the same id.
-        """
-        if not request_id:  # the scheduler makes one, which nobody learns
-            yield
-            return
-        if request_id in self._is_aborted:
-            raise RequestExistsError(request_id)
-        self._is_aborted[request_id] = False
-        try:
-            yield
-        finally:
-            del self._is_aborted[request_id]
-
     def _native_events(
         self, native: generation_service_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[generation_service_pb2.GenerateResponse]:
@@ -126,10 +110,6 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         return cast(
             "AsyncGenerator[generation_service_pb2.GenerateResponse]", self._generation.Generate(native, context)
         )
-
-    def _check_not_aborted(self, request_id: str) -> None:
-        if self._is_aborted.get(request_id):
-            raise RequestAbortedError(f"request {request_id!r} was aborted")
 
     def _model(self) -> ServedModel:
         if self._engine.model is None:

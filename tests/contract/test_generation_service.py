@@ -463,7 +463,7 @@ async def test_fields_that_this_release_does_not_know_are_refused() -> None:
 
 
 async def test_an_oversized_message_is_refused() -> None:
-    async with running_stack(FakeWorker(max_model_len=2048), max_message_bytes=2**16) as stack:
+    async with running_stack(FakeWorker(max_model_len=2048), max_request_bytes=2**16) as stack:
         error = await refusal(stack, pb.GenerateRequest(text="x" * 2**17))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert len((await collect(stack, token_request(4, 4))).token_ids) == 4

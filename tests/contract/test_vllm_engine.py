@@ -12,6 +12,7 @@ from executor_svc.fake_tokenizer import EOS_TOKEN_ID
 from executor_svc.fake_worker import FakeWorker
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
 from scheduler_svc.generation_servicer import GenerationServicer
+from scheduler_svc.request_body import RequestBody
 from scheduler_svc.vllm_engine.servicer import VllmEngineServicer
 from tests.support.stack import collect
 from tests.support.vllm_engine import (
@@ -225,7 +226,8 @@ async def test_an_abort_while_the_end_is_written_adds_no_other_end(is_streamed: 
     async with running_gateway_stack() as gateway:
         servicer = VllmEngineServicer(gateway.stack.engine, GenerationServicer(gateway.stack.engine), "")
         reasons = []
-        async for response in servicer.Generate(engine_request(stream=is_streamed), cast("Any", None)):
+        body = RequestBody(engine_request(stream=is_streamed).SerializeToString(), pb.GenerateRequest)
+        async for response in servicer.Generate(body, cast("Any", None)):
             if response.HasField("complete"):
                 reasons.append(response.complete.finish_reason)
                 await servicer.Abort(pb.AbortRequest(request_ids=["chatcmpl-1"]), cast("Any", None))

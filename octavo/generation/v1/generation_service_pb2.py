@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from octavo.generation.v1 import generation_pb2 as octavo_dot_generation_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-octavo/generation/v1/generation_service.proto\x12\x14octavo.generation.v1\x1a%octavo/generation/v1/generation.proto\"\xb7\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1e.octavo.generation.v1.TokenIdsH\x00\x12\x36\n\x08messages\x18\x04 \x01(\x0b\x32\".octavo.generation.v1.ChatMessagesH\x00\x12=\n\x0fsampling_params\x18\x05 \x01(\x0b\x32$.octavo.generation.v1.SamplingParams\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x14\n\x0clora_adapter\x18\t \x01(\tB\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"C\n\x0c\x43hatMessages\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32!.octavo.generation.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xff\x01\n\x10GenerateResponse\x12\x32\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1e.octavo.generation.v1.AcceptedH\x00\x12\x32\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32!.octavo.generation.v1.OutputDeltaH\x00\x12\x39\n\x08\x66inished\x18\x03 \x01(\x0b\x32%.octavo.generation.v1.RequestFinishedH\x00\x12?\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32$.octavo.generation.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"9\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\"\x93\x01\n\x0bOutputDelta\x12\x14\n\x0coutput_index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x1d\n\x15\x61lternative_token_ids\x18\x05 \x03(\x05\x12\x1c\n\x14\x61lternative_logprobs\x18\x06 \x03(\x02\"\xab\x01\n\x0fRequestFinished\x12-\n\x07outputs\x18\x01 \x03(\x0b\x32\x1c.octavo.generation.v1.Output\x12*\n\x05usage\x18\x02 \x01(\x0b\x32\x1b.octavo.generation.v1.Usage\x12=\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32$.octavo.generation.v1.PromptLogprobs\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"!\n\rAbortResponse\x12\x10\n\x08was_live\x18\x01 \x01(\x08\"\x11\n\x0fGetModelRequest\"y\n\x10GetModelResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\x12\r\n\x05\x64type\x18\x05 \x01(\t2\x9d\x02\n\x11GenerationService\x12[\n\x08Generate\x12%.octavo.generation.v1.GenerateRequest\x1a&.octavo.generation.v1.GenerateResponse0\x01\x12P\n\x05\x41\x62ort\x12\".octavo.generation.v1.AbortRequest\x1a#.octavo.generation.v1.AbortResponse\x12Y\n\x08GetModel\x12%.octavo.generation.v1.GetModelRequest\x1a&.octavo.generation.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-octavo/generation/v1/generation_service.proto\x12\x14octavo.generation.v1\x1a%octavo/generation/v1/generation.proto\"\xce\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1e.octavo.generation.v1.TokenIdsH\x00\x12\x36\n\x08messages\x18\x04 \x01(\x0b\x32\".octavo.generation.v1.ChatMessagesH\x00\x12=\n\x0fsampling_params\x18\x05 \x01(\x0b\x32$.octavo.generation.v1.SamplingParams\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x14\n\x0clora_adapter\x18\t \x01(\t\x12\x15\n\rlean_finished\x18\n \x01(\x08\x42\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"C\n\x0c\x43hatMessages\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32!.octavo.generation.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xff\x01\n\x10GenerateResponse\x12\x32\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1e.octavo.generation.v1.AcceptedH\x00\x12\x32\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32!.octavo.generation.v1.OutputDeltaH\x00\x12\x39\n\x08\x66inished\x18\x03 \x01(\x0b\x32%.octavo.generation.v1.RequestFinishedH\x00\x12?\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32$.octavo.generation.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"9\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\"\x93\x01\n\x0bOutputDelta\x12\x14\n\x0coutput_index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x1d\n\x15\x61lternative_token_ids\x18\x05 \x03(\x05\x12\x1c\n\x14\x61lternative_logprobs\x18\x06 \x03(\x02\"\xab\x01\n\x0fRequestFinished\x12-\n\x07outputs\x18\x01 \x03(\x0b\x32\x1c.octavo.generation.v1.Output\x12*\n\x05usage\x18\x02 \x01(\x0b\x32\x1b.octavo.generation.v1.Usage\x12=\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32$.octavo.generation.v1.PromptLogprobs\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"!\n\rAbortResponse\x12\x10\n\x08was_live\x18\x01 \x01(\x08\"\x11\n\x0fGetModelRequest\"y\n\x10GetModelResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\x12\r\n\x05\x64type\x18\x05 \x01(\t2\x9d\x02\n\x11GenerationService\x12[\n\x08Generate\x12%.octavo.generation.v1.GenerateRequest\x1a&.octavo.generation.v1.GenerateResponse0\x01\x12P\n\x05\x41\x62ort\x12\".octavo.generation.v1.AbortRequest\x1a#.octavo.generation.v1.AbortResponse\x12Y\n\x08GetModel\x12%.octavo.generation.v1.GetModelRequest\x1a&.octavo.generation.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,29 +33,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.generation.v1.genera
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=111
-  _globals['_GENERATEREQUEST']._serialized_end=422
-  _globals['_TOKENIDS']._serialized_start=424
-  _globals['_TOKENIDS']._serialized_end=447
-  _globals['_CHATMESSAGES']._serialized_start=449
-  _globals['_CHATMESSAGES']._serialized_end=516
-  _globals['_CHATMESSAGE']._serialized_start=518
-  _globals['_CHATMESSAGE']._serialized_end=562
-  _globals['_GENERATERESPONSE']._serialized_start=565
-  _globals['_GENERATERESPONSE']._serialized_end=820
-  _globals['_ACCEPTED']._serialized_start=822
-  _globals['_ACCEPTED']._serialized_end=879
-  _globals['_OUTPUTDELTA']._serialized_start=882
-  _globals['_OUTPUTDELTA']._serialized_end=1029
-  _globals['_REQUESTFINISHED']._serialized_start=1032
-  _globals['_REQUESTFINISHED']._serialized_end=1203
-  _globals['_ABORTREQUEST']._serialized_start=1205
-  _globals['_ABORTREQUEST']._serialized_end=1239
-  _globals['_ABORTRESPONSE']._serialized_start=1241
-  _globals['_ABORTRESPONSE']._serialized_end=1274
-  _globals['_GETMODELREQUEST']._serialized_start=1276
-  _globals['_GETMODELREQUEST']._serialized_end=1293
-  _globals['_GETMODELRESPONSE']._serialized_start=1295
-  _globals['_GETMODELRESPONSE']._serialized_end=1416
-  _globals['_GENERATIONSERVICE']._serialized_start=1419
-  _globals['_GENERATIONSERVICE']._serialized_end=1704
+  _globals['_GENERATEREQUEST']._serialized_end=445
+  _globals['_TOKENIDS']._serialized_start=447
+  _globals['_TOKENIDS']._serialized_end=470
+  _globals['_CHATMESSAGES']._serialized_start=472
+  _globals['_CHATMESSAGES']._serialized_end=539
+  _globals['_CHATMESSAGE']._serialized_start=541
+  _globals['_CHATMESSAGE']._serialized_end=585
+  _globals['_GENERATERESPONSE']._serialized_start=588
+  _globals['_GENERATERESPONSE']._serialized_end=843
+  _globals['_ACCEPTED']._serialized_start=845
+  _globals['_ACCEPTED']._serialized_end=902
+  _globals['_OUTPUTDELTA']._serialized_start=905
+  _globals['_OUTPUTDELTA']._serialized_end=1052
+  _globals['_REQUESTFINISHED']._serialized_start=1055
+  _globals['_REQUESTFINISHED']._serialized_end=1226
+  _globals['_ABORTREQUEST']._serialized_start=1228
+  _globals['_ABORTREQUEST']._serialized_end=1262
+  _globals['_ABORTRESPONSE']._serialized_start=1264
+  _globals['_ABORTRESPONSE']._serialized_end=1297
+  _globals['_GETMODELREQUEST']._serialized_start=1299
+  _globals['_GETMODELREQUEST']._serialized_end=1316
+  _globals['_GETMODELRESPONSE']._serialized_start=1318
+  _globals['_GETMODELRESPONSE']._serialized_end=1439
+  _globals['_GENERATIONSERVICE']._serialized_start=1442
+  _globals['_GENERATIONSERVICE']._serialized_end=1727
 # @@protoc_insertion_point(module_scope)

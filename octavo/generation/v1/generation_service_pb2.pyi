@@ -34,6 +34,7 @@ class GenerateRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     LORA_ADAPTER_FIELD_NUMBER: _builtins.int
+    LEAN_FINISHED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request, unique among the live ones; at most 256 characters. Empty: the server makes
     one and tells it in `accepted`.
@@ -55,6 +56,11 @@ class GenerateRequest(_message.Message):
     """
     lora_adapter: _builtins.str
     """Reserved for LoRA adapters. Refused unless empty until it is supported."""
+    lean_finished: _builtins.bool
+    """Leave out of `finished` what the deltas brought: text, token ids, log-probabilities and alternatives
+    of the outputs, and the log-probabilities of the prompt. Without it `finished` repeats all of them,
+    and may be larger than a client takes: gRPC's own limit is 4 MiB.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, used as they are."""
@@ -79,10 +85,11 @@ class GenerateRequest(_message.Message):
         tenant: _builtins.str = ...,
         cache_salt: _builtins.str = ...,
         lora_adapter: _builtins.str = ...,
+        lean_finished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "prompt", b"prompt", "sampling_params", b"sampling_params", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "lora_adapter", b"lora_adapter", "messages", b"messages", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling_params", b"sampling_params", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling_params", b"sampling_params", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -123,7 +130,7 @@ class ChatMessages(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """The messages, oldest first; at least one."""
+        """The messages, oldest first; at least one, at most 16,384."""
 
     def __init__(
         self,
@@ -303,7 +310,7 @@ class RequestFinished(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Output]:
-        """All outputs, by output_index."""
+        """All outputs, by output_index; with lean_finished only what no delta brought."""
 
     @_builtins.property
     def usage(self) -> _generation_pb2.Usage:
@@ -311,7 +318,7 @@ class RequestFinished(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> _generation_pb2.PromptLogprobs:
-        """Of the whole prompt, if prompt_logprobs asked for them."""
+        """Of the whole prompt, if prompt_logprobs asked for them; empty with lean_finished."""
 
     def __init__(
         self,

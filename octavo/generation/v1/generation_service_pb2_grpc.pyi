@@ -43,7 +43,7 @@ class GenerationServiceStub:
 
     INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
     retry. ALREADY_EXISTS: a live request has the same request_id. RESOURCE_EXHAUSTED: the waiting
-    queue is full, or the message is too large; the queue's error has RetryInfo. UNAVAILABLE:
+    queue is full, or the request is above --max-request-bytes; the queue's error has RetryInfo. UNAVAILABLE:
     draining, or no executor; retry. ABORTED: ended by Abort or an operator. INTERNAL: a bug.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.AbortRequest, _generation_service_pb2.AbortResponse]
@@ -72,7 +72,7 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
     retry. ALREADY_EXISTS: a live request has the same request_id. RESOURCE_EXHAUSTED: the waiting
-    queue is full, or the message is too large; the queue's error has RetryInfo. UNAVAILABLE:
+    queue is full, or the request is above --max-request-bytes; the queue's error has RetryInfo. UNAVAILABLE:
     draining, or no executor; retry. ABORTED: ended by Abort or an operator. INTERNAL: a bug.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.AbortRequest, _generation_service_pb2.AbortResponse]  # type: ignore[assignment]
@@ -104,7 +104,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
 
         INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
         retry. ALREADY_EXISTS: a live request has the same request_id. RESOURCE_EXHAUSTED: the waiting
-        queue is full, or the message is too large; the queue's error has RetryInfo. UNAVAILABLE:
+        queue is full, or the request is above --max-request-bytes; the queue's error has RetryInfo. UNAVAILABLE:
         draining, or no executor; retry. ABORTED: ended by Abort or an operator. INTERNAL: a bug.
         """
 

@@ -230,6 +230,43 @@ async def test_tokens_are_delivered_as_results_come_and_the_last_step_releases_t
         assert stage.session.num_answered == len(stage.session.sent) == 5
 
 
+async def test_the_next_step_is_sent_before_what_the_last_one_brought_is_delivered() -> None:
+    stage = Stage(1)
+    num_sent_at_delivery = []
+
+    def deliver(core: Scheduler, updates: StepUpdates) -> None:
+        num_sent_at_delivery.append(len(stage.session.sent))
+
+    stage.owner.deliver = deliver  # type: ignore[method-assign]
+    async with stage.running():
+        await stage.submit(max_tokens=3)
+        await stage.answer(3)
+    assert num_sent_at_delivery == [2, 3, 4]  # the last one releases the slot
+
+
+@pytest.mark.parametrize("how", ["retires", "fails", "cancelled"])
+async def test_what_was_processed_is_delivered_whatever_the_sender_does_meanwhile(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(1)
+    async with stage.running() as running:
+        await stage.submit(max_tokens=1)
+        if how == "retires":
+            stage.driver.is_retired = True  # the sender has nothing left to do when the token is processed
+        elif how == "fails":
+            monkeypatch.setattr(Scheduler, "schedule", lambda *_: 1 / 0)
+        else:
+            process = Scheduler.process
+
+            def cancel_in_between(core: Scheduler, result: StepResult) -> StepUpdates:
+                running.cancel()
+                return process(core, result)
+
+            monkeypatch.setattr(Scheduler, "process", cancel_in_between)
+        await stage.answer()
+    assert len(stage.owner.token_ids) == 1
+
+
 async def test_the_step_log_keeps_steps_with_their_results_and_begins_anew_with_each_attachment() -> None:
     stage = Stage(1)
     async with stage.running():

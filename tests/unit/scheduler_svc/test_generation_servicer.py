@@ -1,6 +1,7 @@
 """From a GenerateRequest to the events of its stream, with an engine that the test plays itself."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -12,15 +13,17 @@ import pytest
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc import generation_servicer
+from scheduler_svc import generation_servicer, identity
 from scheduler_svc.core.beam_search import Hypothesis
 from scheduler_svc.core.stop_conditions import FinishReason
 from scheduler_svc.engine import Engine
 from scheduler_svc.generation_servicer import GenerationServicer
 from scheduler_svc.request import Request
+from scheduler_svc.request_body import RequestBody
+from scheduler_svc.request_limits import RequestLimits
 from scheduler_svc.request_validation import ValidRequest
 from scheduler_svc.served_model import ServedModel
-from shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError, RequestAbortedError
+from shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError, RequestAbortedError, RequestExistsError
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
 
 TOKENIZER = make_tokenizer(byte_level_backend())
@@ -41,14 +44,17 @@ class PlayedEngine:
         self.abort_errors: list[OctavoServiceError | None] = []
         self.crowded_tenant: str | None = None
         self.num_checked = 0
+        self.requests: dict[str, Request] = {}
 
     @contextmanager
     def checking(self, request_id: str, tenant: str) -> Iterator[SimpleNamespace]:
         if tenant == self.crowded_tenant:
             raise QueueFullError(1, 1.0, tenant)
         self.num_checked += 1
-        yield self.model
-        self.num_checked -= 1
+        try:
+            yield self.model
+        finally:
+            self.num_checked -= 1
 
     def submit(self, valid: ValidRequest, checked_for: SimpleNamespace) -> Request:
         assert checked_for is self.model
@@ -102,14 +108,58 @@ async def test_a_request_holds_a_place_in_the_queue_while_it_is_tokenized(
 ) -> None:
     tokenize, held = generation_servicer.tokenize, []
 
-    def watched(request: pb.GenerateRequest, model: ServedModel) -> tuple[list[int], list[list[int]]]:
+    def watched(request: pb.GenerateRequest, model: ServedModel, limits: RequestLimits) -> object:
         held.append(engine.num_checked)
-        return tokenize(request, model)
+        return tokenize(request, model, limits)
 
     monkeypatch.setattr(generation_servicer, "tokenize", watched)
     await accepted(engine, generate(engine))
     assert held == [1]
     assert engine.num_checked == 0
+
+
+@contextmanager
+def held_checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Let no check go on in its thread until the event is set."""
+    tokenize, may_go_on = generation_servicer.tokenize, threading.Event()
+
+    def held(request: pb.GenerateRequest, model: ServedModel, limits: RequestLimits) -> object:
+        may_go_on.wait()
+        return tokenize(request, model, limits)
+
+    monkeypatch.setattr(generation_servicer, "tokenize", held)
+    try:
+        yield may_go_on
+    finally:
+        may_go_on.set()
+
+
+@pytest.mark.parametrize(("tenant", "is_aborted"), [(None, True), ("", True), ("red", False)])
+async def test_an_abort_while_the_prompt_is_checked_ends_the_request(
+    engine: PlayedEngine, monkeypatch: pytest.MonkeyPatch, tenant: str | None, is_aborted: bool
+) -> None:
+    servicer = GenerationServicer(cast("Engine", engine))
+    with held_checks(monkeypatch) as may_go_on:
+        request, context = pb.GenerateRequest(request_id="a", text="Why?"), cast("Context", TimedContext(None))
+        events = servicer.Generate(request, context)
+        answer = asyncio.ensure_future(anext(events))
+        while not engine.num_checked:
+            await asyncio.sleep(0)
+        with pytest.raises(RequestExistsError, match="'a'"):  # the id is taken already
+            await anext(servicer.Generate(pb.GenerateRequest(request_id="a", text="b"), cast("Context", None)))
+        token = identity._identity.set(identity.Identity(tenant))
+        said = await servicer.Abort(pb.AbortRequest(request_id="a"), cast("Any", None))
+        identity._identity.reset(token)
+        may_go_on.set()
+        assert said.was_live is is_aborted
+        if is_aborted:
+            with pytest.raises(RequestAbortedError, match="request 'a' was aborted"):
+                await answer
+            assert engine.submitted.empty()
+        else:
+            await answer
+            await cast("Any", events).aclose()
+    assert not servicer._checks.abort("a")  # its check is over
 
 
 async def test_a_tenant_whose_share_of_the_queue_is_full_is_refused_and_no_other(engine: PlayedEngine) -> None:
@@ -239,3 +289,29 @@ async def test_the_servers_limits_bound_the_request(field: str, message: str, en
         await anext(events)
     assert caught.value.field == field
     assert engine.submitted.empty()
+
+
+@pytest.mark.parametrize(("num_characters", "is_in_thread"), [(10, False), (20_000, True)])
+async def test_only_a_small_request_is_read_on_the_event_loop(
+    engine: PlayedEngine, monkeypatch: pytest.MonkeyPatch, num_characters: int, is_in_thread: bool
+) -> None:
+    decode, read_by = RequestBody.decode, []
+
+    def watched(self: RequestBody[Any], *args: Any) -> object:
+        read_by.append((threading.current_thread(), engine.num_checked))
+        return decode(self, *args)
+
+    monkeypatch.setattr(RequestBody, "decode", watched)
+    content = pb.GenerateRequest(text="a" * num_characters, request_id="a").SerializeToString()
+    events = GenerationServicer(cast("Engine", engine)).Generate(
+        RequestBody(content, pb.GenerateRequest), cast("Context", TimedContext(None))
+    )
+    if is_in_thread:
+        with pytest.raises(InvalidFieldError, match=r"^text is 20000 "):
+            await anext(events)
+    else:
+        await anext(events)
+    [(thread, num_waiting)] = read_by
+    assert (thread is not threading.main_thread()) is is_in_thread
+    assert num_waiting == 1, "who is being read counts as waiting"
+    assert engine.num_checked == 0

@@ -136,7 +136,7 @@ BEAM_RULES: dict[str, tuple[dict[str, object], str]] = {
     ),
     "early_stopping of a newer release": (
         {"beam_width": 2, "early_stopping": 7},
-        "early_stopping is 7; it must be a value of EarlyStopping that this release knows",
+        "early_stopping is 7; it must be True, False or 'never'",
     ),
     "temperature": (
         {"beam_width": 2, "temperature": 1.0},
@@ -172,7 +172,7 @@ BEAM_RULES: dict[str, tuple[dict[str, object], str]] = {
     ),
     "early_stopping without beams": (
         {"early_stopping": generation_pb2.EARLY_STOPPING_FALSE},
-        "early_stopping is EARLY_STOPPING_FALSE; it must be unset without beam_width",
+        "early_stopping is False; it must be unset without beam_width",
     ),
     "early_stopping of a newer release without beams": (
         {"early_stopping": 7},

@@ -101,3 +101,48 @@ def test_every_request_is_told_of_once(stage: Stage) -> None:
     assert stage.ended == requests
     assert stage.meter.num_finished == {"length": 3}
     assert len(stage.live) == 0
+
+
+def test_who_ended_between_the_result_and_its_delivery_gets_nothing_and_harms_nobody(stage: Stage) -> None:
+    """The next step may be decided in between, and a client may leave."""
+    gone, stays = (stage.add(group(arrival, prompt(4), max_tokens(3))) for arrival in (0, 1))
+    scheduler = stage.bench.scheduler
+    step = scheduler.schedule(0.0)
+    assert step is not None
+    updates = scheduler.process(stage.bench.executor.execute(step))
+    stage.live.fail(gone, RequestAbortedError("aborted"))
+    scheduler.abort(gone.group)
+    namesake = group(0, prompt(5), max_tokens(3))
+    namesake.request_id = gone.request_id
+    comes = stage.add(namesake)
+
+    stage.live.deliver(scheduler, updates)
+
+    assert (gone.num_output_tokens, stays.num_output_tokens, comes.num_output_tokens) == (0, 1, 0)
+    assert stage.ended == [gone]
+    scheduler.check_integrity()
+
+
+def test_a_stop_string_found_after_the_next_decision_ends_the_sequence_and_drops_the_surplus_token(
+    stage: Stage,
+) -> None:
+    scheduler, executor = stage.bench.scheduler, stage.bench.executor
+    request = stage.add(group(0, prompt(4), max_tokens(9)))
+    step = scheduler.schedule(0.0)
+    assert step is not None
+    result = executor.execute(step)
+    stops = AnswerOptions(
+        1, 1, False, TextOptions(stop_strings=(TOKENIZER.decode(result.sampled_token_ids.tolist(), True),))
+    )
+    request = stage.live._requests[request.request_id] = Request(request.group, stops, TOKENIZER, 0.0)
+    updates = scheduler.process(result)
+    surplus = scheduler.schedule(1.0)
+    assert surplus is not None
+
+    stage.live.deliver(scheduler, updates)
+    assert request.has_ended
+    assert scheduler.process(executor.execute(surplus)).sequences == []
+
+    assert request.num_output_tokens == 1
+    assert scheduler.num_unfinished == 0
+    scheduler.check_integrity()

@@ -219,12 +219,3 @@ def test_a_small_cache_is_named_as_the_cause() -> None:
     small = RequestLimits(64, 32, 100, 8, 4)
     with pytest.raises(InvalidFieldError, match=r"at most 31 tokens long \(the size of the KV cache is 32, "):
         validate(request([1] * 32), small)
-
-
-def test_fields_of_a_newer_release_are_refused_wherever_they_are() -> None:
-    outer, inner = request(), request()
-    outer.MergeFromString(bytes([0xA2, 0x06, 0x01, 0x41]))  # field 100, one byte
-    inner.sampling_params.MergeFromString(bytes([0xA0, 0x06, 0x01]))  # field 100, varint
-    for sent, name in ((outer, "GenerateRequest"), (inner, "SamplingParams")):
-        with pytest.raises(InvalidFieldError, match=f"field 100 of {name} is set; it must be unset"):
-            check_request_fields(sent)

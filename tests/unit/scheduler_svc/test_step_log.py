@@ -2,14 +2,16 @@
 
 import itertools
 
-from scheduler_svc.step_log import LoggedStep, StepLog
+import numpy as np
+
+from scheduler_svc.step_log import MIN_KEPT_STEPS, NUM_KEPT_STEPS, LoggedStep, StepLog
 from shared.batch_table import BatchTable
-from shared.step import Step, StepResult, TableDelta, no_slots
+from shared.step import Admission, SamplingRow, Step, StepResult, TableDelta, no_slots
 
 
-def logged_step(step_id: int) -> LoggedStep:
+def logged_step(step_id: int, delta: TableDelta | None = None) -> LoggedStep:
     layout = BatchTable(1, 4, 4, 1).apply(TableDelta())
-    return LoggedStep(Step(1, step_id, TableDelta()), layout)
+    return LoggedStep(Step(1, step_id, delta or TableDelta()), layout)
 
 
 def log_of(num_steps: int, capacity: int = 3) -> StepLog:
@@ -28,6 +30,26 @@ def test_only_the_last_steps_are_kept() -> None:
     assert log.kept_ids == (3, 5)
     assert log.get(2) is None
     assert log.get(3) is not None
+
+
+def test_large_steps_push_out_more_but_never_the_last_ones() -> None:
+    log = StepLog(max_bytes=10 * 2**20)
+    admission = Admission(0, 1, np.zeros(2**18, np.int32), 2**18, 0, no_slots(), SamplingRow())  # a MiB
+    for step_id in range(1, 41):
+        log.add(logged_step(step_id, TableDelta(admissions=(admission,))))
+    assert log.kept_ids == (40 - MIN_KEPT_STEPS + 1, 40)
+    log.clear()
+    for step_id in range(1, 101):
+        log.add(logged_step(step_id))
+    assert log.kept_ids == (1, 100)
+    log.set_result(StepResult(1, 100, np.zeros(20 * 2**18, np.int32)), answered_at_s=0.0)
+    assert log.kept_ids == (100 - MIN_KEPT_STEPS + 1, 100)
+    for step_id in range(101, 201):  # the large one goes in time, and frees its share
+        log.add(logged_step(step_id))
+    assert log.kept_ids == (101, 200)
+    for step_id in range(201, 501):
+        log.add(logged_step(step_id))
+    assert log.kept_ids == (500 - NUM_KEPT_STEPS + 1, 500)
 
 
 def test_the_last_steps_come_oldest_first_and_as_many_as_there_are() -> None:

@@ -1,18 +1,22 @@
-"""How much a step may carry: the known tokens of what it admits, cached ones included."""
+"""How much a step may carry: all that it admits, tokens that are in the cache included."""
 
 from dataclasses import replace
 
+import numpy as np
+
 from scheduler_svc.core.limits import PreemptionMode
+from shared.step_size import admission_bytes
+from shared.token_rules import TokenRules
 from tests.support.driving import Bench, max_tokens, small_limits
 
 
-def bench_with(max_admitted_tokens: int) -> Bench:
+def bench_with(max_admitted_bytes: int) -> Bench:
     limits = small_limits(blocks=40, prefix_caching=True, max_num_seqs=4, host_blocks=8)
-    return Bench(replace(limits, max_admitted_tokens=max_admitted_tokens))
+    return Bench(replace(limits, max_admitted_bytes=max_admitted_bytes))
 
 
 def test_prefix_hits_do_not_make_a_step_larger_than_its_message() -> None:
-    bench = bench_with(40)
+    bench = bench_with(2 * admission_bytes(17, 5) + 8)
     prompt = list(range(500, 516))
     bench.add(0, [*prompt, 1], max_tokens(1))
     bench.run()
@@ -25,17 +29,38 @@ def test_prefix_hits_do_not_make_a_step_larger_than_its_message() -> None:
     assert all(len(bench.outputs[name]) == 4 for name in ("b", "c", "d"))
 
 
-def test_a_group_with_more_has_a_step_for_itself() -> None:
-    bench = bench_with(8)
-    bench.add(0, 12, max_tokens(2))
-    bench.add(1, 2, max_tokens(2))
-    assert [admission.num_prompt_tokens for admission in bench.schedule().delta.admissions] == [12]
-    assert [admission.num_prompt_tokens for admission in bench.schedule().delta.admissions] == [2]
+def test_token_rules_count() -> None:
+    bench = bench_with(2 * admission_bytes(6, 2) + 8 * 2**10)
+    for arrival in range(4):
+        rules = (
+            TokenRules(allowed_mask=b"\1" * 8 * 2**10)
+            if arrival < 2
+            else TokenRules(banned_token_ids=np.arange(4, dtype=np.int32))
+        )
+        bench.add(arrival, 6, max_tokens(1)).token_rules = rules
+    assert [len(bench.schedule().delta.admissions) for _ in range(3)] == [1, 1, 2]
+
+
+def test_a_group_that_has_grown_out_of_a_message_ends_with_the_numbers() -> None:
+    for mode in PreemptionMode:
+        limits = small_limits(blocks=8, max_num_seqs=6, budget=32, host_blocks=20, preemption_mode=mode)
+        bench = Bench(replace(limits, max_admitted_bytes=2 * admission_bytes(8, 3)))
+        bench.add(0, 4, max_tokens(12))
+        wide = bench.add(1, 4, max_tokens(12), num_sequences=3)
+        while not (failures := bench.scheduler.take_failures()):
+            bench.schedule()
+            bench.process()
+        [failure] = failures
+        assert failure.group is wide
+        assert "to compute its 3 sequences takes a message of up to" in failure.message
+        assert "--max-message-bytes" in failure.message
+        bench.run()
+        assert len(bench.outputs["a"]) == 12
 
 
 def test_groups_come_back_from_the_host_pool_one_by_one_if_they_are_long() -> None:
     limits = small_limits(blocks=10, max_num_seqs=6, budget=32, host_blocks=20, preemption_mode=PreemptionMode.SWAP)
-    bench = Bench(replace(limits, max_admitted_tokens=16))
+    bench = Bench(replace(limits, max_admitted_bytes=admission_bytes(20, 6)))
     for arrival in range(3):
         bench.add(arrival, 8, max_tokens(12))
     num_swapped_in: list[int] = []

@@ -1,0 +1,165 @@
+"""Counts what an encoded protobuf message holds, before anything is built from it.
+
+A message of 4 MiB can hold two million submessages. To decode them takes a quarter of a second in which no other
+thread runs Python, and to check them much longer. The scan reads tags and lengths only: it builds nothing, other
+threads run between its lines, and it ends soon after the limit of a field. What passes is decoded in a few
+milliseconds.
+
+Source: protobuf.dev/programming-guides/encoding.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn, cast
+
+import numpy as np
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from shared.errors import CallerError, InvalidFieldError
+
+_LENGTH_DELIMITED = 2
+_FIXED_SIZES = {
+    FieldDescriptor.TYPE_DOUBLE: 8,
+    FieldDescriptor.TYPE_FIXED64: 8,
+    FieldDescriptor.TYPE_SFIXED64: 8,
+    FieldDescriptor.TYPE_FLOAT: 4,
+    FieldDescriptor.TYPE_FIXED32: 4,
+    FieldDescriptor.TYPE_SFIXED32: 4,
+}
+_NEVER_PACKED = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_MESSAGE)
+
+
+class MalformedMessageError(CallerError):
+    """The bytes are no message of the method."""
+
+    def __init__(self) -> None:
+        super().__init__("the request is not a message of this method; it must be encoded by its proto")
+
+
+@dataclass(frozen=True, slots=True)
+class CountLimit:
+    """How many elements a repeated field may have.
+
+    Attributes:
+        most: The limit.
+        noun: What the elements are, behind a number.
+        field: What errors call the field; empty: its path.
+        cause: Where the limit comes from; empty: it is always the same.
+    """
+
+    most: int
+    noun: str = "elements long"
+    field: str = ""
+    cause: str = ""
+
+
+# Of a repeated field that has no limit of its own.
+DEFAULT_LIMIT = CountLimit(1024)
+
+# How far the elements beyond a limit are counted, so that the error can tell how many there are.
+GRACE = 1024
+
+
+class MessageScan:
+    """Compares the counts of one message with their limits.
+
+    A repeated field inside a repeated message counts over all of them. A field that is not repeated may be there
+    once in its message: protobuf would take the last one, and to merge a million of them takes long.
+
+    Args:
+        limits: Of repeated fields, by path, such as `sampling_params.stop`.
+    """
+
+    def __init__(self, limits: Mapping[str, CountLimit]) -> None:
+        self._limits = limits
+        self._counts: dict[str, int] = {}
+        self._excess = ""  # the first field with too many
+
+    def check(self, content: bytes, message_class: type[Message]) -> None:
+        """Return if no field of an encoded message has more elements than it may.
+
+        Raises:
+            InvalidFieldError: one has, or there is a field that this release does not know.
+            MalformedMessageError: it cannot be decoded.
+        """
+        try:
+            self._scan(content, 0, len(content), cast("Descriptor", message_class.DESCRIPTOR), "")
+        except IndexError as error:  # it ends in the middle of a number
+            raise MalformedMessageError from error
+        if self._excess:
+            self._refuse(self._excess, self._counts[self._excess])
+
+    def _scan(self, content: bytes, position: int, end: int, descriptor: Descriptor, prefix: str) -> None:
+        """Scan the message that lies from `position` to `end`; `prefix` is its path with a dot."""
+        fields, seen = descriptor.fields_by_number, set()
+        while position < end:
+            tag, position = _varint(content, position)
+            field, wire_type = fields.get(tag >> 3), tag & 7
+            if field is None:
+                name = f"field {tag >> 3} of {descriptor.name}"
+                raise InvalidFieldError(name, "set", "unset: this release does not know it")
+            begin, position = _value(content, position, wire_type)
+            if position > end:
+                raise MalformedMessageError
+            if field.is_repeated:
+                is_packed = wire_type == _LENGTH_DELIMITED and field.type not in _NEVER_PACKED
+                self._count(prefix + field.name, _num_packed(content, begin, position, field) if is_packed else 1)
+            elif field.number in seen:
+                raise InvalidFieldError(prefix + field.name, "there more than once", "there once")
+            seen.add(field.number)
+            if field.message_type is not None and wire_type == _LENGTH_DELIMITED:
+                self._scan(content, begin, position, field.message_type, f"{prefix}{field.name}.")
+
+    def _count(self, path: str, num: int) -> None:
+        limit = self._limits.get(path, DEFAULT_LIMIT)
+        count = self._counts[path] = self._counts.get(path, 0) + num
+        if count <= limit.most:
+            return
+        self._excess = self._excess or path
+        if num == 1 and count > limit.most + GRACE:
+            self._refuse(path, f"more than {limit.most + GRACE}")
+
+    def _refuse(self, path: str, shown: object) -> NoReturn:
+        limit = self._limits.get(path, DEFAULT_LIMIT)
+        cause = f" ({limit.cause})" if limit.cause else ""
+        raise InvalidFieldError(
+            limit.field or path, f"{shown} {limit.noun}", f"at most {limit.most} {limit.noun}{cause}"
+        )
+
+
+def _value(content: bytes, position: int, wire_type: int) -> tuple[int, int]:
+    """Return where the value of a field begins, behind its length if it has one, and where it ends."""
+    match wire_type:
+        case 0:  # a varint
+            return position, _varint(content, position)[1]
+        case 1:
+            return position, position + 8
+        case 2:  # _LENGTH_DELIMITED
+            length, begin = _varint(content, position)
+            return begin, begin + length
+        case 5:
+            return position, position + 4
+    raise MalformedMessageError  # a group, which no message of ours has
+
+
+def _varint(content: bytes, position: int) -> tuple[int, int]:
+    """Return the number at a position, and the position behind it. Raises IndexError: the content ends before it."""
+    value = shift = 0
+    while True:
+        byte = content[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise MalformedMessageError
+
+
+def _num_packed(content: bytes, begin: int, end: int, field: FieldDescriptor) -> int:
+    """Return the number of elements in a packed list."""
+    size = _FIXED_SIZES.get(field.type)
+    if size is not None:
+        return (end - begin) // size
+    return int(np.count_nonzero(np.frombuffer(content, np.uint8, end - begin, begin) < 0x80))

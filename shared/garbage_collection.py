@@ -1,0 +1,79 @@
+"""When Python's garbage collector runs in a service: between requests, not between tokens.
+
+Python counts new objects and, every 700 of them, looks for cycles; a full look visits every object that there is. In a
+service that makes thousands of objects a step these looks come in the middle of steps. Most find nothing: what requests
+are made of is freed by reference counts, and only exceptions and a few objects of gRPC are cycles.
+
+Measured with a fake executor with steps of 20 ms, on two cores beside much other work (2026-11-22). 1,000 streams of 400
+tokens: the collector took 0.05 s of CPU instead of 3.54 s, with 1 full look instead of 10. 256 streams: the 99th
+percentile of the gap between two tokens was 129 and 108 ms instead of 366 and 237 ms. With 1,000 streams the other work
+decided: 295 and 424 ms without this, 613 and 151 ms with it.
+
+An executor makes few objects, but has 390,000 when torch and transformers are imported, and a full look at them took
+0.76 s on that machine: it only freezes.
+
+So what exists after the start is frozen (never looked at again), the young objects are looked at a hundred times less
+often, and a full look happens when nothing runs, or after `LONGEST_WAIT_S` if that never is the case.
+"""
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+
+# New objects between two looks at the youngest, and such looks between two at those that survived one.
+YOUNG_THRESHOLD = 100_000
+MIDDLE_THRESHOLD = 50
+
+# Python itself would begin a full look after so many at the middle ones, so never: `IdleCollection` does it.
+FULL_THRESHOLD = 1_000_000
+
+CHECK_INTERVAL_S = 1.0
+SHORTEST_WAIT_S = 10.0
+LONGEST_WAIT_S = 300.0
+
+
+def freeze() -> None:
+    """Never look again at what there is now; call it once, when the service has started."""
+    gc.collect()
+    gc.freeze()
+
+
+def settle() -> None:
+    """Freeze what there is and make looks rare; somebody has to run `IdleCollection` then."""
+    freeze()
+    gc.set_threshold(YOUNG_THRESHOLD, MIDDLE_THRESHOLD, FULL_THRESHOLD)
+
+
+class IdleCollection:
+    """Full looks at the right moments.
+
+    Args:
+        is_idle: Whether nothing runs that a pause would delay.
+        collect: Looks at all objects.
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        is_idle: Callable[[], bool],
+        collect: Callable[[], object] = gc.collect,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._is_idle = is_idle
+        self._collect = collect
+        self._clock = clock
+        self._collected_at_s = clock()
+
+    async def run(self) -> None:
+        """Collect now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            self.check()
+
+    def check(self) -> None:
+        """Collect if this is the moment."""
+        waited_s = self._clock() - self._collected_at_s
+        if waited_s >= LONGEST_WAIT_S or (waited_s >= SHORTEST_WAIT_S and self._is_idle()):
+            self._collect()
+            self._collected_at_s = self._clock()

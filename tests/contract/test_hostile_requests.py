@@ -1,0 +1,115 @@
+"""No request of a client keeps the event loop, and so the streams of the others, waiting."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from executor_svc.fake_worker import FakeWorker
+from octavo.generation.v1 import generation_service_pb2 as pb
+from tests.support.stack import Stack, running_stack
+
+METHOD = "/octavo.generation.v1.GenerationService/Generate"
+BODY_BYTES = 4 * 2**20 - 64
+
+# So many characters are tokenized before it is known that they are too many.
+TOKENIZED_BYTES = 400_000
+
+# On a quiet machine the longest gap is 20 ms. Each planted fault makes it 200 ms and more, of seconds in all.
+GAP_S = 0.15
+
+SMALLEST_ELEMENTS = {FieldDescriptor.TYPE_MESSAGE: b"", FieldDescriptor.TYPE_STRING: b"a"}
+
+
+def varint(number: int) -> bytes:
+    """Return a number as protobuf writes it."""
+    low, rest = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+
+def field(number: int, payload: bytes) -> bytes:
+    """Return a length-delimited field."""
+    return varint(number << 3 | 2) + varint(len(payload)) + payload
+
+
+def filled(element: bytes, num_bytes: int) -> bytes:
+    """Return an element so often that it takes so many bytes."""
+    return element * (num_bytes // len(element))
+
+
+def bodies(descriptor: Descriptor, num_bytes: int) -> Iterator[tuple[str, bytes]]:
+    """Yield, for each field of a message and of those inside it, a body that is full of it, in each form."""
+    room = num_bytes - 32
+    for entry in descriptor.fields:
+        smallest = SMALLEST_ELEMENTS.get(entry.type)
+        if smallest is not None:
+            yield f"{entry.name}, tiny ones", filled(field(entry.number, smallest), room)
+        if entry.type == FieldDescriptor.TYPE_STRING:
+            yield f"{entry.name}, a long one", field(entry.number, filled(b"word and ", room))
+            yield f"{entry.name}, not ASCII", field(entry.number, filled("\U0001f600".encode(), room))
+        elif smallest is None and entry.is_repeated:
+            yield f"{entry.name}, packed", field(entry.number, filled(b"\x01", room))
+            yield f"{entry.name}, one by one", filled(varint(entry.number << 3) + b"\x01", room)
+        if entry.message_type is not None:
+            for name, body in bodies(entry.message_type, room):
+                yield f"{entry.name}.{name}", field(entry.number, body)
+    yield "unknown fields", filled(b"\xa0\x06\x01", room)
+
+
+async def longest_gap_s(stack: Stack, body: bytes) -> tuple[float, grpc.StatusCode]:
+    """Send a body; return how long the loop was kept at most until it was answered, and how."""
+    gaps, is_over = [0.0], asyncio.Event()
+
+    async def tick() -> None:
+        while not is_over.is_set():
+            began_s = time.perf_counter()
+            await asyncio.sleep(0.002)
+            gaps.append(time.perf_counter() - began_s)
+
+    async with grpc.aio.insecure_channel(stack.address) as channel:
+        generate = channel.unary_stream(METHOD, lambda content: content, pb.GenerateResponse.FromString)
+        ticking = asyncio.create_task(tick())
+        call = generate(body)
+        code = grpc.StatusCode.OK
+        try:
+            async for _ in call:
+                call.cancel()
+        except grpc.aio.AioRpcError as error:
+            code = error.code()
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED
+        is_over.set()
+        await ticking
+    return max(gaps), code
+
+
+@pytest.mark.timeout(300)
+async def test_no_request_of_any_shape_stops_the_event_loop() -> None:
+    slow = {}
+    async with running_stack(FakeWorker(max_model_len=32_768, num_device_blocks=2100)) as stack:
+        shapes = [*bodies(pb.GenerateRequest.DESCRIPTOR, BODY_BYTES)]
+        shapes += [shape for shape in bodies(pb.GenerateRequest.DESCRIPTOR, TOKENIZED_BYTES) if "long" in shape[0]]
+        for name, body in shapes:
+            gap_s, code = await longest_gap_s(stack, body)
+            assert code is grpc.StatusCode.INVALID_ARGUMENT, name
+            if gap_s > GAP_S:
+                gap_s = min(gap_s, (await longest_gap_s(stack, body))[0])  # a busy machine is late once, not twice
+            if gap_s > GAP_S:
+                slow[name] = gap_s
+    assert slow == {}
+
+
+async def test_a_body_above_the_limit_is_refused_by_grpc() -> None:
+    async with running_stack() as stack:
+        _, code = await longest_gap_s(stack, field(2, b"a" * 4 * 2**20))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_bytes_that_are_no_request_are_the_callers_fault() -> None:
+    async with running_stack() as stack:
+        assert (await longest_gap_s(stack, b"\xff"))[1] is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await longest_gap_s(stack, field(2, b"\xff")))[1] is grpc.StatusCode.INVALID_ARGUMENT
