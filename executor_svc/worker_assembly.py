@@ -13,6 +13,7 @@ from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.block_count import CudaMemory, count_blocks, cpu_cache_bytes, gpu_cache_bytes
 from executor_svc.cache_engine import CacheEngine, CacheShape
 from executor_svc.decode_graphs import DecodeGraphs, capture_decode_graphs, graph_capture
+from executor_svc.device_probe import device_probe
 from executor_svc.largest_step import largest_step
 from executor_svc.last_tokens import LastTokens
 from executor_svc.model_choice import ChosenModel
@@ -102,7 +103,7 @@ def assemble_worker(
     runner = ModelRunner(model, cache_engine.layers, backend, last_tokens, graphs)
     native = load_sampling(torch.get_num_threads()) if isinstance(backend, NativeAttentionBackend) else None
     sampler = Sampler(native, device_sampling(device))
-    worker = TorchWorker(info, runner, cache_engine, sampler, identity.tokenizer_files, group)
+    worker = TorchWorker(info, runner, cache_engine, sampler, identity.tokenizer_files, group, device_probe(device))
     if device.type == "cuda":
         warm_up(worker)
     return worker

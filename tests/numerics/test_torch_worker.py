@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from tokenizers.models import WordLevel
 
 from executor_svc.cache_engine import CacheShape
 from executor_svc.config import ExecutorConfig
-from executor_svc.errors import ModelLoadError
+from executor_svc.errors import DeviceLostError, ModelLoadError
 from executor_svc.kernels import make_model
 from executor_svc.largest_step import largest_step
 from executor_svc.model_directory import ModelDirectory
@@ -197,6 +198,40 @@ def test_a_failing_forward_pass_becomes_step_failed(
     with pytest.raises(StepFailedError, match="step 1 failed: RuntimeError: out of everything") as caught:
         driver.prefill([[3, 4, 5]])
     assert isinstance(caught.value.__cause__, RuntimeError)
+    assert type(caught.value) is StepFailedError  # the device computes
+
+
+def test_a_forward_pass_that_fails_on_a_dead_device_is_the_loss_of_the_device(
+    model: TinyModel, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dead(*_: object) -> torch.Tensor:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr("executor_svc.worker_assembly.device_probe", lambda _: dead)
+    driver = make_driver(model)
+    monkeypatch.setattr(Decoder, "forward", dead)
+    with pytest.raises(DeviceLostError, match="the device is lost: an illegal memory access"):
+        driver.prefill([[3, 4, 5]])
+
+
+def test_a_failed_step_leaves_no_tensor_behind(
+    model: TinyModel, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = make_driver(model)
+    activations: list[weakref.ref[torch.Tensor]] = []
+
+    def fail(*_: object) -> torch.Tensor:
+        large = torch.zeros(1)
+        activations.append(weakref.ref(large))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Decoder, "forward", fail)
+    try:
+        driver.prefill([[3, 4, 5]])
+    except StepFailedError as error:
+        kept = error  # as by a stream that ends with it
+    assert activations[0]() is None
+    assert "out of memory" in str(kept)
 
 
 def test_a_digest_is_answered_and_another_one_fails_the_step(model: TinyModel, make_driver: MakeDriver) -> None:
