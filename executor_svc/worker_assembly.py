@@ -104,9 +104,14 @@ def assemble_worker(
     native = load_sampling(torch.get_num_threads()) if isinstance(backend, NativeAttentionBackend) else None
     sampler = Sampler(native, device_sampling(device))
     worker = TorchWorker(info, runner, cache_engine, sampler, identity.tokenizer_files, group, device_probe(device))
-    if device.type == "cuda":
+    if compiles_kernels(device):
         warm_up(worker)
     return worker
+
+
+def compiles_kernels(device: torch.device) -> bool:
+    """Return whether the first steps on a device wait for kernels to be compiled and libraries to be loaded."""
+    return device.type == "cuda"
 
 
 def device_sampling(device: torch.device) -> DrawOnDevice | None:

@@ -124,6 +124,20 @@ def test_an_error_on_the_device_is_an_error_of_the_step(
         ahead.finish()
 
 
+def test_a_new_epoch_knows_nothing_of_steps_that_were_not_finished(
+    tiny_models: dict[str, TinyModel], make_driver: MakeDriver, device_sampling: None
+) -> None:
+    ahead = Ahead(make_driver(tiny_models["gqa"]))
+    ahead.launch(admit(ahead.driver, [random_prompt(5)], RANDOM))
+    ahead.driver.worker.reset()
+    ahead.running.clear()
+
+    prompt = random_prompt(9, seed=1)
+    ahead.launch(admit(ahead.driver, [prompt], RANDOM))  # the same slot and generation
+    [result] = ahead.finish()
+    assert ahead.driver.worker.table.tokens_of(0).tolist() == [*prompt, *result.sampled_token_ids]
+
+
 @pytest.mark.parametrize("recorded_before", [False, True])
 def test_a_device_that_dies_under_a_step_is_lost(
     recorded_before: bool,

@@ -14,13 +14,15 @@ from tokenizers.models import WordLevel
 from executor_svc.cache_engine import CacheShape
 from executor_svc.config import ExecutorConfig
 from executor_svc.errors import DeviceLostError, ModelLoadError
+from executor_svc.fake_worker import FakeWorker
 from executor_svc.kernels import make_model
 from executor_svc.largest_step import largest_step
 from executor_svc.model_directory import ModelDirectory
 from executor_svc.models import Decoder, parse_config
+from executor_svc.running_step import RunningStep
 from executor_svc.warm_up import warm_up
 from executor_svc.weights import Checkpoint
-from executor_svc.worker import execute
+from executor_svc.worker import Worker, execute
 from executor_svc.worker_loading import load_worker
 from shared.errors import InvalidStepError, StepFailedError
 from shared.step import SamplingRow, Step, TableDelta, pairs
@@ -309,6 +311,35 @@ def test_a_warm_up_leaves_no_trace_but_in_blocks_that_nobody_has(
 
     assert not warm.worker.table.live.any()
     assert warm.generate(prompts, 6) == cold.generate(prompts, 6)
+
+
+def test_a_warm_up_runs_every_kind_of_step() -> None:
+    class Watched(FakeWorker):
+        def launch(self, step: Step) -> RunningStep:
+            table = self.table
+            num_decodes, chunks = int(table.active.sum()), step.delta.prefill_chunks
+            running = super().launch(step)
+            samplings = {float(table.sampling["temperature"][slot]) for slot in np.flatnonzero(table.active)}
+            steps.append((len(chunks), num_decodes, len(samplings)))
+            return running
+
+    steps: list[tuple[int, int, int]] = []
+    warm_up(Watched())
+    # Prompts, decodes beside them, ways to sample: each way from the second step on.
+    assert steps == [(1, 0, 1), (1, 1, 2), (157, 2, 2), (1, 159, 2), (0, 160, 2), (0, 160, 2)]
+
+
+def test_a_device_that_compiles_kernels_is_warmed_up_before_anybody_uses_it(
+    model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warmed: list[Worker] = []
+    monkeypatch.setattr("executor_svc.worker_assembly.warm_up", warmed.append)
+    config = ExecutorConfig(model=str(model.directory), num_device_blocks=4)
+    load_worker(config)
+    assert not warmed
+    monkeypatch.setattr("executor_svc.worker_assembly.compiles_kernels", lambda _: True)
+    worker = load_worker(config)
+    assert warmed == [worker]
 
 
 def test_a_worker_too_small_for_a_warm_up_goes_without(tiny_models: dict[str, TinyModel]) -> None:
