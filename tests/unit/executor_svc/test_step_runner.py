@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -14,32 +13,10 @@ from executor_svc.running_step import DoneStep, RunningStep
 from executor_svc.step_runner import Response, StepRunner
 from octavo.execution.v1 import step_pb2
 from shared.errors import StepFailedError, StepGapError, UnavailableError
-from shared.step import Step, StepResult, TableDelta, pairs
+from shared.step import Step, TableDelta, pairs
 from shared.wire import encode_step
+from tests.support.steps import StepOnDevice
 from tests.support.tables import admission
-
-
-@dataclass
-class StepOnDevice:
-    """Runs until the test ends it; see `executor_svc.running_step.RunningStep`."""
-
-    result: StepResult
-    error: Exception | None = None
-    ended: threading.Event = field(default_factory=threading.Event)
-
-    def is_done(self) -> bool:
-        return self.ended.is_set()
-
-    def wait(self) -> None:
-        self.ended.wait()
-        if self.error is not None:
-            raise RuntimeError("the device failed")
-
-    def finish(self) -> StepResult:
-        self.ended.wait()
-        if self.error is not None:
-            raise self.error
-        return self.result
 
 
 class WorkerOfDevice(FakeWorker):
