@@ -48,11 +48,13 @@ class StrictCapture:
 
     def __init__(self) -> None:
         self.num_replays: dict[int, int] = {}  # by batch size
+        self.sizes: list[int] = []  # of what was captured
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> Replay:
         run()  # as before a capture
         with LaunchLog() as captured:
             size = len(run())
+        self.sizes.append(size)
 
         def replay() -> torch.Tensor:
             with LaunchLog() as log:
@@ -151,6 +153,59 @@ def test_every_batch_size_and_steps_with_chunks_beside(
         for driver in (planned, replayed):
             driver.execute(TableDelta(released_slots=np.arange(num_rows, dtype=np.int32)))
     assert sorted(capture.num_replays) == [1, 2, 4, 8, 12]
+
+
+class FakeGpu:
+    """16 MiB, half of it free; each graph takes 64 KiB, for good."""
+
+    def __init__(self, capture: StrictCapture) -> None:
+        self.capture = capture
+        self.num_peaks = 0
+
+    def total(self) -> int:
+        return 2**24
+
+    def free(self) -> int:
+        return 2**23 - len(self.capture.sizes) * 2**16
+
+    def used_by_torch(self) -> int:
+        return 2**23
+
+    def release(self) -> None:
+        pass
+
+    def measure_peak(self, run: Callable[[], object]) -> int:
+        run()
+        self.num_peaks += 1
+        assert not self.capture.num_replays
+        return 2**23
+
+
+def test_a_gpu_gets_the_cache_that_the_largest_steps_and_the_graphs_leave(
+    tmp_path: Path, capture: StrictCapture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = FakeGpu(capture)
+    monkeypatch.setattr("executor_svc.worker_assembly.gpu_memory", lambda _: gpu)
+    save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
+
+    def num_blocks(cuda_graphs: str) -> int:
+        config = ExecutorConfig(
+            model=str(tmp_path),
+            cpu_kernels="torch",
+            block_size_tokens=1,
+            max_num_seqs=12,
+            max_num_batched_tokens=64,
+            cuda_graphs=cuda_graphs,
+            host_cache_gib=0,
+        )
+        return load_worker(config).info.num_device_blocks
+
+    room = int(2**24 * 0.9) - 2**23
+    without = num_blocks("off")
+    assert (gpu.num_peaks, capture.sizes) == (1, [])
+    # 5 graphs, and what remains of those 2 that were captured to measure.
+    assert num_blocks("auto") == pytest.approx(without * (room - 7 * 2**16) / room, rel=1e-3)
+    assert (gpu.num_peaks, capture.sizes) == (2, [12, 8, 12, 8, 4, 2, 1])
 
 
 def test_padding_rows_write_to_no_block_that_sequences_have(

@@ -336,7 +336,7 @@ def test_the_memory_of_sampling_has_a_bound_and_the_bound_changes_nothing(monkey
 
     assert largest.num_values <= 3 * vocab_size
     assert sampled.token_ids.tolist() == at_once.token_ids.tolist()
-    np.testing.assert_array_equal(sampled.logprobs, at_once.logprobs)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(sampled.logprobs, at_once.logprobs)
     pairs = [(sampled.alternatives, at_once.alternatives), (candidates, candidates_at_once)]
     for ours, theirs in pairs:
         assert ours is not None
