@@ -12,6 +12,7 @@ import torch
 
 from executor_svc.attention import LayerCache
 from executor_svc.device_copy import index_to_device
+from executor_svc.pinned_memory import pin
 from executor_svc.swap_stream import swap_stream
 from shared.step import Int32Array, Step
 
@@ -47,8 +48,8 @@ class CacheEngine:
 
     On a CPU memory comes unwritten: the operating system commits it as blocks are first used, and whatever it
     holds, NaN included, attention must not see. On a GPU it holds zeros: flash-attn 3 multiplies what it hides by
-    0, which NaN would survive. The host pool beside a GPU is pinned, so that blocks move without a stop on the
-    way; that commits all of it at once.
+    0, which NaN would survive. The host pool beside a GPU is pinned where the system allows it, so that blocks
+    move without a stop on the way; that commits all of it at once.
 
     Args:
         shape: What one block is.
@@ -72,9 +73,9 @@ class CacheEngine:
         self._pools = [pool for layer in self.layers for pool in (layer.keys, layer.values)]
         self._copy_blocks = _copier_of(self._pools)
         # A host block is one piece of memory over all layers: one transfer a block.
-        self.host_blocks = torch.empty(
-            (num_host_blocks, len(self._pools), *block_shape), dtype=shape.dtype, pin_memory=device.type == "cuda"
-        )
+        self.host_blocks = torch.empty((num_host_blocks, len(self._pools), *block_shape), dtype=shape.dtype)
+        if device.type == "cuda":
+            pin(self.host_blocks, device, self)
         num_staged = min(MAX_STAGED_BLOCKS, num_host_blocks)
         # Kept: what is made anew for each part of a swap would pile up until the device has come to it.
         self._staging = torch.empty((num_staged, len(self._pools), *block_shape), dtype=shape.dtype, device=device)

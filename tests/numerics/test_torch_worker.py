@@ -312,7 +312,7 @@ class WatchedSampler(Sampler):
 
 @pytest.mark.parametrize(
     ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "num_prompts"),
-    [(100, 8, 64, 8), (100, 1, 64, 1), (20, 20, 64, 20), (100, 3, 20, 3), (7, 2, 2, 2)],
+    [(100, 8, 64, 8), (40, 8, 64, 8), (100, 1, 64, 1), (20, 20, 64, 20), (100, 3, 20, 3), (7, 2, 2, 2)],
 )
 def test_the_largest_steps_have_all_the_tokens_and_rows_that_a_step_may_have(
     max_num_batched_tokens: int,
