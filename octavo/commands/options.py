@@ -169,8 +169,8 @@ _SERVICE_OPTIONS = (
     ),
     click.option(
         "--dtype",
-        type=click.Choice(["float32", "bfloat16", "float16"]),
-        help="Number format of weights and cache.  [default: float32]",
+        type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+        help="Number format of weights and cache; auto: on a GPU that of the model, on a CPU float32.  [default: auto]",
     ),
     click.option(
         "--quantization",

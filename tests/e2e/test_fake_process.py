@@ -152,7 +152,8 @@ def test_a_wrong_variable_is_one_line_and_exit_code_2() -> None:
     done = run(command("executor_svc", "--model", "x"), OCTAVO_EXECUTOR_DTYPE="float64")
     assert done.returncode == 2
     assert done.stderr == (
-        "octavo executor: OCTAVO_EXECUTOR_DTYPE is float64; it must be one of 'float32', 'bfloat16' or 'float16'\n"
+        "octavo executor: OCTAVO_EXECUTOR_DTYPE is float64; it must be one of 'auto', 'float32', 'bfloat16' or "
+        "'float16'\n"
     )
 
 

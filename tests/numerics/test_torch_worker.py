@@ -52,6 +52,18 @@ def test_info_describes_model_cache_and_limits(model: TinyModel) -> None:
     assert (info.dtype, info.eos_token_ids, info.tp_size) == ("float32", (2,), 1)
 
 
+def test_weights_that_are_stored_in_another_format_are_converted_and_said_to_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_tiny_model(tmp_path)
+    with caplog.at_level("INFO"):
+        assert load_worker(ExecutorConfig(model=str(tmp_path), num_device_blocks=1)).info.dtype == "float32"
+        assert "weights_converted" not in caplog.text
+        config = ExecutorConfig(model=str(tmp_path), num_device_blocks=1, dtype="bfloat16")
+        assert load_worker(config).info.dtype == "bfloat16"
+    assert "event=weights_converted stored=F32 dtype=bfloat16" in caplog.text
+
+
 def test_cache_size_in_gib_gives_the_number_of_blocks(model: TinyModel) -> None:
     # keys and values * 2 layers * 16 tokens * 2 KV heads * 8 dimensions * 4 bytes
     block_bytes = 2 * 2 * 16 * 2 * 8 * 4
