@@ -33,6 +33,9 @@ class GpuMemory(Protocol):
     def free(self) -> int:
         """Return what nobody uses; memory that torch keeps for later is in use."""
 
+    def release(self) -> None:
+        """Give back what torch keeps for later."""
+
     def measure_peak(self, run: Callable[[], object]) -> int:
         """Return the most that torch used at one time during `run`, what it used before included."""
 
@@ -54,6 +57,11 @@ class CudaMemory:
         """Return what nobody uses."""
         return int(torch.cuda.mem_get_info(self._device)[0])
 
+    def release(self) -> None:
+        """Give back what torch keeps for later."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+
     def measure_peak(self, run: Callable[[], object]) -> int:
         """Return the most that torch used at one time during `run`."""
         torch.cuda.empty_cache()
@@ -69,6 +77,11 @@ class CudaMemory:
         return int(torch.cuda.memory_reserved(self._device))
 
 
+def gpu_memory(device: torch.device) -> GpuMemory | None:
+    """Return the memory of a GPU; None: the device has none of its own."""
+    return CudaMemory(device) if device.type == "cuda" else None
+
+
 @dataclass(frozen=True, slots=True)
 class BlockCounts:
     """Blocks of the device pool and of the host pool."""
@@ -77,23 +90,30 @@ class BlockCounts:
     host: int
 
 
-def gpu_cache_bytes(memory: GpuMemory, utilization: float, run_largest_step: Callable[[], object]) -> int:
+def gpu_cache_bytes(
+    memory: GpuMemory,
+    utilization: float,
+    run_largest_steps: Callable[[], object],
+    measure_graphs: Callable[[GpuMemory], int],
+) -> int:
     """Return what the cache of a GPU may take, with the weights loaded; may be below 0.
 
     What others use of the device (its own libraries, other processes) is what is neither free nor torch's.
     """
-    peak = memory.measure_peak(run_largest_step)
+    peak = memory.measure_peak(run_largest_steps)
     others = memory.total() - memory.free() - memory.used_by_torch()
+    graphs = measure_graphs(memory)
     budget = int(memory.total() * utilization)
     sizes = {
         "total": memory.total(),
         "peak": peak,
         "others": others,
-        "cache": budget - peak - others,
+        "graphs": graphs,
+        "cache": budget - peak - others - graphs,
     }
     gib = {f"{name}_gib": round(size / 2**30, 2) for name, size in sizes.items()}
     _logger.info(Event("gpu_memory", utilization=utilization, **gib))
-    return budget - peak - others
+    return budget - peak - others - graphs
 
 
 def cpu_cache_bytes(local_size: int) -> int:
@@ -119,12 +139,10 @@ def count_blocks(config: ExecutorConfig, shape: CacheShape, free_cache_bytes: Ca
 
     Raises: ModelLoadError: there is no room for even one block, or a CPU's memory is too small for what is asked for.
     """
-    num_blocks, num_host_blocks = config.num_device_blocks, config.num_host_blocks
+    num_blocks, num_host_blocks = config.num_device_blocks, count_host_blocks(config, shape)
     if num_blocks is None:
         num_bytes = free_cache_bytes() if config.kv_cache_gib is None else int(config.kv_cache_gib * 2**30)
         num_blocks = num_bytes // shape.bytes_per_block
-    if num_host_blocks is None:
-        num_host_blocks = shape.num_blocks_in(config.host_cache_gib)
     if num_blocks < 1:
         raise ModelLoadError(
             f"the KV cache has no room for even one block of {shape.bytes_per_block} bytes; choose more with "
@@ -132,6 +150,13 @@ def count_blocks(config: ExecutorConfig, shape: CacheShape, free_cache_bytes: Ca
         )
     _check_memory(shape, num_host_blocks + (num_blocks if config.device == "cpu" else 0))
     return BlockCounts(num_blocks, num_host_blocks)
+
+
+def count_host_blocks(config: ExecutorConfig, shape: CacheShape) -> int:
+    """Return how many blocks the host pool has."""
+    if config.num_host_blocks is not None:
+        return config.num_host_blocks
+    return shape.num_blocks_in(config.host_cache_gib)
 
 
 def _check_memory(shape: CacheShape, num_blocks: int) -> None:

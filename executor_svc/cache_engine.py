@@ -3,7 +3,7 @@
 Which block belongs to whom is the scheduler's business; this module only moves them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,11 @@ import torch
 
 from executor_svc.attention import LayerCache
 from executor_svc.device_copy import index_to_device
+from executor_svc.pinned_memory import pin
 from executor_svc.swap_stream import swap_stream
 from shared.step import Int32Array, Step
 
-# Blocks of a swap that are gathered on the device at once: a bound on the memory that swapping takes there.
+# Blocks of a swap that are gathered on the device at once: all the memory that swapping takes there.
 MAX_STAGED_BLOCKS = 64
 
 # Copies blocks in all pools, [num_pairs, 2]: source, destination. No destination is a source.
@@ -47,8 +48,8 @@ class CacheEngine:
 
     On a CPU memory comes unwritten: the operating system commits it as blocks are first used, and whatever it
     holds, NaN included, attention must not see. On a GPU it holds zeros: flash-attn 3 multiplies what it hides by
-    0, which NaN would survive. The host pool beside a GPU is pinned, so that blocks move without a stop on the
-    way; that commits all of it at once.
+    0, which NaN would survive. The host pool beside a GPU is pinned where the system allows it, so that blocks
+    move without a stop on the way; that commits all of it at once.
 
     Args:
         shape: What one block is.
@@ -72,39 +73,47 @@ class CacheEngine:
         self._pools = [pool for layer in self.layers for pool in (layer.keys, layer.values)]
         self._copy_blocks = _copier_of(self._pools)
         # A host block is one piece of memory over all layers: one transfer a block.
-        self.host_blocks = torch.empty(
-            (num_host_blocks, len(self._pools), *block_shape), dtype=shape.dtype, pin_memory=device.type == "cuda"
-        )
+        self.host_blocks = torch.empty((num_host_blocks, len(self._pools), *block_shape), dtype=shape.dtype)
+        if device.type == "cuda":
+            pin(self.host_blocks, device, self)
+        num_staged = min(MAX_STAGED_BLOCKS, num_host_blocks)
+        # Kept: what is made anew for each part of a swap would pile up until the device has come to it.
+        self._staging = torch.empty((num_staged, len(self._pools), *block_shape), dtype=shape.dtype, device=device)
 
     def move(self, step: Step) -> None:
         """Swap out, swap in, copy: in this order. The blocks exist; see `executor_svc.worker.check_step`."""
-        for begin in range(0, len(step.blocks_to_swap_out), MAX_STAGED_BLOCKS):
-            self._swap_out(step.blocks_to_swap_out[begin : begin + MAX_STAGED_BLOCKS])
-        for begin in range(0, len(step.blocks_to_swap_in), MAX_STAGED_BLOCKS):
-            self._swap_in(step.blocks_to_swap_in[begin : begin + MAX_STAGED_BLOCKS])
+        for pairs in self._parts(step.blocks_to_swap_out):
+            self._swap_out(pairs)
+        for pairs in self._parts(step.blocks_to_swap_in):
+            self._swap_in(pairs)
         if len(step.blocks_to_copy):
             self._copy_blocks(step.blocks_to_copy)
+
+    def _parts(self, pairs: Int32Array) -> Iterator[Int32Array]:
+        """Return a swap in parts that staging has room for."""
+        for begin in range(0, len(pairs), max(1, len(self._staging))):
+            yield pairs[begin : begin + len(self._staging)]
 
     def _swap_out(self, pairs: Int32Array) -> None:
         with self._swaps.behind_compute():
             sources = index_to_device(pairs[:, 0], self._device)
-            staged = torch.stack([pool.index_select(0, sources) for pool in self._pools], dim=1)
+            staged = self._staging[: len(pairs)]
+            for index, pool in enumerate(self._pools):
+                staged[:, index] = pool.index_select(0, sources)
             self._swaps.hold_compute()  # from here on the blocks may be written
             for block, host_block in zip(staged, pairs[:, 1].tolist(), strict=True):
                 self.host_blocks[host_block].copy_(block, non_blocking=True)
 
     def _swap_in(self, pairs: Int32Array) -> None:
         with self._swaps.beside_compute():
-            staged = torch.empty(
-                (len(pairs), *self.host_blocks.shape[1:]), dtype=self.host_blocks.dtype, device=self._device
-            )
+            staged = self._staging[: len(pairs)]
             for block, host_block in zip(staged, pairs[:, 0].tolist(), strict=True):
                 block.copy_(self.host_blocks[host_block], non_blocking=True)
         self._swaps.hold_compute()
         destinations = index_to_device(pairs[:, 1], self._device)
         for index, pool in enumerate(self._pools):
             pool.index_copy_(0, destinations, staged[:, index])
-        self._swaps.give_to_compute(staged)
+        self._swaps.hold_swaps()  # from here on staging may be written
 
 
 def _copier_of(pools: Sequence[torch.Tensor]) -> CopyBlocks:

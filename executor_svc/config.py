@@ -44,8 +44,12 @@ class ExecutorConfig(_BatchConfig):
         None, description="Name to report; without it `model`, of a directory its last path component."
     )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where the model runs; cpu works everywhere.")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="Number format of weights and cache; float32 is exact, the others halve the memory."
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Number format of weights and cache. auto: on a GPU what config.json says, mostly bfloat16, and "
+        "float32 if it says nothing; on a CPU float32, also for a model stored in bfloat16 or float16, because the "
+        "kernels in C compute in float32 and it holds all values of the others. Weights that are stored in another "
+        "format are converted as they are loaded. bfloat16 and float16 take half the memory of float32.",
     )
     quantization: Literal["none", "int8"] = Field(
         "none",

@@ -6,14 +6,15 @@ harmless because they are like any other: one token at position 0, in a block th
 """
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from executor_svc.attention import AttentionBackend, DecodeBatch, DecodePlanner, LayerCache
+from executor_svc.block_count import GpuMemory
 from executor_svc.device_copy import to_device
 from executor_svc.last_tokens import LastTokens
 from executor_svc.models.language_model import LanguageModel
@@ -70,26 +71,47 @@ def batch_sizes(max_num_seqs: int) -> list[int]:
     return [size for size in sizes if size < limit] + [limit]
 
 
-def capture_decode_graphs(
-    model: LanguageModel,
-    caches: Sequence[LayerCache],
-    backend: AttentionBackend,
-    last_tokens: LastTokens,
-    max_num_blocks: int,
-    capture: Capture,
-) -> "DecodeGraphs | None":
-    """Return the graphs of a model on a GPU; None, with a line in the log, if it or its attention cannot have them."""
+def measure_graph_bytes(
+    memory: GpuMemory, capture: Capture, num_graphs: int, make_graphs: Callable[[Capture], object]
+) -> int:
+    """Return what so many graphs will take of the device: of torch's memory, and of the driver's.
+
+    They share their memory, so the largest takes most of it. What one more takes is measured with the next to largest,
+    and taken for all others.
+
+    Args:
+        memory: Of the device.
+        capture: Records a function.
+        num_graphs: How many there will be.
+        make_graphs: Captures the largest, then the next, with what it is given; they are not kept.
+    """
+    memory.release()
+    left = [memory.free()]
+
+    def capture_and_measure(run: Callable[[], torch.Tensor]) -> Replay:
+        replay = capture(run)
+        memory.release()
+        left.append(memory.free())
+        return replay
+
+    make_graphs(capture_and_measure)
+    taken = [max(0, before - after) for before, after in pairwise(left)]
+    memory.release()
+    remains = max(0, left[0] - memory.free())  # work space of libraries, for the stream of the capture
+    return remains + sum(taken[:1]) + sum(taken[1:2]) * (num_graphs - 1)
+
+
+def sizes_to_capture(model: LanguageModel, backend: AttentionBackend, max_num_seqs: int) -> list[int]:
+    """Return the ladder; empty, with a line in the log, if the model or its attention cannot have graphs."""
+    reason: str | None = None
     if not model.is_capturable:
-        _logger.info(Event("cuda_graphs", sizes=0, reason="the model looks at its batch on the host"))
-        return None
-    if not isinstance(backend, DecodePlanner):
-        _logger.info(Event("cuda_graphs", sizes=0, reason="the attention backend plans its steps on the host"))
-        return None
-    begin_s = time.perf_counter()
-    graphs = DecodeGraphs(model, caches, backend, last_tokens, max_num_blocks, capture)
-    num_sizes, num_seconds = len(batch_sizes(len(last_tokens.token_ids))), time.perf_counter() - begin_s
-    _logger.info(Event("cuda_graphs", sizes=num_sizes, seconds=round(num_seconds, 1)))
-    return graphs
+        reason = "the model looks at its batch on the host"
+    elif not isinstance(backend, DecodePlanner):
+        reason = "the attention backend plans its steps on the host"
+    if reason is None:
+        return batch_sizes(max_num_seqs)
+    _logger.info(Event("cuda_graphs", sizes=0, reason=reason))
+    return []
 
 
 class DecodeGraphs:
@@ -102,6 +124,7 @@ class DecodeGraphs:
         last_tokens: What was sampled last.
         max_num_blocks: Longest block table of a sequence.
         capture: Records a function.
+        sizes: Of the batches, ascending; see `batch_sizes`.
     """
 
     def __init__(
@@ -112,11 +135,12 @@ class DecodeGraphs:
         last_tokens: LastTokens,
         max_num_blocks: int,
         capture: Capture,
+        sizes: Sequence[int],
     ) -> None:
         self._model, self._caches, self._planner, self._last_tokens = model, caches, planner, last_tokens
         device = model.device
-        self._sizes = batch_sizes(len(last_tokens.token_ids))
-        largest = self._sizes[-1]
+        self._sizes = sizes
+        largest = sizes[-1]
         self._spare_block_id = len(caches[0].keys) - 1
         self._rows = torch.arange(largest, device=device)
         # Token id, slot in the batch table, position, slot of the cache; a padding row in each column.

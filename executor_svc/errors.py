@@ -1,6 +1,6 @@
 """Errors of the executor alone; the tree is in shared/errors.py."""
 
-from shared.errors import OctavoServiceError
+from shared.errors import OctavoServiceError, StepFailedError
 
 
 class ModelLoadError(OctavoServiceError):
@@ -9,3 +9,7 @@ class ModelLoadError(OctavoServiceError):
 
 class UnsupportedModelError(ModelLoadError):
     """The model asks for what our own code does not have; that of transformers may have it."""
+
+
+class DeviceLostError(StepFailedError):
+    """The device computes nothing any more; only a new process gets it back."""

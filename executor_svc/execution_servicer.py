@@ -15,6 +15,7 @@ import grpc
 
 from executor_svc.attachment import Attachment
 from executor_svc.batch_table_view import batch_table_rows
+from executor_svc.errors import DeviceLostError
 from executor_svc.executor_metrics import executor_families
 from executor_svc.step_log import StepLog
 from executor_svc.step_runner import StepRunner
@@ -64,6 +65,10 @@ class ExecutionServicer(ExecutionServiceServicer):
     async def load(self, load_worker: Callable[[], Worker]) -> None:
         """Make the worker on the step thread; until then calls are UNAVAILABLE. Raises what it raises."""
         await self._runner.load(load_worker)
+
+    async def device_lost(self) -> DeviceLostError:
+        """Return when the device computes nothing any more: the process must end."""
+        return await self._runner.device_lost()
 
     async def drain(self) -> None:
         """Let the running step end, answer it, drop the rest and end the stream as UNAVAILABLE."""

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from executor_svc.device_probe import DeviceProbe, step_error
 from executor_svc.step_timer import StepTimer
 from shared.batch_table import StepLayout
-from shared.errors import StepFailedError
 from shared.step import Int32Array, StepResult
 
 
@@ -20,6 +20,7 @@ class LaunchedStep:
         token_ids: The sampled tokens on the device, [num_samples] int64.
         timer: Started before the step's work.
         record: Writes the tokens of this step, and of all before it, into the table; called with this step.
+        probe: Of the device.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class LaunchedStep:
         token_ids: torch.Tensor,
         timer: StepTimer,
         record: Callable[["LaunchedStep"], None],
+        probe: DeviceProbe,
     ) -> None:
         self.layout = layout
         self.is_recorded = False
@@ -36,6 +38,7 @@ class LaunchedStep:
         self._token_ids = token_ids.to("cpu", non_blocking=True)  # from a GPU into pinned memory
         self._timer = timer
         self._record = record
+        self._probe = probe
         timer.stop()
 
     def is_done(self) -> bool:
@@ -47,13 +50,13 @@ class LaunchedStep:
         self._timer.wait()
 
     def finish(self) -> StepResult:
-        """Wait, record the sampled tokens, return the answer."""
+        """Wait, record the sampled tokens, return the answer; see `RunningStep.finish`."""
         try:
             self._record(self)
+            self._answer.sampled_token_ids = self.token_ids_on_host()
+            self._answer.execute_duration_us = self._timer.duration_us()
         except RuntimeError as error:  # what a kernel did wrong shows when somebody waits for it
-            raise StepFailedError(f"step {self._answer.step_id} failed: {type(error).__name__}: {error}") from error
-        self._answer.sampled_token_ids = self.token_ids_on_host()
-        self._answer.execute_duration_us = self._timer.duration_us()
+            raise step_error(self._answer.step_id, error, self._probe) from error
         return self._answer
 
     def token_ids_on_host(self) -> Int32Array:

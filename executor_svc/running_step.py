@@ -18,7 +18,9 @@ class RunningStep(Protocol):
     def finish(self) -> StepResult:
         """Wait, record the sampled tokens in the worker's table, return the answer.
 
-        Raises: StepFailedError: it failed on the device; the cache contents are in doubt.
+        Raises:
+            StepFailedError: it failed on the device; the cache contents are in doubt.
+            DeviceLostError: so will every later step, until the process is started anew.
         """
 
 

@@ -54,9 +54,11 @@ class SampleRows:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def __getitem__(self, index: Int64Array | BoolArray) -> SampleRows:
+    def __getitem__(self, index: Int64Array | BoolArray | slice) -> SampleRows:
         """Return some of the rows."""
-        if index.dtype == np.bool_:
+        if isinstance(index, slice):
+            index = np.arange(len(self))[index]
+        elif index.dtype == np.bool_:
             index = index.nonzero()[0]
         return SampleRows(
             sampling=self.sampling[index],

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from executor_svc.errors import ModelLoadError
+from executor_svc.errors import DeviceLostError, ModelLoadError
 from executor_svc.execution_servicer import SERVICE_NAME, ExecutionServicer
 from executor_svc.tracing import traced
 from executor_svc.worker import Worker
@@ -32,6 +32,8 @@ from shared.tls import server_tls
 # torch operations, which release the interpreter anyway, nothing (2 vCPU EPYC, Python 3.11, gRPC aio
 # stream). Shorter intervals made the round trip beside such operations longer again.
 SWITCH_INTERVAL_S = 0.0005
+# For the stream to tell the scheduler why it ends, before the process does.
+LAST_WORDS_S = 1.0
 
 _logger = logging.getLogger(__name__)
 
@@ -40,13 +42,17 @@ def run_executor(config: ServiceConfig, load_worker: Callable[[], Worker]) -> in
     """Run the process until it is told to stop; return its exit code.
 
     `load_worker` runs on the step thread. Whatever makes it impossible to serve (ModelLoadError, a
-    taken address, a missing package) is one sentence on stderr and exit code 1.
+    taken address, a missing package) is one sentence on stderr and exit code 1; so is a lost device, for which
+    Kubernetes starts the container anew.
     """
     configure_logging(config.log_level, config.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         with traced(config, load_worker) as load_traced_worker:
             is_idle = asyncio.run(_serve(config, load_traced_worker))
+    except DeviceLostError as error:
+        print(f"octavo {config.service}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)  # what libraries do at the end of a process may wait for the device
     except (ModelLoadError, OctavoServiceError) as error:
         print(f"octavo {config.service}: {error}", file=sys.stderr)
         return 1
@@ -58,7 +64,10 @@ def run_executor(config: ServiceConfig, load_worker: Callable[[], Worker]) -> in
 
 
 async def _serve(config: ServiceConfig, load_worker: Callable[[], Worker]) -> bool:
-    """Serve until told to stop; return whether the step thread is idle at the end."""
+    """Serve until told to stop; return whether the step thread is idle at the end.
+
+    Raises: what loading raises; DeviceLostError: the device was lost.
+    """
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
     servicer = ExecutionServicer()
     calls = CallMetrics()
@@ -95,10 +104,28 @@ async def _serve(config: ServiceConfig, load_worker: Callable[[], Worker]) -> bo
         await ports.set_ready(True)
         _logger.info(Event("ready"))
         announce_serving("executor", address)
-        return await shut_down(ports, await stop.wait(), drain=servicer.drain, grace_s=config.shutdown_grace_s)
+        reason = await _end_of_service(servicer, stop)
+        if isinstance(reason, DeviceLostError):
+            _logger.error(Event("device_lost", reason=str(reason)))
+            await ports.set_ready(False)
+            await ports.stop(LAST_WORDS_S)
+            raise reason
+        return await shut_down(ports, reason, drain=servicer.drain, grace_s=config.shutdown_grace_s)
     finally:
         await ports.stop(0)
         servicer.close()
+
+
+async def _end_of_service(servicer: ExecutionServicer, stop: StopRequest) -> str | DeviceLostError:
+    """Return why the process has to end: it was told to, or its device is lost."""
+    stopping = asyncio.create_task(stop.wait())
+    losing = asyncio.create_task(servicer.device_lost())
+    await asyncio.wait({stopping, losing}, return_when=asyncio.FIRST_COMPLETED)
+    if losing.done():
+        stopping.cancel()
+        return losing.result()
+    losing.cancel()
+    return stopping.result()
 
 
 async def _load(servicer: ExecutionServicer, load_worker: Callable[[], Worker], stop: StopRequest) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from executor_svc.attachment import Attachment
+from executor_svc.errors import DeviceLostError
 from executor_svc.running_step import RunningStep
 from executor_svc.step_log import StepLog
 from executor_svc.step_meter import StepMeter, StepTokens
@@ -65,6 +66,8 @@ class StepRunner:
         self._log = StepLog()
         self._failure: str | None = None
         self._draining = False
+        self._lost_device: DeviceLostError | None = None
+        self._device_is_lost = asyncio.Event()
 
     @property
     def worker(self) -> Worker:
@@ -74,6 +77,7 @@ class StepRunner:
         """
         if self._draining:
             raise UnavailableError("the executor is shutting down")
+        self._require_device()
         if self._worker is None:
             raise UnavailableError("the model is loading")
         return self._worker
@@ -97,7 +101,14 @@ class StepRunner:
 
     async def load(self, load_worker: Callable[[], Worker]) -> None:
         """Make the worker, on the thread that will run it. Raises what `load_worker` raises."""
+        self._loop = asyncio.get_running_loop()
         self._worker = await self._on_thread(load_worker)
+
+    async def device_lost(self) -> DeviceLostError:
+        """Return when a step has found that the device computes nothing any more."""
+        await self._device_is_lost.wait()
+        assert self._lost_device is not None
+        return self._lost_device
 
     async def reset(self) -> None:
         """Begin a new epoch: empty the worker's table and the log.
@@ -109,6 +120,7 @@ class StepRunner:
 
         def begin_epoch() -> None:
             self._finish_all()
+            self._require_device()
             worker.reset()
             self._log = StepLog()
             self._failure = None
@@ -243,4 +255,12 @@ class StepRunner:
         except Exception as error:
             self._failure = f"step {message.step_id} failed ({type(error).__name__})"
             _logger.error(Event("step_failed", epoch=message.epoch, step_id=message.step_id, error=str(error)))
+            if isinstance(error, DeviceLostError):
+                self._lost_device = error
+                self._loop.call_soon_threadsafe(self._device_is_lost.set)
             raise
+
+    def _require_device(self) -> None:
+        """Raise UnavailableError if the device is lost: no epoch that begins now could run a step."""
+        if self._lost_device is not None:
+            raise UnavailableError(f"{self._lost_device}; the process ends, to be started anew")

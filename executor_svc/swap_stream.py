@@ -24,8 +24,8 @@ class SwapStream(Protocol):
     def hold_compute(self) -> None:
         """What is computed from here on waits for the swaps so far."""
 
-    def give_to_compute(self, tensor: torch.Tensor) -> None:
-        """Keep the memory of a tensor, made in the swap stream, until the computation that uses it is done."""
+    def hold_swaps(self) -> None:
+        """Swaps from here on wait for what is computed so far."""
 
 
 class ProgramOrder:
@@ -42,8 +42,8 @@ class ProgramOrder:
     def hold_compute(self) -> None:
         """Nothing to wait for."""
 
-    def give_to_compute(self, tensor: torch.Tensor) -> None:
-        """Nothing to keep."""
+    def hold_swaps(self) -> None:
+        """Nothing to wait for."""
 
 
 class CudaSwapStream:
@@ -69,9 +69,9 @@ class CudaSwapStream:
         """Have the stream that computes wait."""
         self._compute_stream().wait_event(self._stream.record_event())
 
-    def give_to_compute(self, tensor: torch.Tensor) -> None:
-        """Tell the allocator that the stream that computes uses the tensor."""
-        tensor.record_stream(self._compute_stream())
+    def hold_swaps(self) -> None:
+        """Have the stream of swaps wait."""
+        self._stream.wait_stream(self._compute_stream())
 
     def _compute_stream(self) -> torch.cuda.Stream:
         return torch.cuda.default_stream(self._stream.device)

@@ -14,6 +14,7 @@ import torch
 
 from executor_svc.cache_engine import CacheEngine
 from executor_svc.device_copy import index_to_device
+from executor_svc.device_probe import DeviceProbe, step_error
 from executor_svc.launched_step import LaunchedStep
 from executor_svc.model_runner import ModelRunner, SampleLogits
 from executor_svc.parallel.group import TensorParallelGroup
@@ -44,6 +45,7 @@ class TorchWorker:
         sampler: Sampler,
         tokenizer_files: tuple[TokenizerFile, ...],
         group: TensorParallelGroup,
+        probe: DeviceProbe,
     ) -> None:
         self._info = info
         self._model_runner = model_runner
@@ -51,6 +53,7 @@ class TorchWorker:
         self._sampler = sampler
         self._tokenizer_files = tokenizer_files
         self._group = group
+        self._probe = probe
         self._unrecorded: deque[LaunchedStep] = deque()  # their tokens are UNKNOWN_TOKEN in the table
         self.reset()
 
@@ -79,7 +82,7 @@ class TorchWorker:
             raise
         except Exception as error:
             # Torch fails with many types (RuntimeError, IndexError, out of memory); all mean the same here.
-            raise StepFailedError(f"step {step.step_id} failed: {type(error).__name__}: {error}") from error
+            raise step_error(step.step_id, error, self._probe) from error
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return tokenizer.json and its companions; empty if the model has no tokenizer.json."""
@@ -97,7 +100,8 @@ class TorchWorker:
         token_ids = torch.empty(0, dtype=torch.int64, device=device)
         if layout.num_tokens:
             answer, token_ids = self._compute(step, layout)
-        launched = LaunchedStep(replace(answer, table_digest=digest), layout, token_ids, timer, self._record)
+        answer = replace(answer, table_digest=digest)
+        launched = LaunchedStep(answer, layout, token_ids, timer, self._record, self._probe)
         self._unrecorded.append(launched)
         return launched
 

@@ -86,6 +86,14 @@ class Checkpoint:
             hasher.update(quantization.encode())
         return hasher.hexdigest()
 
+    def number_formats(self) -> set[str]:
+        """Return the number formats in which tensors are stored, as safetensors names them: BF16, F32."""
+        found = set()
+        for path, names in self._names_by_file():
+            with _open(path) as file:
+                found |= {str(file.get_slice(name).get_dtype()) for name in names}  # type: ignore[no-untyped-call]
+        return found
+
     def _find_tensors(self) -> dict[str, Path]:
         """Return the file of each tensor, and check that the shards hold what the index says."""
         single, index = self._directory / SINGLE_FILE, self._directory / INDEX_FILE

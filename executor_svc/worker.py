@@ -37,6 +37,7 @@ class Worker(Protocol):
         Raises:
             InvalidStepError: the step does not fit the table or the cache; nothing was written.
             StepFailedError: it failed while it was launched; the cache contents are in doubt.
+            DeviceLostError: so will every later step, until the process is started anew.
         """
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:

@@ -1,5 +1,6 @@
 """From settings to a worker: find the model, make it, load its weights. Next: `executor_svc/worker_assembly.py`."""
 
+import logging
 from pathlib import Path
 
 import torch
@@ -10,10 +11,14 @@ from executor_svc.devices import find_device
 from executor_svc.errors import ModelLoadError
 from executor_svc.model_choice import choose_model, read_model_config
 from executor_svc.model_directory import find_model_directory
+from executor_svc.number_format import STORED_NAMES, choose_number_format
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.torch_worker import TorchWorker
 from executor_svc.weights import Checkpoint
 from executor_svc.worker_assembly import ModelIdentity, assemble_worker, cache_shape_of
+from shared.events import Event
+
+_logger = logging.getLogger(__name__)
 
 
 def load_worker(
@@ -39,11 +44,16 @@ def load_worker(
     device = device or find_device(config.device, 0)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on the current one
+    number_format = choose_number_format(config.dtype, directory.config(), device)
+    config = config.model_copy(update={"dtype": number_format})
     chosen = choose_model(directory, config, device, group)
     longest, source = chosen.model.shape.max_position_embeddings, directory.path / "config.json"
     model_len = _checked_model_len(longest, config.max_model_len, source)
     check_cache_settings(config, cache_shape_of(chosen))
     checkpoint = Checkpoint(directory.path)
+    stored = checkpoint.number_formats()
+    if stored != {STORED_NAMES[number_format]} and group.rank == 0:
+        _logger.info(Event("weights_converted", stored=",".join(sorted(stored)), dtype=number_format))
     chosen.load(checkpoint)
     identity = ModelIdentity(
         model_id=config.model_id or _model_id(config.model),

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 DEFAULTS: dict[str, Any] = {
     "model_id": None,
     "device": "cpu",
-    "dtype": "float32",
+    "dtype": "auto",
     "quantization": "none",
     "cpu_kernels": "auto",
     "attention_backend": "auto",

@@ -54,7 +54,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket, peer: str, silence_limit_s: float, on_loss: Callable[[str], None]) -> None:
         self.peer = peer
-        self.frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self.frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()  # None: see `nudge`
         self._socket = sock
         self._silence_limit_s = silence_limit_s
         self._on_loss = on_loss
@@ -76,6 +76,10 @@ class Connection:
                 send_frame(self._socket, kind, payload)
         except OSError as error:
             self._lose(f"the connection to {self.peer} broke: {error}")
+
+    def nudge(self) -> None:
+        """Have whoever waits for a frame look up: it gets None. Any thread may call this."""
+        self.frames.put(None)
 
     def stop(self) -> None:
         """End it in order: the peer gets STOP, and nobody has lost anything."""

@@ -13,7 +13,7 @@ from executor_svc.devices import find_device
 from executor_svc.errors import ModelLoadError
 from executor_svc.parallel.rank_worker import LeaderWorker, follow
 from executor_svc.parallel.ranks import RankAssignment
-from executor_svc.parallel.rendezvous import FollowingRank, LeadingRank
+from executor_svc.parallel.rendezvous import FollowingRank, LeadingRank, end_group
 from executor_svc.worker import Worker
 from executor_svc.worker_loading import check_model, load_worker
 from shared.errors import StepFailedError
@@ -61,9 +61,11 @@ def run_following_rank(config: ExecutorConfig, assignment: RankAssignment) -> in
         local_size = _local_size(os.environ)
         _share_cores(config, local_size)
         follow(load_worker(config, following.group, device, local_size), following.connection)
-    except (ModelLoadError, StepFailedError) as error:
+    except ModelLoadError as error:
         print(f"octavo executor: rank {assignment.rank}: {error}", file=sys.stderr)
         return 1
+    except StepFailedError as error:
+        end_group(f"rank {assignment.rank}: {error}")  # an orderly end may wait for a device that is lost
     following.group.close()
     return 0
 

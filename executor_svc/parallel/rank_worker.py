@@ -5,8 +5,9 @@ whether it is refused, depends on nothing else, so the ranks agree on that witho
 """
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -106,18 +107,20 @@ def follow(worker: Worker, connection: Connection) -> None:
 
     Raises: StepFailedError: a step failed on this rank alone; rank 0 was told.
     """
-    follower = _Follower(worker)
-    while (frame := connection.frames.get())[0] is not FrameKind.STOP:
-        kind, payload = frame
-        try:
-            if kind is FrameKind.RESET:
+    follower = _Follower(worker, connection.nudge)
+    try:
+        while (frame := connection.frames.get()) is None or frame[0] is not FrameKind.STOP:
+            if frame is None:
+                follower.finish_done()
+            elif frame[0] is FrameKind.RESET:
                 follower.reset()
             else:
-                follower.launch(decode_step(step_pb2.ExecuteModelRequest.FromString(payload)))
-                follower.finish_all_but(0 if connection.frames.empty() else 1)
-        except Exception as error:
-            connection.send(FrameKind.FAILED, str(error).encode())
-            raise
+                follower.launch(decode_step(step_pb2.ExecuteModelRequest.FromString(frame[1])))
+    except Exception as error:
+        connection.send(FrameKind.FAILED, str(error).encode())
+        raise
+    finally:
+        follower.close()
 
 
 def is_alike_on_all_ranks(error: StepFailedError) -> bool:
@@ -126,28 +129,54 @@ def is_alike_on_all_ranks(error: StepFailedError) -> bool:
 
 
 class _Follower:
-    """Launches what rank 0 launches; a step is finished when there is nothing to launch, or behind the next launch."""
+    """Launches what rank 0 launches, as soon as it comes, and finishes a step when the device is done with it.
 
-    def __init__(self, worker: Worker) -> None:
+    It never waits for the device in between: the next step may come while this one runs, and rank 0 has launched it
+    already. What a rank launches does not depend on when it finishes steps, so the collectives of all ranks come in
+    the order of the steps. A second thread waits for the device, also when no frame comes: a failure is told at once.
+
+    Args:
+        worker: Runs this rank's part.
+        nudge: Has `follow` call `finish_done`; called on the second thread.
+    """
+
+    def __init__(self, worker: Worker, nudge: Callable[[], None]) -> None:
         self._worker = worker
-        self._running: deque[RunningStep] = deque()
+        self._nudge = nudge
+        self._running: deque[RunningStep] = deque()  # in the order of their launch
+        self._waiting_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
 
     def reset(self) -> None:
-        """Empty the batch table, behind the steps that run."""
-        self.finish_all_but(0)
+        """Empty the batch table, behind the steps that run: rank 0 has finished them."""
+        while self._running:
+            self._running.popleft().finish()
         self._worker.reset()
 
     def launch(self, step: Step) -> None:
         """Launch a step, if every rank can."""
         try:
-            self._running.append(self._worker.launch(step))
+            running = self._worker.launch(step)
         except InvalidStepError:
-            pass  # rank 0 refuses it as well, and answers for all
+            return  # rank 0 refuses it as well, and answers for all
         except StepFailedError as error:
             if not is_alike_on_all_ranks(error):
                 raise
+            return
+        self._running.append(running)
+        self.finish_done()
+        if self._running:
+            self._waiting_thread.submit(self._wait_for, running)
 
-    def finish_all_but(self, num_left: int) -> None:
-        """Finish steps until only so many run."""
-        while len(self._running) > num_left:
+    def finish_done(self) -> None:
+        """Finish the steps that the device is done with, in order."""
+        while self._running and self._running[0].is_done():
             self._running.popleft().finish()
+
+    def close(self) -> None:
+        """Let the second thread go; do not wait for it."""
+        self._waiting_thread.shutdown(wait=False, cancel_futures=True)
+
+    def _wait_for(self, step: RunningStep) -> None:
+        with suppress(Exception):  # `finish` raises it as well
+            step.wait()
+        self._nudge()

@@ -1,6 +1,6 @@
 """Log-probabilities: log-softmax of the raw float32 logits, of chosen tokens and of the likeliest ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,8 @@ Float32Array = npt.NDArray[np.float32]
 
 # Logits that exist at once, in rows: a whole chunk's would be hundreds of MiB.
 PROMPT_TOKENS_AT_ONCE = 128
+# Logits that the sampler works on at one time: it takes some ten times their memory, in float64 and int64 too.
+VALUES_AT_ONCE = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +109,29 @@ def prompt_logprobs(
         if alternatives is not None:
             found.append(alternatives)
     joined = np.concatenate(logprobs) if logprobs else np.empty(0, np.float32)
-    if not found:
-        return joined, None
-    return joined, Alternatives(
-        np.concatenate([part.token_ids for part in found]), np.concatenate([part.logprobs for part in found])
-    )
+    return joined, join_alternatives(found) if found else None
 
 
 def prompt_spans(num_tokens: int) -> Iterator[slice]:
     """Return the parts of [num_tokens] prompt tokens whose logits are in memory at one time."""
     for begin in range(0, num_tokens, PROMPT_TOKENS_AT_ONCE):
         yield slice(begin, min(begin + PROMPT_TOKENS_AT_ONCE, num_tokens))
+
+
+def row_spans(num_rows: int, vocab_size: int) -> Iterator[slice]:
+    """Return the parts of [num_rows] sample rows that the sampler works on at one time."""
+    num_at_once = max(1, VALUES_AT_ONCE // vocab_size)
+    for begin in range(0, num_rows, num_at_once):
+        yield slice(begin, min(begin + num_at_once, num_rows))
+
+
+def join_alternatives(parts: Sequence[Alternatives]) -> Alternatives:
+    """Return those of all rows; of one part or more."""
+    if len(parts) == 1:
+        return parts[0]
+    return Alternatives(
+        np.concatenate([part.token_ids for part in parts]), np.concatenate([part.logprobs for part in parts])
+    )
 
 
 def take_first(token_ids: torch.Tensor, logprobs: torch.Tensor, counts: Int32Array) -> Alternatives:
@@ -127,9 +141,9 @@ def take_first(token_ids: torch.Tensor, logprobs: torch.Tensor, counts: Int32Arr
 
 
 def rows_of(logits: torch.Tensor, rows: npt.NDArray[np.integer]) -> torch.Tensor:
-    """Return some rows of a matrix, all of it without a copy if they are all of its rows in order."""
-    if len(rows) == len(logits) and np.array_equal(rows, np.arange(len(rows))):
-        return logits
+    """Return some rows of a matrix; without a copy if they lie one behind the other."""
+    if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+        return logits[rows[0] : rows[0] + len(rows)]
     return logits.index_select(0, _index(rows, logits.device))
 
 

@@ -1,6 +1,6 @@
 """The order of the stages: raw log-probabilities, processors, filters, draw. Read it first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,15 @@ from executor_svc.sampler.filters import (
     likeliest_survivors,
 )
 from executor_svc.sampler.likeliest import largest_index, likeliest
-from executor_svc.sampler.logprobs import Alternatives, logprobs_of, prompt_logprobs, rows_of, take_first
+from executor_svc.sampler.logprobs import (
+    Alternatives,
+    join_alternatives,
+    logprobs_of,
+    prompt_logprobs,
+    row_spans,
+    rows_of,
+    take_first,
+)
 from executor_svc.sampler.processors import process
 from shared.step import NO_LOGPROBS, BoolArray, Int32Array
 
@@ -78,7 +86,8 @@ class Sampler:
     def sample(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Sampled:
         """Return the sampled tokens.
 
-        A row in which no token may come gets some token: whoever makes the rules keeps that from happening.
+        A row in which no token may come gets some token: whoever makes the rules keeps that from happening. Some
+        rows at a time, so that the memory for it has a bound that does not grow with the batch.
 
         Args:
             logits: Raw, [num_logit_rows, vocab_size] float32; unchanged.
@@ -86,6 +95,13 @@ class Sampler:
             rows: The sample rows.
         """
         logits = logits.contiguous()
+        spans = list(row_spans(len(rows), logits.shape[1]))
+        if len(spans) <= 1:
+            return self._sample(logits, logit_rows, rows)
+        return _join([self._sample(logits, logit_rows[span], rows[span]) for span in spans])
+
+    def _sample(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Sampled:
+        """Do what `sample` does with all rows at once."""
         token_ids = np.empty(len(rows), np.int32)
         is_greedy, is_processed = rows.sampling["temperature"] <= 0, rows.are_processed()
         plain = np.flatnonzero(is_greedy & ~is_processed)
@@ -113,6 +129,15 @@ class Sampler:
             The processors work on the log-softmax of the raw logits, and nothing is normalised after them; a
             token that may not come has -inf.
         """
+        spans = row_spans(len(rows), logits.shape[1])
+        return join_alternatives(
+            [self._candidates(logits, logit_rows[span], rows[span], num_candidates[span]) for span in spans]
+        )
+
+    def _candidates(
+        self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, num_candidates: Int32Array
+    ) -> Alternatives:
+        """Do what `candidates` does with all rows at once."""
         logprobs = torch.log_softmax(logits.index_select(0, torch.from_numpy(logit_rows).to(logits.device)), -1)
         if rows.are_processed().any():
             process(logprobs, rows, self._native)
@@ -168,6 +193,18 @@ class Sampler:
         else:
             token_ids[drawing] = self._native.choose(scores, of_scores[drawing], sampling[drawing], draws)
         return token_ids
+
+
+def _join(parts: Sequence[Sampled]) -> Sampled:
+    """Return the samples of all rows; of two parts or more."""
+    logprobs: Float32Array | None = None
+    if any(part.logprobs is not None for part in parts):
+        asked = [np.full(len(p.token_ids), np.nan, np.float32) if p.logprobs is None else p.logprobs for p in parts]
+        logprobs = np.concatenate(asked)
+    found = [part.alternatives for part in parts if part.alternatives is not None]
+    return Sampled(
+        np.concatenate([part.token_ids for part in parts]), logprobs, join_alternatives(found) if found else None
+    )
 
 
 def _draw_in_torch(scores: torch.Tensor, sampling: SamplingRows, draws: Draws) -> Int32Array:

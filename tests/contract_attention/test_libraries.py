@@ -1,25 +1,34 @@
 """Each library's backend keeps to the library's contract, and attends like the torch backend."""
 
 import json
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from executor_svc.attention import AttentionBackend, AttentionLayer, LayerCache, Rotation, TorchAttentionBackend
+from executor_svc.attention import (
+    AttentionBackend,
+    AttentionLayer,
+    AttentionMetadata,
+    LayerCache,
+    Rotation,
+    TorchAttentionBackend,
+)
 from executor_svc.attention.flash_attn_backend import FlashAttention2Backend, FlashAttention3Backend
 from executor_svc.attention.key_value_write import RotatedHeads, WriteKeysAndValues, write_in_torch
 from executor_svc.attention.library_rules import InstalledLibraries
 from executor_svc.attention.needs import AttentionNeeds
 from executor_svc.attention.selection import BackendName, choose_backend
 from executor_svc.attention.xformers_backend import XformersBackend
-from executor_svc.cache_engine import CacheShape
+from executor_svc.cache_engine import CacheEngine, CacheShape
 from executor_svc.config import ExecutorConfig
 from executor_svc.kernels import make_model
-from executor_svc.largest_step import largest_step
 from executor_svc.model_choice import read_model_config
 from executor_svc.model_directory import ModelDirectory
+from executor_svc.models.language_model import LanguageModel
 from executor_svc.weights import Checkpoint
 from tests.contract_attention.cases import CASES, DECODES, MIXED, TOLERANCES, WINDOW, decode_batch
 from tests.contract_attention.recorded_calls import LIBRARIES, PATH, cases_of, describe, describe_calls
@@ -167,11 +176,32 @@ def test_keys_and_values_are_written_as_the_caller_wants(library: str) -> None:
     assert num_writes == 1
 
 
+def logits_of(
+    model: LanguageModel, backend: AttentionBackend, shape: CacheShape, lengths: Sequence[int]
+) -> torch.Tensor | None:
+    """Return the logits of some prompts, of their first 150 tokens together."""
+    width = -(-max(lengths) // shape.block_size)
+    engine = CacheEngine(shape, len(lengths) * width, 0, model.device)
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    first_slots = np.repeat(np.arange(len(lengths)) * width * shape.block_size, lengths)
+    metadata = AttentionMetadata(
+        starts=np.zeros(len(lengths), np.int32),
+        lengths=np.array(lengths, np.int32),
+        block_tables=np.arange(len(lengths) * width, dtype=np.int32).reshape(-1, width),
+        slot_mapping=torch.from_numpy(first_slots + positions),
+    )
+    plan = backend.plan(metadata, engine.layers[0])
+    token_ids = torch.zeros(sum(lengths), dtype=torch.int64)
+    with torch.inference_mode():
+        hidden = model.forward(token_ids, torch.from_numpy(positions), engine.layers, plan, torch.arange(150))
+        return model.logits(hidden)
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_model_has_the_logits_of_the_torch_backend(library: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, head_dim=32)
     stand_in, make, block_size, _ = LIBRARIES[library]
-    config = ExecutorConfig(model=str(tmp_path), max_num_batched_tokens=200, max_num_seqs=150)
+    config = ExecutorConfig(model=str(tmp_path))
     model_config = read_model_config(ModelDirectory(tmp_path), config)
     with stand_in() as calls:
         logits = []
@@ -179,7 +209,7 @@ def test_a_model_has_the_logits_of_the_torch_backend(library: str, tmp_path: Pat
             model, backend = make_model(model_config, DTYPE, torch.device("cpu"), attention=attention)
             model.load(Checkpoint(tmp_path))
             shape = CacheShape(2, block_size, 2, 32, DTYPE)
-            logits.append(largest_step(model, backend, config, shape))
+            logits.append(logits_of(model, backend, shape, (150, 50)))
 
     assert len(calls) == model.shape.num_layers
     due, ours = logits

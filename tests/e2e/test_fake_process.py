@@ -32,9 +32,9 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 @contextmanager
-def running(*flags: str) -> Iterator[tuple[Process, str]]:
+def running(*flags: str, program: Sequence[str] = command("executor_svc.fake")) -> Iterator[tuple[Process, str]]:
     """Run the fake executor with its stdin open; yield it and its address; kill it if it still runs."""
-    arguments = command("executor_svc.fake", "--listen", "127.0.0.1:0", *flags)
+    arguments = [*program, "--listen", "127.0.0.1:0", *flags]
     pipe = subprocess.PIPE
     with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment()) as process:
         try:
@@ -88,6 +88,43 @@ async def test_a_signal_ends_it_cleanly(number: signal.Signals) -> None:
     assert f"event=stopping reason={number.name}" in errors
 
 
+# The fake executor on a device that dies in step 2.
+DYING = """
+import sys
+from executor_svc.config import FakeConfig
+from executor_svc.errors import DeviceLostError
+from executor_svc.fake_worker import FakeWorker
+from executor_svc.service import run_executor
+from shared.config import load_config_or_exit
+
+class DyingWorker(FakeWorker):
+    def execute(self, step):
+        if step.step_id == 2:
+            raise DeviceLostError("step 2 failed: no launch; the device is lost: an illegal memory access")
+        return super().execute(step)
+
+sys.exit(run_executor(load_config_or_exit(FakeConfig, sys.argv[1:], {}), DyingWorker))
+"""
+
+
+async def test_a_lost_device_ends_the_process_with_the_reason() -> None:
+    with running(program=[sys.executable, "-W", "error", "-c", DYING]) as (process, address):
+        async with grpc.aio.insecure_channel(address) as channel:
+            await until_ready(channel)
+            stub = execution_service_pb2_grpc.ExecutionServiceStub(channel)
+            attach = pb.AttachRequest(scheduler_id="a", lease_ms=1000, min_wire_version=1, max_wire_version=1)
+            epoch = (await stub.Attach(attach, timeout=TIMEOUT_S)).epoch
+            await stub.ExecuteModel(step_pb2.ExecuteModelRequest(epoch=epoch, step_id=1), timeout=TIMEOUT_S)
+            with pytest.raises(grpc.aio.AioRpcError, match="the device is lost: an illegal memory access"):
+                await stub.ExecuteModel(step_pb2.ExecuteModelRequest(epoch=epoch, step_id=2), timeout=TIMEOUT_S)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert "Traceback" not in errors
+    assert errors.splitlines()[-1] == (
+        "octavo fake: step 2 failed: no launch; the device is lost: an illegal memory access"
+    )
+
+
 def test_it_ends_with_its_parent_when_stdin_closes() -> None:
     with running("--exit-on-stdin-close") as (process, _):
         _, errors = process.communicate(timeout=TIMEOUT_S)
@@ -115,7 +152,8 @@ def test_a_wrong_variable_is_one_line_and_exit_code_2() -> None:
     done = run(command("executor_svc", "--model", "x"), OCTAVO_EXECUTOR_DTYPE="float64")
     assert done.returncode == 2
     assert done.stderr == (
-        "octavo executor: OCTAVO_EXECUTOR_DTYPE is float64; it must be one of 'float32', 'bfloat16' or 'float16'\n"
+        "octavo executor: OCTAVO_EXECUTOR_DTYPE is float64; it must be one of 'auto', 'float32', 'bfloat16' or "
+        "'float16'\n"
     )
 
 

@@ -4,13 +4,17 @@ import asyncio
 import socket
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from executor_svc.execution_servicer import ExecutionServicer
+from executor_svc.executor_metrics import executor_families
 from executor_svc.fake_worker import FakeWorker
+from executor_svc.step_meter import StepMeter, StepTokens
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.membership import Membership
 from scheduler_svc.service import SchedulerService
 from shared.errors import UnavailableError
+from shared.metrics_server import MetricsServer
 from tests.monitoring.live import scrape, value_of
 from tests.support.stack import collect, running_stack, token_request
 
@@ -30,6 +34,47 @@ async def test_an_executor_that_loads_has_all_metrics_but_what_it_is() -> None:
     await servicer.drain()
     assert set(samples_of(servicer)) == {*loading, "octavo_executor_info"}
     servicer.close()
+
+
+async def test_every_served_value_of_an_executor_is_the_true_one() -> None:
+    now_s = [1000.0]
+    meter = StepMeter(lambda: now_s[0])
+
+    def run(duration_s: float, num_prefill: int, num_decode: int) -> None:
+        with meter.launching():
+            now_s[0] += duration_s
+        meter.finished(duration_s, StepTokens(num_prefill, num_decode))
+
+    run(0.25, 70, 2)
+    run(0.5, 30, 3)
+    run(0.25, 0, 5)
+    now_s[0] += 3.0
+    worker = FakeWorker(block_size_tokens=8, num_device_blocks=65, num_host_blocks=7, max_model_len=96)
+    server = MetricsServer("127.0.0.1:0", lambda: executor_families(meter, worker.info, is_attached=True))
+    address = await server.start()
+    page = await scrape(address)
+    await server.stop(0)
+
+    samples = [
+        sample
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name.startswith("octavo_executor")
+    ]
+    buckets = {sample.labels["le"]: sample.value for sample in samples if "le" in sample.labels}
+    assert [buckets[bound] for bound in ("0.1", "0.25", "0.5", "60.0", "+Inf")] == [0, 2, 3, 3, 3]
+    sizes = {"block_size_tokens": "8", "num_device_blocks": "65", "num_host_blocks": "7", "max_model_len": "96"}
+    assert [(sample.name, sample.labels, sample.value) for sample in samples if "le" not in sample.labels] == [
+        ("octavo_executor_attached", {}, 1),
+        ("octavo_executor_busy_seconds_total", {}, 1.0),
+        ("octavo_executor_idle_ratio", {}, 0.75),
+        ("octavo_executor_steps_total", {}, 3),
+        ("octavo_executor_step_duration_seconds_count", {}, 3),
+        ("octavo_executor_step_duration_seconds_sum", {}, 1.0),
+        ("octavo_executor_tokens_total", {"kind": "prefill"}, 100),
+        ("octavo_executor_tokens_total", {"kind": "decode"}, 10),
+        ("octavo_executor_info", {"model_id": "fake", "dtype": "float32", "tp_size": "1", **sizes}, 1),
+    ]
 
 
 async def test_a_scheduler_answers_while_it_drains() -> None:

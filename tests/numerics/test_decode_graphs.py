@@ -13,7 +13,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor_svc.attention import TorchAttentionBackend
-from executor_svc.attention.torch_decode import TorchDecodePlanner
 from executor_svc.config import ExecutorConfig
 from executor_svc.decode_graphs import MAX_BATCH_SIZE, Replay, batch_sizes
 from executor_svc.worker_loading import load_worker
@@ -23,6 +22,7 @@ from tests.numerics.driver import PoisonedCacheEngine, StepDriver
 from tests.numerics.launch_ahead import Ahead, admit, assert_same, one_at_a_time
 from tests.numerics.native_architectures import NATIVE_ARCHITECTURES
 from tests.numerics.reference import random_prompt
+from tests.numerics.torch_decode import TorchDecodePlanner
 
 # They make the host wait for values, or copy memory of the host.
 FORBIDDEN = {"_local_scalar_dense", "nonzero", "lift_fresh", "masked_select", "unique_dim", "_unique2"}
@@ -48,11 +48,13 @@ class StrictCapture:
 
     def __init__(self) -> None:
         self.num_replays: dict[int, int] = {}  # by batch size
+        self.sizes: list[int] = []  # of what was captured
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> Replay:
         run()  # as before a capture
         with LaunchLog() as captured:
             size = len(run())
+        self.sizes.append(size)
 
         def replay() -> torch.Tensor:
             with LaunchLog() as log:
@@ -151,6 +153,121 @@ def test_every_batch_size_and_steps_with_chunks_beside(
         for driver in (planned, replayed):
             driver.execute(TableDelta(released_slots=np.arange(num_rows, dtype=np.int32)))
     assert sorted(capture.num_replays) == [1, 2, 4, 8, 12]
+
+
+class FakeGpu:
+    """16 MiB, half of it free; each graph takes 64 KiB, for good."""
+
+    def __init__(self, capture: StrictCapture) -> None:
+        self.capture = capture
+        self.num_peaks = 0
+
+    def total(self) -> int:
+        return 2**24
+
+    def free(self) -> int:
+        return 2**23 - len(self.capture.sizes) * 2**16
+
+    def used_by_torch(self) -> int:
+        return 2**23
+
+    def release(self) -> None:
+        pass
+
+    def measure_peak(self, run: Callable[[], object]) -> int:
+        run()
+        self.num_peaks += 1
+        assert not self.capture.num_replays
+        return 2**23
+
+
+def test_a_gpu_gets_the_cache_that_the_largest_steps_and_the_graphs_leave(
+    tmp_path: Path, capture: StrictCapture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = FakeGpu(capture)
+    monkeypatch.setattr("executor_svc.worker_assembly.gpu_memory", lambda _: gpu)
+    save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
+
+    def num_blocks(cuda_graphs: str) -> int:
+        config = ExecutorConfig(
+            model=str(tmp_path),
+            cpu_kernels="torch",
+            block_size_tokens=1,
+            max_num_seqs=12,
+            max_num_batched_tokens=64,
+            cuda_graphs=cuda_graphs,
+            host_cache_gib=0,
+        )
+        return load_worker(config).info.num_device_blocks
+
+    room = int(2**24 * 0.9) - 2**23
+    without = num_blocks("off")
+    assert (gpu.num_peaks, capture.sizes) == (1, [])
+    # 5 graphs, and what remains of those 2 that were captured to measure.
+    assert num_blocks("auto") == pytest.approx(without * (room - 7 * 2**16) / room, rel=1e-3)
+    assert (gpu.num_peaks, capture.sizes) == (2, [12, 8, 12, 8, 4, 2, 1])
+
+
+def test_padding_rows_write_to_no_block_that_sequences_have(
+    tmp_path: Path, capture: StrictCapture, device_sampling: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[PoisonedCacheEngine] = []
+
+    class KeptCacheEngine(PoisonedCacheEngine):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            pools.append(self)
+
+    monkeypatch.setattr("executor_svc.worker_assembly.CacheEngine", KeptCacheEngine)
+    save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
+    drivers = [driver_of(tmp_path, graphs) for graphs in ("off", "auto")]
+
+    def execute(*deltas: TableDelta) -> None:
+        for driver, delta in zip(drivers, deltas, strict=True):
+            driver.execute(delta)
+
+    def fill_what_is_not_read() -> None:
+        """Give every slot a value of its own, but for the blocks of live sequences."""
+        for driver, pool in zip(drivers, pools, strict=True):
+            table, generator = driver.worker.table, torch.Generator().manual_seed(1)
+            is_free = torch.ones(driver.worker.info.num_device_blocks, dtype=torch.bool)
+            for slot in np.flatnonzero(table.live).tolist():
+                is_free[torch.from_numpy(table.blocks_of(slot)).long()] = False
+            for cache in (cache for layer in pool.layers for cache in (layer.keys, layer.values)):
+                values = torch.randn(cache[:-1].shape, generator=generator)
+                cache[:-1][is_free] = values[is_free]
+
+    def assert_same_pools() -> None:
+        planned, replayed = ([(layer.keys, layer.values) for layer in pool.layers] for pool in pools)
+        for ours, theirs in zip(replayed, planned, strict=True):
+            for mine, other in zip(ours, theirs, strict=True):
+                torch.testing.assert_close(mine[:-1], other[:-1], equal_nan=True)
+
+    prompts = [random_prompt(2 + index, seed=index) for index in range(7)]
+    execute(*(admit(driver, prompts, SamplingRow()) for driver in drivers))
+    assert all(0 in driver.free_block_ids for driver in drivers)  # block 0 is nobody's, and seen all the same
+    fill_what_is_not_read()
+    execute(TableDelta(), TableDelta())  # 7 rows and one of padding
+    assert_same_pools()
+    gone = TableDelta(released_slots=np.array([4, 5, 6], np.int32))
+    execute(gone, gone)  # 4 rows
+    fill_what_is_not_read()  # the blocks of those that went have another owner
+    joined = [admit(driver, prompts[:1], SamplingRow(), first_slot=7) for driver in drivers]
+    execute(*joined)
+    execute(TableDelta(), TableDelta())  # 5 rows and three of padding, which were other rows before
+    assert_same_pools()
+    assert capture.num_replays == {8: 2, 4: 1}
+
+
+def test_more_rows_than_the_largest_graph_are_planned(
+    tmp_path: Path, capture: StrictCapture, device_sampling: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor_svc.decode_graphs.MAX_BATCH_SIZE", 4)
+    save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
+    lengths = (3, 5, 6, 9, 12)
+    without = generate(driver_of(tmp_path, "off"), lengths, SamplingRow())
+    assert generate(driver_of(tmp_path, "auto"), lengths, SamplingRow()) == without
+    assert not capture.num_replays
 
 
 def test_replays_feed_tokens_that_the_host_does_not_know_yet(

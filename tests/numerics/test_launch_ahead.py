@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from executor_svc.errors import DeviceLostError
 from shared.errors import StepFailedError
 from shared.step import UNKNOWN_TOKEN, Fork, SamplingRow, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
@@ -120,4 +121,39 @@ def test_an_error_on_the_device_is_an_error_of_the_step(
 
     monkeypatch.setattr("executor_svc.step_timer.HostTimer.wait", fail)
     with pytest.raises(StepFailedError, match="step 1 failed: RuntimeError: an illegal memory access"):
+        ahead.finish()
+
+
+def test_a_new_epoch_knows_nothing_of_steps_that_were_not_finished(
+    tiny_models: dict[str, TinyModel], make_driver: MakeDriver, device_sampling: None
+) -> None:
+    ahead = Ahead(make_driver(tiny_models["gqa"]))
+    ahead.launch(admit(ahead.driver, [random_prompt(5)], RANDOM))
+    ahead.driver.worker.reset()
+    ahead.running.clear()
+
+    prompt = random_prompt(9, seed=1)
+    ahead.launch(admit(ahead.driver, [prompt], RANDOM))  # the same slot and generation
+    [result] = ahead.finish()
+    assert ahead.driver.worker.table.tokens_of(0).tolist() == [*prompt, *result.sampled_token_ids]
+
+
+@pytest.mark.parametrize("recorded_before", [False, True])
+def test_a_device_that_dies_under_a_step_is_lost(
+    recorded_before: bool,
+    tiny_models: dict[str, TinyModel],
+    make_driver: MakeDriver,
+    device_sampling: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def die(*_: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr("executor_svc.worker_assembly.device_probe", lambda _: die)
+    ahead = Ahead(make_driver(tiny_models["gqa"]))
+    ahead.launch(admit(ahead.driver, [random_prompt(5)], RANDOM))
+    if recorded_before:  # a step with a penalty looks at the tokens of those before it
+        ahead.launch(admit(ahead.driver, [random_prompt(6)], PENALIZED, first_slot=1))
+    monkeypatch.setattr("executor_svc.step_timer.HostTimer.wait", die)
+    with pytest.raises(DeviceLostError, match=r"step 1 failed: .*; the device is lost: an illegal memory access"):
         ahead.finish()

@@ -15,9 +15,9 @@ from executor_svc.attention import (
     TorchAttentionBackend,
 )
 from executor_svc.attention.explicit_attention import TILE_TOKENS
-from executor_svc.attention.torch_decode import TorchDecodePlanner
 from executor_svc.models.families.common import alibi_slopes
 from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
+from tests.numerics.torch_decode import TorchDecodePlanner
 
 WINDOWS = [1, 2, 15, 16, 17, 40, 97, 1_000]
 

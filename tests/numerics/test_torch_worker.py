@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,21 +12,24 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from executor_svc.cache_engine import CacheShape
+from executor_svc.cache_engine import CacheEngine
 from executor_svc.config import ExecutorConfig
-from executor_svc.errors import ModelLoadError
-from executor_svc.kernels import make_model
-from executor_svc.largest_step import largest_step
-from executor_svc.model_directory import ModelDirectory
-from executor_svc.models import Decoder, parse_config
+from executor_svc.errors import DeviceLostError, ModelLoadError
+from executor_svc.fake_worker import FakeWorker
+from executor_svc.largest_step import run_largest_steps
+from executor_svc.models import Decoder
+from executor_svc.running_step import RunningStep
+from executor_svc.sample_rows import SampleRows
+from executor_svc.sampler import Sampled, Sampler
+from executor_svc.sampler.logprobs import Alternatives
 from executor_svc.warm_up import warm_up
-from executor_svc.weights import Checkpoint
-from executor_svc.worker import execute
+from executor_svc.worker import Worker, execute
 from executor_svc.worker_loading import load_worker
 from shared.errors import InvalidStepError, StepFailedError
-from shared.step import SamplingRow, Step, TableDelta, pairs
+from shared.step import Int32Array, SamplingRow, Step, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import fork_of
+from tests.numerics.launch_ahead import draw_in_torch
 from tests.numerics.reference import MakeDriver, random_prompt
 from tests.numerics.tiny_models import MAX_MODEL_LEN, VOCAB_SIZE, save_tiny_model
 
@@ -45,6 +50,18 @@ def test_info_describes_model_cache_and_limits(model: TinyModel) -> None:
     assert (info.block_size_tokens, info.num_device_blocks, info.num_host_blocks) == (8, 33, 7)
     assert (info.max_model_len, info.vocab_size, info.max_num_seqs) == (MAX_MODEL_LEN, VOCAB_SIZE, 5)
     assert (info.dtype, info.eos_token_ids, info.tp_size) == ("float32", (2,), 1)
+
+
+def test_weights_that_are_stored_in_another_format_are_converted_and_said_to_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_tiny_model(tmp_path)
+    with caplog.at_level("INFO"):
+        assert load_worker(ExecutorConfig(model=str(tmp_path), num_device_blocks=1)).info.dtype == "float32"
+        assert "weights_converted" not in caplog.text
+        config = ExecutorConfig(model=str(tmp_path), num_device_blocks=1, dtype="bfloat16")
+        assert load_worker(config).info.dtype == "bfloat16"
+    assert "event=weights_converted stored=F32 dtype=bfloat16" in caplog.text
 
 
 def test_cache_size_in_gib_gives_the_number_of_blocks(model: TinyModel) -> None:
@@ -197,6 +214,40 @@ def test_a_failing_forward_pass_becomes_step_failed(
     with pytest.raises(StepFailedError, match="step 1 failed: RuntimeError: out of everything") as caught:
         driver.prefill([[3, 4, 5]])
     assert isinstance(caught.value.__cause__, RuntimeError)
+    assert type(caught.value) is StepFailedError  # the device computes
+
+
+def test_a_forward_pass_that_fails_on_a_dead_device_is_the_loss_of_the_device(
+    model: TinyModel, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dead(*_: object) -> torch.Tensor:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr("executor_svc.worker_assembly.device_probe", lambda _: dead)
+    driver = make_driver(model)
+    monkeypatch.setattr(Decoder, "forward", dead)
+    with pytest.raises(DeviceLostError, match="the device is lost: an illegal memory access"):
+        driver.prefill([[3, 4, 5]])
+
+
+def test_a_failed_step_leaves_no_tensor_behind(
+    model: TinyModel, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = make_driver(model)
+    activations: list[weakref.ref[torch.Tensor]] = []
+
+    def fail(*_: object) -> torch.Tensor:
+        large = torch.zeros(1)
+        activations.append(weakref.ref(large))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Decoder, "forward", fail)
+    try:
+        driver.prefill([[3, 4, 5]])
+    except StepFailedError as error:
+        kept = error  # as by a stream that ends with it
+    assert activations[0]() is None
+    assert "out of memory" in str(kept)
 
 
 def test_a_digest_is_answered_and_another_one_fails_the_step(model: TinyModel, make_driver: MakeDriver) -> None:
@@ -250,19 +301,75 @@ def test_logprobs_are_those_of_the_raw_logits_for_rows_that_asked(model: TinyMod
     assert np.isnan(result.logprobs[1])
 
 
-def test_the_largest_step_runs_on_a_cache_of_its_own(model: TinyModel) -> None:
-    config = ExecutorConfig(model=str(model.directory), max_num_batched_tokens=300, max_num_seqs=8)
-    directory = ModelDirectory(model.directory)
-    network, backend = make_model(
-        parse_config(directory.config(), model.directory), torch.float32, torch.device("cpu"), cpu_kernels="torch"
+class WatchedSampler(Sampler):
+    """Notes how many rows it samples, and gives candidates to, in each step."""
+
+    def __init__(self) -> None:
+        super().__init__(draw_on_device=draw_in_torch)
+        self.num_sampled: list[int] = []
+        self.num_beams: list[int] = []
+
+    def sample(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Sampled:
+        assert rows.are_processed().all()
+        assert (rows.sampling["num_logprobs"] > 0).all()
+        self.num_sampled.append(len(logits))
+        return super().sample(logits, logit_rows, rows)
+
+    def candidates(
+        self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, num_candidates: Int32Array
+    ) -> Alternatives:
+        self.num_beams.append(len(logits))
+        return super().candidates(logits, logit_rows, rows, num_candidates)
+
+
+@pytest.mark.parametrize(
+    ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "num_prompts"),
+    [(100, 8, 64, 8), (40, 8, 64, 8), (100, 1, 64, 1), (20, 20, 64, 20), (100, 3, 20, 3), (7, 2, 2, 2)],
+)
+def test_the_largest_steps_have_all_the_tokens_and_rows_that_a_step_may_have(
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    num_prompts: int,
+    model: TinyModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sampler = WatchedSampler()
+    monkeypatch.setattr("executor_svc.worker_assembly.Sampler", lambda *_: sampler)
+    worker = load_worker(
+        ExecutorConfig(
+            model=str(model.directory),
+            cpu_kernels="torch",
+            num_device_blocks=8,
+            num_host_blocks=2,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+        )
     )
-    network.load(Checkpoint(model.directory))
+    passes: list[tuple[int, int, int]] = []
+    moves: list[tuple[int, int]] = []
+    forward, move = Decoder.forward, CacheEngine.move
 
-    logits = largest_step(network, backend, config, CacheShape(2, 16, 2, 8, torch.float32))
+    def watched_forward(self: Decoder, token_ids: torch.Tensor, positions: torch.Tensor, *rest: Any) -> torch.Tensor:
+        passes.append((len(token_ids), int(positions.max()), len(rest[-1])))
+        return forward(self, token_ids, positions, *rest)
 
-    assert logits is not None
-    assert logits.shape == (8, VOCAB_SIZE)
-    assert not logits.isnan().any()
+    def watched_move(self: CacheEngine, step: Step) -> None:
+        moves.append((len(step.blocks_to_swap_out), len(step.blocks_to_swap_in)))
+        move(self, step)
+
+    monkeypatch.setattr(Decoder, "forward", watched_forward)
+    monkeypatch.setattr(CacheEngine, "move", watched_move)
+    run_largest_steps(worker)
+
+    num_tokens = min(max_num_batched_tokens, num_prompts * (max_model_len - 1))
+    last_position = max_model_len - 2 if num_tokens > num_prompts else 0
+    # Log-probabilities of a prompt want the hidden state of every token.
+    assert passes == [(num_tokens, last_position, num_tokens), (num_tokens, last_position, num_prompts)]
+    assert (sampler.num_sampled, sampler.num_beams) == ([num_prompts], [num_prompts])
+    assert moves == [(0, 0), (0, 0), (1, 0), (0, 1)]
+    assert not worker.table.live.any()
 
 
 def test_a_warm_up_leaves_no_trace_but_in_blocks_that_nobody_has(
@@ -274,6 +381,35 @@ def test_a_warm_up_leaves_no_trace_but_in_blocks_that_nobody_has(
 
     assert not warm.worker.table.live.any()
     assert warm.generate(prompts, 6) == cold.generate(prompts, 6)
+
+
+def test_a_warm_up_runs_every_kind_of_step() -> None:
+    class Watched(FakeWorker):
+        def launch(self, step: Step) -> RunningStep:
+            table = self.table
+            num_decodes, chunks = int(table.active.sum()), step.delta.prefill_chunks
+            running = super().launch(step)
+            samplings = {float(table.sampling["temperature"][slot]) for slot in np.flatnonzero(table.active)}
+            steps.append((len(chunks), num_decodes, len(samplings)))
+            return running
+
+    steps: list[tuple[int, int, int]] = []
+    warm_up(Watched())
+    # Prompts, decodes beside them, ways to sample: each way from the second step on.
+    assert steps == [(1, 0, 1), (1, 1, 2), (157, 2, 2), (1, 159, 2), (0, 160, 2), (0, 160, 2)]
+
+
+def test_a_device_that_compiles_kernels_is_warmed_up_before_anybody_uses_it(
+    model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warmed: list[Worker] = []
+    monkeypatch.setattr("executor_svc.worker_assembly.warm_up", warmed.append)
+    config = ExecutorConfig(model=str(model.directory), num_device_blocks=4)
+    load_worker(config)
+    assert not warmed
+    monkeypatch.setattr("executor_svc.worker_assembly.compiles_kernels", lambda _: True)
+    worker = load_worker(config)
+    assert warmed == [worker]
 
 
 def test_a_worker_too_small_for_a_warm_up_goes_without(tiny_models: dict[str, TinyModel]) -> None:

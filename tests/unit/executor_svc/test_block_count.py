@@ -9,6 +9,7 @@ from executor_svc import block_count
 from executor_svc.block_count import BlockCounts, count_blocks, cpu_cache_bytes, gpu_cache_bytes
 from executor_svc.cache_engine import CacheShape
 from executor_svc.config import ExecutorConfig
+from executor_svc.decode_graphs import Capture, Replay, measure_graph_bytes
 from executor_svc.errors import ModelLoadError
 
 GIB = 2**30
@@ -25,16 +26,20 @@ def never() -> int:
 
 
 class FakeGpu:
-    """80 GiB: 3 of another process, 20 of weights in torch's hands, 5 more while a step runs."""
+    """80 GiB: 3 of another process, 20 of weights in torch's hands, 5 more while a step runs.
+
+    A graph takes 2 GiB, the next one 0.25, and 0.125 stay for good.
+    """
 
     def __init__(self) -> None:
         self.num_steps = 0
+        self.graphs: list[int] = []
 
     def total(self) -> int:
         return 80 * GIB
 
     def free(self) -> int:
-        return 80 * GIB - 3 * GIB - self.used_by_torch()
+        return 80 * GIB - 3 * GIB - self.used_by_torch() - sum(self.graphs)
 
     def used_by_torch(self) -> int:
         return 21 * GIB  # some of it kept for later
@@ -42,6 +47,19 @@ class FakeGpu:
     def measure_peak(self, run: Callable[[], object]) -> int:
         run()
         return 25 * GIB
+
+    def release(self) -> None:
+        pass
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
+        run()
+        self.graphs.append(GIB // 4 if self.graphs else 2 * GIB)
+        return run
+
+    def make_two_graphs(self, capture: Capture) -> None:
+        for _ in range(2):
+            capture(lambda: torch.zeros(1))
+        self.graphs = [GIB // 8]
 
     def run_step(self) -> None:
         self.num_steps += 1
@@ -99,8 +117,23 @@ def test_without_word_from_the_system_a_cpu_gives_a_gibibyte(monkeypatch: pytest
 def test_a_gpu_gives_what_its_share_leaves_beside_the_largest_step_and_others() -> None:
     gpu = FakeGpu()
 
-    num_bytes = gpu_cache_bytes(gpu, 0.9, gpu.run_step)
+    num_bytes = gpu_cache_bytes(gpu, 0.9, gpu.run_step, lambda _: 4 * GIB)
 
-    assert num_bytes == 72 * GIB - 25 * GIB - 3 * GIB
+    assert num_bytes == 72 * GIB - 25 * GIB - 3 * GIB - 4 * GIB
     assert gpu.num_steps == 1
-    assert gpu_cache_bytes(gpu, 0.3, gpu.run_step) < 0
+    assert gpu_cache_bytes(gpu, 0.3, gpu.run_step, lambda _: 0) < 0
+
+
+def test_graphs_take_what_the_largest_does_and_for_each_other_what_the_next_does() -> None:
+    gpu = FakeGpu()
+    assert measure_graph_bytes(gpu, gpu.capture, 9, gpu.make_two_graphs) == 2 * GIB + 8 * GIB // 4 + GIB // 8
+
+
+def test_a_single_graph_takes_what_it_does() -> None:
+    gpu = FakeGpu()
+
+    def make_one(capture: Capture) -> None:
+        capture(lambda: torch.zeros(1))
+        gpu.graphs.clear()
+
+    assert measure_graph_bytes(gpu, gpu.capture, 1, make_one) == 2 * GIB

@@ -102,8 +102,8 @@ class RecordedOrder:
     def hold_compute(self) -> None:
         self.events.append("compute waits for swaps")
 
-    def give_to_compute(self, tensor: torch.Tensor) -> None:
-        self.events.append(f"compute keeps {len(tensor)} blocks")
+    def hold_swaps(self) -> None:
+        self.events.append("swaps wait for compute")
 
 
 def test_computation_waits_for_swaps_and_swaps_for_computation_only_where_blocks_are_shared(
@@ -123,7 +123,7 @@ def test_computation_waits_for_swaps_and_swaps_for_computation_only_where_blocks
         "swaps wait for nothing",
         "swaps end",
         "compute waits for swaps",
-        "compute keeps 2 blocks",
+        "swaps wait for compute",  # staging is theirs again
     ]
 
 

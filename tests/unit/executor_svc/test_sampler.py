@@ -1,9 +1,12 @@
 """The sampler against transformers' logits warpers, and its randomness against plain facts."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from executor_svc.randomness import uniforms
@@ -11,8 +14,11 @@ from executor_svc.sample_rows import SampleRows
 from executor_svc.sampler import Sampled, Sampler
 from executor_svc.sampler.drawing import draw
 from executor_svc.sampler.filters import WIDTHS, filtered_scores
+from executor_svc.sampler.logprobs import Alternatives
 from shared.step import SAMPLING_ROW, Int32Array, SamplingRow
-from tests.support.sample_rows import ROWS_OF_FILTERS
+from shared.token_rules import TokenRules
+from tests.support.sample_rows import ROWS_OF_FILTERS, Row
+from tests.support.sample_rows import sample_rows as rows_with_rules
 
 NO_INPUT = torch.LongTensor(1, 0)
 
@@ -286,3 +292,54 @@ def test_uniforms_fill_the_interval_evenly() -> None:
         chi_square = ((counts - num / 20) ** 2 / (num / 20)).sum()
         assert chi_square < 19 + 6 * np.sqrt(2 * 19)
         assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.05
+
+
+class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers how many values the largest tensor had that an operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_values = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple) else (result,):
+            is_view = isinstance(tensor, torch.Tensor) and any(
+                isinstance(arg, torch.Tensor) and arg.data_ptr() == tensor.data_ptr() for arg in args
+            )
+            if isinstance(tensor, torch.Tensor) and not is_view:
+                self.num_values = max(self.num_values, tensor.numel())
+        return result
+
+
+def test_the_memory_of_sampling_has_a_bound_and_the_bound_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab_size = 10_000
+    rules = TokenRules(biased_token_ids=np.array([3], np.int32), biases=np.array([1.5], np.float32))
+    asking = SamplingRow(temperature=1.0, num_logprobs=5, repetition_penalty=1.2, seed=3)
+    samplings = [asking, SamplingRow(), SamplingRow(num_logprobs=2), *ROWS_OF_FILTERS]
+    rows = rows_with_rules(
+        *(Row(sampling, (1, 2), (4,), rules if sampling is asking else None) for sampling in samplings)
+    )
+    logits = random_logits(len(samplings), vocab_size)
+    logit_rows = np.arange(len(samplings), dtype=np.int32)[::-1].copy()
+    num_candidates = np.arange(1, len(samplings) + 1, dtype=np.int32)
+
+    def run() -> tuple[Sampled, Alternatives]:
+        return Sampler().sample(logits, logit_rows, rows), Sampler().candidates(
+            logits, logit_rows, rows, num_candidates
+        )
+
+    at_once, candidates_at_once = run()
+    monkeypatch.setattr("executor_svc.sampler.logprobs.VALUES_AT_ONCE", 3 * vocab_size + 1)
+    with LargestTensor() as largest:
+        sampled, candidates = run()
+
+    assert largest.num_values <= 3 * vocab_size
+    assert sampled.token_ids.tolist() == at_once.token_ids.tolist()
+    np.testing.assert_array_equal(sampled.logprobs, at_once.logprobs)
+    pairs = [(sampled.alternatives, at_once.alternatives), (candidates, candidates_at_once)]
+    for ours, theirs in pairs:
+        assert ours is not None
+        assert theirs is not None
+        assert ours.token_ids.tolist() == theirs.token_ids.tolist()
+        np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)

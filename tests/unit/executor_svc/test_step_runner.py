@@ -3,42 +3,20 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 
 import pytest
 
 from executor_svc.attachment import Attachment
+from executor_svc.errors import DeviceLostError
 from executor_svc.fake_worker import FakeWorker
 from executor_svc.running_step import DoneStep, RunningStep
 from executor_svc.step_runner import Response, StepRunner
 from octavo.execution.v1 import step_pb2
-from shared.errors import StepFailedError, StepGapError
-from shared.step import Step, StepResult, TableDelta, pairs
+from shared.errors import StepFailedError, StepGapError, UnavailableError
+from shared.step import Step, TableDelta, pairs
 from shared.wire import encode_step
+from tests.support.steps import StepOnDevice
 from tests.support.tables import admission
-
-
-@dataclass
-class StepOnDevice:
-    """Runs until the test ends it; see `executor_svc.running_step.RunningStep`."""
-
-    result: StepResult
-    error: Exception | None = None
-    ended: threading.Event = field(default_factory=threading.Event)
-
-    def is_done(self) -> bool:
-        return self.ended.is_set()
-
-    def wait(self) -> None:
-        self.ended.wait()
-        if self.error is not None:
-            raise RuntimeError("the device failed")
-
-    def finish(self) -> StepResult:
-        self.ended.wait()
-        if self.error is not None:
-            raise self.error
-        return self.result
 
 
 class WorkerOfDevice(FakeWorker):
@@ -151,6 +129,38 @@ async def test_what_fails_on_the_device_fails_every_step_behind_it_until_the_nex
     await steps.submit(1)
     steps.end(2)
     assert await steps.answered_id() == 1
+
+
+async def test_a_lost_device_is_told_and_no_epoch_begins_any_more(steps: Runner) -> None:
+    told = asyncio.create_task(steps.runner.device_lost())
+    await steps.submit(1)
+    steps.worker.launched[0].error = DeviceLostError("step 1 failed: no launch; the device is lost: no answer")
+    steps.end(0)
+
+    assert isinstance(await steps.answers.get(), DeviceLostError)
+    assert str(await told) == "step 1 failed: no launch; the device is lost: no answer"
+    with pytest.raises(UnavailableError, match="the device is lost: no answer; the process ends"):
+        await steps.runner.reset()
+
+
+async def test_an_attach_that_finds_the_device_lost_begins_no_epoch(steps: Runner) -> None:
+    await steps.submit(1)
+    steps.worker.launched[0].error = DeviceLostError("the device is lost")
+    steps.epoch = steps.attachment.acquire("a", 1_000.0, now=0.0)
+    reset = asyncio.create_task(steps.runner.reset())
+    steps.end(0)
+    with pytest.raises(UnavailableError, match="the device is lost"):
+        await reset
+
+
+async def test_a_step_that_fails_on_a_device_that_computes_loses_nothing(steps: Runner) -> None:
+    told = asyncio.create_task(steps.runner.device_lost())
+    await steps.submit(1)
+    steps.fail(0)
+    await steps.answers.get()
+    await steps.runner.reset()
+    assert not told.done()
+    told.cancel()
 
 
 async def test_a_step_that_is_sent_again_while_it_runs_is_answered_twice_and_run_once(steps: Runner) -> None:

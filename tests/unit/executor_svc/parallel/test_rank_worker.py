@@ -12,9 +12,11 @@ from executor_svc.fake_worker import FakeWorker
 from executor_svc.parallel.connection import Connection
 from executor_svc.parallel.rank_worker import LeaderWorker, follow
 from executor_svc.parallel.step_channel import StepChannel, connect
+from executor_svc.running_step import RunningStep
 from executor_svc.worker import execute
 from shared.errors import InvalidStepError, StepFailedError
 from shared.step import Step, StepResult, TableDelta, pairs
+from tests.support.steps import StepOnDevice
 from tests.support.tables import admission
 
 PATIENT_S = 30.0
@@ -126,6 +128,66 @@ def test_a_rank_that_fails_alone_ends_the_group() -> None:
     assert group.losses.get(timeout=PATIENT_S) == "rank 1 failed: step 2 failed: no memory"
     group.stop()
     assert isinstance(group.follower_error, StepFailedError)
+
+
+class WorkerOfDevice(FakeWorker):
+    """A fake whose steps run until the test ends them."""
+
+    def __init__(self) -> None:
+        super().__init__(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
+        self.steps: list[StepOnDevice] = []
+        self.launches = threading.Semaphore(0)
+
+    def launch(self, step: Step) -> RunningStep:
+        self.steps.append(StepOnDevice(self.execute(step)))
+        self.launches.release()
+        return self.steps[-1]
+
+
+@pytest.fixture
+def on_device() -> Iterator[tuple[Group, WorkerOfDevice]]:
+    worker = WorkerOfDevice()
+    made = Group((small_worker(), worker))
+    yield made, worker
+    for step in worker.steps:
+        step.ended.set()
+    made.stop()
+
+
+def test_a_rank_launches_the_next_step_while_one_runs(on_device: tuple[Group, WorkerOfDevice]) -> None:
+    group, worker = on_device
+    for step in (first_step(), decode(2), decode(3)):
+        execute(group.leader, step)
+        assert worker.launches.acquire(timeout=PATIENT_S)
+    assert not any(step.finished.is_set() for step in worker.steps)
+
+    worker.steps[1].ended.set()  # before the first
+    worker.steps[0].ended.set()
+    assert worker.steps[1].finished.wait(PATIENT_S)  # although no frame came
+    assert worker.steps[0].finished.is_set()
+    assert not worker.steps[2].finished.is_set()
+    execute(group.leader, decode(4))
+    assert worker.launches.acquire(timeout=PATIENT_S)
+
+
+def test_a_device_that_fails_while_nothing_comes_ends_the_group(on_device: tuple[Group, WorkerOfDevice]) -> None:
+    group, worker = on_device
+    execute(group.leader, first_step())
+    assert worker.launches.acquire(timeout=PATIENT_S)
+    worker.steps[0].error = StepFailedError("step 1 failed: no launch")
+    worker.steps[0].ended.set()
+    assert group.losses.get(timeout=PATIENT_S) == "rank 1 failed: step 1 failed: no launch"
+
+
+def test_a_new_epoch_begins_behind_the_steps_that_run(on_device: tuple[Group, WorkerOfDevice]) -> None:
+    group, worker = on_device
+    execute(group.leader, first_step())
+    assert worker.launches.acquire(timeout=PATIENT_S)
+    worker.steps[0].ended.set()
+    group.leader.reset()
+    execute(group.leader, first_step())
+    assert worker.launches.acquire(timeout=PATIENT_S)
+    group.assert_same_tables()
 
 
 def test_rank_0_that_fails_alone_ends_the_group() -> None:

@@ -1,7 +1,7 @@
-"""Decodes in plain torch operations that look at nothing on the host: the reference of what CUDA graphs capture.
+"""Decodes in plain torch operations that look at nothing on the host: what a CUDA graph could capture, on a CPU.
 
 Every row reads as many blocks as its block table is wide, which is what the longest sequence may need. A model that is
-served with plain torch has no graphs for that reason: `torch_backend.py` reads what the lengths ask for.
+served with plain torch has no graphs for that reason: its backend reads what the lengths ask for.
 """
 
 import torch

@@ -1,0 +1,64 @@
+"""Host memory that a GPU reads and writes by itself: exactly as much as asked for.
+
+torch's own pinned memory comes from an allocator that rounds up to a power of two: 40 GiB would pin 64. So memory is
+allocated as always, and then registered with CUDA.
+"""
+
+import contextlib
+import logging
+import weakref
+from typing import Protocol
+
+import torch
+
+from shared.events import Event
+
+# Visible to all CUDA contexts of the process, as torch's pinned memory is.
+PORTABLE = 1
+
+_logger = logging.getLogger(__name__)
+
+
+class CudaRuntime(Protocol):
+    """What is used here of `torch.cuda.cudart()`."""
+
+    def cudaHostRegister(self, pointer: int, num_bytes: int, flags: int) -> int:  # noqa: N802
+        """Pin memory; return 0, or the number of an error."""
+
+    def cudaHostUnregister(self, pointer: int) -> int:  # noqa: N802
+        """Undo it."""
+
+
+def pin(memory: torch.Tensor, device: torch.device, owner: object, runtime: CudaRuntime | None = None) -> bool:
+    """Pin the memory of a tensor for as long as its owner lives; that commits all of it.
+
+    Where the system refuses, it stays pageable, with a warning in the log.
+
+    Args:
+        memory: Contiguous, on the host.
+        device: The GPU that moves the blocks.
+        owner: Holds the tensor. What is freed while it is registered could not be pinned again.
+        runtime: None: that of torch.
+
+    Returns: Whether it is pinned.
+    """
+    if not memory.nbytes:
+        return True
+    runtime = runtime or torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    error = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, PORTABLE))
+    if error == 0:
+        weakref.finalize(owner, runtime.cudaHostUnregister, memory.data_ptr()).atexit = False
+        return True
+    # CUDA repeats its last error to whoever launches next: that shall be nobody's step.
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device).add_(1)
+    _logger.warning(
+        Event(
+            "host_cache_is_pageable",
+            gib=round(memory.nbytes / 2**30, 2),
+            cuda_error=error,
+            effect="swaps take some times as long, and the steps behind them wait",
+            help="choose less with --host-cache-gib, or 0 to compute preempted sequences again",
+        )
+    )
+    return False
