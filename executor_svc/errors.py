@@ -9,3 +9,7 @@ class ModelLoadError(OctavoServiceError):
 
 class UnsupportedModelError(ModelLoadError):
     """The model asks for what our own code does not have; that of transformers may have it."""
+
+
+class UnknownArchitectureError(UnsupportedModelError):
+    """There is no code of our own for this architecture at all."""
