@@ -9,7 +9,7 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.devices import find_device
 from executor_svc.errors import ModelLoadError
 from executor_svc.model_choice import choose_model, read_model_config
-from executor_svc.model_directory import find_model_directory
+from executor_svc.model_location import find_model_directory
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.torch_worker import TorchWorker
 from executor_svc.weights import Checkpoint
