@@ -1,5 +1,6 @@
 """From settings to a worker: find the model, make it, load its weights. Next: `executor_svc/worker_assembly.py`."""
 
+import logging
 from pathlib import Path
 
 import torch
@@ -14,6 +15,9 @@ from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.torch_worker import TorchWorker
 from executor_svc.weights import Checkpoint
 from executor_svc.worker_assembly import ModelIdentity, assemble_worker, cache_shape_of
+from shared.events import Event
+
+logger = logging.getLogger(__name__)
 
 
 def load_worker(
@@ -40,8 +44,8 @@ def load_worker(
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on the current one
     chosen = choose_model(directory, config, device, group)
-    longest, source = chosen.model.shape.max_position_embeddings, directory.path / "config.json"
-    model_len = _checked_model_len(longest, config.max_model_len, source)
+    shape, source = chosen.model.shape, directory.path / "config.json"
+    model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, source)
     check_cache_settings(config, cache_shape_of(chosen))
     checkpoint = Checkpoint(directory.path)
     chosen.load(checkpoint)
@@ -49,9 +53,12 @@ def load_worker(
         model_id=config.model_id or _model_id(config.model),
         model_hash=checkpoint.model_hash(config.quantization),
         max_model_len=model_len,
-        eos_token_ids=directory.eos_token_ids(),
+        # What the model cannot produce ends nothing, and is no id that a step may name.
+        eos_token_ids=tuple(token_id for token_id in directory.eos_token_ids() if 0 <= token_id < shape.vocab_size),
         tokenizer_files=directory.tokenizer_files(),
     )
+    if not identity.tokenizer_files and group.rank == 0:
+        logger.warning(Event("no_tokenizer", directory=str(directory.path), serves="token ids only"))
     return assemble_worker(chosen, identity, config, device, group, local_size)
 
 

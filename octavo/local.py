@@ -66,19 +66,23 @@ class LocalOptions:
     openai: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a directory that the executor could load and the scheduler would wait on for ever.
-
-        Refuse as well what a gateway would only find out when the model is loaded.
+        """Refuse what a gateway would only find out when the model is loaded, or never.
 
         Raises:
-            LocalServiceError: it has no tokenizer.json. Other models are the executor's to judge. Or `openai` is
-                set, and the gateway is not installed or cannot listen there.
+            LocalServiceError: `openai` is set, and the gateway is not installed, cannot listen there, or would wait
+                for a tokenizer that the model does not have.
         """
-        if self.openai is not None:
-            check_gateway(self.openai)
-        tokenizer = Path(self.model, "tokenizer.json")
-        if tokenizer.parent.is_dir() and not tokenizer.is_file():
-            raise LocalServiceError(f"{tokenizer} is missing; the scheduler needs it")
+        if self.openai is None:
+            return
+        check_gateway(self.openai)
+        if self.lacks_tokenizer:
+            raise LocalServiceError(f"{Path(self.model, 'tokenizer.json')} is missing; OpenAI's API needs it")
+
+    @property
+    def lacks_tokenizer(self) -> bool:
+        """Whether the model is a directory without a tokenizer, which is served for token ids only."""
+        directory = Path(self.model)
+        return (directory / "config.json").is_file() and not (directory / "tokenizer.json").is_file()
 
     def executor_command(self) -> list[str]:
         """Return the command that starts the executor; its port is chosen by the system."""

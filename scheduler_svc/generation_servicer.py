@@ -19,6 +19,7 @@ from scheduler_svc.request import Request
 from scheduler_svc.request_limits import RequestLimits
 from scheduler_svc.request_validation import check_request_fields, validate_request
 from scheduler_svc.served_model import ServedModel
+from scheduler_svc.text_validation import check_known, refuse_text
 from scheduler_svc.token_rule_validation import tokenize_words
 from shared.errors import InvalidFieldError, NoExecutorError, RequestAbortedError
 from shared.step import NO_LOGPROBS
@@ -108,32 +109,37 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             vocab_size=model.info.vocab_size,
             has_chat_template=model.tokenizer.has_chat_template,
             dtype=model.info.dtype,
+            takes_token_ids_only=model.tokenizer.is_absent,
         )
 
 
 def tokenize(request: pb.GenerateRequest, model: ServedModel) -> tuple[list[int], list[list[int]]]:
     """Return the token ids of the prompt and of the banned words; may take long.
 
-    Raises: InvalidFieldError: see `tokenize_prompt` and `tokenize_words`.
+    Raises: InvalidFieldError: see `tokenize_prompt`, `tokenize_words` and `refuse_text`.
     """
+    if model.tokenizer.is_absent:
+        refuse_text(request)
     return tokenize_prompt(request, model), tokenize_words(request.sampling_params, model.tokenizer)
 
 
 def tokenize_prompt(request: pb.GenerateRequest, model: ServedModel) -> list[int]:
     """Return the token ids of whichever prompt the request has.
 
-    Raises: InvalidFieldError: it is empty, refused by the chat template, or certain to be too long.
+    Raises: InvalidFieldError: it is empty, refused by the chat template, certain to be too long, or has a token that
+        the model does not know.
     """
     kind = request.WhichOneof("prompt")
     if kind == "text":
         check_text_length("text", len(request.text), model)
-        return model.tokenizer.encode(request.text)
+        return check_known(kind, model.tokenizer.encode(request.text), model)
     if kind == "messages":
         messages = request.messages.messages
         if not messages:
             raise InvalidFieldError("messages", "empty", "at least 1 message long")
         check_text_length("messages", sum(len(message.role) + len(message.content) for message in messages), model)
-        return model.tokenizer.render_chat([(message.role, message.content) for message in messages])
+        token_ids = model.tokenizer.render_chat([(message.role, message.content) for message in messages])
+        return check_known(kind, token_ids, model)
     return list(request.token_ids.ids)
 
 

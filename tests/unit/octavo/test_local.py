@@ -246,13 +246,18 @@ async def _readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-def test_a_directory_without_a_tokenizer_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_directory_without_a_tokenizer_is_refused_for_the_openai_api_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.local.check_gateway", lambda _: None)
+    (tmp_path / "config.json").touch()
     with pytest.raises(LocalServiceError) as caught:
-        LocalOptions(model=str(tmp_path))
-    assert str(caught.value) == f"{tmp_path}/tokenizer.json is missing; the scheduler needs it"
+        LocalOptions(model=str(tmp_path), openai="127.0.0.1:0")
+    assert str(caught.value) == f"{tmp_path}/tokenizer.json is missing; OpenAI's API needs it"
+    LocalOptions(model=str(tmp_path))
 
     (tmp_path / "tokenizer.json").touch()
-    LocalOptions(model=str(tmp_path))
+    LocalOptions(model=str(tmp_path), openai="127.0.0.1:0")
 
 
 def test_options_become_flags_and_absent_ones_stay_with_the_services() -> None:
