@@ -17,6 +17,7 @@ from executor_svc.kernels import make_model
 from executor_svc.largest_step import largest_step
 from executor_svc.model_directory import ModelDirectory
 from executor_svc.models import Decoder, parse_config
+from executor_svc.running_step import RunningStep
 from executor_svc.warm_up import warm_up
 from executor_svc.weights import Checkpoint
 from executor_svc.worker import execute
@@ -274,6 +275,36 @@ def test_a_warm_up_leaves_no_trace_but_in_blocks_that_nobody_has(
 
     assert not warm.worker.table.live.any()
     assert warm.generate(prompts, 6) == cold.generate(prompts, 6)
+
+
+def test_a_warm_up_runs_steps_of_every_kind(
+    tiny_models: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ExecutorConfig(
+        model=str(tiny_models["gqa"].directory), max_num_seqs=8, num_device_blocks=64, num_host_blocks=0
+    )
+    worker = load_worker(config)
+    kinds: list[tuple[int, int]] = []  # prompts and decodes of each step
+    samplings: set[bool] = set()
+    launch = worker.launch
+
+    def launch_and_note(step: Step) -> RunningStep:
+        kinds.append((len(step.delta.admissions), int(worker.table.live.sum())))
+        samplings.update(admission.sampling.temperature > 0 for admission in step.delta.admissions)
+        return launch(step)
+
+    monkeypatch.setattr(worker, "launch", launch_and_note)
+    warm_up(worker)
+
+    assert kinds == [(1, 0), (1, 1), (5, 2), (1, 7), (0, 8), (0, 8)]
+    assert samplings == {True, False}
+
+
+def test_eos_ids_that_the_model_does_not_have_end_nothing(model: TinyModel, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(model.directory, tmp_path / "model"))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, VOCAB_SIZE, -1]}))
+
+    assert load_worker(ExecutorConfig(model=str(directory), kv_cache_gib=0.001)).info.eos_token_ids == (2,)
 
 
 def test_a_worker_too_small_for_a_warm_up_goes_without(tiny_models: dict[str, TinyModel]) -> None:
