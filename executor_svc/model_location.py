@@ -85,8 +85,10 @@ def _why_no_config(path: Path, file_names: list[str]) -> str:
         )
     if "params.json" in file_names:
         return f"has params.json, a format of its makers: Octavo needs its Hugging Face form, with {FORMAT}"
-    inner = [name for name in file_names if (path / name / "config.json").is_file()]
-    return "has no config.json" + (f", but {path / inner[0]} has one: give --model that" if inner else "")
+    inner = [str(path / name) for name in file_names if (path / name / "config.json").is_file()]
+    if len(inner) == 1:
+        return f"has no config.json, but {inner[0]} has one: give --model that"
+    return "has no config.json" + (f"; {', '.join(inner[:3])} have one: give --model one of them" if inner else "")
 
 
 def _why_no_weights(file_names: list[str]) -> str:

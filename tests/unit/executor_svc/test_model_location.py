@@ -67,6 +67,11 @@ NO_MODEL: list[tuple[tuple[str, ...], str, str]] = [
         "the model directory tiny has no config.json, but tiny/big has one: give --model that",
     ),
     (
+        tuple(f"tiny/{name}/config.json" for name in "abcd"),
+        "tiny",
+        "the model directory tiny has no config.json; tiny/a, tiny/b, tiny/c have one: give --model one of them",
+    ),
+    (
         ("tiny/tiny-Q4.gguf",),
         "tiny",
         f"the model directory tiny holds tiny-Q4.gguf: Octavo does not read GGUF; it needs a directory with {FORMAT}",
