@@ -245,8 +245,10 @@ class TokenizerLoader:
 
     async def __call__(self, session: ExecutorSession) -> Tokenizer:
         """Return the tokenizer for the model of `session`."""
-        tokenizer = self._own or await asyncio.to_thread(Tokenizer, await session.get_tokenizer())
-        vocab_size = session.info.vocab_size
+        tokenizer, vocab_size = self._own, session.info.vocab_size
+        if tokenizer is None:
+            files = await session.get_tokenizer()
+            tokenizer = await asyncio.to_thread(Tokenizer, files)
         if tokenizer.is_absent:
             log.warning(Event("no_tokenizer", model=session.info.model_id, serves="token ids only", fix=TOKENIZER_FIX))
         elif tokenizer.largest_id >= vocab_size:  # texts of unknown tokens are refused one by one

@@ -277,9 +277,7 @@ def test_a_warm_up_leaves_no_trace_but_in_blocks_that_nobody_has(
     assert warm.generate(prompts, 6) == cold.generate(prompts, 6)
 
 
-def test_a_warm_up_runs_steps_of_every_kind(
-    tiny_models: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_warm_up_runs_steps_of_every_kind(tiny_models: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch) -> None:
     config = ExecutorConfig(
         model=str(tiny_models["gqa"].directory), max_num_seqs=8, num_device_blocks=64, num_host_blocks=0
     )
