@@ -13,3 +13,7 @@ class UnsupportedModelError(ModelLoadError):
 
 class DeviceLostError(StepFailedError):
     """The device computes nothing any more; only a new process gets it back."""
+
+
+class UnknownArchitectureError(UnsupportedModelError):
+    """There is no code of our own for this architecture at all."""

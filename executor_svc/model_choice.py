@@ -13,7 +13,7 @@ from executor_svc.attention import AttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.needs import AttentionNeeds
 from executor_svc.attention.selection import ChosenBackend, choose_backend
-from executor_svc.errors import ModelLoadError, UnsupportedModelError
+from executor_svc.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
 from executor_svc.kernels import find_library, make_attention, make_model
 from executor_svc.model_directory import ModelDirectory
 from executor_svc.models import ModelConfig, parse_config
@@ -122,6 +122,8 @@ def _from_transformers(
     try:
         model = load_transformers_model(directory.path, dtype, device)
     except ModelLoadError as error:
+        if isinstance(reason, UnknownArchitectureError):
+            raise
         raise ModelLoadError(f"{error}; our own code cannot run it either: {reason}") from error
     facts = model.attention
     sizes = (facts.num_heads, facts.num_kv_heads, facts.head_dim)

@@ -1,6 +1,6 @@
-"""The directory of a Hugging Face model: where it is, its JSON files, its tokenizer files.
+"""The directory of a Hugging Face model: its JSON files, its tokenizer files.
 
-The weights are read by `executor_svc/weights.py`.
+`executor_svc/model_location.py` finds it. The weights are read by `executor_svc/weights.py`.
 """
 
 import json
@@ -8,6 +8,10 @@ from pathlib import Path
 
 from executor_svc.errors import ModelLoadError
 from shared.executor_info import TokenizerFile
+
+# The weights: one file, or shards with an index.
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 
 TOKENIZER_FILE_NAMES = (
     "tokenizer.json",
@@ -59,27 +63,6 @@ class ModelDirectory:
                 read_json_object(path)
         _check_tokenizer(paths[0])
         return tuple(TokenizerFile(path.name, path.read_bytes()) for path in paths)
-
-
-def find_model_directory(model: str) -> ModelDirectory:
-    """Return the directory `model`; if there is none, take it for a hub id and download it.
-
-    Raises: ModelLoadError: neither works.
-    """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return ModelDirectory(path)
-    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
-        raise ModelLoadError(f"the model directory {path} does not exist")
-    # Imported here: a local model needs no download library.
-    from huggingface_hub import snapshot_download
-
-    try:
-        snapshot = snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja"])
-    except (OSError, ValueError) as error:  # the roots of the hub's errors: connection, HTTP status, bad id
-        reason = str(error).strip().split("\n", maxsplit=1)[0]
-        raise ModelLoadError(f"{model} is no directory, and its download from the hub failed: {reason}") from error
-    return ModelDirectory(Path(snapshot))
 
 
 def _check_tokenizer(path: Path) -> None:

@@ -17,12 +17,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from safetensors import SafetensorError, safe_open
 
 from executor_svc.errors import ModelLoadError
-from executor_svc.model_directory import read_json_object
+from executor_svc.model_directory import INDEX_FILE, SINGLE_FILE, read_json_object
 from executor_svc.models.weight_map import TensorTarget
 from shared.events import Event
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 
 logger = logging.getLogger(__name__)
 

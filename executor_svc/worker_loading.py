@@ -10,7 +10,7 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.devices import find_device
 from executor_svc.errors import ModelLoadError
 from executor_svc.model_choice import choose_model, read_model_config
-from executor_svc.model_directory import find_model_directory
+from executor_svc.model_location import find_model_directory
 from executor_svc.number_format import STORED_NAMES, choose_number_format
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.torch_worker import TorchWorker
@@ -18,7 +18,7 @@ from executor_svc.weights import Checkpoint
 from executor_svc.worker_assembly import ModelIdentity, assemble_worker, cache_shape_of
 from shared.events import Event
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def load_worker(
@@ -47,21 +47,24 @@ def load_worker(
     number_format = choose_number_format(config.dtype, directory.config(), device)
     config = config.model_copy(update={"dtype": number_format})
     chosen = choose_model(directory, config, device, group)
-    longest, source = chosen.model.shape.max_position_embeddings, directory.path / "config.json"
-    model_len = _checked_model_len(longest, config.max_model_len, source)
+    shape, source = chosen.model.shape, directory.path / "config.json"
+    model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, source)
     check_cache_settings(config, cache_shape_of(chosen))
     checkpoint = Checkpoint(directory.path)
     stored = checkpoint.number_formats()
     if stored != {STORED_NAMES[number_format]} and group.rank == 0:
-        _logger.info(Event("weights_converted", stored=",".join(sorted(stored)), dtype=number_format))
+        logger.info(Event("weights_converted", stored=",".join(sorted(stored)), dtype=number_format))
     chosen.load(checkpoint)
     identity = ModelIdentity(
         model_id=config.model_id or _model_id(config.model),
         model_hash=checkpoint.model_hash(config.quantization),
         max_model_len=model_len,
-        eos_token_ids=directory.eos_token_ids(),
+        # What the model cannot produce ends nothing, and is no id that a step may name.
+        eos_token_ids=tuple(token_id for token_id in directory.eos_token_ids() if 0 <= token_id < shape.vocab_size),
         tokenizer_files=directory.tokenizer_files(),
     )
+    if not identity.tokenizer_files and group.rank == 0:
+        logger.warning(Event("no_tokenizer", directory=str(directory.path), serves="token ids only"))
     return assemble_worker(chosen, identity, config, device, group, local_size)
 
 

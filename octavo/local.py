@@ -90,18 +90,23 @@ class LocalOptions:
             progress: Whether to show on stderr how that goes.
 
         Raises:
-            LocalServiceError: it cannot be made, or a directory has no tokenizer.json, for which the scheduler would
-                wait for ever. Other models are the executor's to judge.
+            LocalServiceError: it cannot be made, or OpenAI's API is asked for and a directory has no tokenizer.json.
+                Other models are the executor's to judge.
         """
         config = self.executor.config
         if not config.model:
             raise LocalServiceError("the name of the model is empty; name a demo model, a directory, or a hub id")
         model = resolve_model(config.model, progress=progress)
         self.executor = replace(self.executor, config=config.model_copy(update={"model": model}))
-        tokenizer = Path(model, "tokenizer.json")
-        is_sent = self.scheduler.config.tokenizer is None
-        if is_sent and tokenizer.parent.is_dir() and not tokenizer.is_file():
-            raise LocalServiceError(f"{tokenizer} is missing; the scheduler needs it")
+        if self.openai is not None and self.lacks_tokenizer:
+            raise LocalServiceError(f"{Path(model, 'tokenizer.json')} is missing; OpenAI's API needs it")
+
+    @property
+    def lacks_tokenizer(self) -> bool:
+        """Whether the model is a directory without a tokenizer, and no other is named: served for token ids only."""
+        directory = Path(self.executor.config.model)
+        has_one = self.scheduler.config.tokenizer is not None or (directory / "tokenizer.json").is_file()
+        return not has_one and (directory / "config.json").is_file()
 
     def executor_command(self) -> list[str]:
         """Return the command that starts the executor."""

@@ -188,6 +188,7 @@ class ModelInfo:
         vocab_size: Number of token ids.
         has_chat_template: Whether conversations can be sent.
         dtype: Number format of the weights.
+        takes_token_ids_only: Whether it has no tokenizer: prompts must be token ids, and outputs have no text.
     """
 
     model_id: str
@@ -195,6 +196,7 @@ class ModelInfo:
     vocab_size: int
     has_chat_template: bool
     dtype: str
+    takes_token_ids_only: bool = False
 
 
 def event_from_proto(response: generation_service_pb2.GenerateResponse) -> Event:
@@ -240,6 +242,7 @@ def model_from_proto(response: generation_service_pb2.GetModelResponse) -> Model
         vocab_size=response.vocab_size,
         has_chat_template=response.has_chat_template,
         dtype=response.dtype,
+        takes_token_ids_only=response.takes_token_ids_only,
     )
 
 

@@ -89,13 +89,15 @@ class ExecutorSession:
         return f"no heartbeat has been answered for {silent_s:.1f} s; it is lost after {self._timings.lease_s:g} s"
 
     async def get_tokenizer(self) -> tuple[TokenizerFile, ...]:
-        """Fetch the tokenizer files.
+        """Fetch the tokenizer files; empty: the model has none.
 
-        Raises: ExecutorLostError: there are none, or it does not answer.
+        Raises: ExecutorLostError: it does not answer.
         """
         try:
             response = await self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=self._timings.connect_timeout_s)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                return ()
             raise ExecutorLostError(f"GetTokenizer failed: {error.details()}") from error
         return tuple(TokenizerFile(file.name, file.content) for file in response.files)
 

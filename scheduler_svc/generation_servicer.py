@@ -30,6 +30,7 @@ from scheduler_svc.request_validation import (
 )
 from scheduler_svc.running_checks import RunningChecks
 from scheduler_svc.served_model import ServedModel
+from scheduler_svc.text_validation import check_known, refuse_text
 from scheduler_svc.token_rule_validation import tokenize_words
 from scheduler_svc.tokenizer import TooManyTokensError
 from shared.errors import InvalidFieldError, NoExecutorError, RequestAbortedError
@@ -137,6 +138,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             vocab_size=model.info.vocab_size,
             has_chat_template=model.tokenizer.has_chat_template,
             dtype=model.info.dtype,
+            takes_token_ids_only=model.tokenizer.is_absent,
         )
 
 
@@ -156,8 +158,10 @@ def tokenize(
 ) -> tuple[Sequence[int] | Int32Array, list[list[int]]]:
     """Return the token ids of the prompt and of the banned words; may take long.
 
-    Raises: InvalidFieldError: see `tokenize_prompt` and `tokenize_words`.
+    Raises: InvalidFieldError: see `tokenize_prompt`, `tokenize_words` and `refuse_text`.
     """
+    if model.tokenizer.is_absent:
+        refuse_text(request)
     return tokenize_prompt(request, model, limits), tokenize_words(request.sampling_params, model.tokenizer)
 
 
@@ -166,20 +170,21 @@ def tokenize_prompt(
 ) -> Sequence[int] | Int32Array:
     """Return the token ids of whichever prompt the request has.
 
-    Raises: InvalidFieldError: it is empty, refused by the chat template, or too long.
+    Raises: InvalidFieldError: it is empty, refused by the chat template, too long, or has a token that the
+            model does not know.
     """
     kind = request.WhichOneof("prompt") or "prompt"
     try:
         if kind == "text":
             text = request.text
             check_text_length("text", len(text), model)
-            return model.tokenizer.encode(text, limits.max_prompt_tokens)
+            return check_known(kind, model.tokenizer.encode(text, limits.max_prompt_tokens), model)
         if kind == "messages":
             messages = [(message.role, message.content) for message in request.messages.messages]
             if not messages:
                 raise InvalidFieldError("messages", "empty", "at least 1 message long")
             check_text_length("messages", sum(len(role) + len(content) for role, content in messages), model)
-            return model.tokenizer.render_chat(messages, limits.max_prompt_tokens)
+            return check_known(kind, model.tokenizer.render_chat(messages, limits.max_prompt_tokens), model)
     except TooManyTokensError as error:
         check_prompt_length(error.num_tokens, kind, limits)
         raise

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import logging
 import secrets
 import socket
 import time
@@ -30,9 +31,11 @@ from scheduler_svc.membership import Membership
 from scheduler_svc.request_body import KeepBodies
 from scheduler_svc.scheduler_metrics import LOOP_LAG, scheduler_families
 from scheduler_svc.served_model import CoreSettings
+from scheduler_svc.text_validation import TOKENIZER_FIX
 from scheduler_svc.tokenizer import Tokenizer
 from scheduler_svc.vllm_engine import SERVICE_NAME as VLLM_ENGINE_SERVICE
 from scheduler_svc.vllm_engine import add_vllm_engine, generate_request_class
+from shared.events import Event
 from shared.exposure import warn_if_exposed
 from shared.grpc_metrics import CallMetrics
 from shared.grpc_server import GrpcServer, Port, Ports, probe_server, shut_down
@@ -46,6 +49,8 @@ from shared.tracing import Tracing, start_tracing
 
 if TYPE_CHECKING:  # imports opentelemetry
     from scheduler_svc.request_tracing import RequestTracer
+
+log = logging.getLogger(__name__)
 
 GENERATION_SERVICE = generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 ADMIN_SERVICE = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -268,7 +273,14 @@ class TokenizerLoader:
 
     async def __call__(self, session: ExecutorSession) -> Tokenizer:
         """Return the tokenizer for the model of `session`."""
-        if self._own is not None:
-            return self._own
-        files = await session.get_tokenizer()
-        return await asyncio.to_thread(Tokenizer, files)
+        tokenizer, vocab_size = self._own, session.info.vocab_size
+        if tokenizer is None:
+            files = await session.get_tokenizer()
+            tokenizer = await asyncio.to_thread(Tokenizer, files)
+        if tokenizer.is_absent:
+            log.warning(Event("no_tokenizer", model=session.info.model_id, serves="token ids only", fix=TOKENIZER_FIX))
+        elif tokenizer.largest_id >= vocab_size:  # texts of unknown tokens are refused one by one
+            largest = tokenizer.largest_id
+            token = tokenizer.token_of(largest)
+            log.warning(Event("tokenizer_larger_than_model", token=token, token_id=largest, vocab_size=vocab_size))
+        return tokenizer

@@ -87,6 +87,8 @@ def token_rules(
 
     Raises: InvalidFieldError: a token is unknown, a list is too long, or no token could ever come.
     """
+    # A word with a token that the model does not know, though its tokenizer does, can never come.
+    words = [word for word in words if max(word) < limits.vocab_size]
     banned = check_token_ids(params.banned_token_ids, "banned_token_ids", MAX_BANNED_TOKENS, limits.vocab_size)
     allowed = check_token_ids(params.allowed_token_ids, "allowed_token_ids", limits.vocab_size, limits.vocab_size)
     single = {word[0] for word in words if len(word) == 1} - set(limits.eos_token_ids)

@@ -44,7 +44,8 @@ class Tokenizer:
     """Tokenizes, detokenizes and renders conversations for one model. Threads may share one.
 
     Args:
-        files: The model's tokenizer files; only tokenizer.json is required. They are kept as `files`.
+        files: The model's tokenizer files; only tokenizer.json is required. They are kept as `files`. None at
+            all: the model has no tokenizer, every output is the empty text, and nothing may be encoded.
 
     Raises: TokenizerFileError: a file is missing or broken.
     """
@@ -52,11 +53,13 @@ class Tokenizer:
     def __init__(self, files: Iterable[TokenizerFile]) -> None:
         self.files = tuple(files)
         contents = {file.name: file.content for file in self.files}
-        self._tokenizer = _load_tokenizer(contents)
+        self._tokenizer = _load_tokenizer(contents) if self.files else tokenizers.Tokenizer(tokenizers.models.BPE())
         config = _load_json_object(contents, CONFIG)
         self._special_tokens = _special_tokens(_load_json_object(contents, SPECIAL_TOKENS_MAP) | config)
         self._chat_template = _load_chat_template(contents, config, self._special_tokens)
-        self._max_token_length = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
+        self._max_token_length = max(map(len, vocab), default=1)
+        self._largest_id = max(vocab.values(), default=-1)
         self._special_token_ids = frozenset(
             token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
         )
@@ -78,6 +81,16 @@ class Tokenizer:
             except OSError as error:
                 raise TokenizerFileError(str(file), f"cannot be read: {error.strerror}") from error
         return cls(files)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the model has no tokenizer, so that it takes token ids only."""
+        return not self.files
+
+    @property
+    def largest_id(self) -> int:
+        """The largest id that `encode` may return, -1: none; the model may have fewer ids, and mostly has more."""
+        return self._largest_id
 
     @property
     def vocab_size(self) -> int:
@@ -102,6 +115,10 @@ class Tokenizer:
     def id_of(self, token: str) -> int | None:
         """Return the id of a token written as in the vocabulary, if there is one."""
         return self._tokenizer.token_to_id(token)
+
+    def token_of(self, token_id: int) -> str:
+        """Return a token as it is written in the vocabulary; empty: there is none with this id."""
+        return self._tokenizer.id_to_token(token_id) or ""
 
     def has_id(self, token_id: int) -> bool:
         """Return whether there is such a token; `decode` passes over ids without one."""

@@ -28,11 +28,11 @@ class ConfigFields:
             raise ModelLoadError(f"{self.source} names no architecture")
         return str(architectures[0])
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """Return a whole number above 0."""
+    def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """Return a whole number of at least `least`."""
         value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelLoadError(f"{self._describe(name)} {value!r}; it must be a whole number above 0")
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ModelLoadError(f"{self._describe(name)} {value!r}; it must be a whole number of at least {least}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

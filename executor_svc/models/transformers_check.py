@@ -41,10 +41,18 @@ def check_logits(model: Any, paged: LanguageModel) -> None:
         raise refusal(architecture, f"its code does not run with it ({type(error).__name__}: {error})") from error
     limit = torch.finfo(model.dtype).eps ** 0.5
     if not difference <= limit:  # NaN included
-        raise refusal(
-            architecture,
-            f"its logits differ from those of its own attention by {difference:.1e} of their length, above {limit:.1e}",
-        )
+        sentence = f"its logits differ from those of its own attention by {difference:.1e} of their length"
+        cause = "" if _takes_positions(model) else "; its code counts positions instead of taking them"
+        raise refusal(architecture, f"{sentence}, above {limit:.1e}{cause}")
+
+
+def _takes_positions(model: Any) -> bool:
+    """Whether other positions make other logits, on the attention of the model itself."""
+    model.set_attn_implementation("eager")
+    token_ids = probe_tokens(model)[None]
+    positions = torch.arange(NUM_PROBE_TOKENS, device=model.device)[None]
+    one, two = (model(input_ids=token_ids, position_ids=by * positions, use_cache=False).logits for by in (1, 2))
+    return not torch.equal(one, two)
 
 
 def _largest_difference(

@@ -1,6 +1,6 @@
 """Which models run through transformers' code, as far as config.json tells: known before weights are read."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from executor_svc.model_directory import read_json_object
 # Its frequencies depend on the longest sequence of a batch, so a token's keys would depend on its neighbours. Those
 # of the type "dynamic" change beyond max_position_embeddings only, which no sequence reaches.
 BATCH_DEPENDENT_ROPE_TYPE = "longrope"
-PAGED_LAYER_TYPES = ("full_attention", "sliding_attention")
+PAGED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# What such a layer knows of a sequence is not in the KV cache: it would be lost between two steps.
+STATEFUL_LAYER_TYPES = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention"})
 
 
 def find_architecture(directory: Path) -> tuple[Any, Any]:
@@ -28,13 +30,11 @@ def find_architecture(directory: Path) -> tuple[Any, Any]:
         raise ModelLoadError(f"{source} has architectures {names!r}; it must be a list of one name")
     name = names[0]
     model_class = _model_class(name, raw)
-    if raw.get("quantization_config") is not None:
-        raise refusal(name, "its weights are quantized (quantization_config), which is not supported")
     try:
-        config = model_class.config_class.from_dict(dict(raw))
+        config = model_class.config_class.from_json_file(source)
     except Exception as error:  # of transformers and huggingface_hub, of many types
         raise ModelLoadError(f"{source} is no configuration of {name}: {error}") from error
-    _check_config(name, config)
+    _check_config(model_class, config)
     return model_class, config
 
 
@@ -52,21 +52,32 @@ def _model_class(name: str, raw: Mapping[str, object]) -> Any:
             raise refusal(name, "it is not a causal language model")
         raise refusal(name, f"transformers {transformers.__version__} does not know it")
     model_class = getattr(transformers, name)
-    if not model_class._supports_attention_backend:
+    # Not `_supports_attention_backend`: several classes lack that flag whose attention can be exchanged.
+    if not model_class._can_set_attn_implementation():
         raise refusal(name, "its code in transformers does not let the attention be exchanged")
     return model_class
 
 
-def _check_config(name: str, config: Any) -> None:
-    if config.get_text_config() is not config:
+def _check_config(model_class: Any, config: Any) -> None:
+    name = model_class.__name__
+    if config.get_text_config() is not config or not hasattr(config, "num_hidden_layers"):
         raise refusal(name, "it is made of several models, not of a language model alone")
+    _check_layer_types(model_class, getattr(config, "layer_types", None) or ())
     if BATCH_DEPENDENT_ROPE_TYPE in _rope_types(getattr(config, "rope_parameters", None)):
         raise refusal(name, "its rotary frequencies depend on the other sequences of a batch (longrope)")
-    for layer_type in getattr(config, "layer_types", None) or ():
-        if layer_type not in PAGED_LAYER_TYPES:
-            raise refusal(name, f"it has layers of type {layer_type}")
     if not isinstance(getattr(config, "max_position_embeddings", None), int):
         raise refusal(name, "its configuration names no longest sequence (max_position_embeddings)")
+
+
+def _check_layer_types(model_class: Any, layer_types: Collection[str]) -> None:
+    """Refuse layers that do something else than attend. Without types, the class says if it keeps a state."""
+    stateful = sorted(STATEFUL_LAYER_TYPES.intersection(layer_types))
+    if stateful or (model_class._is_stateful and not layer_types):
+        which = f" (layers of type {' and '.join(stateful)})" if stateful else ""
+        raise refusal(model_class.__name__, f"it keeps a recurrent state beside the KV cache{which}")
+    for layer_type in layer_types:
+        if layer_type not in PAGED_LAYER_TYPES:
+            raise refusal(model_class.__name__, f"it has layers of type {layer_type}")
 
 
 def _rope_types(parameters: object) -> list[object]:

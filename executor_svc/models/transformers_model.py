@@ -159,6 +159,11 @@ class _GivenHidden(nn.Module):
         """Return the hidden states [1, num_rows, hidden_size] as they are."""
         return _GivenOutput(last_hidden_state=inputs_embeds)
 
+    @property
+    def decoder(self) -> "_GivenHidden":
+        """Decoders of encoder-decoder models are wrapped: the head calls what is inside."""
+        return self
+
 
 class _GivenOutput(BaseModelOutputWithPast):  # type: ignore[misc]  # transformers is not followed
     """Hidden states, and None for whatever else the output of an architecture may have."""

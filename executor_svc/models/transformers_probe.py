@@ -51,7 +51,7 @@ def probe_attention(model: Any, base: Any, hook: AttentionHook) -> AttentionFact
         with hook.handled_by(recorder):
             base(input_ids=probe_tokens(model)[None], position_ids=positions[None], use_cache=False)
     except Exception as error:  # code of others, which fails with many types
-        raise refusal(architecture, f"its code does not run with it ({type(error).__name__}: {error})") from error
+        raise refusal(architecture, _why_it_failed(model, error)) from error
     try:
         return _facts(recorder.calls, model.config)
     except _UnsupportedAttentionError as error:
@@ -63,6 +63,19 @@ def probe_tokens(model: Any) -> torch.Tensor:
     vocab_size: int = model.config.vocab_size
     # Multiples of a prime: spread over the vocabulary, and all different unless that is tiny.
     return torch.arange(1, NUM_PROBE_TOKENS + 1, device=model.device) * 7919 % vocab_size
+
+
+def _why_it_failed(model: Any, error: Exception) -> str:
+    """Return why a model failed in the probe: a mask was asked for, or it fails on its own attention too."""
+    if MaskDescription.__name__ in str(error):
+        return "its code computes with the attention mask, which is not made"
+    what = f"{type(error).__name__}: {error}"
+    try:
+        model.set_attn_implementation("eager")
+        model(input_ids=probe_tokens(model)[None], use_cache=False)
+    except Exception:  # as above
+        return f"its code does not run on a sequence of token ids ({what})"
+    return f"its code does not run with it ({what})"
 
 
 class _UnsupportedAttentionError(Exception):

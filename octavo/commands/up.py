@@ -88,7 +88,10 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         admin_flags = _address_flag(services.admin_address, DEFAULT_ADMIN_ADDRESS) + _access_flags(config)
         click.echo(f"operators: {scheme}://{services.admin_address} (live page), octavo top{admin_flags}")
         flags = _address_flag(services.address, DEFAULT_ADDRESS) + _access_flags(config)
-        click.echo(f'try: octavo generate "Why is the sky blue?"{flags}')
+        if options.lacks_tokenizer:
+            click.echo("this model has no tokenizer.json: it takes prompts of token ids (octavo.Client) and no text")
+        else:
+            click.echo(f'try: octavo generate "Why is the sky blue?"{flags}')
         if services.openai_address is not None:
             await _say_how_to_use_openai(services.address, f"http://{services.openai_address}/v1")
         await services.run_beside(_wait_for(stop_wanted))

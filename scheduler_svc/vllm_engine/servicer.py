@@ -16,11 +16,12 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.generation_servicer import GenerationServicer
 from scheduler_svc.request_body import RequestBody
 from scheduler_svc.served_model import ServedModel
+from scheduler_svc.text_validation import TOKENIZER_FIX
 from scheduler_svc.vllm_engine.description import loads, model_info, server_info
 from scheduler_svc.vllm_engine.requests import engine_request_limits, generation_request
 from scheduler_svc.vllm_engine.responses import Answer
 from scheduler_svc.vllm_engine.tokenizer_archive import TokenizerArchive
-from shared.errors import RequestAbortedError, UnavailableError
+from shared.errors import RequestAbortedError, UnavailableError, UnknownNameError
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -94,7 +95,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         self, request: common_pb2.GetTokenizerRequest, context: Context
     ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
         """Send the tokenizer's files."""
-        for chunk in await self._tokenizer.chunks(self._model()):
+        model = self._model()
+        if model.tokenizer.is_absent:
+            raise UnknownNameError(f"model {model.info.model_id!r} has no tokenizer; {TOKENIZER_FIX}")
+        for chunk in await self._tokenizer.chunks(model):
             yield chunk
 
     async def _unimplemented(self, request: object, context: Context) -> Never:

@@ -23,7 +23,7 @@ from executor_svc.fake_worker import FakeWorker
 from scheduler_svc.vllm_engine import SERVICE_NAME
 from scheduler_svc.vllm_engine.tokenizer_archive import CHUNK_BYTES, archive_chunks
 from shared.errors import OctavoServiceError
-from tests.support.stack import Stack, collect, running_stack, token_request
+from tests.support.stack import Stack, WithoutTokenizer, collect, running_stack, token_request
 from tests.support.vllm_engine import GatewayStack, engine_request, first_chunk, no_live_request, running_gateway_stack
 
 ENDLESS = 4000
@@ -120,6 +120,14 @@ async def test_the_archive_is_made_once_for_each_model_and_not_on_the_event_loop
     assert config["max_position_embeddings"] == 77
     assert len(threads) == 2
     assert threading.get_ident() not in threads
+
+
+async def test_a_model_without_a_tokenizer_has_no_archive() -> None:
+    async with running_gateway_stack(WithoutTokenizer()) as gateway:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await archive_of(gateway)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert "has no tokenizer; start the scheduler with --tokenizer" in (caught.value.details() or "")
 
 
 async def archive_of(gateway: GatewayStack) -> bytes:

@@ -74,6 +74,7 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "ApertusForCausalLM": {},
     "ArceeForCausalLM": {"rope_parameters": YARN},
     "AriaTextForCausalLM": {},
+    "BioGptForCausalLM": {},
     "BitNetForCausalLM": {},
     "CohereForCausalLM": {"logit_scale": 0.3, "use_qk_norm": True},
     "Cohere2ForCausalLM": {**ONE_WINDOW, "logit_scale": 0.3},
@@ -100,6 +101,14 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "Glm4MoeForCausalLM": {"first_k_dense_replace": 1, "use_qk_norm": True},
     "GraniteForCausalLM": GRANITE,
     "GraniteMoeForCausalLM": GRANITE,
+    # Without a Mamba layer, as Granite 4.0 Micro is.
+    "GraniteMoeHybridForCausalLM": {
+        **GRANITE,
+        "layer_types": ["attention", "attention"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 48,
+        "mamba_n_heads": 8,
+    },
     "GraniteMoeSharedForCausalLM": {**GRANITE, "shared_intermediate_size": 16},
     "HeliumForCausalLM": {},
     "HunYuanDenseV1ForCausalLM": {"rope_parameters": {**DYNAMIC_ROPE, "alpha": 50.0}},
@@ -128,6 +137,7 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "SeedOssForCausalLM": {},
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
     "SolarOpenForCausalLM": {},
+    "StableLmForCausalLM": {"qk_layernorm": True, "use_qkv_bias": True, "use_parallel_residual": True},
     "Starcoder2ForCausalLM": {"sliding_window": 9},
     "VaultGemmaForCausalLM": {**ONE_WINDOW, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 20.0},
 }

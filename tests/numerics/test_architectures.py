@@ -16,6 +16,7 @@ from executor_svc.models.transformers_model import TransformersModel, load_trans
 from tests.numerics.architectures import (
     ALL_WINDOWS,
     ARCHITECTURES,
+    LINEAR_ROPE,
     ONE_WINDOW,
     PARTIAL_ROPE,
     VOCAB_SIZE,
@@ -32,7 +33,8 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> TransformersMod
     return load_transformers_model(directory, dtype, torch.device("cpu"))
 
 
-# Of those without code of our own: learned positions, windows, scaled residuals, experts, yarn, soft caps.
+# Of those without code of our own: learned positions, windows, scaled residuals, experts, yarn, soft caps, and a
+# class without `_supports_attention_backend`.
 SAMPLE = (
     "ArceeForCausalLM",
     "Cohere2ForCausalLM",
@@ -40,6 +42,7 @@ SAMPLE = (
     "GraniteForCausalLM",
     "Olmo3ForCausalLM",
     "Qwen2MoeForCausalLM",
+    "StableLmForCausalLM",
     "VaultGemmaForCausalLM",
 )
 
@@ -143,6 +146,27 @@ def test_settings_that_our_own_code_does_not_have_run_through_transformers(
     model, backend = load_architecture(tmp_path)
 
     assert isinstance(model, TransformersModel)
+    assert compare_with_transformers(model, backend, reference).logit_difference < 1e-5
+
+
+QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 7}
+
+# Of families with code of our own, beside what `NATIVE_ARCHITECTURES` has of each.
+NATIVE_SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
+    "linear rotary scaling": ("LlamaForCausalLM", {"rope_parameters": LINEAR_ROPE}),
+    "a window in all layers": ("Qwen2ForCausalLM", {**QWEN_WINDOW, "max_window_layers": 0}),
+    "a window in no layer": ("Qwen2ForCausalLM", {**QWEN_WINDOW, "max_window_layers": 2}),
+    "a window beside experts": ("Qwen3MoeForCausalLM", {**QWEN_WINDOW, "norm_topk_prob": True}),
+}
+
+
+@pytest.mark.parametrize("case", NATIVE_SETTINGS)
+def test_settings_that_our_own_code_has_equal_plain_transformers(case: str, tmp_path: Path) -> None:
+    name, settings = NATIVE_SETTINGS[case]
+    reference = save_tiny_architecture(tmp_path, name, settings)
+    model, backend = load_architecture(tmp_path)
+
+    assert isinstance(model, Decoder)
     assert compare_with_transformers(model, backend, reference).logit_difference < 1e-5
 
 

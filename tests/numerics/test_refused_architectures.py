@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers.masking_utils import create_causal_mask
 from transformers.models.olmo import modeling_olmo
@@ -32,12 +33,8 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, object], str]] = {
         f"T5ForConditionalGeneration {CANNOT}it is not a causal language model",
     ),
     "fixed attention": (
-        {"architectures": ["StableLmForCausalLM"]},
-        f"StableLmForCausalLM {CANNOT}its code in transformers does not let the attention be exchanged",
-    ),
-    "quantized": (
-        {"architectures": ["BitNetForCausalLM"], "quantization_config": {"quant_method": "bitnet"}},
-        rf"BitNetForCausalLM {CANNOT}its weights are quantized \(quantization_config\), which is not supported",
+        {"architectures": ["FalconForCausalLM"]},
+        f"FalconForCausalLM {CANNOT}its code in transformers does not let the attention be exchanged",
     ),
     "wrong type": (
         {"architectures": ["OlmoForCausalLM"], "num_attention_heads": "many"},
@@ -65,13 +62,13 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, object], str]] = {
         {"architectures": ["Llama4ForCausalLM"]},
         f"Llama4ForCausalLM {CANNOT}it has layers of type chunked_attention",
     ),
-    "linear attention": (
-        {"architectures": ["MiniMaxForCausalLM"]},
-        f"MiniMaxForCausalLM {CANNOT}it has layers of type linear_attention",
-    ),
     "no longest sequence": (
-        {"architectures": ["RecurrentGemmaForCausalLM"], "block_types": ["attention"]},
-        rf"RecurrentGemmaForCausalLM {CANNOT}its configuration names no longest sequence \(max_position_embeddings\)",
+        {"architectures": ["WhisperForCausalLM"]},
+        rf"WhisperForCausalLM {CANNOT}its configuration names no longest sequence \(max_position_embeddings\)",
+    ),
+    "several models at once": (
+        {"architectures": ["BltForCausalLM"]},
+        f"BltForCausalLM {CANNOT}it is made of several models, not of a language model alone",
     ),
 }
 
@@ -83,6 +80,47 @@ def test_a_configuration_that_cannot_work_is_refused_before_weights_are_read(cas
 
     with pytest.raises(ModelLoadError, match=sentence):
         load_architecture(tmp_path)
+
+
+# By the type of the layers that keep the state; the class that has none says it of itself.
+STATEFUL = {
+    "BailingHybridForCausalLM": "linear_attention",
+    "BambaForCausalLM": "linear_attention",
+    "FalconH1ForCausalLM": "hybrid",
+    "FalconMambaForCausalLM": "linear_attention",
+    "GraniteMoeHybridForCausalLM": "linear_attention",
+    "InklingForCausalLM": "hybrid and hybrid_sliding",
+    "Inkling2ForCausalLM": "hybrid and hybrid_sliding",
+    "JambaForCausalLM": "linear_attention",
+    "KimiLinearForCausalLM": "linear_attention",
+    "MambaForCausalLM": "linear_attention",
+    "Mamba2ForCausalLM": "linear_attention",
+    "MiniMaxForCausalLM": "linear_attention",
+    "NemotronHForCausalLM": "linear_attention",
+    "OlmoHybridForCausalLM": "linear_attention",
+    "Qwen3NextForCausalLM": "linear_attention",
+    "Qwen3_5ForCausalLM": "linear_attention",
+    "Qwen3_5MoeForCausalLM": "linear_attention",
+    "Qwen4ExpForCausalLM": "linear_attention",
+    "RecurrentGemmaForCausalLM": "linear_attention",
+    "xLSTMForCausalLM": None,
+    "ZambaForCausalLM": "hybrid and linear_attention",
+    "Zamba2ForCausalLM": "hybrid and linear_attention",
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_recurrent_state_is_named_before_weights_are_read(name: str, tmp_path: Path) -> None:
+    kinds = STATEFUL[name]
+    getattr(transformers, name).config_class().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
+
+    with pytest.raises(ModelLoadError) as refused:
+        load_architecture(tmp_path)
+
+    where = f" (layers of type {kinds})" if kinds else ""
+    assert str(refused.value) == f"{name} {CANNOT}it keeps a recurrent state beside the KV cache{where}"
 
 
 REFUSED_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -104,12 +142,22 @@ REFUSED_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         r"layer 0 sees later tokens \(it is not causal\)",
     ),
     "layers that run twice": ("DiffLlamaForCausalLM", {}, "its layers do not attend once each, in turn"),
-    "mask as a tensor": ("DogeForCausalLM", {}, "its code does not run with it .*MaskDescription"),
+    "mask as a tensor": ("DogeForCausalLM", {}, "its code computes with the attention mask, which is not made"),
+    "wrapped decoder": (
+        "BartForCausalLM",
+        {"decoder_layers": 2, "d_model": 32, "decoder_attention_heads": 4, "decoder_ffn_dim": 48},
+        "its logits differ from .*; its code counts positions instead of taking them",
+    ),
+    "several tokens a place": (
+        "MusicgenForCausalLM",
+        {"num_codebooks": 2},
+        r"its code does not run on a sequence of token ids \(RuntimeError: ",
+    ),
     "part of another model": ("MllamaForCausalLM", {}, "its code has no part that ends before the head"),
     "convolutions": (
         "Lfm2ForCausalLM",
         {"layer_types": ["conv", "full_attention"]},
-        "it has layers of type conv",
+        r"it keeps a recurrent state beside the KV cache \(layers of type conv\)",
     ),
 }
 
@@ -170,12 +218,13 @@ CHANGED_MODELS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "positions that are counted": (
         "OlmoModel",
         calling_with(position_ids=None),
-        r"its logits differ from those of its own attention by [\d.]+e-0\d of their length, above 3.5e-04",
+        r"its logits differ from those of its own attention by [\d.]+e-0\d of their length, above 3.5e-04; "
+        "its code counts positions instead of taking them$",
     ),
     "state beside the cache": (
         "OlmoAttention",
         adding_the_token_before,
-        r"its logits differ from those of its own attention by [\d.]+e-0\d of their length, above 3.5e-04",
+        r"its logits differ from those of its own attention by [\d.]+e-0\d of their length, above 3.5e-04$",
     ),
 }
 

@@ -412,6 +412,13 @@ def test_a_device_that_compiles_kernels_is_warmed_up_before_anybody_uses_it(
     assert warmed == [worker]
 
 
+def test_eos_ids_that_the_model_does_not_have_end_nothing(model: TinyModel, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(model.directory, tmp_path / "model"))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, VOCAB_SIZE, -1]}))
+
+    assert load_worker(ExecutorConfig(model=str(directory), kv_cache_gib=0.001)).info.eos_token_ids == (2,)
+
+
 def test_a_worker_too_small_for_a_warm_up_goes_without(tiny_models: dict[str, TinyModel]) -> None:
     config = ExecutorConfig(
         model=str(tiny_models["gqa"].directory), num_device_blocks=2, block_size_tokens=4, num_host_blocks=0

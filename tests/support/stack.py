@@ -20,11 +20,20 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.executor_driver import ExecutorDriver
 from scheduler_svc.membership import Membership
 from scheduler_svc.service import SchedulerService
+from shared.executor_info import TokenizerFile
 from shared.grpc_server import GrpcServer
 
 SERVICE = execution_service_pb2.DESCRIPTOR.services_by_name["ExecutionService"].full_name
 MAX_MESSAGE_BYTES = 8 * 2**20
 PATIENCE_S = 60
+
+
+class WithoutTokenizer(FakeWorker):
+    """A model directory without tokenizer.json."""
+
+    def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
+        """Return no file."""
+        return ()
 
 
 @dataclass(slots=True)

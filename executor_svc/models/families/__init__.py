@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from executor_svc.errors import UnsupportedModelError
+from executor_svc.errors import UnknownArchitectureError
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.families.bloom import read_bloom
 from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3
@@ -16,6 +16,7 @@ from executor_svc.models.families.opt import read_opt
 from executor_svc.models.families.phi import read_phi3
 from executor_svc.models.families.qwen import read_qwen2, read_qwen3
 from executor_svc.models.fields import ConfigFields
+from executor_svc.models.quantized import refuse_quantized
 
 FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingProxyType(
     {
@@ -41,12 +42,14 @@ def parse_config(values: Mapping[str, object], source: Path) -> ModelConfig:
     """Read the contents of config.json.
 
     Raises:
-        UnsupportedModelError: there is no such family, or a value asks for what it does not have.
-        ModelLoadError: a value is missing or has the wrong type.
+        UnknownArchitectureError: there is no such family.
+        UnsupportedModelError: a value asks for what the family does not have.
+        ModelLoadError: a value is missing or has the wrong type, or the weights are quantized.
     """
+    refuse_quantized(values, source)
     fields = ConfigFields(values, source)
     if fields.architecture not in FAMILIES:
-        raise UnsupportedModelError(
+        raise UnknownArchitectureError(
             f"{source} names the architecture {fields.architecture}, which has no code of our own"
         )
     return FAMILIES[fields.architecture](fields)

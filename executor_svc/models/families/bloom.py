@@ -27,7 +27,7 @@ _NAMES = WeightNames(
 
 def read_bloom(fields: ConfigFields) -> ModelConfig:
     """Read a BLOOM config.json."""
-    fields.refuse({"quantization_config": None, "apply_residual_connection_post_layernorm": False})
+    fields.refuse({"apply_residual_connection_post_layernorm": False})
     hidden_size = fields.integer("hidden_size", fields.optional_integer("n_embed"))
     num_heads = fields.integer("n_head", fields.optional_integer("num_attention_heads"))
     num_layers = fields.integer("n_layer", fields.optional_integer("num_hidden_layers"))

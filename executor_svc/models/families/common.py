@@ -35,7 +35,6 @@ def read_decoder(
         is_tied: Whether the head is the embedding where config.json is silent.
         windows: Sliding window of each layer in tokens; None: all see everything.
     """
-    fields.refuse({"quantization_config": None})
     num_layers, hidden_size = fields.integer("num_hidden_layers"), fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
     head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads))

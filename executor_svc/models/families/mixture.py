@@ -8,7 +8,7 @@ from dataclasses import replace
 from executor_svc.errors import ModelLoadError
 from executor_svc.models.config import ExpertsConfig, ModelConfig
 from executor_svc.models.families.common import read_decoder
-from executor_svc.models.families.qwen import read_qwen3
+from executor_svc.models.families.qwen import with_query_key_norm
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.weight_names import WeightNames
 
@@ -29,7 +29,9 @@ def read_mixtral(fields: ConfigFields) -> ModelConfig:
 def read_qwen3_moe(fields: ConfigFields) -> ModelConfig:
     """Read a Qwen3-MoE config.json in which every layer has experts."""
     fields.refuse({"decoder_sparse_step": 1, "mlp_only_layers": []})
-    config = read_qwen3(fields)
+    # Unlike Qwen3 it has no max_window_layers: a window is that of every layer.
+    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
+    config = with_query_key_norm(fields, [window] * fields.integer("num_hidden_layers"))
     mlp = "model.layers.{layer}.mlp"
     names = WeightNames(
         router=f"{mlp}.gate",

@@ -27,7 +27,6 @@ def read_mpt(fields: ConfigFields) -> ModelConfig:
     """Read an MPT config.json. `learned_pos_emb` is often true and means nothing beside ALiBi."""
     fields.refuse(
         {
-            "quantization_config": None,
             "expansion_ratio": 4,
             "no_bias": True,
             "logit_scale": None,

@@ -28,7 +28,6 @@ def read_opt(fields: ConfigFields) -> ModelConfig:
     """Read the config.json of an OPT model with norms before each part (all but OPT-350m)."""
     fields.refuse(
         {
-            "quantization_config": None,
             "do_layer_norm_before": True,
             "_remove_final_layer_norm": False,
             "layer_norm_elementwise_affine": True,

@@ -172,7 +172,7 @@ class ExecutionServiceServicer(object):
     def GetTokenizer(self, request, context):
         """GetTokenizer returns the tokenizer files of the model, so that a scheduler needs no model files.
 
-        NOT_FOUND: the model directory holds no tokenizer.json.
+        NOT_FOUND: the model directory holds no tokenizer.json. A scheduler then serves token ids only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -94,7 +94,7 @@ class ExecutionServiceStub:
     GetTokenizer: _grpc.UnaryUnaryMultiCallable[_execution_service_pb2.GetTokenizerRequest, _execution_service_pb2.GetTokenizerResponse]
     """GetTokenizer returns the tokenizer files of the model, so that a scheduler needs no model files.
 
-    NOT_FOUND: the model directory holds no tokenizer.json.
+    NOT_FOUND: the model directory holds no tokenizer.json. A scheduler then serves token ids only.
     """
     GetBatchTable: _grpc.UnaryUnaryMultiCallable[_execution_service_pb2.GetBatchTableRequest, _execution_service_pb2.GetBatchTableResponse]
     """GetBatchTable shows the mirrored batch table in readable fields, for people.
@@ -167,7 +167,7 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     GetTokenizer: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.GetTokenizerRequest, _execution_service_pb2.GetTokenizerResponse]  # type: ignore[assignment]
     """GetTokenizer returns the tokenizer files of the model, so that a scheduler needs no model files.
 
-    NOT_FOUND: the model directory holds no tokenizer.json.
+    NOT_FOUND: the model directory holds no tokenizer.json. A scheduler then serves token ids only.
     """
     GetBatchTable: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.GetBatchTableRequest, _execution_service_pb2.GetBatchTableResponse]  # type: ignore[assignment]
     """GetBatchTable shows the mirrored batch table in readable fields, for people.
@@ -279,7 +279,7 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_execution_service_pb2.GetTokenizerResponse, _abc.Awaitable[_execution_service_pb2.GetTokenizerResponse]]:
         """GetTokenizer returns the tokenizer files of the model, so that a scheduler needs no model files.
 
-        NOT_FOUND: the model directory holds no tokenizer.json.
+        NOT_FOUND: the model directory holds no tokenizer.json. A scheduler then serves token ids only.
         """
 
     @_abc_1.abstractmethod

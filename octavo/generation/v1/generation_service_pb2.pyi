@@ -407,6 +407,7 @@ class GetModelResponse(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    TAKES_TOKEN_IDS_ONLY_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """Name of the model."""
     max_model_len: _builtins.int
@@ -417,6 +418,10 @@ class GetModelResponse(_message.Message):
     """Whether the model has a chat template, so that `messages` can be used."""
     dtype: _builtins.str
     """Number format of the weights: "float32", "bfloat16" or "float16"."""
+    takes_token_ids_only: _builtins.bool
+    """Whether the model has no tokenizer: `token_ids` is the only prompt that is taken, stop strings and
+    banned words are refused, and outputs have no text.
+    """
     def __init__(
         self,
         *,
@@ -425,10 +430,11 @@ class GetModelResponse(_message.Message):
         vocab_size: _builtins.int = ...,
         has_chat_template: _builtins.bool = ...,
         dtype: _builtins.str = ...,
+        takes_token_ids_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "model_id", b"model_id", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "model_id", b"model_id", "takes_token_ids_only", b"takes_token_ids_only", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import huggingface_hub.constants
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -107,17 +106,6 @@ def test_shards_load_like_one_file(directory: Path) -> None:
     assert all(torch.equal(targets[name], tensor) for name, tensor in expected.items())
 
 
-def test_missing_directory(tmp_path: Path) -> None:
-    assert load_error(tmp_path / "nowhere") == f"the model directory {tmp_path / 'nowhere'} does not exist"
-
-
-def test_failing_download_names_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-
-    assert load_error("octavo/none").startswith("octavo/none is no directory, and its download from the hub failed: ")
-
-
 @pytest.mark.parametrize("content", ["", "{", "[]", "\xff"])
 def test_damaged_config(content: str, directory: Path) -> None:
     (directory / "config.json").write_bytes(content.encode("latin-1"))
@@ -125,18 +113,12 @@ def test_damaged_config(content: str, directory: Path) -> None:
     assert load_error(directory).startswith(f"{directory / 'config.json'} ")
 
 
-def test_missing_config(directory: Path) -> None:
-    (directory / "config.json").unlink()
-
-    assert load_error(directory) == f"{directory / 'config.json'} is missing"
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"architectures": None}, "names no architecture"),
         ({"hidden_size": None}, "has no hidden_size"),
-        ({"hidden_size": "big"}, "has hidden_size 'big'; it must be a whole number above 0"),
+        ({"hidden_size": "big"}, "has hidden_size 'big'; it must be a whole number of at least 1"),
         ({"rms_norm_eps": -1.0}, "has rms_norm_eps -1.0; it must be a number above 0"),
         ({"mlp_bias": "yes"}, "has mlp_bias 'yes'; it must be true or false"),
         ({"num_key_value_heads": 3}, "has 4 attention heads, not a multiple of 3 KV heads"),
@@ -163,8 +145,10 @@ def test_config_that_cannot_run(changes: dict[str, object], reason: str, directo
         ),
         ({"hidden_act": "mish"}, "has hidden_act 'mish'; supported are silu, gelu"),
         ({"sliding_window": 4096}, "has sliding_window 4096, which is not supported"),
-        ({"quantization_config": {"bits": 4}}, "has quantization_config {'bits': 4}, which is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "supported types are default, linear and llama3"),
+        (
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "rotary embedding of type yarn; supported are default, linear and",
+        ),
     ],
 )
 def test_what_our_own_code_does_not_have_may_be_in_that_of_transformers(
@@ -194,12 +178,6 @@ def test_old_style_rope_settings_mean_the_same(rope_type_key: str, directory: Pa
 
     assert parse_config(old_style, directory) == parse_config(new_style, directory)
     assert parse_config(old_style, directory) != parse_config(config, directory)
-
-
-def test_no_weights(directory: Path) -> None:
-    (directory / "model.safetensors").unlink()
-
-    assert load_error(directory) == f"{directory} has neither model.safetensors nor model.safetensors.index.json"
 
 
 @pytest.mark.parametrize("num_bytes", [0, 5, 1_000, 20_000])

@@ -172,10 +172,11 @@ def test_up_warns_of_each_address_that_others_can_reach(
 ) -> None:
     names = {"--listen": "scheduler", "--admin-listen": "scheduler", "--openai": "OpenAI API"}
     flags = [word for flag in names for word in (flag, "0.0.0.0:0" if flag in exposed else "localhost:0")]
+    (tmp_path / "config.json").touch()
     assert run(["up", "--model", str(tmp_path), *flags]) == 1  # it has no tokenizer: nothing starts
     *warnings, refusal = capsys.readouterr().err.splitlines()
     assert warnings == [EXPOSED.format(names[flag], flag, flag) for flag in exposed]
-    assert refusal.endswith("tokenizer.json is missing; the scheduler needs it")
+    assert refusal.endswith("tokenizer.json is missing; OpenAI's API needs it")
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "127.0.0.1:0"])

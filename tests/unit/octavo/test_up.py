@@ -1,6 +1,7 @@
 """What `octavo up` says once it serves; the services themselves are in tests/e2e."""
 
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,3 +71,13 @@ def test_it_says_what_to_type_next(
         operators,
         suggestion,
     ]
+
+
+def test_it_says_that_a_model_without_a_tokenizer_takes_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LocalServices, "from_options", lambda *_, **__: ServicesThatStop("localhost:1", "localhost:2"))
+    (tmp_path / "config.json").touch()
+    assert run(["up", "--model", str(tmp_path)]) == 0
+    (*_, last) = capsys.readouterr().out.splitlines()
+    assert last == "this model has no tokenizer.json: it takes prompts of token ids (octavo.Client) and no text"

@@ -84,7 +84,7 @@ def test_without_a_template_messages_are_refused_with_what_to_use_instead() -> N
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
-        ((), "tokenizer.json is missing"),
+        ((config_file(),), "tokenizer.json is missing"),
         ((TokenizerFile("tokenizer.json", b"{}"),), "tokenizer.json is not a tokenizer: "),
         ((TokenizerFile("tokenizer.json", b"\xff"),), "tokenizer.json is not a tokenizer: "),
         ((with_bos(), TokenizerFile("tokenizer_config.json", b"{")), "tokenizer_config.json is not JSON: "),
