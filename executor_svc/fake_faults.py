@@ -1,4 +1,4 @@
-"""Faults of the fake executor: steps that fail, hang or are slow, and a process that ends, at steps that are known before.
+"""Faults of the fake executor: steps that fail, hang or are slow, and a process that ends, at steps that flags name.
 
 Steps are counted from the start of the process, over all attachments; those that fail count too.
 """
@@ -38,6 +38,11 @@ def parse_slow_step_every(text: str) -> tuple[int, float]:
     return int(number or 0), float(milliseconds or 0)
 
 
+def hang_for_ever() -> None:
+    """Never return, and need no processor meanwhile."""
+    threading.Event().wait()
+
+
 class FakeFaults:
     """Counts the steps, and does what is planned for them.
 
@@ -52,7 +57,7 @@ class FakeFaults:
         self,
         plan: FaultPlan,
         sleep: Callable[[float], None] = time.sleep,
-        hang: Callable[[], object] = threading.Event().wait,
+        hang: Callable[[], object] = hang_for_ever,
         end_process: Callable[[int], object] = os._exit,
     ) -> None:
         self._plan = plan

@@ -59,7 +59,7 @@ class Adoption:
                 self._require_same_model(session, address)
                 limits = await self._serve_model_of(session)
             self._serving_addresses.add(address)
-            return self._fleet.join(limits, session.epoch)
+            return self._fleet.join(limits, session.epoch, address)
 
     def _limits_beside_others(self, session: ExecutorSession) -> SchedulerLimits:
         info, served = session.info, self.model

@@ -261,12 +261,25 @@ class Engine:
             request = self.requests.of(group)
             request.life.add(LifeEvent(EventKind.EXECUTOR_LOST, now_s, address, cause=cause))
             if group in running:
-                request.note_loss()
-            if request.num_losses > self.settings.max_losses:
-                text = f"the executor was lost {request.num_losses} times in a row while it ran this request"
-                self.abort(group.request_id, UnavailableError(text))
-            else:
+                request.note_loss(address, counts=_ran_without(core, request))
+            if not self._end_if_lost_too_often(request):
                 self.requests.enqueue(request)
+
+    def on_probed(self, address: str, *, works: bool) -> None:
+        """The executor at an address, lost without a result, was tried: the loss is its own or its requests' fault."""
+        if not works:
+            self.requests.forget_losses(address)
+            return
+        for request in self.requests.count_losses(address):
+            self._end_if_lost_too_often(request)
+
+    def _end_if_lost_too_often(self, request: Request) -> bool:
+        """End a request that breaks executors, as it seems; return whether it does."""
+        if request.num_losses <= self.settings.max_losses:
+            return False
+        text = f"the executor was lost {request.num_losses} times in a row while it ran this request"
+        self.abort(request.request_id, UnavailableError(text))
+        return True
 
     def fail_all(self, core: Scheduler | None) -> None:
         """A bug of ours: end the requests of a core, and those that wait, without asking it any more.
@@ -297,3 +310,12 @@ class Engine:
     def wake_sleepers(self) -> None:
         """A core left groups in the queue: drivers that do not look at it by themselves are to look."""
         self.drivers.wake_sleepers()
+
+
+def _ran_without(core: Scheduler, request: Request) -> bool:
+    """Return whether the executor of a core, now lost, had finished a step before the request came to it."""
+    if not core.last_processed_step_id:
+        return False
+    came = (EventKind.ADMITTED, EventKind.SWAPPED_IN)
+    steps = (event.step_id for event in reversed(request.life.events) if event.kind in came)
+    return (next(steps, None) or 0) > 1

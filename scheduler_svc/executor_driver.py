@@ -14,15 +14,18 @@ import time
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from scheduler_svc.circuit_breaker import CircuitBreaker
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.errors import TokenizerFileError
 from scheduler_svc.executor_client import ExecutorClient, ExecutorRefusedError
+from scheduler_svc.executor_probe import probe
 from scheduler_svc.executor_session import ExecutorLostError, ExecutorSession
 from scheduler_svc.meter import Meter
 from scheduler_svc.step_log import LoggedStep, StepLog
 from shared.errors import ExecutorFaultError, OctavoServiceError
 from shared.events import Event
+from shared.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +69,9 @@ class DriverOwner(Protocol):
     def take_back(self, core: Scheduler, address: str, cause: str) -> None:
         """The executor is lost or retired, and why: keep the requests of its core for another one."""
 
+    def on_probed(self, address: str, *, works: bool) -> None:
+        """The executor at an address, which was lost without a result, has run a probe, or was lost with it."""
+
     def fail_all(self, core: Scheduler | None) -> None:
         """A bug of ours: end the requests of the core, if there was one, without asking it any more."""
 
@@ -102,6 +108,7 @@ class ExecutorDriver:
         owner: The engine.
         settings: Of this driver.
         meter: Told of steps and losses.
+        breaker: Says when an executor is tried again that failed; None: a new one.
 
     Attributes:
         core: Decides the steps; None while no executor is attached.
@@ -117,7 +124,14 @@ class ExecutorDriver:
         work: Set by whoever changes something that the core may act on.
     """
 
-    def __init__(self, client: ExecutorClient, owner: DriverOwner, settings: DriverSettings, meter: Meter) -> None:
+    def __init__(
+        self,
+        client: ExecutorClient,
+        owner: DriverOwner,
+        settings: DriverSettings,
+        meter: Meter,
+        breaker: CircuitBreaker | None = None,
+    ) -> None:
         self.client = client
         self.core: Scheduler | None = None
         self.session: ExecutorSession | None = None
@@ -133,6 +147,7 @@ class ExecutorDriver:
         self._owner = owner
         self._settings = settings
         self._meter = meter
+        self._breaker = breaker or CircuitBreaker()
 
     @property
     def address(self) -> str:
@@ -180,9 +195,12 @@ class ExecutorDriver:
         """Attach and drive the executor until it is lost, or retired and out of work; its requests are kept."""
         try:
             self._check_room()
+            if not self._breaker.is_closed:
+                await self._probe()
             async with self.client.attach(self._claim) as session:
                 self.core, self.session = await self._owner.adopt(session, self.address), session
                 self.core.takes_groups = not self.is_retired
+                self.core.is_probing = not self._breaker.is_closed
                 self.step_log.clear()
                 self.last_trouble = ""
                 log.info(Event("attached", executor=self.address, epoch=session.epoch))
@@ -191,18 +209,45 @@ class ExecutorDriver:
             self._give_back_core("retired", "it left the fleet")
         except (ExecutorLostError, ExecutorRefusedError, ExecutorFaultError, TokenizerFileError) as error:
             if self.core is not None:
-                self.num_losses += 1
-                self._meter.num_executor_losses += 1
+                if self.core.last_scheduled_step_id and not self.core.last_processed_step_id:
+                    self._breaker.fail(self.instance_id, str(error), time.monotonic())
+                self._count_loss()
                 self._give_back_core("retired" if self.is_retired else "executor_lost", str(error))
             elif isinstance(error, ExecutorLostError):
                 self.instance_id = ""
             self._report_trouble(error)
 
+    async def _probe(self) -> None:
+        """Let an executor that failed prove that it works, in an attachment of its own.
+
+        Raises: ExecutorLostError, ExecutorFaultError, ExecutorRefusedError: it does not, or not yet.
+        """
+        async with self.client.attach(self._claim) as session:
+            try:
+                await probe(session)
+            except (ExecutorLostError, ExecutorFaultError) as error:
+                self._breaker.fail(session.info.instance_id, str(error), time.monotonic())
+                self._count_loss()
+                self._owner.on_probed(self.address, works=False)
+                raise
+        self.holds_instance = False  # claimed again for the attachment that follows
+        log.info(Event("probe_succeeded", executor=self.address))
+        self._owner.on_probed(self.address, works=True)
+
+    def _count_loss(self) -> None:
+        self.num_losses += 1
+        self._meter.num_executor_losses += 1
+
     def _claim(self, instance_id: str) -> None:
         """Take the executor process that answers, before it is attached: a second Attach would end the first.
 
-        Raises: ExecutorRefusedError: the driver of another address has it.
+        Raises: ExecutorRefusedError: the driver of another address has it, or it failed and is left alone for a while.
         """
+        if wait_s := self._breaker.wait_s(instance_id, time.monotonic()):
+            raise ExecutorRefusedError(
+                f"{self._breaker.cause}; it failed {counted(self._breaker.num_failures, 'time')} in a row before a "
+                f"first result, and is tried again in {wait_s:.1f} s"
+            )
         self.instance_id = instance_id
         holder = self._owner.holder_of(instance_id) if instance_id else None
         if holder is not None:
@@ -286,6 +331,10 @@ class ExecutorDriver:
             result = await session.receive()
             answered_at_s = time.monotonic()
             updates = core.process(result)
+            if not self._breaker.is_closed:
+                self._breaker.close()
+                core.is_probing = False
+                self._owner.wake_sleepers()
             self.num_output_tokens += updates.num_tokens
             self.work.set()
             self._owner.deliver(core, updates)

@@ -71,6 +71,9 @@ class Obstacle:
     reason: str
 
 
+HALF_OPEN = Obstacle(Wait.IN_LINE, "the executor failed before; it gets one request until a step has finished")
+
+
 def lack_of_slots(num_needed: int, num_free: int) -> Obstacle:
     """Return the obstacle of a group that needs more slots than are free."""
     return Obstacle(Wait.IN_LINE, f"needs {counted(num_needed, 'slot')} of the batch, {num_free} free")

@@ -15,7 +15,7 @@ Pure. Read next: `waiting_queue.py`, `scheduler.py`.
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from scheduler_svc.core.admission import MAX_PASSED_GROUPS, Obstacle, Wait, lack_of_slots
+from scheduler_svc.core.admission import HALF_OPEN, MAX_PASSED_GROUPS, Obstacle, Wait, lack_of_slots
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.scheduler import Scheduler
@@ -49,10 +49,10 @@ class Fleet:
 
     # Executors come and go -----------------------------------------------------------------------
 
-    def join(self, limits: SchedulerLimits, epoch: int) -> Scheduler:
-        """Return the core of an executor that was attached; it takes groups from now on."""
+    def join(self, limits: SchedulerLimits, epoch: int, name: str = "") -> Scheduler:
+        """Return the core of an executor that was attached, by its address; it takes groups from now on."""
         view = _QueueOfCore(self)
-        core = view.core = Scheduler(limits, view, self._policy, epoch, self._prefix_key)
+        core = view.core = Scheduler(limits, view, self._policy, epoch, self._prefix_key, name)
         self.cores.append(core)
         return core
 
@@ -113,7 +113,7 @@ class Fleet:
         able: list[Scheduler] = []
         obstacles: list[Obstacle] = []
         for core in self._takers:
-            obstacle = core.obstacle(group, now_s) or placements.obstacle(core, group)
+            obstacle = self._doubt(core, group) or core.obstacle(group, now_s) or placements.obstacle(core, group)
             if obstacle is None:
                 able.append(core)
             else:
@@ -125,6 +125,17 @@ class Fleet:
             return Obstacle(Wait.ASIDE, f"{obstacle.reason}; another executor is expected back")
         return obstacle
 
+    def _doubt(self, core: Scheduler, group: SequenceGroup) -> Obstacle | None:
+        """Return that a group is not to run on a core after a loss, although it might; None: nothing speaks against it.
+
+        Who was lost somewhere goes elsewhere next, and to no executor in doubt, as long as there is a choice.
+        """
+        if group.lost_on and (core.is_probing or core.name == group.lost_on):
+            others = (other for other in self._takers if not other.is_probing and other.name != group.lost_on)
+            if any(other.can_ever_take(group) for other in others):
+                return Obstacle(Wait.ASIDE, "it lost an executor last time, and another one than this can take it")
+        return None
+
     def placements(self) -> "Placements":
         """Return what a walk has placed that begins: nothing."""
         return Placements(self._takers)
@@ -133,7 +144,10 @@ class Fleet:
         """Return what keeps a group from each core, for people; None: nothing but those ahead and the token budget."""
         leaving = Obstacle(Wait.IN_LINE, "the executor is leaving the fleet")
         judged_at_s = self.judged_at_s(now_s)
-        return [(core, core.obstacle(group, judged_at_s) if self.may_take(core) else leaving) for core in self.cores]
+        return [
+            (core, self._doubt(core, group) or core.obstacle(group, judged_at_s) if self.may_take(core) else leaving)
+            for core in self.cores
+        ]
 
     def judged_at_s(self, now_s: float) -> float:
         """Return the time by which steps are overdue: never for a core that is alone, which takes all."""
@@ -155,11 +169,14 @@ class Placements:
     def __init__(self, cores: Sequence[Scheduler]) -> None:
         self._loads = {core: core.load for core in cores}
         self._num_free_slots = {core: core.batch.num_free_slots for core in cores}
+        self._probed: set[Scheduler] = set()
 
     def add(self, core: Scheduler, group: SequenceGroup) -> None:
         """Count a group as one of a core."""
         self._loads[core] += core.num_tokens_to_compute(group) + group.num_slots
         self._num_free_slots[core] -= group.num_slots
+        if core.is_probing:
+            self._probed.add(core)
 
     def cost_of(self, core: Scheduler, group: SequenceGroup) -> int:
         """Return the tokens that are computed on a core before the group has its first one."""
@@ -167,6 +184,8 @@ class Placements:
 
     def obstacle(self, core: Scheduler, group: SequenceGroup) -> Obstacle | None:
         """Return that the slots of a core are taken; None: enough are left."""
+        if core in self._probed:
+            return HALF_OPEN
         if group.num_slots > (num_free_slots := self._num_free_slots[core]):
             return lack_of_slots(group.num_slots, num_free_slots)
         return None
@@ -184,7 +203,7 @@ class _QueueOfCore:
         fleet, num_passed, num_of_others = self._fleet, 0, 0
         if not fleet.may_take(self.core):
             return
-        if len(fleet.cores) == 1 and fleet.is_complete() and self.core.takes_groups:
+        if len(fleet.cores) == 1 and fleet.is_complete() and self.core.takes_groups and not self.core.is_probing:
             yield from fleet.queue.in_order()
             return
         judged_at_s, placements = fleet.judged_at_s(self.core.now_s), fleet.placements()

@@ -44,7 +44,7 @@ from collections import deque
 
 import numpy as np
 
-from scheduler_svc.core.admission import AdmissionQueue, Admissions, GroupFailure, Obstacle, Wait
+from scheduler_svc.core.admission import HALF_OPEN, AdmissionQueue, Admissions, GroupFailure, Obstacle, Wait
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.decoding import Decoding
@@ -76,6 +76,11 @@ class Scheduler:
         policy: Puts groups on levels; the same as the queue's.
         epoch: Goes into every step.
         prefix_key: Secret of the prefix cache.
+        name: Of the executor, its address.
+
+    Attributes:
+        is_probing: Whether it is in doubt that the executor works: it has one group at most, until somebody who
+            saw a step finish says otherwise.
     """
 
     def __init__(
@@ -85,7 +90,10 @@ class Scheduler:
         policy: Policy | None = None,
         epoch: int = 1,
         prefix_key: bytes = b"",
+        name: str = "",
     ) -> None:
+        self.name = name
+        self.is_probing = False
         self.limits = limits
         self.epoch = epoch
         self.queue = queue
@@ -261,6 +269,8 @@ class Scheduler:
         stalled_s = self.stalled_s(now_s)
         if stalled_s is not None:
             return Obstacle(Wait.IN_LINE, f"a step has been running for {stalled_s:.1f} s")
+        if self.is_probing and self.num_unfinished:
+            return HALF_OPEN
         verdict = self.admissions.judge(group)
         return verdict if isinstance(verdict, Obstacle) else None
 

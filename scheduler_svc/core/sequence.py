@@ -57,6 +57,8 @@ class SequenceGroup:
     `has_run`: it was admitted once, so it goes before newcomers if it has to wait again.
     `order`: where it stands, (level, arrival); the smaller one goes first and is preempted last. `Batch`
     sets it when the group joins for the first time; a level does not change while the group lives.
+
+    `lost_on`: name of the core that it ran on when that one's executor was lost; empty: it had a token since.
     """
 
     request_id: str
@@ -80,6 +82,7 @@ class SequenceGroup:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     first_scheduled_at_s: float | None = None
+    lost_on: str = ""
 
     def __post_init__(self) -> None:
         assert self.num_sequences >= 1
