@@ -288,8 +288,9 @@ class Engine:
         """
         if core is None:
             return
-        self._past_preemptions.update(core.preemption.num_preemptions)
-        self.fleet.cores.remove(core)
+        if core in self.fleet.cores:  # not if `take_back` failed half-way
+            self._past_preemptions.update(core.preemption.num_preemptions)
+            self.fleet.cores.remove(core)
         error = OctavoServiceError("the scheduler failed; its log has the reason")
         for request in list(self.requests.values()):
             if self.fleet.core_of(request.group) is None:

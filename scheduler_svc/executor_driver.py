@@ -269,10 +269,10 @@ class ExecutorDriver:
 
     def _give_back_core(self, event: str, cause: str) -> None:
         """Part with the core; its requests, which the log counts, are computed elsewhere."""
-        core, self.core, self.session = self.core, None, None
-        assert core is not None
-        log.info(Event(event, executor=self.address, requests=core.num_unfinished))
-        self._owner.take_back(core, self.address, cause)
+        assert self.core is not None
+        log.info(Event(event, executor=self.address, requests=self.core.num_unfinished))
+        self._owner.take_back(self.core, self.address, cause)
+        self.core, self.session = None, None  # not before: should that raise, `run` has to know whose requests to end
 
     async def _drive(self, core: Scheduler, session: ExecutorSession) -> None:
         """Send and receive steps until one direction fails, or the retired executor has nothing left to do."""

@@ -135,6 +135,26 @@ async def test_a_bug_in_the_core_ends_live_requests_and_the_service_goes_on(monk
         assert not stack.engine.requests
 
 
+@pytest.mark.parametrize("broken", ["evacuate", "enqueue"])
+async def test_a_bug_while_the_requests_of_a_lost_executor_are_taken_back_ends_them(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("an invariant does not hold")
+
+    async with running_stack(FakeWorker(step_ms=2)) as stack:
+        answers = [asyncio.create_task(collect(stack, token_request(30, 5000, first_id=i))) for i in range(3)]
+        await tokens_arrived(stack, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(stack.driver.core if broken == "evacuate" else stack.engine.requests, broken, fail)
+            await stack.executor.servicer.drain()
+            ended = await asyncio.gather(*answers, return_exceptions=True)
+        codes = [error.code() for error in ended if isinstance(error, grpc.aio.AioRpcError)]
+        assert codes == [grpc.StatusCode.INTERNAL] * 3
+        assert not stack.engine.requests
+        assert not stack.engine.fleet.cores
+
+
 async def test_a_stream_that_breaks_during_a_long_step_is_resumed() -> None:
     entered, release = threading.Event(), threading.Event()
 

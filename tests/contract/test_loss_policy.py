@@ -1,7 +1,6 @@
-"""Who is to blame for a loss: executors that are broken, requests that break executors, and the innocent beside them."""
+"""Who is to blame for a loss: broken executors, requests that break executors, and the innocent beside them."""
 
 import asyncio
-from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -20,9 +19,8 @@ POISON_LENGTH = 200
 
 
 @pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(0.02, 0.2))
-    return None
 
 
 def executor(**plan: int) -> FakeWorker:

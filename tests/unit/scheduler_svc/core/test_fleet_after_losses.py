@@ -66,6 +66,14 @@ def test_a_core_in_doubt_has_one_group_until_it_is_not_in_doubt_any_more() -> No
         assert len(runs_on(bench)["a"]) == 4
 
 
+def test_what_a_core_in_doubt_cannot_have_goes_to_the_others_at_once() -> None:
+    bench = fleet("a", "b")
+    bench.members[1].core.is_probing = True
+    for arrival in range(5):
+        bench.add(group(arrival, 4))
+    assert {name: len(arrivals) for name, arrivals in runs_on(bench).items()} == {"a": 4, "b": 1}
+
+
 def test_a_group_that_was_lost_goes_to_no_core_in_doubt_while_a_sound_one_could_take_it() -> None:
     bench = fleet("a", "b", "c")
     for doubtful in bench.members[:2]:
