@@ -92,8 +92,9 @@ class ExecutorConfig(_BatchConfig):
         None,
         gt=0,
         allow_inf_nan=False,
-        description="Size of the KV cache in GiB, of each rank. Without it a CPU gives a quarter of the memory that is "
-        "free once the weights are loaded, and a GPU what gpu_memory_utilization leaves.",
+        description="Size of the KV cache in GiB, of each rank. Without it a CPU gives a quarter of the machine's "
+        "memory, halved until it is at most half of what is free once the weights are loaded, and a GPU what "
+        "gpu_memory_utilization leaves.",
     )
     gpu_memory_utilization: float = Field(
         0.9,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +23,14 @@ from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.sampler import DrawOnDevice, Sampler
 from executor_svc.torch_worker import TorchWorker
 from executor_svc.warm_up import warm_up
+from shared.events import Event
 from shared.executor_info import ExecutorInfo, TokenizerFile
 
 if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
     from executor_svc.config import ExecutorConfig
+
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,15 @@ def assemble_worker(
 
     blocks = count_blocks(config, cache_shape, free_cache_bytes)
     num_blocks, num_host_blocks = group.least(blocks.device), group.least(blocks.host)
+    _logger.info(
+        Event(
+            "kv_cache",
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            tokens=num_blocks * chosen.block_size,
+            gib=round(num_blocks * cache_shape.bytes_per_block / 2**30, 2),
+        )
+    )
     cache_engine = CacheEngine(cache_shape, num_blocks, num_host_blocks, device)
     info = ExecutorInfo(
         instance_id=uuid.uuid4().hex,

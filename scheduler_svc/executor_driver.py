@@ -35,6 +35,10 @@ NUMBERS = re.compile(r"[\d.]+")
 RECHECK_INTERVAL_S = 0.5
 
 
+class LeftAloneError(ExecutorRefusedError):
+    """The executor failed, and is not attached for a while."""
+
+
 class DriverOwner(Protocol):
     """What drivers ask of the engine."""
 
@@ -244,7 +248,7 @@ class ExecutorDriver:
         Raises: ExecutorRefusedError: the driver of another address has it, or it failed and is left alone for a while.
         """
         if wait_s := self._breaker.wait_s(instance_id, time.monotonic()):
-            raise ExecutorRefusedError(
+            raise LeftAloneError(
                 f"{self._breaker.cause}; it failed {counted(self._breaker.num_failures, 'time')} in a row before a "
                 f"first result, and is tried again in {wait_s:.1f} s"
             )
@@ -342,7 +346,9 @@ class ExecutorDriver:
 
     def _report_trouble(self, error: OctavoServiceError) -> None:
         """Log why there is no executor, once for each new reason; numbers (a countdown) make no new one."""
-        is_new = NUMBERS.sub("", str(error)) != NUMBERS.sub("", self.last_trouble)
+        is_new = not isinstance(error, LeftAloneError) and NUMBERS.sub("", str(error)) != NUMBERS.sub(
+            "", self.last_trouble
+        )
         self.last_trouble = str(error)
         if is_new:
             log.warning(Event("no_executor", address=self.address, cause=self.last_trouble))

@@ -121,8 +121,8 @@ class Fleet:
         if able:
             return min(able, key=lambda core: (placements.cost_of(core, group), -core.blocks.allocator.num_free_blocks))
         obstacle = min(obstacles, key=lambda obstacle: _PATIENCE.index(obstacle.wait))
-        if obstacle.wait is Wait.NEVER and not self.is_complete():
-            return Obstacle(Wait.ASIDE, f"{obstacle.reason}; another executor is expected back")
+        if obstacle.wait is Wait.NEVER and not (group.has_outgrown and self.is_complete()):
+            return Obstacle(Wait.ASIDE, f"{obstacle.reason}; it waits for an executor that can hold it")
         return obstacle
 
     def _doubt(self, core: Scheduler, group: SequenceGroup) -> Obstacle | None:
@@ -215,7 +215,8 @@ class _QueueOfCore:
                 if place.wait is Wait.NEVER:
                     yield group  # what fits nowhere is for the first who looks to end
                     continue
-                num_passed += 1
+                # What waits for another executor costs next to nothing to look at, and may be much.
+                num_passed += not group.lost_on and fleet.can_ever_take(group)
                 if place.wait is Wait.IN_LINE or num_passed == MAX_PASSED_GROUPS:
                     return
                 continue

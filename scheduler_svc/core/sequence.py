@@ -103,6 +103,11 @@ class SequenceGroup:
         )
 
     @property
+    def has_outgrown(self) -> bool:
+        """Whether, where it fits no executor, it is too large by itself: it has grown there and no loss moved it."""
+        return self.has_run and not self.lost_on
+
+    @property
     def is_lone(self) -> bool:
         """Whether it has, and will have, one sequence only."""
         return len(self.sequences) == 1 and self.beam_search is None

@@ -222,6 +222,7 @@ async def test_a_failed_group_is_told_before_the_next_step_is_sent() -> None:
         stage.session.send = send  # type: ignore[method-assign]
         too_wide = stage.add(arrival=1)
         too_wide.sequences *= 300
+        too_wide.has_run = True
         await stage.submit(max_tokens=2, arrival=2)
         assert ["slots of the batch" in event for event in stage.owner.events if "needs" in event] == [True]
         assert len(stage.session.sent) == 2
@@ -477,6 +478,7 @@ async def test_groups_that_can_never_go_on_are_reported_even_if_there_is_no_step
         assert stage.driver.core is not None
         group = stage.add()
         group.sequences = [replace(group.sequences[0]) for _ in range(stage.driver.core.limits.max_num_seqs + 1)]
+        group.has_run = True
         stage.driver.work.set()
         await settle()
         assert not stage.session.sent

@@ -172,9 +172,11 @@ def test_one_that_waits_for_its_prefix_lets_others_pass() -> None:
     assert bench.fleet.core_of(passing) is first.core
 
 
-def test_what_fits_nowhere_fails_once() -> None:
+def test_what_has_outgrown_the_fleet_fails_once() -> None:
     bench, first, second = two_cores()
-    too_long = bench.add(group(0, 24))
+    too_long = group(0, 24)
+    too_long.has_run = True
+    bench.add(too_long)
     after = bench.add(group(1, 2))
 
     for member in (first, second):
