@@ -17,6 +17,7 @@ from typing import Protocol
 from scheduler_svc.circuit_breaker import CircuitBreaker
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.step_cost import StepCost
 from scheduler_svc.errors import TokenizerFileError
 from scheduler_svc.executor_client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executor_probe import probe
@@ -33,6 +34,10 @@ NUMBERS = re.compile(r"[\d.]+")
 
 # While groups wait, an idle core looks at the queue again so often: another one may have stalled.
 RECHECK_INTERVAL_S = 0.5
+
+# A step hangs that takes so much longer than it should, and how often that is looked at: together below 2 s.
+HANG_AFTER_S = 1.25
+WATCH_INTERVAL_S = 0.5
 
 
 class LeftAloneError(ExecutorRefusedError):
@@ -152,6 +157,8 @@ class ExecutorDriver:
         self._settings = settings
         self._meter = meter
         self._breaker = breaker or CircuitBreaker()
+        self._step_cost = StepCost()
+        self._cost_of = ""  # the executor process that it was learned from
 
     @property
     def address(self) -> str:
@@ -205,6 +212,9 @@ class ExecutorDriver:
                 self.core, self.session = await self._owner.adopt(session, self.address), session
                 self.core.takes_groups = not self.is_retired
                 self.core.is_probing = not self._breaker.is_closed
+                if self._cost_of != session.info.instance_id:
+                    self._step_cost, self._cost_of = StepCost(), session.info.instance_id
+                self.core.step_cost = self._step_cost
                 self.step_log.clear()
                 self.last_trouble = ""
                 log.info(Event("attached", executor=self.address, epoch=session.epoch))
@@ -283,6 +293,7 @@ class ExecutorDriver:
         tasks = [
             asyncio.create_task(self._send_steps(core, session), name="send-steps"),
             asyncio.create_task(self._receive_results(core, session), name="receive-results"),
+            asyncio.create_task(self._watch_steps(core, session), name="watch-steps"),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -343,6 +354,22 @@ class ExecutorDriver:
             self.work.set()
             self._owner.deliver(core, updates)
             self.step_log.set_result(result, answered_at_s)
+
+    async def _watch_steps(self, core: Scheduler, session: ExecutorSession) -> None:
+        """Wait for a step that takes much longer than it should. Raises ExecutorLostError: it does."""
+        while True:
+            planned_s = time.monotonic() + WATCH_INTERVAL_S
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            now_s = time.monotonic()
+            if now_s - planned_s > WATCH_INTERVAL_S / 2 or session.is_resuming:
+                continue  # we were late ourselves, and the result may be here: it is taken first
+            if core.hangs(now_s, HANG_AFTER_S):
+                step_id, took = core.in_flight[0].step.step_id, f"{core.running_s(now_s):.1f} s"
+                longest = f"{core.longest_s():.3f} s"
+                core.step_cost.note_hang()
+                raise ExecutorLostError(
+                    f"step {step_id} hangs: it has been running for {took}, and steps like it take at most {longest}"
+                )
 
     def _report_trouble(self, error: OctavoServiceError) -> None:
         """Log why there is no executor, once for each new reason; numbers (a countdown) make no new one."""

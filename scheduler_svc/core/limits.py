@@ -44,7 +44,7 @@ class SchedulerLimits:
         prefix_caching: Whether full blocks are found again by their content.
         max_admitted_tokens: Known tokens of the sequences that one step admits, cached ones included: a step
             carries them all, and must fit into a message. A group that has more has a step for itself.
-        stall_after_s: A core that has been at its oldest step for longer gets no new group while
+        stall_after_s: A core whose oldest step takes so much longer than it should gets no new group while
             another one of its fleet can take it.
     """
 

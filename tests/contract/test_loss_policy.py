@@ -1,6 +1,8 @@
 """Who is to blame for a loss: broken executors, requests that break executors, and the innocent beside them."""
 
 import asyncio
+import threading
+import time
 
 import grpc
 import pytest
@@ -68,3 +70,16 @@ async def test_a_request_that_breaks_executors_ends_and_it_alone(num_executors: 
         num_losses = sum(stack.driver_of(each).num_losses for each in stack.executors)
         assert 4 <= num_losses < 4 + num_executors
         assert not stack.engine.requests
+
+
+async def test_the_requests_of_an_executor_that_hangs_go_on_elsewhere_within_two_seconds() -> None:
+    is_over = threading.Event()
+    hanging = FakeWorker(step_ms=2, faults=FakeFaults(FaultPlan(hang_step_every=20), hang=is_over.wait))
+    try:
+        async with running_stack(hanging, FakeWorker(step_ms=2)) as stack:
+            begin_s = time.monotonic()
+            assert await answer_lengths(stack, 8, max_tokens=60) == [60] * 8
+            assert time.monotonic() - begin_s < 10.0  # 2 s, and what a busy machine takes
+            assert stack.driver.num_losses == 1
+    finally:
+        is_over.set()

@@ -36,10 +36,12 @@ class VirtualSession(ExecutorSession):
 
     def __init__(self, epoch: int, worker: FakeWorker) -> None:
         self.worker = worker
+        self.worker.reset()
         self.epoch = epoch
         self.info = self.worker.info
         self.sent: list[Step] = []
         self.num_answered = 0
+        self._is_resuming = False
         self._incoming: asyncio.Queue[StepResult | OctavoServiceError] = asyncio.Queue()
 
     async def send(self, step: Step) -> int:
@@ -562,3 +564,52 @@ async def test_an_executor_that_failed_is_left_alone_for_a_while_and_says_so() -
         stage.client.worker = FakeWorker()  # restarted
         await settle()
         assert len(stage.client.sessions) == 2
+
+
+# A step that hangs -----------------------------------------------------------------------------------
+
+
+async def until_lost(stage: Stage, num_losses: int) -> None:
+    async with asyncio.timeout(10):
+        while stage.driver.num_losses < num_losses:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_step_that_takes_much_longer_than_it_should_is_given_up_and_the_next_one_gets_more_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(executor_driver, "WATCH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(executor_driver, "HANG_AFTER_S", 0.02)
+    stage = Stage(1)
+    stage.client.worker = FakeWorker()
+    async with stage.running():
+        await stage.submit()
+        await asyncio.sleep(0.1)
+        assert stage.driver.num_losses == 0, "nothing is known of the first step"
+        assert stage.driver.core is not None
+        cost = stage.driver.core.step_cost
+        await stage.answer(3)
+        await until_lost(stage, 1)
+        assert stage.owner.events == ["attached", "took 1 back", "detached", "attached"]
+        assert stage.driver.core.step_cost is cost
+        assert cost.slack > 2.0
+        stage.client.worker = FakeWorker()
+        stage.session.lose()
+        await settle()
+        await answer_probe(stage)
+        assert stage.driver.core.step_cost is not cost, "another process may be slower"
+    assert "event=no_executor address=virtual:1 cause='step 4 hangs: it has been running for" in caplog.text
+
+
+async def test_a_step_does_not_hang_while_its_stream_is_being_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_driver, "WATCH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(executor_driver, "HANG_AFTER_S", 0.02)
+    stage = Stage(1)
+    async with stage.running():
+        await stage.submit()
+        stage.session._is_resuming = True
+        await stage.answer(3)
+        await asyncio.sleep(0.1)
+        assert stage.driver.num_losses == 0
+        stage.session._is_resuming = False
+        await until_lost(stage, 1)
