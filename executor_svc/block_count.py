@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from executor_svc.cache_engine import CacheShape, available_memory_bytes
+from executor_svc.cache_engine import CacheShape, available_memory_bytes, total_memory_bytes
 from executor_svc.errors import ModelLoadError
 from shared.events import Event
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures
 
 # A CPU's memory is shared with everything else that runs on the machine.
 CPU_CACHE_SHARE = 0.25
+LARGEST_SHARE_OF_FREE = 0.5
 # Where the system does not say what is free.
 FALLBACK_CACHE_GIB = 1.0
 
@@ -117,11 +118,18 @@ def gpu_cache_bytes(
 
 
 def cpu_cache_bytes(local_size: int) -> int:
-    """Return what the cache of one of `local_size` ranks on this machine takes, with the weights loaded."""
-    available = available_memory_bytes()
-    if available is None:
+    """Return what the cache of one of `local_size` ranks on this machine takes, with the weights loaded.
+
+    A quarter of the machine's memory, halved until it is at most half of what is free: so a restart finds the same
+    size again unless much has changed. Requests that were accepted for a larger cache would have to wait.
+    """
+    available, total = available_memory_bytes(), total_memory_bytes()
+    if available is None or total is None:
         return int(FALLBACK_CACHE_GIB * 2**30)
-    return int(available * CPU_CACHE_SHARE) // local_size
+    share = int(total * CPU_CACHE_SHARE)
+    while share > available * LARGEST_SHARE_OF_FREE:
+        share //= 2
+    return share // local_size
 
 
 def check_cache_settings(config: ExecutorConfig, shape: CacheShape) -> None:

@@ -96,8 +96,9 @@ class ExecutorConfig(_BatchConfig):
         None,
         gt=0,
         allow_inf_nan=False,
-        description="Size of the KV cache in GiB, of each rank. Without it a CPU gives a quarter of the memory that is "
-        "free once the weights are loaded, and a GPU what gpu_memory_utilization leaves.",
+        description="Size of the KV cache in GiB, of each rank. Without it a CPU gives a quarter of the machine's "
+        "memory, halved until it is at most half of what is free once the weights are loaded, and a GPU what "
+        "gpu_memory_utilization leaves.",
     )
     gpu_memory_utilization: float = Field(
         0.9,
@@ -149,4 +150,24 @@ class FakeConfig(_BatchConfig):
         0,
         ge=0,
         description="Last tokens that attention reads, with the token itself; 0: all. The scheduler frees the rest.",
+    )
+    fail_step_every: int = Field(
+        0, ge=0, description="Fault for tests: every so many steps one fails; the process lives on. 0: none does."
+    )
+    hang_step_every: int = Field(
+        0,
+        ge=0,
+        description="Fault for tests: a step never ends, the first time after so many; heartbeats are still answered. "
+        "0: none hangs.",
+    )
+    exit_after_steps: int = Field(
+        0,
+        ge=0,
+        description="Fault for tests: the process ends at once, with exit code 1, when the step after so many comes. "
+        "0: it does not.",
+    )
+    slow_step_every: str = Field(
+        "",
+        pattern=r"^([1-9]\d{0,8}:\d{1,8}(\.\d{1,3})?)?$",
+        description="Fault for tests: N:MS makes every Nth step MS milliseconds longer. By default none is.",
     )

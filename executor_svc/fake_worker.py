@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from executor_svc.fake_cache import Histories, HistoryCache
+from executor_svc.fake_faults import FakeFaults
 from executor_svc.fake_language import FakeLanguage
 from executor_svc.fake_sampling import add_samples, likeliest, processed_scores
 from executor_svc.fake_tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
@@ -41,6 +42,7 @@ class FakeWorker:
         token_us: Time that each token of a step adds, in microseconds.
         eos_probability: Chance that a token is the end of the sequence, 0 to 1.
         sliding_window_tokens: Last tokens that attention reads, the token itself included; 0: all.
+        faults: What goes wrong; None: nothing.
         sleep: Waits so many seconds; runs on the thread of `execute`, once in every step.
     """
 
@@ -58,6 +60,7 @@ class FakeWorker:
         token_us: float = 0.0,
         eos_probability: float = 0.0,
         sliding_window_tokens: int = 0,
+        faults: FakeFaults | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._info = ExecutorInfo(
@@ -80,6 +83,7 @@ class FakeWorker:
         )
         self._step_ms = step_ms
         self._token_us = token_us
+        self._faults = faults
         self._sleep = sleep
         self._language = FakeLanguage(eos_probability)
         self._cache = HistoryCache(num_device_blocks, num_host_blocks, block_size_tokens, sliding_window_tokens)
@@ -106,9 +110,11 @@ class FakeWorker:
 
         Raises:
             InvalidStepError: the step does not fit the table or the cache; nothing was written.
-            StepFailedError: a wrong block table, a wrong digest, or too many tokens.
+            StepFailedError: a wrong block table, a wrong digest, too many tokens, or a planned fault.
         """
         begin_s = time.perf_counter()
+        if self._faults is not None:
+            self._faults.begin_step()
         check_step(step, self._info)
         layout = self._table.apply(step.delta)
         digest = check_layout(step, layout, self._table, self._info.max_num_batched_tokens)

@@ -101,7 +101,17 @@ def assemble_worker(
         )
 
     blocks = count_blocks(config, cache_shape_of(chosen), free_cache_bytes)
-    worker = parts.make_worker(BlockCounts(group.least(blocks.device), group.least(blocks.host)), has_graphs=True)
+    counts = BlockCounts(group.least(blocks.device), group.least(blocks.host))
+    _logger.info(
+        Event(
+            "kv_cache",
+            num_blocks=counts.device,
+            num_host_blocks=counts.host,
+            tokens=counts.device * chosen.block_size,
+            gib=round(counts.device * cache_shape_of(chosen).bytes_per_block / 2**30, 2),
+        )
+    )
+    worker = parts.make_worker(counts, has_graphs=True)
     if compiles_kernels(device):
         warm_up(worker)
     return worker

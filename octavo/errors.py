@@ -4,6 +4,7 @@
     ├── InvalidRequestError        the request is wrong; has field; do not retry
     ├── RequestExistsError         a live request has the same id
     ├── OverloadedError            the waiting queue is full; has retry_after_s
+    ├── ResourceExhaustedError     it needs more than there is: KV cache, or room in a message; send less
     ├── UnavailableError           draining, no executor yet, or the connection broke; retry later
     │   ├── NotConnectedError      nothing answers at the address
     │   └── TlsHandshakeError      something answers, but the two sides do not agree on TLS
@@ -63,6 +64,13 @@ class OverloadedError(OctavoError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(message)
+
+
+class ResourceExhaustedError(OctavoError):
+    """The request is valid and needs more than there is: of the KV cache, or of the room in one message.
+
+    Sent again as it is, it would fail again; a smaller one may be served.
+    """
 
 
 class UnavailableError(OctavoError):
@@ -141,12 +149,17 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OctavoError:
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequestError(message, field=_bad_field(error))
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            # A full queue says when to come back. Without that, gRPC itself refused a message that
-            # is too large, and sending it again would not help.
+            # A full queue says when to come back. Without that, the request outgrew the KV cache, or gRPC
+            # itself refused a message that is too large, and to wait would not help.
             retry_after_s = _retry_after_s(error)
-            if retry_after_s is None:
-                return InvalidRequestError(message)
-            return OverloadedError(message, retry_after_s=retry_after_s)
+            if retry_after_s is not None:
+                return OverloadedError(message, retry_after_s=retry_after_s)
+            if is_own_word(error):
+                return ResourceExhaustedError(message)
+            reason = message.removeprefix("SERVER: ").removeprefix("CLIENT: ")
+            return ResourceExhaustedError(
+                f"the call exceeds a limit of the connection ({reason}); send or ask for less"
+            )
         case grpc.StatusCode.ALREADY_EXISTS:
             return RequestExistsError(message)
         case grpc.StatusCode.UNAVAILABLE:

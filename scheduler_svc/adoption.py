@@ -1,11 +1,14 @@
 """Whether an executor that was just attached may serve, and what the fleet serves from then on.
 
-The first executor of a fleet says what is served; others must be able to serve the same, also while the
-first one is away for a restart. Read next: `served_model.py`.
+The first executor of a fleet says which model is served; others must have the same, also while the first one is away
+for a restart. They may be larger or smaller: each core has the limits of its executor. Served are sequences up to the
+longest that any of them holds, of those that are attached and of those that ought to be: what each address had when
+it was last attached counts. So it does not matter who comes first. Read next: `served_model.py`.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container
+from dataclasses import dataclass
 
 from scheduler_svc.core.fleet import Fleet
 from scheduler_svc.core.limits import SchedulerLimits
@@ -14,6 +17,7 @@ from scheduler_svc.executor_client import ExecutorRefusedError
 from scheduler_svc.executor_session import ExecutorSession
 from scheduler_svc.served_model import CoreSettings, ServedModel, serving_limits
 from scheduler_svc.tokenizer import Tokenizer
+from shared.executor_info import ExecutorInfo
 
 
 class Adoption:
@@ -21,7 +25,7 @@ class Adoption:
 
     Args:
         fleet: Where the cores join.
-        addresses: Those that there ought to be an executor at.
+        addresses: Returns those that there ought to be an executor at.
         settings: Of the cores.
         load_tokenizer: Makes the tokenizer from a session, or from the operator's own directory.
         on_other_model: Called with a sentence before another model is served than before.
@@ -33,7 +37,7 @@ class Adoption:
     def __init__(
         self,
         fleet: Fleet,
-        addresses: Container[str],
+        addresses: Callable[[], Container[str]],
         settings: CoreSettings,
         load_tokenizer: Callable[[ExecutorSession], Awaitable[Tokenizer]],
         on_other_model: Callable[[str], None],
@@ -45,7 +49,8 @@ class Adoption:
         self._load_tokenizer = load_tokenizer
         self._on_other_model = on_other_model
         self._lock = asyncio.Lock()
-        self._serving_addresses: set[str] = set()  # where the served model was when last attached
+        self._tokenizer_of = ""  # the executor process that it came from
+        self._members: dict[str, _Member] = {}  # by address, as they were when the served model was last there
 
     async def adopt(self, session: ExecutorSession, address: str) -> Scheduler:
         """Return a core for an executor that was just attached at an address.
@@ -53,40 +58,61 @@ class Adoption:
         Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.
         """
         async with self._lock:  # two that attach at once must agree on the model
-            if self._fleet.cores:
-                limits = self._limits_beside_others(session)
-            else:
-                self._require_same_model(session, address)
-                limits = await self._serve_model_of(session)
-            self._serving_addresses.add(address)
-            return self._fleet.join(limits, session.epoch)
+            is_first = not self._fleet.cores
+            self._require_same_model(session, address, is_first=is_first)
+            limits = serving_limits(session.info, self._settings)
+            if is_first:
+                await self._serve_model_of(session, limits)
+            self._members[address] = _Member(session.info, limits.max_model_len, limits.max_num_seqs)
+            self.update_limits()
+            return self._fleet.join(limits, session.epoch, address)
 
-    def _limits_beside_others(self, session: ExecutorSession) -> SchedulerLimits:
-        info, served = session.info, self.model
-        assert served is not None, "the first executor said what is served"
-        if (info.model_hash, info.dtype) != (served.info.model_hash, served.info.dtype):
-            raise ExecutorRefusedError(f"it has another model or number format, {info.model_id} {info.dtype}")
-        return serving_limits(info, self._settings, served.max_model_len)
-
-    def _require_same_model(self, session: ExecutorSession, address: str) -> None:
-        """Refuse another model as long as another address of the fleet served ours when it was last attached."""
-        info, served = session.info, self.model
-        if served is None or (info.model_hash, info.dtype) == (served.info.model_hash, served.info.dtype):
+    def update_limits(self) -> None:
+        """Serve as much as the executors can that are attached or ought to be: one came, or the addresses changed."""
+        addresses = self._addresses()
+        members = [member for address, member in self._members.items() if address in addresses]
+        if self.model is None or not members:
             return
-        self._serving_addresses.discard(address)
-        expected = sorted(serving for serving in self._serving_addresses if serving in self._addresses)
+        largest = max(members, key=lambda member: member.max_model_len)
+        most = max(member.max_num_seqs for member in members)
+        self.model = ServedModel(largest.info, self.model.tokenizer, largest.max_model_len, most)
+
+    def _require_same_model(self, session: ExecutorSession, address: str, *, is_first: bool) -> None:
+        """Refuse another model as long as an executor serves ours, or did when it was last attached, and may return."""
+        info, served = session.info, self.model
+        if served is None or _format_of(info) == _format_of(served.info):
+            return
+        self._members.pop(address, None)
+        addresses = self._addresses()
+        expected = sorted(member for member in self._members if member in addresses)
+        what = f"it has another model or number format, {info.model_id} {info.dtype}"
+        if not is_first:
+            raise ExecutorRefusedError(what)
         if expected:
-            what = f"it has another model or number format, {info.model_id} {info.dtype}"
             raise ExecutorRefusedError(f"{what}; the fleet serves {served.info.model_id} from {', '.join(expected)}")
 
-    async def _serve_model_of(self, session: ExecutorSession) -> SchedulerLimits:
+    async def _serve_model_of(self, session: ExecutorSession, limits: SchedulerLimits) -> None:
         """Serve what this executor, the first one, has; requests for anything else end."""
         info, old = session.info, self.model
-        if old is not None and (info.model_hash, info.dtype) != (old.info.model_hash, old.info.dtype):
+        if old is not None and _format_of(info) != _format_of(old.info):
             self._on_other_model("the executor came back with another model, number format or quantization")
-            self._serving_addresses.clear()
-        limits = serving_limits(info, self._settings)
-        is_same_instance = old is not None and old.info.instance_id == info.instance_id
-        tokenizer = old.tokenizer if old and is_same_instance else await self._load_tokenizer(session)
+            self._members.clear()
+        if old is None or self._tokenizer_of != info.instance_id:
+            tokenizer, self._tokenizer_of = await self._load_tokenizer(session), info.instance_id
+        else:
+            tokenizer = old.tokenizer
         self.model = ServedModel(info, tokenizer, limits.max_model_len, limits.max_num_seqs)
-        return limits
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """An executor as it was when it was last attached."""
+
+    info: ExecutorInfo
+    max_model_len: int
+    max_num_seqs: int
+
+
+def _format_of(info: ExecutorInfo) -> tuple[str, str]:
+    """Return what all executors of a fleet have in common."""
+    return info.model_hash, info.dtype

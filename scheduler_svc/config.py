@@ -164,6 +164,13 @@ class SchedulerConfig(ServiceConfig):
         description="Time after which an executor that does not answer a step counts as lost, in seconds. Only a hang "
         "takes so long: a broken connection is noticed at once, and a large prefill on a CPU takes minutes.",
     )
+    orphan_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Time for which an accepted request waits while no attached executor can hold it, in seconds; then "
+        "it ends with UNAVAILABLE. Enough for an executor to be restarted and to load a large model.",
+    )
     lease_s: float = Field(
         10.0,
         ge=1,

@@ -37,6 +37,7 @@ from scheduler_svc.executor_session import ExecutorSession
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.membership import Membership
 from scheduler_svc.meter import Meter
+from scheduler_svc.orphans import Orphans
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.request import Request
 from scheduler_svc.request_life import LifeEvent
@@ -80,13 +81,21 @@ class Engine:
         self.started_at_s = time.monotonic()
         self.num_refused_for_queue = 0
         self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
-        self.fleet = Fleet(self.queue, settings.policy, secrets.token_bytes(PREFIX_KEY_BYTES))
+        self.fleet = Fleet(
+            self.queue,
+            settings.policy,
+            secrets.token_bytes(PREFIX_KEY_BYTES),
+            is_complete=lambda: self.drivers.is_complete,
+        )
         self.meter = Meter()
         self.drivers = Drivers(membership, connect, self, settings.driver, self.meter)
         self.ended = EndedRequests()
         self.requests = LiveRequests(self.queue, self.deal, self.meter, [log_end, self.ended.note_end])
-        self.adoption = Adoption(self.fleet, self.drivers, settings.core, load_tokenizer, self._abort_all)
+        self.adoption = Adoption(
+            self.fleet, lambda: self.drivers.membership.addresses, settings.core, load_tokenizer, self._abort_all
+        )
         self.readiness = Readiness(self.fleet, lambda: self.last_trouble, set_ready)
+        self.orphans = Orphans(self.fleet, self._waiting_requests, self._end_orphan, settings.orphan_timeout_s)
         self._num_arrivals = 0
         self._num_checked_of: Counter[str] = Counter()  # by tenant
         self._past_preemptions: Counter[PreemptionMode] = Counter()
@@ -142,12 +151,14 @@ class Engine:
             raise UnavailableError(
                 "the executor came back with another model, number format or quantization; send the request again"
             )
-        group = valid.to_group(self._num_arrivals + 1)
-        if not self.fleet.can_ever_take(group):
+        group = valid.to_group(self._num_arrivals + 1, checked_for.max_model_len)
+        if self.drivers.is_complete and not self.fleet.can_ever_take(group):
             raise CacheTooSmallError(self.fleet.why_never(group))
         self._num_arrivals += 1
         request = Request(group, valid.answer_options, model.tokenizer, time.monotonic())
         self.requests.add(request)
+        if not self.fleet.can_ever_take(group):
+            self.orphans.add(request, request.times.arrived_at_s)
         return request
 
     def abort(self, request_id: str, error: OctavoServiceError | None = None) -> bool:
@@ -159,6 +170,13 @@ class Engine:
         self.fleet.abort(request.group)
         self.drivers.wake()
         return True
+
+    def _waiting_requests(self) -> list[Request]:
+        """Return the requests that no executor has: those in the queue, and those that are parked."""
+        return [*(self.requests.of(group) for group in self.queue), *self.parked]
+
+    def _end_orphan(self, request: Request, error: UnavailableError) -> None:
+        self.abort(request.request_id, error)
 
     def _abort_all(self, message: str) -> None:
         for request_id in list(self.requests):
@@ -177,6 +195,12 @@ class Engine:
                 await self.requests.wait_until_all_ended()
         except TimeoutError:
             self._abort_all("the scheduler shut down; send the request again")
+
+    async def run(self) -> None:
+        """Drive the executors, and look after the requests that find none; until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.drivers.run())
+            group.create_task(self.orphans.watch())
 
     # What there is -------------------------------------------------------------------------------
 
@@ -229,6 +253,7 @@ class Engine:
 
     async def on_attached(self, driver: ExecutorDriver) -> None:
         """The executor takes groups from now on."""
+        self.orphans.note_change()
         self.drivers.wake()
         await self.readiness.tell()
 
@@ -237,7 +262,9 @@ class Engine:
         await self.readiness.tell()
 
     async def on_addresses_changed(self) -> None:
-        """Executors are to come or to leave: the last one that takes groups may be leaving."""
+        """Executors are to come or to leave: the largest may be leaving, or the last one that takes groups."""
+        self.adoption.update_limits()
+        self.orphans.note_change()
         await self.readiness.tell()
 
     def holder_of(self, instance_id: str) -> ExecutorDriver | None:
@@ -251,6 +278,7 @@ class Engine:
 
     def take_back(self, core: Scheduler, address: str, cause: str) -> None:
         """The executor at an address is gone, and why: queue its groups again, except those that lost too many."""
+        self.orphans.note_change()
         self._past_preemptions.update(core.preemption.num_preemptions)
         now_s = time.monotonic()
         running = set(core.batch.running)
@@ -258,12 +286,25 @@ class Engine:
             request = self.requests.of(group)
             request.life.add(LifeEvent(EventKind.EXECUTOR_LOST, now_s, address, cause=cause))
             if group in running:
-                request.note_loss()
-            if request.num_losses > self.settings.max_losses:
-                text = f"the executor was lost {request.num_losses} times in a row while it ran this request"
-                self.abort(group.request_id, UnavailableError(text))
-            else:
+                request.note_loss(address, counts=_ran_without(core, request))
+            if not self._end_if_lost_too_often(request):
                 self.requests.enqueue(request)
+
+    def on_probed(self, address: str, *, works: bool) -> None:
+        """The executor at an address, lost without a result, was tried: the loss is its own or its requests' fault."""
+        if not works:
+            self.requests.forget_losses(address)
+            return
+        for request in self.requests.count_losses(address):
+            self._end_if_lost_too_often(request)
+
+    def _end_if_lost_too_often(self, request: Request) -> bool:
+        """End a request that breaks executors, as it seems; return whether it does."""
+        if request.num_losses <= self.settings.max_losses:
+            return False
+        text = f"the executor was lost {request.num_losses} times in a row while it ran this request"
+        self.abort(request.request_id, UnavailableError(text))
+        return True
 
     def fail_all(self, core: Scheduler | None) -> None:
         """A bug of ours: end the requests of a core, and those that wait, without asking it any more.
@@ -272,8 +313,9 @@ class Engine:
         """
         if core is None:
             return
-        self._past_preemptions.update(core.preemption.num_preemptions)
-        self.fleet.forget(core)
+        if core in self.fleet.cores:  # not if `take_back` failed half-way
+            self._past_preemptions.update(core.preemption.num_preemptions)
+            self.fleet.forget(core)
         error = OctavoServiceError("the scheduler failed; its log has the reason")
         for request in list(self.requests.values()):
             if self.fleet.core_of(request.group) is None:
@@ -301,3 +343,12 @@ class Engine:
         """A core left groups in the queue: drivers that do not look at it by themselves are to look."""
         self.deal()
         self.drivers.wake_sleepers()
+
+
+def _ran_without(core: Scheduler, request: Request) -> bool:
+    """Return whether the executor of a core, now lost, had finished a step before the request came to it."""
+    if not core.last_processed_step_id:
+        return False
+    came = (EventKind.ADMITTED, EventKind.SWAPPED_IN)
+    steps = (event.step_id for event in reversed(request.life.events) if event.kind in came)
+    return (next(steps, None) or 0) > 1

@@ -13,7 +13,8 @@ class EngineSettings:
     """What the engine takes from the configuration.
 
     `max_losses` is how often in a row a request may lose its executor while it runs there,
-    `queue_retry_after_s` what clients are told when the queue is full, in seconds.
+    `queue_retry_after_s` what clients are told when the queue is full, in seconds, `orphan_timeout_s` how long a
+    request waits that no attached executor can take.
     """
 
     core: CoreSettings
@@ -26,6 +27,7 @@ class EngineSettings:
     has_priorities: bool = False
     max_losses: int = 3
     queue_retry_after_s: float = 1.0
+    orphan_timeout_s: float = 300.0
 
     @property
     def tenants(self) -> frozenset[str] | None:

@@ -14,15 +14,19 @@ import time
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from scheduler_svc.circuit_breaker import CircuitBreaker
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.step_cost import StepCost
 from scheduler_svc.errors import TokenizerFileError
 from scheduler_svc.executor_client import ExecutorClient, ExecutorRefusedError
+from scheduler_svc.executor_probe import probe
 from scheduler_svc.executor_session import ExecutorLostError, ExecutorSession
 from scheduler_svc.meter import Meter
 from scheduler_svc.step_log import LoggedStep, StepLog
 from shared.errors import ExecutorFaultError, OctavoServiceError
 from shared.events import Event
+from shared.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +34,14 @@ NUMBERS = re.compile(r"[\d.]+")
 
 # While groups wait, an idle core looks at the queue again so often: another one may have stalled.
 RECHECK_INTERVAL_S = 0.5
+
+# A step hangs that takes so much longer than it should, and how often that is looked at: together below 2 s.
+HANG_AFTER_S = 1.25
+WATCH_INTERVAL_S = 0.5
+
+
+class LeftAloneError(ExecutorRefusedError):
+    """The executor failed, and is not attached for a while."""
 
 
 class DriverOwner(Protocol):
@@ -65,6 +77,9 @@ class DriverOwner(Protocol):
 
     def take_back(self, core: Scheduler, address: str, cause: str) -> None:
         """The executor is lost or retired, and why: keep the requests of its core for another one."""
+
+    def on_probed(self, address: str, *, works: bool) -> None:
+        """The executor at an address, which was lost without a result, has run a probe, or was lost with it."""
 
     def fail_all(self, core: Scheduler | None) -> None:
         """A bug of ours: end the requests of the core, if there was one, without asking it any more."""
@@ -102,6 +117,7 @@ class ExecutorDriver:
         owner: The engine.
         settings: Of this driver.
         meter: Told of steps and losses.
+        breaker: Says when an executor is tried again that failed; None: a new one.
 
     Attributes:
         core: Decides the steps; None while no executor is attached.
@@ -117,7 +133,14 @@ class ExecutorDriver:
         work: Set by whoever changes something that the core may act on.
     """
 
-    def __init__(self, client: ExecutorClient, owner: DriverOwner, settings: DriverSettings, meter: Meter) -> None:
+    def __init__(
+        self,
+        client: ExecutorClient,
+        owner: DriverOwner,
+        settings: DriverSettings,
+        meter: Meter,
+        breaker: CircuitBreaker | None = None,
+    ) -> None:
         self.client = client
         self.core: Scheduler | None = None
         self.session: ExecutorSession | None = None
@@ -133,6 +156,9 @@ class ExecutorDriver:
         self._owner = owner
         self._settings = settings
         self._meter = meter
+        self._breaker = breaker or CircuitBreaker()
+        self._step_cost = StepCost()
+        self._cost_of = ""  # the executor process that it was learned from
 
     @property
     def address(self) -> str:
@@ -180,9 +206,15 @@ class ExecutorDriver:
         """Attach and drive the executor until it is lost, or retired and out of work; its requests are kept."""
         try:
             self._check_room()
+            if not self._breaker.is_closed:
+                await self._probe()
             async with self.client.attach(self._claim) as session:
                 self.core, self.session = await self._owner.adopt(session, self.address), session
                 self.core.takes_groups = not self.is_retired
+                self.core.is_probing = not self._breaker.is_closed
+                if self._cost_of != session.info.instance_id:
+                    self._step_cost, self._cost_of = StepCost(), session.info.instance_id
+                self.core.step_cost = self._step_cost
                 self.step_log.clear()
                 self.last_trouble = ""
                 log.info(Event("attached", executor=self.address, epoch=session.epoch))
@@ -191,18 +223,45 @@ class ExecutorDriver:
             self._give_back_core("retired", "it left the fleet")
         except (ExecutorLostError, ExecutorRefusedError, ExecutorFaultError, TokenizerFileError) as error:
             if self.core is not None:
-                self.num_losses += 1
-                self._meter.num_executor_losses += 1
+                if self.core.last_scheduled_step_id and not self.core.last_processed_step_id:
+                    self._breaker.fail(self.instance_id, str(error), time.monotonic())
+                self._count_loss()
                 self._give_back_core("retired" if self.is_retired else "executor_lost", str(error))
             elif isinstance(error, ExecutorLostError):
                 self.instance_id = ""
             self._report_trouble(error)
 
+    async def _probe(self) -> None:
+        """Let an executor that failed prove that it works, in an attachment of its own.
+
+        Raises: ExecutorLostError, ExecutorFaultError, ExecutorRefusedError: it does not, or not yet.
+        """
+        async with self.client.attach(self._claim) as session:
+            try:
+                await probe(session)
+            except (ExecutorLostError, ExecutorFaultError) as error:
+                self._breaker.fail(session.info.instance_id, str(error), time.monotonic())
+                self._count_loss()
+                self._owner.on_probed(self.address, works=False)
+                raise
+        self.holds_instance = False  # claimed again for the attachment that follows
+        log.info(Event("probe_succeeded", executor=self.address))
+        self._owner.on_probed(self.address, works=True)
+
+    def _count_loss(self) -> None:
+        self.num_losses += 1
+        self._meter.num_executor_losses += 1
+
     def _claim(self, instance_id: str) -> None:
         """Take the executor process that answers, before it is attached: a second Attach would end the first.
 
-        Raises: ExecutorRefusedError: the driver of another address has it.
+        Raises: ExecutorRefusedError: the driver of another address has it, or it failed and is left alone for a while.
         """
+        if wait_s := self._breaker.wait_s(instance_id, time.monotonic()):
+            raise LeftAloneError(
+                f"{self._breaker.cause}; it failed {counted(self._breaker.num_failures, 'time')} in a row before a "
+                f"first result, and is tried again in {wait_s:.1f} s"
+            )
         self.instance_id = instance_id
         holder = self._owner.holder_of(instance_id) if instance_id else None
         if holder is not None:
@@ -224,16 +283,17 @@ class ExecutorDriver:
 
     def _give_back_core(self, event: str, cause: str) -> None:
         """Part with the core; its requests, which the log counts, are computed elsewhere."""
-        core, self.core, self.session = self.core, None, None
-        assert core is not None
-        log.info(Event(event, executor=self.address, requests=core.num_unfinished))
-        self._owner.take_back(core, self.address, cause)
+        assert self.core is not None
+        log.info(Event(event, executor=self.address, requests=self.core.num_unfinished))
+        self._owner.take_back(self.core, self.address, cause)
+        self.core, self.session = None, None  # not before: should that raise, `run` has to know whose requests to end
 
     async def _drive(self, core: Scheduler, session: ExecutorSession) -> None:
         """Send and receive steps until one direction fails, or the retired executor has nothing left to do."""
         tasks = [
             asyncio.create_task(self._send_steps(core, session), name="send-steps"),
             asyncio.create_task(self._receive_results(core, session), name="receive-results"),
+            asyncio.create_task(self._watch_steps(core, session), name="watch-steps"),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -286,6 +346,10 @@ class ExecutorDriver:
             result = await session.receive()
             answered_at_s = time.monotonic()
             updates = core.process(result)
+            if not self._breaker.is_closed:
+                self._breaker.close()
+                core.is_probing = False
+                self._owner.wake_sleepers()
             self.num_output_tokens += updates.num_tokens
             self.work.set()
             try:
@@ -295,9 +359,27 @@ class ExecutorDriver:
                 self._owner.deliver(core, updates)
                 self.step_log.set_result(result, answered_at_s)
 
+    async def _watch_steps(self, core: Scheduler, session: ExecutorSession) -> None:
+        """Wait for a step that takes much longer than it should. Raises ExecutorLostError: it does."""
+        while True:
+            planned_s = time.monotonic() + WATCH_INTERVAL_S
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            now_s = time.monotonic()
+            if now_s - planned_s > WATCH_INTERVAL_S / 2 or session.is_resuming:
+                continue  # we were late ourselves, and the result may be here: it is taken first
+            if core.hangs(now_s, HANG_AFTER_S):
+                step_id, took = core.in_flight[0].step.step_id, f"{core.running_s(now_s):.1f} s"
+                longest = f"{core.longest_s():.3f} s"
+                core.step_cost.note_hang()
+                raise ExecutorLostError(
+                    f"step {step_id} hangs: it has been running for {took}, and steps like it take at most {longest}"
+                )
+
     def _report_trouble(self, error: OctavoServiceError) -> None:
         """Log why there is no executor, once for each new reason; numbers (a countdown) make no new one."""
-        is_new = NUMBERS.sub("", str(error)) != NUMBERS.sub("", self.last_trouble)
+        is_new = not isinstance(error, LeftAloneError) and NUMBERS.sub("", str(error)) != NUMBERS.sub(
+            "", self.last_trouble
+        )
         self.last_trouble = str(error)
         if is_new:
             log.warning(Event("no_executor", address=self.address, cause=self.last_trouble))

@@ -79,6 +79,11 @@ class ExecutorSession:
         self._heartbeat_answered_at_s = time.monotonic()
         self._is_resuming = False
 
+    @property
+    def is_resuming(self) -> bool:
+        """Whether the stream broke, and another one is being opened."""
+        return self._is_resuming
+
     def trouble(self, now_s: float) -> str:
         """Return what is wrong with the connection, in words; empty: nothing is known. `now_s` is monotonic."""
         if self._is_resuming:

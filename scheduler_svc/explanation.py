@@ -35,7 +35,7 @@ def explain(engine: Engine, request: Request, now_s: float) -> pb.ExplainRequest
     if place.status == admin_pb2.REQUEST_STATUS_PARKED:
         explained.explanation = parked_text(request, engine.suspect)
     elif core is None and group in engine.queue:
-        _explain_waiting(engine, group, now_s, explained)
+        _explain_waiting(engine, request, now_s, explained)
     elif core is None:
         explained.explanation = "ends in a moment"
     elif place.status == admin_pb2.REQUEST_STATUS_SWAPPED:
@@ -101,13 +101,16 @@ def _lets_others_pass(obstacles: Sequence[Obstacle | None]) -> bool:
 # In numbers --------------------------------------------------------------------------------------
 
 
-def _explain_waiting(engine: Engine, group: SequenceGroup, now_s: float, explained: pb.ExplainRequestResponse) -> None:
+def _explain_waiting(engine: Engine, request: Request, now_s: float, explained: pb.ExplainRequestResponse) -> None:
+    group = request.group
     num_ahead = engine.queue.num_ahead_of(group)
     fits = _fits(engine, group, engine.fleet.obstacles(group, now_s), now_s)
     explained.num_requests_ahead = num_ahead
     explained.executors.extend(fits)
     reasons = obstacle_texts(fits, FITS_BEHIND if num_ahead else FITS) or [no_executor_text(engine)]
     waits = "waits to run again" if group.has_run else "waits"
+    if (left_s := engine.orphans.left_s(request, now_s)) is not None:
+        reasons.append(f"it ends in {left_s:.0f} s unless an executor comes that can hold it (--orphan-timeout-s)")
     ahead = ahead_text(num_ahead, _came_later(engine, group, num_ahead))
     explained.explanation = f"{waits}: {'; '.join([ahead, *reasons])}"
 

@@ -92,6 +92,23 @@ class LiveRequests(Mapping[str, Request]):
         else:
             request.life.add(LifeEvent(EventKind.PARKED, self._clock()))
 
+    def count_losses(self, executor: str) -> list[Request]:
+        """The executor at an address works: count its loss against those that ran there and had no token since.
+
+        Those that are suspects now are parked, all but one. Returns those that a loss was counted against.
+        """
+        counted = [request for request in self.values() if request.count_loss(executor)]
+        for request in counted:
+            if request.group in self._queue and not self.suspects.may_run(request):
+                self._queue.remove(request.group)
+                request.life.add(LifeEvent(EventKind.PARKED, self._clock()))
+        return counted
+
+    def forget_losses(self, executor: str) -> None:
+        """The executor at an address does not work, whatever runs there: its loss is no request's fault."""
+        for request in self.values():
+            request.unclear_losses.discard(executor)
+
     def fail(self, request: Request, error: OctavoServiceError) -> None:
         """End a request with an error; whoever calls ends its group."""
         request.fail(error)
@@ -144,7 +161,7 @@ class LiveRequests(Mapping[str, Request]):
             request = self._live(group)
             if request is None:
                 continue
-            request.num_losses = 0
+            request.forgive_losses()
             self._note_progress(request, core, now_s, last_tokens_at_s)
         num_tokens = len(updates.sequences)  # those of a search are known at its end
         for group in updates.finished_searches:

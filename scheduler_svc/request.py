@@ -39,7 +39,9 @@ class Request:
     Attributes:
         times: When what happened to it; kept by `LiveRequests`.
         life: What else happened to it.
-        num_losses: How often an executor was lost that ran it, since its last token.
+        num_losses: How many losses of an executor that ran it were counted against it, since its last token.
+        unclear_losses: Addresses of lost executors that ran it, since its last token, and that still have to show
+            whether they work without it.
         num_lost_executors: How often one was lost that ran it, over its whole life.
         trace_id: The trace that its span belongs to; None: this process does not trace.
     """
@@ -50,6 +52,7 @@ class Request:
         self.life = RequestLife()
         self.error: OctavoServiceError | None = None
         self.num_losses = 0
+        self.unclear_losses: set[str] = set()
         self.num_lost_executors = 0
         self.trace_id: str | None = None
         self.prompt_logprobs: list[float] = []
@@ -106,7 +109,8 @@ class Request:
         output = self._made[output_index]
         if self.has_ended or output.finish_reason is not None:
             return False
-        self.num_losses = 0
+        if self.group.lost_on:
+            self.forgive_losses()
         text = self._texts[output_index].push(token_id)
         self._announce(output)
         output.append_token(token_id, logprob if self._has_logprobs else None, alternatives)
@@ -136,10 +140,28 @@ class Request:
         self._return_ranked(self._made)
         self._finish()
 
-    def note_loss(self) -> None:
-        """An executor was lost that ran it."""
-        self.num_losses += 1
+    def note_loss(self, executor: str, *, counts: bool) -> None:
+        """The executor at an address was lost, which ran it; `counts`: against the request, as far as is known now."""
         self.num_lost_executors += 1
+        self.group.lost_on = executor
+        if counts:
+            self.num_losses += 1
+        else:
+            self.unclear_losses.add(executor)
+
+    def count_loss(self, executor: str) -> bool:
+        """Count a loss against it that was unclear: the executor works without it. Return whether there was one."""
+        if executor not in self.unclear_losses:
+            return False
+        self.unclear_losses.remove(executor)
+        self.num_losses += 1
+        return True
+
+    def forgive_losses(self) -> None:
+        """It got a token."""
+        self.num_losses = 0
+        self.unclear_losses.clear()
+        self.group.lost_on = ""
 
     def fail(self, error: OctavoServiceError) -> None:
         """End the request with an error."""

@@ -55,13 +55,13 @@ class ValidRequest:
     num_prompt_logprobs: int
     answer_options: AnswerOptions
 
-    def to_group(self, arrival: int) -> SequenceGroup:
-        """Return the group that the core is to run."""
+    def to_group(self, arrival: int, max_model_len: int) -> SequenceGroup:
+        """Return the group that the core is to run, where sequences of at most `max_model_len` tokens are served."""
         return SequenceGroup(
             request_id=self.request_id,
             prompt_token_ids=self.prompt_token_ids,
             sampling=self.sampling,
-            stop_conditions=self.stop_conditions,
+            stop_conditions=self.stop_conditions.accept(len(self.prompt_token_ids), max_model_len),
             arrival=arrival,
             num_sequences=self.num_sequences,
             beam_search=self.beam_search,

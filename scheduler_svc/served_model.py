@@ -45,10 +45,10 @@ class CoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model behind the engine, as the first executor of the fleet described it.
+    """The model behind the engine, as the executor of the fleet with the longest sequences describes it.
 
     `max_model_len` is the longest sequence that is served, `max_num_seqs` the most that run at once on
-    one executor.
+    one executor: each the largest over the executors that are attached or ought to be.
     """
 
     info: ExecutorInfo
@@ -57,30 +57,22 @@ class ServedModel:
     max_num_seqs: int
 
 
-def serving_limits(info: ExecutorInfo, settings: CoreSettings, served_model_len: int | None = None) -> SchedulerLimits:
+def serving_limits(info: ExecutorInfo, settings: CoreSettings) -> SchedulerLimits:
     """Return what the executor and the configuration allow.
 
     Args:
         info: The executor.
         settings: The configuration.
-        served_model_len: Longest sequence that the fleet serves already; None: this executor decides.
 
     Raises:
         ExecutorFaultError: the executor describes itself with numbers that make no sense.
-        ExecutorRefusedError: it cannot hold the longest sequence that is served, or its message limit cannot
-            carry it.
+        ExecutorRefusedError: its message limit cannot carry its longest sequence.
     """
     if min(info.max_num_seqs, info.max_num_batched_tokens, info.block_size_tokens, info.num_device_blocks) < 1:
         raise ExecutorFaultError(f"the executor describes itself with zeros: {info}")
     token_budget = min(settings.max_num_batched_tokens or NO_LIMIT, info.max_num_batched_tokens)
     max_model_len = longest_sequence(info, token_budget)
-    if served_model_len is not None:
-        if max_model_len < served_model_len:
-            raise ExecutorRefusedError(
-                f"it holds sequences of {max_model_len} tokens; the fleet serves {served_model_len}"
-            )
-        max_model_len = served_model_len
-    elif max_model_len < info.max_model_len:
+    if max_model_len < info.max_model_len:
         log.warning(
             Event(
                 "max_model_len_lowered",

@@ -106,7 +106,7 @@ class SchedulerService:
             how_to_know_clients="set --tokens-file to ask for tokens, or --tls-client-ca to demand client certificates",
         )
         address = await self._ports.start()
-        self._running = asyncio.create_task(self.engine.drivers.run(), name="drivers")
+        self._running = asyncio.create_task(self.engine.run(), name="engine")
         self._watching = asyncio.create_task(self._loop_lag.watch(), name="loop-lag")
         return address
 
@@ -259,6 +259,7 @@ def engine_settings(config: SchedulerConfig) -> EngineSettings:
         max_waiting_requests_per_tenant=config.max_waiting_requests_per_tenant or config.max_waiting_requests,
         max_beam_width=config.max_beam_width,
         tenant_weights=config.weights_of_tenants,
+        orphan_timeout_s=config.orphan_timeout_s,
     )
 
 

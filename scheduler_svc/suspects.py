@@ -1,8 +1,8 @@
 """Requests that may break executors.
 
-A request that ran on an executor when it was lost, twice without a token in between, is suspected to be
-the cause. Suspects are computed one at a time, so that the innocent are not counted out with the guilty;
-one that loses its executor once too often ends with an error instead of breaking executors for ever.
+A request that two losses in a row were counted against (`circuit_breaker.py` has the rules) is suspected to be the
+cause. Suspects are computed one at a time, so that the innocent are not counted out with the guilty; one that loses
+its executor once too often ends with an error instead of breaking executors for ever.
 """
 
 from scheduler_svc.request import Request

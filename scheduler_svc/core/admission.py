@@ -72,6 +72,9 @@ class Obstacle:
     reason: str
 
 
+HALF_OPEN = Obstacle(Wait.IN_LINE, "the executor failed before; it gets one request until a step has finished")
+
+
 def lack_of_slots(num_needed: int, num_free: int) -> Obstacle:
     """Return the obstacle of a group that needs more slots than are free."""
     return Obstacle(Wait.IN_LINE, f"needs {counted(num_needed, 'slot')} of the batch, {num_free} free")
@@ -203,7 +206,7 @@ class Admissions:
                 num_passed += 1
             elif verdict.wait is Wait.IN_LINE:
                 return
-            else:
+            elif group.has_outgrown:
                 self._queue.remove(group)
                 self.failures.append(GroupFailure(group, verdict.reason))
                 group.end()
@@ -221,6 +224,8 @@ class Admissions:
 
     def can_ever_admit(self, group: SequenceGroup) -> bool:
         """Return whether the group fits into an empty batch, with one token more for each sequence."""
+        if (group.stop_conditions.accepted_len or 0) > self._limits.max_model_len:
+            return False
         if group.is_lone:  # `SchedulerLimits`: whoever has the pool for itself can grow to its end
             return len(group.sequences[0].token_ids) < self._limits.max_model_len
         longest = max(len(sequence.token_ids) for sequence in group.live_sequences)
@@ -250,6 +255,12 @@ class Admissions:
     def why_never(self, group: SequenceGroup) -> str:
         """Say which rule of `can_ever_admit` the group breaks, with the numbers."""
         limits, longest = self._limits, max(len(sequence.token_ids) for sequence in group.live_sequences)
+        accepted_len = group.stop_conditions.accepted_len
+        if accepted_len is not None and accepted_len > limits.max_model_len:
+            return (
+                f"the request was accepted for {accepted_len} tokens (a prompt of {group.num_prompt_tokens}); this "
+                f"executor holds sequences of {limits.max_model_len}"
+            )
         if longest >= limits.max_model_len:
             return f"{longest} tokens and one more do not fit into max_model_len, {limits.max_model_len}"
         if group.num_slots > limits.max_num_seqs:

@@ -5,12 +5,14 @@ Pure. Used by `dealer.py`; read next: `room.py`.
 
 import bisect
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scheduler_svc.core.admission import Wait
 from scheduler_svc.core.block_holders import BlockHolders, Depth
 from scheduler_svc.core.inbox import Inbox, Share
 from scheduler_svc.core.room import Need, Room, is_open_to
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import Turn
 
@@ -35,7 +37,7 @@ class Deal:
 
     def __init__(self, takers: list[Inbox], holders: BlockHolders, server: Inbox | None, now_s: float) -> None:
         self.server = server
-        self._takers = takers
+        self.takers = takers
         self._holders = holders
         self._rooms: dict[Inbox, Room] = {}
         for inbox in takers:
@@ -72,7 +74,7 @@ class Deal:
             return best
         if Wait.ASIDE in waits:
             return Wait.ASIDE
-        return Wait.IN_LINE if any(is_open_to(inbox.core, group) for inbox in self._takers) else Wait.NEVER
+        return Wait.IN_LINE if any(is_open_to(inbox.core, group) for inbox in self.takers) else Wait.NEVER
 
     def give(self, offer: Offer) -> None:
         """Put a group into the inbox of the core that it was offered to."""
@@ -124,14 +126,9 @@ class Deal:
         group = turn.group
         if group in room.inbox.refused:
             return Wait.IN_LINE
-        if group.lost_on and (room.core.is_probing or room.core.name == group.lost_on) and self._has_choice(group):
+        if group.lost_on and avoids(room.core, group, [inbox.core for inbox in self.takers]):
             return Wait.ASIDE
         return room.obstacle(turn, need, num_cached_blocks)
-
-    def _has_choice(self, group: SequenceGroup) -> bool:
-        """Return whether a group that lost its executor could ever go to another one, and not to one in doubt."""
-        others = (inbox.core for inbox in self._takers if inbox.core.name != group.lost_on)
-        return any(not core.is_probing and is_open_to(core, group) for core in others)
 
     def _enter(self, room: Room) -> None:
         """A room is to be chosen from now on."""
@@ -145,6 +142,22 @@ class Deal:
         index = next(index for index, entry in enumerate(self._ranked) if entry[-1] is former)
         del self._ranked[index]
         bisect.insort(self._ranked, (room.load, -room.num_free_blocks, room.number, room))
+
+
+def avoids(core: Scheduler, group: SequenceGroup, takers: Iterable[Scheduler]) -> bool:
+    """Return whether a group is not to run on a core after a loss, although it might.
+
+    Who was lost somewhere goes elsewhere next, and to no executor in doubt, as long as there is a choice.
+
+    Args:
+        core: That it might run on.
+        group: Waits.
+        takers: The cores that groups may be dealt to.
+    """
+    if not group.lost_on or not (core.is_probing or core.name == group.lost_on):
+        return False
+    others = (other for other in takers if not other.is_probing and other.name != group.lost_on)
+    return any(is_open_to(other, group) for other in others)
 
 
 class _Needs:

@@ -18,12 +18,12 @@ Pure. Read next: `deal.py`, the choice; `room.py`, what a core can take; `waitin
 """
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from scheduler_svc.core.admission import MAX_PASSED_GROUPS, Wait
 from scheduler_svc.core.block_holders import BlockHolders
 from scheduler_svc.core.deal import Deal, Offer
-from scheduler_svc.core.inbox import Inbox
+from scheduler_svc.core.inbox import Inbox, Share
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import Turn, WaitingQueue
@@ -37,6 +37,7 @@ class Dealer:
 
     Args:
         queue: The line.
+        is_complete: Says whether no other core is expected back.
 
     Attributes:
         holders: Which core holds which registered block.
@@ -44,8 +45,9 @@ class Dealer:
         unplaceable: Groups that none of these cores can ever take: they wait for another one, out of the line.
     """
 
-    def __init__(self, queue: WaitingQueue) -> None:
+    def __init__(self, queue: WaitingQueue, is_complete: Callable[[], bool] = lambda: True) -> None:
         self.queue = queue
+        self._is_complete = is_complete
         self.holders = BlockHolders()
         self.inboxes: list[Inbox] = []
         self.unplaceable: set[SequenceGroup] = set()
@@ -160,6 +162,12 @@ class Dealer:
                     deal.look_at_server()
                 else:
                     self._dealt_to.add(offer.room.core)
+            elif offer is Wait.NEVER and self._has_no_hope(turn.group):
+                if server is not None:
+                    yield turn.group  # for the core to end it
+                else:
+                    deal.takers[0].put(Share(turn, 0, 0, 0, is_long=False))
+                    self._dealt_to.add(deal.takers[0].core)
             elif offer is Wait.NEVER:
                 self.unplaceable.add(turn.group)
             else:
@@ -196,14 +204,24 @@ class Dealer:
         """If other cores take groups than before, those that fitted none may fit, and no other has any."""
         takers = [inbox for inbox in self.inboxes if inbox.core.takes_groups]
         if takers == self._takers:
+            if self.unplaceable and self._is_complete():
+                self._release([group for group in self.unplaceable if group.has_outgrown])
             return
         self._takers = takers
-        for group in sorted(self.unplaceable, key=lambda group: group.arrival):
-            self.queue.release(group)
-        self.unplaceable.clear()
+        self._release(list(self.unplaceable))
         for inbox in self.inboxes:
             if not inbox.core.takes_groups:
                 self._recall(inbox)
+
+    def _release(self, groups: list[SequenceGroup]) -> None:
+        """Groups that fitted no core are to be looked at again."""
+        for group in groups:
+            self.unplaceable.remove(group)
+            self.queue.release(group)
+
+    def _has_no_hope(self, group: SequenceGroup) -> bool:
+        """Return whether a group that fits no core fits none that may come: it grew too large for all there will be."""
+        return group.has_outgrown and self._is_complete()
 
     def _recall_stalled(self, server: Inbox | None, now_s: float) -> None:
         """Recall what cores were dealt that have been at a step for too long, if there is another one."""

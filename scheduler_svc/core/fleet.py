@@ -6,7 +6,10 @@ have run, so they come before newcomers. What a core knows of others it sees her
 Pure. Read next: `dealer.py`, `scheduler.py`.
 """
 
+from collections.abc import Callable
+
 from scheduler_svc.core.admission import Obstacle, Wait
+from scheduler_svc.core.deal import avoids
 from scheduler_svc.core.dealer import Dealer
 from scheduler_svc.core.inbox import Inbox
 from scheduler_svc.core.limits import SchedulerLimits
@@ -23,14 +26,23 @@ class Fleet:
         queue: The one waiting queue.
         policy: The queue's policy; cores order their groups by it as well.
         prefix_key: Secret of the prefix caches.
+        is_complete: Says whether no other executor is expected back. As long as one is, a group that has outgrown those
+            here waits for it.
 
     Attributes:
         dealer: Gives waiting groups to cores.
     """
 
-    def __init__(self, queue: WaitingQueue, policy: Policy, prefix_key: bytes = b"") -> None:
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        policy: Policy,
+        prefix_key: bytes = b"",
+        is_complete: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.queue = queue
-        self.dealer = Dealer(queue)
+        self.dealer = Dealer(queue, lambda: self.is_complete())
+        self.is_complete = is_complete
         self.cores: list[Scheduler] = []
         self._policy = policy
         self._prefix_key = prefix_key
@@ -98,14 +110,22 @@ class Fleet:
         if core is not None:
             return core
         obstacles = [obstacle for _, obstacle in self.obstacles(group, now_s) if obstacle is not None]
-        return min(obstacles, key=lambda obstacle: _PATIENCE.index(obstacle.wait))
+        obstacle = min(obstacles, key=lambda obstacle: _PATIENCE.index(obstacle.wait))
+        if obstacle.wait is Wait.NEVER and not (group.has_outgrown and self.is_complete()):
+            return Obstacle(Wait.ASIDE, f"{obstacle.reason}; it waits for an executor that can hold it")
+        return obstacle
 
     def obstacles(self, group: SequenceGroup, now_s: float) -> list[tuple[Scheduler, Obstacle | None]]:
         """Return what keeps a group from each core, for people; None: nothing but those ahead and the token budget."""
         leaving = Obstacle(Wait.IN_LINE, "the executor is leaving the fleet")
         judged_at_s = self.dealer.judged_at_s(now_s)
-        takers = {inbox.core for inbox in self.dealer.takers()}
-        return [(core, core.obstacle(group, judged_at_s) if core in takers else leaving) for core in self.cores]
+        takers = self._takers
+        return [(core, self._obstacle(core, group, judged_at_s) if core in takers else leaving) for core in self.cores]
+
+    def _obstacle(self, core: Scheduler, group: SequenceGroup, judged_at_s: float) -> Obstacle | None:
+        if avoids(core, group, self._takers):
+            return Obstacle(Wait.ASIDE, "it lost an executor last time, and another one than this can take it")
+        return core.obstacle(group, judged_at_s)
 
 
 _PATIENCE = (Wait.ASIDE, Wait.IN_LINE, Wait.NEVER)

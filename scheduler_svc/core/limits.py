@@ -48,7 +48,7 @@ class SchedulerLimits:
         prefix_caching: Whether full blocks are found again by their content.
         max_admitted_bytes: Size of the admissions of one step, which must fit into a message with all else
             (`shared/step_size.py`); any one sequence fits, a group of several that does not never runs.
-        stall_after_s: A core that has been at its oldest step for longer gets no new group while
+        stall_after_s: A core whose oldest step takes so much longer than it should gets no new group while
             another one of its fleet can take it.
     """
 

@@ -45,7 +45,7 @@ from collections import deque
 
 import numpy as np
 
-from scheduler_svc.core.admission import AdmissionQueue, Admissions, GroupFailure, Obstacle, Wait
+from scheduler_svc.core.admission import HALF_OPEN, AdmissionQueue, Admissions, GroupFailure, Obstacle, Wait
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.block_holders import BlockHolders
 from scheduler_svc.core.block_manager import BlockManager
@@ -62,6 +62,7 @@ from scheduler_svc.core.result_check import check_result
 from scheduler_svc.core.results import Results, StepUpdates
 from scheduler_svc.core.searches import Searches
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.step_cost import StepCost
 from scheduler_svc.core.step_plan import StepInFlight, StepPlan
 from scheduler_svc.core.swapping import SwappedGroups
 from shared.errors import ExecutorFaultError
@@ -79,7 +80,12 @@ class Scheduler:
         epoch: Goes into every step.
         prefix_key: Secret of the prefix cache.
         holders: The fleet's index of registered blocks; None: there is no fleet.
-        name: Stands for the executor.
+        name: Of the executor, its address.
+
+    Attributes:
+        is_probing: Whether it is in doubt that the executor works: it has one group at most, until somebody who
+            saw a step finish says otherwise.
+        step_cost: What its steps take at most; may be replaced by what was learned in an earlier attachment.
     """
 
     def __init__(
@@ -92,8 +98,10 @@ class Scheduler:
         holders: BlockHolders | None = None,
         name: str = "",
     ) -> None:
-        self.limits = limits
         self.name = name
+        self.is_probing = False
+        self.step_cost = StepCost()
+        self.limits = limits
         self.epoch = epoch
         self.queue = queue
         self._policy = policy or FcfsPolicy()
@@ -127,7 +135,6 @@ class Scheduler:
         self._events: list[GroupEvent] = []
         self._num_prefill_steps = 0  # in a row that kept somebody from decoding
         self.takes_groups = True
-        self.is_probing = False
         self.last_scheduled_step_id = 0
         self.last_processed_step_id = 0
 
@@ -202,6 +209,7 @@ class Scheduler:
             raise ExecutorFaultError(f"a result of step {result.step_id} came, and no step is in flight")
         check_result(result, self.in_flight[0], self.batch, self.limits.vocab_size)
         self.last_processed_step_id = result.step_id
+        self.step_cost.learn(self.in_flight[0].layout, result.execute_duration_us * 1e-6)
         self._was_processed = True
         updates = self._results.take(self.in_flight.popleft(), result)
         self._queue_again()
@@ -277,18 +285,40 @@ class Scheduler:
         stalled_s = self.stalled_s(now_s)
         if stalled_s is not None:
             return Obstacle(Wait.IN_LINE, f"a step has been running for {stalled_s:.1f} s")
+        if self.is_probing and self.num_unfinished:
+            return HALF_OPEN
         verdict = self.admissions.judge(group)
         return verdict if isinstance(verdict, Obstacle) else None
 
     def stalled_s(self, now_s: float) -> float | None:
-        """Return how long the oldest step in flight has been running, if suspiciously long; None: it has not.
+        """Return how long the oldest step in flight has been running, if longer than it should; None: it has not."""
+        running_s = self.running_s(now_s)
+        if running_s is None or running_s <= self.limits.stall_after_s:
+            return None
+        longest_s = self.longest_s() or 0.0
+        return running_s if running_s > longest_s + self.limits.stall_after_s else None
+
+    def running_s(self, now_s: float) -> float | None:
+        """Return how long the oldest step in flight has been running; None: none is.
 
         Time in which it waited for those before it does not count.
         """
         if not self.in_flight or self._was_processed:
             return None
-        running_s = now_s - max(self.in_flight[0].scheduled_at_s, self._progress_at_s)
-        return running_s if running_s > self.limits.stall_after_s else None
+        return now_s - max(self.in_flight[0].scheduled_at_s, self._progress_at_s)
+
+    def longest_s(self) -> float | None:
+        """Return what the oldest step in flight should take at most; None: nothing is known of this executor."""
+        return self.step_cost.longest_s(self.in_flight[0].layout)
+
+    def hangs(self, now_s: float, after_s: float) -> bool:
+        """Return whether the oldest step in flight takes more than `after_s` longer than it should, and may."""
+        running_s = self.running_s(now_s)
+        if running_s is None or running_s <= after_s:
+            return False
+        longest_s = self.longest_s()
+        allowance_s = self.step_cost.allowance_s(self.in_flight[0].layout)
+        return longest_s is not None and running_s > longest_s + allowance_s + after_s
 
     def has(self, group: SequenceGroup) -> bool:
         """Return whether the group was admitted here and has not ended."""

@@ -54,11 +54,11 @@ class SequenceGroup:
 
     `traceparent`: the span of the request, passed on as it is with each admission; None: it is not traced.
 
-    `lost_on`: the core with which it was lost last; it goes to another one that can take it.
-
     `has_run`: it was admitted once, so it goes before newcomers if it has to wait again.
     `order`: where it stands, (level, arrival); the smaller one goes first and is preempted last. `Batch`
     sets it when the group joins for the first time; a level does not change while the group lives.
+
+    `lost_on`: name of the core that it ran on when that one's executor was lost; empty: it had a token since.
     """
 
     request_id: str
@@ -101,6 +101,11 @@ class SequenceGroup:
         return (
             self.num_prompt_logprobs != NO_LOGPROBS and self.num_known_prompt_logprobs < len(self.prompt_token_ids) - 1
         )
+
+    @property
+    def has_outgrown(self) -> bool:
+        """Whether, where it fits no executor, it is too large by itself: it has grown there and no loss moved it."""
+        return self.has_run and not self.lost_on
 
     @property
     def is_lone(self) -> bool:

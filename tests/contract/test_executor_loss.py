@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from executor_svc.execution_servicer import ExecutionServicer
+from executor_svc.fake_faults import FakeFaults, FaultPlan
 from executor_svc.fake_worker import FakeWorker
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as admin
@@ -133,6 +134,26 @@ async def test_a_bug_in_the_core_ends_live_requests_and_the_service_goes_on(monk
         await stack.attached()
         assert len((await collect(stack, token_request(20, 5))).token_ids) == 5
         assert not stack.engine.requests
+
+
+@pytest.mark.parametrize("broken", ["evacuate", "enqueue"])
+async def test_a_bug_while_the_requests_of_a_lost_executor_are_taken_back_ends_them(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("an invariant does not hold")
+
+    async with running_stack(FakeWorker(step_ms=2)) as stack:
+        answers = [asyncio.create_task(collect(stack, token_request(30, 5000, first_id=i))) for i in range(3)]
+        await tokens_arrived(stack, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(stack.driver.core if broken == "evacuate" else stack.engine.requests, broken, fail)
+            await stack.executor.servicer.drain()
+            ended = await asyncio.gather(*answers, return_exceptions=True)
+        codes = [error.code() for error in ended if isinstance(error, grpc.aio.AioRpcError)]
+        assert codes == [grpc.StatusCode.INTERNAL] * 3
+        assert not stack.engine.requests
+        assert not stack.engine.fleet.cores
 
 
 async def test_a_stream_that_breaks_during_a_long_step_is_resumed() -> None:
@@ -274,14 +295,81 @@ async def test_an_executor_with_another_model_ends_live_requests() -> None:
             await answer
 
 
-async def test_a_smaller_cache_ends_only_what_does_not_fit() -> None:
+LARGE = [
+    token_request(20, 180, first_id=1, request_id="large"),
+    token_request(20, 180, first_id=2, beam_width=2),
+    token_request(20, 180, first_id=3, n=2, temperature=1.0, seed=1),
+]
+
+
+async def shrink(stack: Stack) -> "asyncio.Task[Answer]":
+    """Let the executor come back with room for 128 tokens; return the answer of a request that fits there."""
+    small = asyncio.create_task(collect(stack, token_request(10, 60, first_id=4)))
+    await tokens_arrived(stack, 3)
+    await stack.executor.kill()
+    stack.executor.worker = FakeWorker(num_device_blocks=8)
+    await stack.executor.start()
+    return small
+
+
+async def output_lengths(stack: Stack, request: pb.GenerateRequest) -> list[int]:
+    """Return the number of tokens of each output."""
+    events = [event async for event in stack.generation.Generate(request)]
+    return [len(output.token_ids) for output in events[-1].finished.outputs]
+
+
+async def test_what_was_accepted_waits_until_an_executor_comes_that_can_hold_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with running_stack(FakeWorker(step_ms=2)) as stack:
-        large = asyncio.create_task(collect(stack, token_request(200, 100, first_id=1)))
-        small = asyncio.create_task(collect(stack, token_request(10, 60, first_id=2)))
-        await tokens_arrived(stack, 3)
-        await stack.executor.kill()
-        stack.executor.worker = FakeWorker(num_device_blocks=8)
-        await stack.executor.start()
-        with pytest.raises(grpc.aio.AioRpcError, match="do not fit into max_model_len"):
-            await large
+        large = [asyncio.create_task(output_lengths(stack, request)) for request in LARGE]
+        small = await shrink(stack)
         assert len((await small).token_ids) == 60
+        explain = admin.ExplainRequestRequest(request_id="large")
+        while "unless an executor comes" not in (await stack.admin.ExplainRequest(explain)).explanation:
+            await asyncio.sleep(0.05)
+        with pytest.raises(grpc.aio.AioRpcError, match="at most 127 tokens long"):
+            await collect(stack, token_request(150, 5, first_id=5))  # served is what the executors have now
+        await stack.executor.kill()
+        stack.executor.worker = FakeWorker()
+        await stack.executor.start()
+        assert [await lengths for lengths in large] == [[180], [180], [180, 180]]
+    told = [message for message in caplog.messages if "event=requests_wait_for_a_larger_executor" in message]
+    assert len(told) == 1
+    assert "requests=3" in told[0]
+    assert "accepted for 200 tokens (a prompt of 20); this executor holds sequences of 128" in told[0]
+
+
+async def test_what_no_executor_comes_for_ends_with_the_numbers_and_is_never_cut() -> None:
+    async with running_stack(FakeWorker(step_ms=2), orphan_timeout_s=0.3) as stack:
+        large = [asyncio.create_task(output_lengths(stack, request)) for request in LARGE]
+        small = await shrink(stack)
+        assert len((await small).token_ids) == 60
+        for ended in await asyncio.gather(*large, return_exceptions=True):
+            assert isinstance(ended, grpc.aio.AioRpcError)
+            assert ended.code() is grpc.StatusCode.UNAVAILABLE
+            assert ended.details() == (
+                "the request was accepted for 200 tokens (a prompt of 20); this executor holds sequences of 128; "
+                "no larger one came within 0.3 s (--orphan-timeout-s); send it again later, or ask for less"
+            )
+
+
+async def test_a_request_without_any_executor_does_not_wait_for_ever() -> None:
+    async with running_stack(FakeWorker(step_ms=2), orphan_timeout_s=0.3) as stack:
+        answer = asyncio.create_task(collect(stack, token_request(20, 5000)))
+        await tokens_arrived(stack, 1)
+        await stack.executor.kill()
+        with pytest.raises(grpc.aio.AioRpcError, match=r"no executor was attached within 0\.3 s") as caught:
+            await answer
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_requests_on_one_executor_that_is_really_broken_are_not_blamed() -> None:
+    broken = FakeWorker(faults=FakeFaults(FaultPlan(fail_step_every=1)))
+    async with running_stack(broken, orphan_timeout_s=1.0) as stack:
+        requests = [token_request(20, 5, first_id=i) for i in range(3)]
+        for ended in await asyncio.gather(*(collect(stack, r) for r in requests), return_exceptions=True):
+            assert isinstance(ended, grpc.aio.AioRpcError)
+            assert "4 times in a row" not in (ended.details() or "")
+            assert ended.code() is grpc.StatusCode.UNAVAILABLE
+        assert stack.driver.num_losses >= 1

@@ -195,7 +195,8 @@ async def test_a_request_that_breaks_every_executor_ends_and_the_others_do_not(e
             await collect(stack, token_request(200, 5))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert_same(await answers, expected)
-        assert sum(stack.driver_of(executor).num_losses for executor in stack.executors) == 4
+        # A loss whose verdict is still to come counts later: the other executor may be lost meanwhile.
+        assert sum(stack.driver_of(executor).num_losses for executor in stack.executors) in (4, 5)
         assert not stack.engine.requests
 
 
@@ -279,7 +280,6 @@ async def test_an_executor_that_answers_nonsense_is_lost_and_the_log_says_what_w
     ("stranger", "words"),
     [
         (lambda: FakeWorker(eos_probability=0.5), "another model or number format"),
-        (lambda: FakeWorker(num_device_blocks=8), "it holds sequences of 128 tokens; the fleet serves 8192"),
         (lambda: FakeWorker(max_message_bytes=2**16), "max_message_bytes"),
     ],
 )
@@ -301,6 +301,51 @@ async def test_an_executor_that_cannot_serve_the_same_is_refused_with_the_reason
         state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
         assert words in {executor.address: executor.last_error for executor in state.executors}[second.address]
     assert sum(words in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_what_is_served_does_not_depend_on_who_attaches_first(first: int) -> None:
+    directory = Directory()
+    large, small = FakeWorker(num_device_blocks=512, step_ms=2), FakeWorker(num_device_blocks=64, step_ms=2)
+    async with running_stack(large, small, membership=directory.membership(), ready=False) as stack:
+        both = [executor.address for executor in stack.executors]
+        directory.addresses = {both[first]}
+        await stack.attached()
+        directory.addresses = set(both)
+        await until(lambda: len(stack.engine.fleet.cores) == 2)
+        assert (await stack.generation.GetModel(pb.GetModelRequest())).max_model_len == 8192
+        endless_one = asyncio.create_task(collect(stack, token_request(10, 1100, first_id=50)))
+        answers = await asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+        assert [len(answer.token_ids) for answer in answers] == [
+            len(answer.token_ids) for answer in answers if answer.finished is not None
+        ]
+        assert len((await endless_one).token_ids) == 1100, "longer than the small one can hold"
+        kept = [stack.driver_of(executor).step_log.kept_ids != (0, 0) for executor in stack.executors]
+        assert kept == [True, True], "both are used"
+
+
+async def test_a_long_request_waits_for_the_one_executor_that_can_hold_it() -> None:
+    large, small = slow_worker(num_device_blocks=512), slow_worker(num_device_blocks=64)
+    async with running_stack(large, small) as stack:
+        await shut_down(stack, stack.executors[0])
+        waiting = asyncio.create_task(collect(stack, token_request(3000, 10, first_id=1)))
+        assert len((await collect(stack, token_request(10, 20, first_id=2))).token_ids) == 20
+        await until(lambda: stack.engine.has_waiting)
+        stack.executors[0].worker = slow_worker(num_device_blocks=512)
+        await stack.executors[0].start()
+        assert len((await waiting).token_ids) == 10
+
+
+async def test_an_address_that_vanished_does_not_count_for_what_is_served() -> None:
+    directory = Directory()
+    large, small = FakeWorker(num_device_blocks=512), FakeWorker(num_device_blocks=64)
+    async with running_stack(large, small, membership=directory.membership(), ready=False) as stack:
+        directory.addresses = {executor.address for executor in stack.executors}
+        await until(lambda: len(stack.engine.fleet.cores) == 2)
+        directory.addresses = {stack.executors[1].address}
+        await until(lambda: stack.engine.model is not None and stack.engine.model.max_model_len == 1024)
+        with pytest.raises(grpc.aio.AioRpcError, match="at most 1023 tokens long"):
+            await collect(stack, token_request(1024, 5))
 
 
 async def test_a_refused_executor_does_not_take_over_while_the_right_one_restarts() -> None:

@@ -69,8 +69,9 @@ class GenerationServiceServicer(object):
 
         INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
         retry. ALREADY_EXISTS: a live request has the same request_id. RESOURCE_EXHAUSTED: the waiting
-        queue is full, or the request is above --max-request-bytes; the queue's error has RetryInfo. UNAVAILABLE:
-        draining, or no executor; retry. ABORTED: ended by Abort or an operator. INTERNAL: a bug.
+        queue is full, and the error has RetryInfo; or, without RetryInfo, the request is above --max-request-bytes, outgrew
+        the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
+        ABORTED: ended by Abort or an operator. INTERNAL: a bug.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

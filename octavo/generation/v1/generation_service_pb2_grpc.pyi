@@ -43,8 +43,9 @@ class GenerationServiceStub:
 
     INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
     retry. ALREADY_EXISTS: a live request has the same request_id. RESOURCE_EXHAUSTED: the waiting
-    queue is full, or the request is above --max-request-bytes; the queue's error has RetryInfo. UNAVAILABLE:
-    draining, or no executor; retry. ABORTED: ended by Abort or an operator. INTERNAL: a bug.
+    queue is full, and the error has RetryInfo; or, without RetryInfo, the request is above --max-request-bytes, outgrew
+    the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
+    ABORTED: ended by Abort or an operator. INTERNAL: a bug.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.AbortRequest, _generation_service_pb2.AbortResponse]
     """Abort ends a request. It is idempotent: unknown and finished ids are accepted.
@@ -72,8 +73,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
     retry. ALREADY_EXISTS: a live request has the same request_id. RESOURCE_EXHAUSTED: the waiting
-    queue is full, or the request is above --max-request-bytes; the queue's error has RetryInfo. UNAVAILABLE:
-    draining, or no executor; retry. ABORTED: ended by Abort or an operator. INTERNAL: a bug.
+    queue is full, and the error has RetryInfo; or, without RetryInfo, the request is above --max-request-bytes, outgrew
+    the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
+    ABORTED: ended by Abort or an operator. INTERNAL: a bug.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.AbortRequest, _generation_service_pb2.AbortResponse]  # type: ignore[assignment]
     """Abort ends a request. It is idempotent: unknown and finished ids are accepted.
@@ -104,8 +106,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
 
         INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
         retry. ALREADY_EXISTS: a live request has the same request_id. RESOURCE_EXHAUSTED: the waiting
-        queue is full, or the request is above --max-request-bytes; the queue's error has RetryInfo. UNAVAILABLE:
-        draining, or no executor; retry. ABORTED: ended by Abort or an operator. INTERNAL: a bug.
+        queue is full, and the error has RetryInfo; or, without RetryInfo, the request is above --max-request-bytes, outgrew
+        the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
+        ABORTED: ended by Abort or an operator. INTERNAL: a bug.
         """
 
     @_abc_1.abstractmethod

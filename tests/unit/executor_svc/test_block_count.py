@@ -68,6 +68,7 @@ class FakeGpu:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_count, "available_memory_bytes", lambda: 8 * GIB)
+    monkeypatch.setattr(block_count, "total_memory_bytes", lambda: 8 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +104,20 @@ def test_more_than_the_memory_of_the_machine_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("memory")
-def test_a_cpu_gives_a_quarter_of_what_is_free_shared_by_its_ranks() -> None:
+def test_a_cpu_gives_a_quarter_of_the_memory_shared_by_its_ranks() -> None:
     assert cpu_cache_bytes(local_size=1) == 2 * GIB
     assert cpu_cache_bytes(local_size=4) == GIB // 2
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "cache_gib"), [(15.9, 4.0), (12.0, 4.0), (8.0, 4.0), (7.9, 2.0), (4.0, 2.0), (3.9, 1.0), (0.5, 0.25)]
+)
+def test_the_cache_of_a_cpu_is_the_same_again_unless_much_less_is_free(
+    free_gib: float, cache_gib: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_count, "available_memory_bytes", lambda: int(free_gib * GIB))
+    monkeypatch.setattr(block_count, "total_memory_bytes", lambda: 16 * GIB)
+    assert cpu_cache_bytes(local_size=1) == cache_gib * GIB
 
 
 def test_without_word_from_the_system_a_cpu_gives_a_gibibyte(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from octavo.errors import (
     PermissionDeniedError,
     RequestAbortedError,
     RequestExistsError,
+    ResourceExhaustedError,
     UnauthenticatedError,
     UnavailableError,
     from_rpc_error,
@@ -30,7 +31,7 @@ def rpc_error(code: grpc.StatusCode, details: str = "why", packed: bytes | None 
     ("code", "expected"),
     [
         (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, InvalidRequestError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, ResourceExhaustedError),
         (grpc.StatusCode.ALREADY_EXISTS, RequestExistsError),
         (grpc.StatusCode.UNAVAILABLE, UnavailableError),
         (grpc.StatusCode.CANCELLED, UnavailableError),
@@ -69,6 +70,29 @@ def test_retry_info_makes_an_exhausted_resource_an_overload() -> None:
 
     assert isinstance(error, OverloadedError)
     assert error.retry_after_s == 1.25
+
+
+@pytest.mark.parametrize(
+    ("details", "is_own", "sentence"),
+    [
+        ("the request needs 40 blocks", True, "the request needs 40 blocks"),
+        (
+            "SERVER: Received message larger than max (70 vs. 64)",
+            False,
+            "the call exceeds a limit of the connection (Received message larger than max (70 vs. 64)); "
+            "send or ask for less",
+        ),
+    ],
+)
+def test_an_exhausted_resource_without_retry_info_says_what_was_too_large(
+    details: str, is_own: bool, sentence: str
+) -> None:
+    status = status_pb2.Status()
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="RESOURCE_EXHAUSTED"))
+    packed = status.SerializeToString() if is_own else None
+    error = from_rpc_error(rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, details, packed))
+    assert type(error) is ResourceExhaustedError
+    assert str(error) == sentence
 
 
 def test_a_call_that_grpc_ended_for_the_server_says_what_to_do() -> None:

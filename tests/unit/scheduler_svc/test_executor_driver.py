@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 
 from executor_svc.fake_worker import FakeWorker
 from scheduler_svc import executor_driver
+from scheduler_svc.circuit_breaker import Backoff, CircuitBreaker
 from scheduler_svc.core.fleet import Fleet
 from scheduler_svc.core.policy import FcfsPolicy
 from scheduler_svc.core.results import StepUpdates
@@ -32,12 +34,14 @@ ADDRESS = "virtual:1"
 class VirtualSession(ExecutorSession):
     """An attachment whose steps wait until the test answers them."""
 
-    def __init__(self, epoch: int) -> None:
-        self.worker = FakeWorker()
+    def __init__(self, epoch: int, worker: FakeWorker) -> None:
+        self.worker = worker
+        self.worker.reset()
         self.epoch = epoch
         self.info = self.worker.info
         self.sent: list[Step] = []
         self.num_answered = 0
+        self._is_resuming = False
         self._incoming: asyncio.Queue[StepResult | OctavoServiceError] = asyncio.Queue()
 
     async def send(self, step: Step) -> int:
@@ -61,18 +65,19 @@ class VirtualSession(ExecutorSession):
 
 
 class VirtualClient(ExecutorClient):
-    """Attaches to a new executor each time; `refusals` come first."""
+    """Attaches to a new executor each time, or to `worker`; `refusals` come first."""
 
     def __init__(self) -> None:
         super().__init__(ADDRESS, "the test", SessionTimings(), 2**20)
         self.refusals: list[OctavoServiceError] = []
         self.sessions: list[VirtualSession] = []
+        self.worker: FakeWorker | None = None
 
     @asynccontextmanager
     async def attach(self, claim: Callable[[str], None]) -> AsyncIterator[VirtualSession]:
         if self.refusals:
             raise self.refusals.pop(0)
-        session = VirtualSession(len(self.sessions) + 1)
+        session = VirtualSession(len(self.sessions) + 1, self.worker or FakeWorker())
         claim(session.info.instance_id)
         self.sessions.append(session)
         yield session
@@ -98,7 +103,7 @@ class Owner:
 
     async def adopt(self, session: ExecutorSession, address: str) -> Scheduler:
         self.when_adopted()
-        return self.fleet.join(serving_limits(session.info, CoreSettings()), session.epoch)
+        return self.fleet.join(serving_limits(session.info, CoreSettings()), session.epoch, address)
 
     async def on_attached(self, driver: ExecutorDriver) -> None:
         assert driver.core is not None
@@ -123,6 +128,9 @@ class Owner:
         for group in groups:
             self.fleet.queue.add(group)
 
+    def on_probed(self, address: str, *, works: bool) -> None:
+        self.events.append("probe succeeded" if works else "probe failed")
+
     def fail_all(self, core: Scheduler | None) -> None:
         assert core is not None
         self.fleet.cores.remove(core)
@@ -139,7 +147,9 @@ class Owner:
 class Stage:
     """A driver that runs, and all around it."""
 
-    def __init__(self, steps_in_flight: int = 2, *, checks_batch_table: bool = False) -> None:
+    def __init__(
+        self, steps_in_flight: int = 2, *, checks_batch_table: bool = False, backoff: Backoff | None = None
+    ) -> None:
         self.client = VirtualClient()
         self.owner = Owner()
         self.driver = ExecutorDriver(
@@ -147,6 +157,7 @@ class Stage:
             self.owner,
             DriverSettings(steps_in_flight, checks_batch_table, retry_interval_s=0.0),
             Meter(),
+            CircuitBreaker(lambda: 1.0, backoff or Backoff(0.0, 0.0)),
         )
 
     @asynccontextmanager
@@ -213,6 +224,7 @@ async def test_a_failed_group_is_told_before_the_next_step_is_sent() -> None:
         stage.session.send = send  # type: ignore[method-assign]
         too_wide = stage.add(arrival=1)
         too_wide.sequences *= 300
+        too_wide.has_run = True
         await stage.submit(max_tokens=2, arrival=2)
         assert ["slots of the batch" in event for event in stage.owner.events if "needs" in event] == [True]
         assert len(stage.session.sent) == 2
@@ -505,6 +517,7 @@ async def test_groups_that_can_never_go_on_are_reported_even_if_there_is_no_step
         assert stage.driver.core is not None
         group = stage.add()
         group.sequences = [replace(group.sequences[0]) for _ in range(stage.driver.core.limits.max_num_seqs + 1)]
+        group.has_run = True
         stage.driver.work.set()
         await settle()
         assert not stage.session.sent
@@ -520,3 +533,120 @@ async def test_steps_carry_a_digest_only_for_debugging(checks_batch_table: bool)
         await stage.answer(3)
         assert all((step.table_digest is not None) == checks_batch_table for step in stage.session.sent)
         assert stage.driver.num_losses == 0
+
+
+# After a loss without a result -----------------------------------------------------------------------
+
+
+async def answer_probe(stage: Stage) -> None:
+    """Answer the steps of the probe that runs."""
+    session = stage.session
+    while stage.session is session:
+        await stage.answer()
+
+
+async def lose_without_a_result(stage: Stage) -> None:
+    """Lose an attachment whose first step is on its way."""
+    await stage.submit(max_tokens=5)
+    stage.session.lose()
+    await settle()
+
+
+async def test_an_executor_lost_without_a_result_runs_a_probe_and_then_one_group_until_a_step_has_finished() -> None:
+    stage = Stage()
+    async with stage.running():
+        await lose_without_a_result(stage)
+        assert (stage.driver.core, len(stage.client.sessions)) == (None, 2)
+        await answer_probe(stage)
+        assert stage.owner.events[-2:] == ["probe succeeded", "attached"]
+        assert stage.driver.core is not None
+        await stage.submit(arrival=2)
+        assert (stage.driver.core.is_probing, stage.driver.core.num_unfinished) == (True, 1)
+        await stage.answer()
+        assert (stage.driver.core.is_probing, stage.driver.core.num_unfinished) == (False, 2)
+        assert stage.driver.num_losses == 1
+
+
+async def test_a_probe_that_is_lost_costs_no_group_anything_and_counts_as_a_loss() -> None:
+    stage = Stage()
+    async with stage.running():
+        await lose_without_a_result(stage)
+        for num_losses in (1, 2, 3):
+            assert stage.driver.num_losses == num_losses
+            stage.session.lose()
+            await settle()
+        assert stage.owner.events.count("took 1 back") == 1
+        assert stage.owner.events.count("probe failed") == 3
+
+
+async def test_an_executor_lost_before_it_was_asked_for_anything_is_attached_again_without_a_probe() -> None:
+    stage = Stage()
+    async with stage.running():
+        stage.session.lose()
+        await settle()
+        assert stage.driver.core is not None
+        assert not stage.driver.core.is_probing
+
+
+async def test_an_executor_that_failed_is_left_alone_for_a_while_and_says_so() -> None:
+    stage = Stage(backoff=Backoff(100.0, 100.0))
+    stage.client.worker = FakeWorker()  # the same process each time
+    async with stage.running():
+        await lose_without_a_result(stage)
+        assert len(stage.client.sessions) == 1
+        assert re.fullmatch(
+            r"the connection is gone; it failed 1 time in a row before a first result, and is tried again in \d+\.\d s",
+            stage.driver.last_trouble,
+        )
+        stage.client.worker = FakeWorker()  # restarted
+        await settle()
+        assert len(stage.client.sessions) == 2
+
+
+# A step that hangs -----------------------------------------------------------------------------------
+
+
+async def until_lost(stage: Stage, num_losses: int) -> None:
+    async with asyncio.timeout(10):
+        while stage.driver.num_losses < num_losses:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_step_that_takes_much_longer_than_it_should_is_given_up_and_the_next_one_gets_more_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(executor_driver, "WATCH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(executor_driver, "HANG_AFTER_S", 0.02)
+    stage = Stage(1)
+    stage.client.worker = FakeWorker()
+    async with stage.running():
+        await stage.submit()
+        await asyncio.sleep(0.1)
+        assert stage.driver.num_losses == 0, "nothing is known of the first step"
+        assert stage.driver.core is not None
+        cost = stage.driver.core.step_cost
+        await stage.answer(3)
+        await until_lost(stage, 1)
+        assert stage.owner.events == ["attached", "took 1 back", "detached", "attached"]
+        assert stage.driver.core.step_cost is cost
+        assert cost.slack > 2.0
+        stage.client.worker = FakeWorker()
+        stage.session.lose()
+        await settle()
+        await answer_probe(stage)
+        assert stage.driver.core.step_cost is not cost, "another process may be slower"
+    assert "event=no_executor address=virtual:1 cause='step 4 hangs: it has been running for" in caplog.text
+
+
+async def test_a_step_does_not_hang_while_its_stream_is_being_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_driver, "WATCH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(executor_driver, "HANG_AFTER_S", 0.02)
+    stage = Stage(1)
+    async with stage.running():
+        await stage.submit()
+        stage.session._is_resuming = True
+        await stage.answer(3)
+        await asyncio.sleep(0.1)
+        assert stage.driver.num_losses == 0
+        stage.session._is_resuming = False
+        await until_lost(stage, 1)

@@ -8,6 +8,7 @@ import pytest
 from octavo.admin.v1 import admin_pb2
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.stop_conditions import StopConditions
 from scheduler_svc.explanation import ahead_text, explain, obstacle_texts, queued_requests
 from scheduler_svc.request import Request
 from tests.support.driving import group, max_tokens, small_limits
@@ -114,9 +115,10 @@ def test_without_an_executor_the_trouble_is_named() -> None:
 def test_a_suspect_behind_another_one_is_parked() -> None:
     idle = IdleEngine([A], small_limits())
     first, second = idle.add(group(0, 5)), idle.add(group(1, 5))
-    first.num_losses = second.num_losses = 1
     idle.cores[0].schedule(0.0)
     idle.engine.take_back(idle.cores[0], A, "connection refused")
+    first.num_losses = second.num_losses = 1
+    idle.engine.on_probed(A, works=True)
     explained = explain(idle.engine, second, 1.0)
     assert explained.status == admin_pb2.REQUEST_STATUS_PARKED
     assert explained.explanation == (
@@ -128,9 +130,21 @@ def test_a_suspect_behind_another_one_is_parked() -> None:
 def test_a_request_that_was_given_up_is_explained_until_it_has_ended() -> None:
     idle = IdleEngine([A], small_limits())
     request = idle.add(group(0, 30))
+    request.group.has_run = True
     assert "do not fit into max_model_len" in why(idle, request)
     idle.cores[0].schedule(0.0)
     assert why(idle, request) == "ends in a moment"
+
+
+def test_a_request_that_is_too_large_for_those_that_are_there_is_told_how_long_it_waits_for_another() -> None:
+    idle = IdleEngine([A], small_limits())
+    request = idle.add(group(0, 5, StopConditions(100).accept(5, 64)))
+    idle.engine.orphans.note_change()
+    idle.engine.orphans.look(0.0)
+    assert why(idle, request, 10.0) == (
+        f"waits: next in line; on {A}, the request was accepted for 64 tokens (a prompt of 5); this executor holds "
+        "sequences of 24; it ends in 290 s unless an executor comes that can hold it (--orphan-timeout-s)"
+    )
 
 
 # The queue ---------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ class PlayedEngine:
     def submit(self, valid: ValidRequest, checked_for: SimpleNamespace) -> Request:
         assert checked_for is self.model
         assert not self.num_checked, "it counts as checked and as submitted"
-        request = Request(valid.to_group(arrival=1), valid.answer_options, TOKENIZER, 0.0)
+        request = Request(valid.to_group(arrival=1, max_model_len=32), valid.answer_options, TOKENIZER, 0.0)
         self.submitted.put_nowait(request)
         return request
 

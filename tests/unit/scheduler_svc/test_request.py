@@ -146,7 +146,8 @@ async def test_a_failure_comes_after_what_was_made_before_it() -> None:
 
 def test_a_token_shows_that_the_executor_survived() -> None:
     request = sampled_request()
-    request.num_losses = 2
+    request.note_loss("a", counts=True)
+    request.note_loss("b", counts=True)
     push_text(request, 0, "a")
     assert request.num_losses == 0
 

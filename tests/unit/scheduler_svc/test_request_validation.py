@@ -108,16 +108,16 @@ def test_a_group_gets_all_that_was_asked_for() -> None:
     sent = request(n=2, best_of=3, max_tokens=7)
     sent.request_id, sent.priority, sent.tenant, sent.cache_salt = "mine", -5, "red", "secret"
     valid = validate(sent)
-    group = valid.to_group(arrival=11)
+    group = valid.to_group(arrival=11, max_model_len=32)
     assert (group.request_id, group.prompt_token_ids.tolist(), group.arrival) == ("mine", PROMPT, 11)
     assert group.prompt_token_ids.dtype == np.int32
-    assert (group.sampling, group.stop_conditions) == (valid.sampling, StopConditions(max_tokens=7))
+    assert (group.sampling, group.stop_conditions) == (valid.sampling, StopConditions(max_tokens=7, accepted_len=10))
     assert (group.num_sequences, len(group.sequences), group.beam_search) == (3, 3, None)
     assert (group.priority, group.tenant, group.cache_salt) == (-5, "red", hash_cache_salt("red", "secret"))
 
 
 def test_a_group_of_beams_gets_its_search() -> None:
-    group = validate(request(beam_width=2)).to_group(arrival=0)
+    group = validate(request(beam_width=2)).to_group(arrival=0, max_model_len=32)
     assert (group.num_sequences, group.beam_search) == (1, BeamSearchParams(2))
 
 

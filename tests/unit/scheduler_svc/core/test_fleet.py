@@ -182,12 +182,27 @@ def test_what_fits_nowhere_waits_for_another_core_and_keeps_nobody_waiting() -> 
     assert bench.fleet.dealer.unplaceable == set(too_long)
     place = bench.fleet.place(too_long[0], now_s=0.0)
     assert isinstance(place, Obstacle)
-    assert place.wait is Wait.NEVER
+    assert place.wait is Wait.ASIDE
 
     bench.attach(small_limits(max_model_len=48, blocks=60))
     bench.run()
     assert not bench.fleet.dealer.unplaceable
     assert not any(bench.is_live(waiting) for waiting in too_long)
+
+
+def test_what_has_outgrown_the_fleet_fails_once() -> None:
+    bench, first, second = two_cores()
+    too_long = group(0, 24)
+    too_long.has_run = True
+    bench.add(too_long)
+    after = bench.add(group(1, 2))
+
+    for member in (first, second):
+        member.core.schedule(now_s=0.0)
+
+    failures = [*first.core.take_failures(), *second.core.take_failures()]
+    assert [failure.group for failure in failures] == [too_long]
+    assert bench.fleet.core_of(after) is not None
 
 
 def test_a_group_that_fits_one_core_only_waits_for_it() -> None:

@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 from scheduler_svc.core.admission import MAX_PASSED_GROUPS, Obstacle, Wait
+from scheduler_svc.core.stop_conditions import StopConditions
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench, two_cores
 
@@ -51,12 +54,50 @@ def test_a_group_that_only_an_absent_executor_holds_waits_for_it() -> None:
     bench.run()
     assert bench.is_live(wide)
     assert not bench.is_live(narrow), "others pass it"
-    obstacle = Obstacle(Wait.NEVER, "the request needs 3 slots of the batch, which has 2")
-    assert bench.fleet.place(wide, 0.0) == obstacle
+    obstacle = bench.fleet.place(wide, 0.0)
+    assert isinstance(obstacle, Obstacle)
+    assert obstacle.wait is Wait.ASIDE
+    assert obstacle.reason == (
+        "the request needs 3 slots of the batch, which has 2; it waits for an executor that can hold it"
+    )
 
     bench.attach(small_limits(max_num_seqs=4))
     bench.run()
     assert len(bench.tokens["a0"]) == 4
+
+
+def test_a_group_that_has_outgrown_the_fleet_fails_once_it_is_complete() -> None:
+    bench = FleetBench(small_limits(max_num_seqs=2))
+    away = [True]
+    bench.fleet.is_complete = lambda: not away[0]
+    bench.add(group(0, 4, num_sequences=3)).has_run = True
+    bench.run()
+    assert not bench.failures
+    away[0] = False
+    bench.run()
+    assert bench.failures == {0: "the request needs 3 slots of the batch, which has 2"}
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_nothing_is_cut_short_by_a_smaller_core_and_those_behind_pass(is_complete: bool) -> None:
+    bench = FleetBench(small_limits(max_model_len=12))
+    bench.fleet.is_complete = lambda: is_complete
+    bench.checks_integrity = False  # of so many groups that takes a while
+    long_ones = [group(arrival, 4, StopConditions(100).accept(4, 20)) for arrival in range(MAX_PASSED_GROUPS + 6)]
+    for each in long_ones:
+        bench.add(each)
+    short = bench.add(group(100, 4, StopConditions(8).accept(4, 20)))
+    bench.run()
+    assert list(map(len, bench.tokens.values())) == [8]
+    assert not bench.is_live(short)
+    assert list(bench.queue) == long_ones
+
+    bench.attach(small_limits(max_model_len=24))
+    bench.run()
+    assert not bench.failures
+    assert {len(bench.tokens[each.request_id]) for each in long_ones} == {16}, (
+        "as accepted, where there is room for more"
+    )
 
 
 def test_cores_that_all_leave_still_end_what_they_preempted_and_take_nothing_new() -> None:

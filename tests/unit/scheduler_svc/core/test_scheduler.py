@@ -123,9 +123,11 @@ def test_a_group_needs_as_many_slots_as_it_has_sequences() -> None:
     assert not scheduler.can_ever_take(group(0, 2, num_sequences=4))
 
 
-def test_what_fits_nowhere_fails_with_numbers_when_it_is_its_turn() -> None:
+def test_what_has_outgrown_the_executor_fails_with_numbers_when_it_is_its_turn() -> None:
     bench = Bench(small_limits(max_model_len=24))
-    bench.queue.add(too_long := group(0, 24))
+    too_long = group(0, 24)
+    too_long.has_run = True
+    bench.queue.add(too_long)
     bench.add(1, 2)
 
     step = bench.schedule()

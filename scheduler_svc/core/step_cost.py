@@ -1,0 +1,78 @@
+"""What the steps of an executor take at most: the one rule by which a step is overdue.
+
+A step costs time with its tokens and with the tokens that those attend to. Steps are sorted by these two numbers into
+classes a few percent wide; each remembers its slowest recent step. A step should take no longer than the slowest one
+with as much of both, nor than one with less, scaled up. The least of these bounds is the estimate, with some slack. A
+step of a kind that the executor has not run yet may have to compile: it does not hang before COLD_START_S more.
+
+An executor that was called hung, and was only slow, would be lost again and again at the same step. So each such
+verdict doubles the slack, and results bring it back.
+
+Pure: the durations are those that the executor measured.
+"""
+
+import math
+
+import numpy as np
+
+from shared.batch_table import StepLayout
+
+LEAST_SLACK = 1.25
+COLD_START_S = 10.0
+
+_CLASSES_PER_DOUBLING = 8
+# Of the slowest step of a class after each further one, and of the slack above the least.
+_KEPT = 0.97
+
+_Class = tuple[int, int]
+_Kind = tuple[bool, bool, bool]
+
+
+class StepCost:
+    """Learns from the steps of one executor process; starts knowing nothing.
+
+    Attributes:
+        slack: Factor on what the slowest recent steps took.
+    """
+
+    def __init__(self) -> None:
+        self.slack = LEAST_SLACK
+        self._slowest_s: dict[_Class, float] = {}
+        self._kinds: set[_Kind] = set()
+
+    def learn(self, layout: StepLayout, duration_s: float) -> None:
+        """A step with these rows took so long."""
+        known = _class_of(layout)
+        self._slowest_s[known] = max(duration_s, self._slowest_s.get(known, 0.0) * _KEPT)
+        self._kinds.add(_kind_of(layout))
+        self.slack = max(LEAST_SLACK, self.slack * _KEPT)
+
+    def longest_s(self, layout: StepLayout) -> float | None:
+        """Return what a step with these rows should take at most; None: no step has finished yet."""
+        if not self._slowest_s:
+            return None
+        tokens, attended = _class_of(layout)
+        bound_s = math.inf
+        for (known_tokens, known_attended), slowest_s in self._slowest_s.items():
+            doublings = max(0, tokens - known_tokens, attended - known_attended) / _CLASSES_PER_DOUBLING
+            bound_s = min(bound_s, slowest_s * math.exp2(doublings))
+        return bound_s * self.slack
+
+    def allowance_s(self, layout: StepLayout) -> float:
+        """Return what a step with these rows may take beyond `longest_s` because it is the first of its kind."""
+        return 0.0 if _kind_of(layout) in self._kinds else COLD_START_S
+
+    def note_hang(self) -> None:
+        """A step was given up as hung; if it was only slow, the next one gets more time."""
+        self.slack *= 2.0
+
+
+def _class_of(layout: StepLayout) -> _Class:
+    num_attended = float(np.dot(layout.lengths.astype(np.float64), layout.starts + layout.lengths))
+    tokens, attended = (math.log2(max(1.0, number)) for number in (layout.num_tokens, num_attended))
+    return round(_CLASSES_PER_DOUBLING * tokens), round(_CLASSES_PER_DOUBLING * attended)
+
+
+def _kind_of(layout: StepLayout) -> _Kind:
+    has_prefill = layout.num_decodes < len(layout.slots)
+    return has_prefill, layout.num_candidates is not None, layout.num_alternatives is not None

@@ -1,0 +1,85 @@
+"""Who is to blame for a loss: broken executors, requests that break executors, and the innocent beside them."""
+
+import asyncio
+import threading
+import time
+
+import grpc
+import pytest
+
+from executor_svc.fake_faults import FakeFaults, FaultPlan
+from executor_svc.fake_worker import FakeWorker
+from scheduler_svc import circuit_breaker
+from scheduler_svc.circuit_breaker import Backoff
+from shared.errors import StepFailedError
+from shared.step import Step, StepResult
+from tests.support.stack import Stack, collect, running_stack, token_request
+
+NUM_REQUESTS = 60
+NUM_SLOTS = 16
+POISON_LENGTH = 200
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(0.02, 0.2))
+
+
+def executor(**plan: int) -> FakeWorker:
+    return FakeWorker(max_num_seqs=NUM_SLOTS, max_num_batched_tokens=512, faults=FakeFaults(FaultPlan(**plan)))
+
+
+class Mortal(FakeWorker):
+    """A fake executor whose steps fail that admit the poison, a prompt of POISON_LENGTH tokens."""
+
+    def execute(self, step: Step) -> StepResult:
+        if any(len(admission.token_ids) == POISON_LENGTH for admission in step.delta.admissions):
+            raise StepFailedError("this prompt kills")
+        return super().execute(step)
+
+
+async def answer_lengths(stack: Stack, num_requests: int = NUM_REQUESTS, max_tokens: int = 12) -> list[int]:
+    """Return how many tokens each of so many requests at once gets."""
+    requests = [token_request(5, max_tokens, first_id=i) for i in range(num_requests)]
+    answers = await asyncio.gather(*(collect(stack, request) for request in requests))
+    return [len(answer.token_ids) for answer in answers]
+
+
+@pytest.mark.parametrize("num_broken", [1, 3])
+async def test_executors_of_which_every_step_fails_take_no_request_along(num_broken: int) -> None:
+    broken = [executor(fail_step_every=1) for _ in range(num_broken)]
+    async with running_stack(*broken, executor()) as stack:
+        assert await answer_lengths(stack) == [12] * NUM_REQUESTS
+        assert min(stack.driver_of(lost).num_losses for lost in stack.executors[:-1]) >= 1
+        assert stack.driver_of(stack.executors[-1]).num_losses == 0
+
+
+@pytest.mark.parametrize("num_executors", [1, 2, 4])
+@pytest.mark.parametrize("num_innocent", [0, 20])
+async def test_a_request_that_breaks_executors_ends_and_it_alone(num_executors: int, num_innocent: int) -> None:
+    mortals = [Mortal(max_num_seqs=NUM_SLOTS, step_ms=2) for _ in range(num_executors)]
+    async with running_stack(*mortals) as stack:
+        innocent = asyncio.create_task(answer_lengths(stack, num_innocent, max_tokens=60))
+        while len(stack.engine.requests) < num_innocent:
+            await asyncio.sleep(0)
+        with pytest.raises(grpc.aio.AioRpcError, match="4 times in a row") as caught:
+            await collect(stack, token_request(POISON_LENGTH, 5))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await innocent == [60] * num_innocent
+        # Whether the first loss of an executor counts is known after its probe, and others may be lost meanwhile.
+        num_losses = sum(stack.driver_of(each).num_losses for each in stack.executors)
+        assert 4 <= num_losses < 4 + num_executors
+        assert not stack.engine.requests
+
+
+async def test_the_requests_of_an_executor_that_hangs_go_on_elsewhere_within_two_seconds() -> None:
+    is_over = threading.Event()
+    hanging = FakeWorker(step_ms=2, faults=FakeFaults(FaultPlan(hang_step_every=20), hang=is_over.wait))
+    try:
+        async with running_stack(hanging, FakeWorker(step_ms=2)) as stack:
+            begin_s = time.monotonic()
+            assert await answer_lengths(stack, 8, max_tokens=60) == [60] * 8
+            assert time.monotonic() - begin_s < 10.0  # 2 s, and what a busy machine takes
+            assert stack.driver.num_losses == 1
+    finally:
+        is_over.set()

@@ -1,0 +1,83 @@
+"""Where a group goes that lost its executor, and what an executor in doubt gets."""
+
+from scheduler_svc.core.sequence import SequenceGroup
+from tests.support.driving import group, small_limits
+from tests.support.fleet_driving import FleetBench
+
+
+def fleet(*names: str, max_num_seqs: int = 4) -> FleetBench:
+    """Return a fleet of members with these names, which are equal."""
+    bench = FleetBench(*[small_limits(prefix_caching=False, max_num_seqs=max_num_seqs)] * len(names))
+    for member, name in zip(bench.members, names, strict=True):
+        member.core.name = name
+    return bench
+
+
+def runs_on(bench: FleetBench) -> dict[str, list[int]]:
+    """Let every member decide once; return the arrivals that each one runs then."""
+    for member in bench.members:
+        bench.step(member)
+    return {member.core.name: [each.arrival for each in member.core.batch.running] for member in bench.members}
+
+
+def lost(arrival: int, name: str) -> SequenceGroup:
+    """Return a group that ran on an executor when it was lost."""
+    made = group(arrival, 4)
+    made.has_run, made.lost_on = True, name
+    return made
+
+
+def test_a_group_does_not_go_where_it_was_lost_while_another_core_could_take_it() -> None:
+    bench = fleet("a", "b", "c", max_num_seqs=1)
+    for arrival, name in enumerate("aabb"):
+        bench.add(lost(arrival, name))
+    placed = runs_on(bench)
+    assert not {0, 1} & set(placed["a"])
+    assert not {2, 3} & set(placed["b"])
+
+
+def test_a_group_waits_for_the_other_core_and_lets_newcomers_pass() -> None:
+    bench = fleet("a", "b", max_num_seqs=1)
+    busy = bench.add(group(0, 4))
+    assert runs_on(bench) == {"a": [0], "b": []}
+    bench.add(lost(1, "b"))
+    bench.add(group(2, 4))
+    assert runs_on(bench) == {"a": [0], "b": [2]}
+    bench.abort(busy)
+    assert runs_on(bench)["a"] == [1]
+
+
+def test_a_group_goes_back_where_it_was_lost_if_nobody_else_could_take_it() -> None:
+    bench = fleet("a", "b")
+    bench.add(lost(0, "a"))
+    bench.lose(bench.members[1])
+    assert runs_on(bench) == {"a": [0]}
+
+
+def test_a_core_in_doubt_has_one_group_until_it_is_not_in_doubt_any_more() -> None:
+    for bench in (fleet("a"), fleet("a", "b")):
+        doubtful = bench.members[0].core
+        doubtful.is_probing = True
+        for arrival in range(8):
+            bench.add(group(arrival, 4))
+        assert len(runs_on(bench)["a"]) == 1
+        assert len(runs_on(bench)["a"]) == 1
+        doubtful.is_probing = False
+        assert len(runs_on(bench)["a"]) == 4
+
+
+def test_what_a_core_in_doubt_cannot_have_goes_to_the_others_at_once() -> None:
+    bench = fleet("a", "b")
+    bench.members[1].core.is_probing = True
+    for arrival in range(5):
+        bench.add(group(arrival, 4))
+    assert {name: len(arrivals) for name, arrivals in runs_on(bench).items()} == {"a": 4, "b": 1}
+
+
+def test_a_group_that_was_lost_goes_to_no_core_in_doubt_while_a_sound_one_could_take_it() -> None:
+    bench = fleet("a", "b", "c")
+    for doubtful in bench.members[:2]:
+        doubtful.core.is_probing = True
+    for arrival in range(3):
+        bench.add(lost(arrival, "a"))
+    assert runs_on(bench) == {"a": [], "b": [], "c": [0, 1, 2]}
