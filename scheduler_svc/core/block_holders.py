@@ -7,11 +7,10 @@ Pure. Read next: `prefix_cache.py`, which names blocks; `dealer.py`, which asks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Depth:
+class Depth(NamedTuple):
     """The cores of `members`, a set of bits, hold at least the first `num_blocks` blocks that were asked for."""
 
     members: int

@@ -6,7 +6,7 @@ Pure. Used by `dealer.py`; read next: `room.py`.
 import bisect
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler_svc.core.admission import Wait
 from scheduler_svc.core.block_holders import BlockHolders, Depth
@@ -17,8 +17,7 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import Turn
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """Where a group is to be computed, and what it takes there."""
 
     room: Room

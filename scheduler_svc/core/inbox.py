@@ -8,9 +8,8 @@ Pure. Read next: `dealer.py`.
 
 import bisect
 from collections.abc import Generator
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.sequence import SequenceGroup
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 _BY_TURN = attrgetter("turn")
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """A group that was dealt to a core, and what it is expected to take there.
 
     Attributes:

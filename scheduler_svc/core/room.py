@@ -9,6 +9,7 @@ Pure. Read next: `dealer.py`.
 
 import sys
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler_svc.core.admission import Wait
 from scheduler_svc.core.inbox import Inbox, Share
@@ -17,8 +18,7 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import Turn
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """What a group takes of a core, as if nothing of it were cached; of one that has forked, as things are there.
 
     Attributes:
