@@ -196,7 +196,7 @@ FAULTS = (
         f"{CORE}/admission.py",
         "needs.has_blocks and needs.has_slots and",
         "needs.has_blocks and",
-        (f"{UNIT}/test_scheduler_swap.py", f"{UNIT}/test_scheduler_swap_shared.py"),
+        ("tests/unit/scheduler_svc/core/test_scheduler_swap_priorities.py",),
     ),
     # Forks, chunks, beams
     Fault(
@@ -325,10 +325,7 @@ FAULTS = (
         f"{CORE}/scheduler.py",
         "            if not (plan.preempted or plan.has_held_back):\n",
         "            if True:\n",
-        (
-            f"{UNIT}/test_scheduler_recompute.py::test_nothing_is_admitted_in_a_step_that_preempts",
-            f"{UNIT}/test_scheduler_swap.py::test_nothing_comes_back_in_a_step_that_preempts",
-        ),
+        ("tests/unit/scheduler_svc/core/test_scheduler_swap_priorities.py",),
     ),
     Fault(
         "a tenant's weight does not count",

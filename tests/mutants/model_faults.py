@@ -141,7 +141,9 @@ FAULTS = (
         f"{EXECUTOR}/models/rotary.py",
         "    if isinstance(scaling, LinearScaling):\n        return frequencies / scaling.factor\n",
         "    if isinstance(scaling, LinearScaling):\n        return frequencies\n",
-        (f"{NUMERICS}/test_llama.py::test_logits_at_every_position_equal_transformers",),
+        (
+            "tests/numerics/test_architectures.py::test_settings_that_our_own_code_has_equal_plain_transformers[linear rotary scaling]",
+        ),
     ),
     Fault(
         "short waves of Llama 3 are stretched too",

@@ -1,9 +1,18 @@
 """All planted faults."""
 
-from tests.mutants import client_faults, core_faults, executor_faults, model_faults, service_faults, step_faults
+from tests.mutants import (
+    client_faults,
+    core_faults,
+    executor_faults,
+    fleet_faults,
+    model_faults,
+    service_faults,
+    step_faults,
+)
 
 FAULTS = (
     *core_faults.FAULTS,
+    *fleet_faults.FAULTS,
     *step_faults.FAULTS,
     *executor_faults.FAULTS,
     *model_faults.FAULTS,

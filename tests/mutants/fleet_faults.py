@@ -1,0 +1,128 @@
+"""Faults in the fleet: the line, the dealer, and what becomes of groups when executors are lost."""
+
+from tests.mutants.fault import Fault
+
+CORE = "scheduler_svc/core"
+UNIT = "tests/unit/scheduler_svc/core"
+
+FAULTS = (
+    Fault(
+        "a newcomer's tokens do not count in its tenant's turn while it is held",
+        f"{CORE}/waiting_lines.py",
+        "self.counter.value_after(self.num_held_tokens), self.groups.first.arrival",
+        "self.counter.value_after(0), self.groups.first.arrival",
+        ("tests/property/test_waiting_queue.py",),
+    ),
+    Fault(
+        "a held newcomer that is taken out leaves its tenant's turn as it was",
+        f"{CORE}/waiting_queue.py",
+        "                level.renew_entry(group.tenant, level.lines[group.tenant])\n        else:",
+        "                pass\n        else:",
+        ("tests/property/test_waiting_queue.py",),
+    ),
+    Fault(
+        "the floor of newcomers is the first entry, stale or not",
+        f"{CORE}/policy.py",
+        "            elif (now := self.waiting[tenant].value) > value:",
+        "            elif (now := self.waiting[tenant].value) < value:",
+        ("tests/property/test_waiting_queue.py",),
+    ),
+    Fault(
+        "a lost core's blocks are looked for on the next one",
+        f"{CORE}/prefix_cache.py",
+        "        self._holders.leave(self.bit, list(self._block_of_hash))",
+        "        self._holders.leave(self.bit, [])",
+        (f"{UNIT}/test_dealer.py",),
+    ),
+    Fault(
+        "the fleet is not told of an evicted block",
+        f"{CORE}/prefix_cache.py",
+        "            if others := holders_of[block_hash] & ~bit:\n                holders_of[block_hash] = others\n            else:\n                del holders_of[block_hash]\n",
+        "",
+        (f"{UNIT}/test_scheduler_prefix_cache.py",),
+    ),
+    Fault(
+        "a prefix counts as deep as it is on any core",
+        f"{CORE}/deal.py",
+        "            num_cached_blocks = next((depth.num_blocks for depth in depths if depth.members & room.bit), 0)",
+        "            num_cached_blocks = depths[0].num_blocks if depths else 0",
+        (f"{UNIT}/test_deal.py",),
+    ),
+    Fault(
+        "what was dealt does not count for the next one",
+        f"{CORE}/room.py",
+        "        self.load += sign * (share.num_tokens + share.num_slots)\n",
+        "",
+        (f"{UNIT}/test_deal.py",),
+    ),
+    Fault(
+        "a core is dealt more than the budget of a step",
+        f"{CORE}/room.py",
+        "if need.num_slots > self.num_free_slots or self.num_tokens <= 0:",
+        "if need.num_slots > self.num_free_slots:",
+        (f"{UNIT}/test_deal.py",),
+    ),
+    Fault(
+        "a core in doubt is dealt several groups",
+        f"{CORE}/room.py",
+        "        if core.is_probing and (core.num_unfinished or self.inbox.shares):\n            return Wait.IN_LINE\n",
+        "",
+        (f"{UNIT}/test_deal.py",),
+    ),
+    Fault(
+        "a group goes back to the core that it was lost on",
+        f"{CORE}/deal.py",
+        "        if group.lost_on and avoids(",
+        "        if not group.lost_on and avoids(",
+        (f"{UNIT}/test_deal.py",),
+    ),
+    Fault(
+        "nobody makes way for a more urgent group",
+        f"{CORE}/dealer.py",
+        "        if not inboxes:\n            return False\n",
+        "        if inboxes or not inboxes:\n            return False\n",
+        (f"{UNIT}/test_dealer.py",),
+    ),
+    Fault(
+        "a stalled core keeps what it was dealt",
+        f"{CORE}/dealer.py",
+        "inbox is not server and inbox.core.stalled_s(now_s) is not None:",
+        "inbox is not server and inbox.core.stalled_s(now_s) is None and now_s < 0:",
+        (f"{UNIT}/test_dealer.py",),
+    ),
+    Fault(
+        "an idle core takes nothing from a busy one",
+        f"{CORE}/dealer.py",
+        "        while server is not None:\n",
+        "        while server is not None and not self.inboxes:\n",
+        (f"{UNIT}/test_dealer.py",),
+    ),
+    Fault(
+        "what a step does not admit stays in the inbox",
+        f"{CORE}/dealer.py",
+        "                    self.queue.release(group)\n                    inbox.refused.add(group)\n",
+        "                    inbox.refused.add(group)\n",
+        (f"{UNIT}/test_dealer.py",),
+    ),
+    Fault(
+        "groups that fit no core are not looked at again when one joins",
+        f"{CORE}/dealer.py",
+        "        self._release(list(self.unplaceable))\n",
+        "",
+        (f"{UNIT}/test_fleet.py",),
+    ),
+    Fault(
+        "a call deals out the whole line",
+        f"{CORE}/dealer.py",
+        "        for _ in range(MAX_DEALT_GROUPS):\n",
+        "        while True:\n",
+        (f"{UNIT}/test_dealer.py",),
+    ),
+    Fault(
+        "a request runs where it would be cut short",
+        f"{CORE}/admission.py",
+        "        if (group.stop_conditions.accepted_len or 0) > self._limits.max_model_len:\n            return False\n",
+        "",
+        (f"{UNIT}/test_fleet_gaps.py",),
+    ),
+)
