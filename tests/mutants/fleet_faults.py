@@ -37,8 +37,8 @@ FAULTS = (
     Fault(
         "the fleet is not told of an evicted block",
         f"{CORE}/prefix_cache.py",
-        "            if others := holders_of[block_hash] & ~bit:\n                holders_of[block_hash] = others\n            else:\n                del holders_of[block_hash]\n",
-        "",
+        "                del holders_of[block_hash]\n",
+        "                pass\n",
         (f"{UNIT}/test_scheduler_prefix_cache.py",),
     ),
     Fault(
@@ -121,8 +121,8 @@ FAULTS = (
     Fault(
         "a request runs where it would be cut short",
         f"{CORE}/admission.py",
-        "        if (group.stop_conditions.accepted_len or 0) > self._limits.max_model_len:\n            return False\n",
-        "",
+        "        if (group.stop_conditions.accepted_len or 0) > self._limits.max_model_len:\n",
+        "        if (group.stop_conditions.accepted_len or 0) < 0:\n",
         (f"{UNIT}/test_fleet_gaps.py",),
     ),
 )

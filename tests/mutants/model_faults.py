@@ -142,7 +142,8 @@ FAULTS = (
         "    if isinstance(scaling, LinearScaling):\n        return frequencies / scaling.factor\n",
         "    if isinstance(scaling, LinearScaling):\n        return frequencies\n",
         (
-            "tests/numerics/test_architectures.py::test_settings_that_our_own_code_has_equal_plain_transformers[linear rotary scaling]",
+            "tests/numerics/test_architectures.py::"
+            "test_settings_that_our_own_code_has_equal_plain_transformers[linear rotary scaling]",
         ),
     ),
     Fault(
