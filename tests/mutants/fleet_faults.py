@@ -11,14 +11,14 @@ FAULTS = (
         f"{CORE}/waiting_lines.py",
         "self.counter.value_after(self.num_held_tokens), self.groups.first.arrival",
         "self.counter.value_after(0), self.groups.first.arrival",
-        ("tests/property/test_waiting_queue.py",),
+        (f"{UNIT}/test_waiting_queue.py",),
     ),
     Fault(
         "a held newcomer that is taken out leaves its tenant's turn as it was",
         f"{CORE}/waiting_queue.py",
         "                level.renew_entry(group.tenant, level.lines[group.tenant])\n        else:",
         "                pass\n        else:",
-        ("tests/property/test_waiting_queue.py",),
+        (f"{UNIT}/test_waiting_queue.py",),
     ),
     Fault(
         "the floor of newcomers is the first entry, stale or not",
@@ -32,7 +32,7 @@ FAULTS = (
         f"{CORE}/prefix_cache.py",
         "        self._holders.leave(self.bit, list(self._block_of_hash))",
         "        self._holders.leave(self.bit, [])",
-        (f"{UNIT}/test_dealer.py",),
+        (f"{UNIT}/test_deal.py",),
     ),
     Fault(
         "the fleet is not told of an evicted block",

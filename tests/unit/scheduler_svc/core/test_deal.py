@@ -61,16 +61,16 @@ def test_decodes_and_prefills_of_others_are_added() -> None:
 
 
 def test_what_was_dealt_counts_for_the_next_one() -> None:
-    bench = FleetBench(small_limits(), small_limits())
+    bench = FleetBench(small_limits(blocks=24), small_limits())
+    large, small = (member.core for member in bench.members)
     deal = deal_of(bench)
-    first = offered(deal, group(0, 5))
-    deal.give(first)
-    second = offered(deal, group(1, 2))
-    deal.give(second)
+    places = []
+    for arrival, num_prompt_tokens in enumerate([5, 2, 2, 2]):
+        offer = offered(deal, group(arrival, num_prompt_tokens))
+        deal.give(offer)
+        places.append(offer.room.core)
 
-    assert first.room is not second.room
-    third = offered(deal, group(2, 2))
-    assert third.room is second.room, "3 tokens to compute there, 6 on the other one"
+    assert places == [large, small, small, large], "of equal loads the one with more free blocks"
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,18 @@ def test_a_deeper_prefix_beats_a_smaller_load_only_if_less_is_to_be_computed() -
     assert offered(deal_of(bench), group(3, [*range(4), 1])).room.core is warm.core
     assert offered(deal_of(bench), group(4, [5, *range(4)])).room.core is not warm.core
     assert idle.core.load == 0
+
+
+def test_what_a_lost_core_had_cached_is_not_looked_for_on_the_next_one() -> None:
+    limits = small_limits(prefix_caching=True)
+    bench = FleetBench(limits)
+    bench.add(group(0, [1, 2, 3, 4, 5], max_tokens(1)))
+    bench.run()
+    bench.lose(bench.members[0])
+    bench.attach(limits)
+
+    assert cost_of(bench, group(1, [1, 2, 3, 4, 5, 6])) == 6
+    assert not bench.fleet.dealer.holders.holders_of
 
 
 def test_a_probing_core_is_dealt_one_group() -> None:

@@ -169,6 +169,24 @@ def test_an_empty_queue_has_nobody_to_admit() -> None:
     assert list(WaitingQueue(FcfsPolicy()).in_order()) == []
 
 
+def test_a_held_group_uses_up_its_tenants_turn_until_it_is_taken_out() -> None:
+    queue = queue_of(
+        waiting_group(0, "a", num_prompt_tokens=10), waiting_group(1, "a"), waiting_group(2, "b", num_prompt_tokens=5)
+    )
+    first = queue.first_turn()
+    assert first is not None
+    queue.hold(first.group)
+    following = queue.first_turn()
+    assert following is not None
+    assert following.group.request_id == "b2", "as if the prompt of a0 had been computed"
+
+    queue.remove(first.group)  # found in the prefix cache: nothing is charged
+
+    following = queue.first_turn()
+    assert following is not None
+    assert following.group.request_id == "a1"
+
+
 # Books --------------------------------------------------------------------------------------------
 
 
