@@ -161,8 +161,9 @@ class SchedulerConfig(ServiceConfig):
     step_timeout_s: float = Field(
         600.0,
         gt=0,
-        description="Time after which an executor that does not answer a step counts as lost, in seconds. Only a hang "
-        "takes so long: a broken connection is noticed at once, and a large prefill on a CPU takes minutes.",
+        description="Time after which an executor that does not answer a step counts as lost in any case, in seconds. "
+        "It matters for the first step: later ones hang when they take 2 s longer than steps like them did. A large "
+        "prefill on a CPU takes minutes.",
     )
     orphan_timeout_s: float = Field(
         300.0,

@@ -7,11 +7,15 @@ import pytest
 
 from executor_svc.fake_worker import FakeWorker
 from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.request import Request
 from scheduler_svc.served_model import ServedModel
 from shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError
+from shared.step import Step
 from tests.support.driving import group, small_limits
 from tests.support.idle_engine import IdleEngine
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
+from tests.support.toy_executor import ToyExecutor, count_up
 
 
 def crowded() -> IdleEngine:
@@ -116,3 +120,63 @@ def test_preemptions_of_a_core_that_is_gone_still_count(end: str) -> None:
     else:
         idle.engine.fail_all(idle.cores[0])
     assert idle.engine.num_preemptions == {PreemptionMode.RECOMPUTE: 0, PreemptionMode.SWAP: 3}
+
+
+# Whom a loss counts against ---------------------------------------------------------------------------
+
+
+def decide(idle: IdleEngine, core: Scheduler) -> Step:
+    """Let a core decide a step, and the engine note it."""
+    step = core.schedule(0.0)
+    assert step is not None
+    idle.engine.note_decision(core, "a", step.step_id)
+    return step
+
+
+def lost(*, has_result: bool) -> tuple[IdleEngine, Request, Request]:
+    """Return two requests that ran on a lost executor: one from its first step on, and one that came later."""
+    idle = IdleEngine(["a"], small_limits())
+    [core] = idle.cores
+    executor = ToyExecutor(core.limits, count_up)
+    first = idle.add(group(0, 4))
+    result = executor.execute(decide(idle, core))
+    if has_result:
+        idle.engine.deliver(core, core.process(result))
+    later = idle.add(group(1, 4))
+    decide(idle, core)
+    idle.engine.take_back(core, "a", "it is gone")
+    return idle, first, later
+
+
+def test_a_loss_counts_at_once_against_those_that_came_after_a_finished_step() -> None:
+    _, first, later = lost(has_result=True)
+    assert (first.num_losses, later.num_losses) == (0, 1)
+    assert (first.group.lost_on, later.group.lost_on) == ("a", "a")
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_loss_without_a_result_counts_if_a_probe_succeeds_and_is_forgotten_if_it_fails(works: bool) -> None:
+    idle, *both = lost(has_result=False)
+    assert [request.num_losses for request in both] == [0, 0]
+    idle.engine.on_probed("b", works=True)
+    assert [request.num_losses for request in both] == [0, 0], "another executor says nothing"
+    idle.engine.on_probed("a", works=works)
+    assert [request.num_losses for request in both] == [works, works]
+    idle.engine.on_probed("a", works=True)
+    assert [request.num_losses for request in both] == [works, works]
+
+
+def test_who_had_a_token_since_is_not_counted() -> None:
+    idle, first, later = lost(has_result=False)
+    first.push(0, 65, None)
+    idle.engine.on_probed("a", works=True)
+    assert (first.num_losses, later.num_losses) == (0, 1)
+    assert first.group.lost_on == ""
+
+
+def test_the_fourth_loss_that_counts_ends_a_request_and_the_second_makes_a_suspect() -> None:
+    idle, first, later = lost(has_result=False)
+    first.num_losses, later.num_losses = 3, 1
+    idle.engine.on_probed("a", works=True)
+    assert str(first.error) == "the executor was lost 4 times in a row while it ran this request"
+    assert idle.engine.suspect is later

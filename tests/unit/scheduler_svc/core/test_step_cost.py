@@ -82,7 +82,7 @@ def test_a_long_prefill_after_short_steps_has_the_time_of_its_tokens() -> None:
 
 
 def test_a_slow_step_is_forgotten_in_time() -> None:
-    cost = warm()
+    cost = StepCost()
     cost.learn(step(1), 30.0)
     for _ in range(300):
         cost.learn(step(1), 0.01)
