@@ -73,7 +73,7 @@ def assemble_worker(
         run = partial(largest_step, model, backend, config, cache_shape)
         return gpu_cache_bytes(CudaMemory(device), config.gpu_memory_utilization, run)
 
-    blocks = count_blocks(config, cache_shape, free_cache_bytes)
+    blocks = count_blocks(config, cache_shape, free_cache_bytes, local_size)
     num_blocks, num_host_blocks = group.least(blocks.device), group.least(blocks.host)
     cache_engine = CacheEngine(cache_shape, num_blocks, num_host_blocks, device)
     info = ExecutorInfo(
