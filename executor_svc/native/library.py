@@ -78,6 +78,20 @@ class LayerStruct(ctypes.Structure):
     )
 
 
+class TeamStruct(ctypes.Structure):
+    """`Team` of team.h."""
+
+    _fields_ = (
+        ("num_threads", LONG),
+        ("size", LONG),
+        ("pause_ns", LONG),
+        ("grows_at_ns", LONG),
+        ("elapsed_ns", LONG),
+        ("worked_ns", LONG),
+        ("lost_ns", LONG),
+    )
+
+
 _FUNCTIONS: Sequence[Function] = (
     ("octavo_panel_columns", LONG, ()),
     ("octavo_lanes", LONG, ()),
@@ -86,11 +100,11 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_read_rows_float", None, (POINTER, LONG, POINTER, POINTER, INT)),
     ("octavo_read_rows_int8", None, (POINTER, LONG, POINTER, POINTER, INT)),
     ("octavo_segment_scratch_bytes", LONG, (POINTER, LONG)),
-    ("octavo_segment", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER, INT)),
+    ("octavo_segment", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_attention_scratch_bytes", LONG, (POINTER, INT)),
-    ("octavo_attention", None, (POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, INT)),
+    ("octavo_attention", None, (POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_layers_scratch_bytes", LONG, (POINTER, LONG, LONG, INT)),
-    ("octavo_layers", None, (POINTER, LONG, LONG, POINTER, POINTER, POINTER, POINTER, INT)),
+    ("octavo_layers", None, (POINTER, LONG, LONG, POINTER, POINTER, POINTER, POINTER, POINTER)),
 )
 
 
@@ -101,7 +115,7 @@ class NativeLibrary:
 
     Args:
         path: The compiled library.
-        num_threads: Threads of every parallel region.
+        num_threads: Most threads of a parallel region; where other work wants the cores too, they become fewer.
 
     Raises: NativeUnavailableError: the file cannot be loaded.
     """
@@ -109,6 +123,7 @@ class NativeLibrary:
     def __init__(self, path: Path, num_threads: int) -> None:
         self._library = bind(path, _FUNCTIONS)
         self._scratch = ScratchMemory()
+        self._team = TeamStruct(num_threads=num_threads, size=num_threads)
         self.num_threads = num_threads
         self.panel_columns: int = self._library.octavo_panel_columns()
         self.num_lanes: int = self._library.octavo_lanes()
@@ -138,7 +153,7 @@ class NativeLibrary:
             residual.data_ptr(),
             None if out is None else out.data_ptr(),
             self._scratch.address(num_bytes),
-            self.num_threads,
+            byref(self._team),
         )
 
     def attention(
@@ -153,7 +168,7 @@ class NativeLibrary:
             values.data_ptr(),
             out.data_ptr(),
             self._scratch.address(num_bytes),
-            self.num_threads,
+            byref(self._team),
         )
 
     def layers(
@@ -175,5 +190,5 @@ class NativeLibrary:
             qkv.data_ptr(),
             attended.data_ptr(),
             self._scratch.address(num_bytes),
-            self.num_threads,
+            byref(self._team),
         )

@@ -1,6 +1,5 @@
 // The dense work between two attentions as one parallel region; see octavo_segment.
 #include <math.h>
-#include <omp.h>
 #include <string.h>
 
 #include "layers.h"
@@ -155,13 +154,16 @@ void run_segment(const Segment *segment, long num_rows, float *attended, float *
 // attended [num_rows][inputs of attention_output], residual [num_rows][hidden_size], out [num_rows][outputs of
 // projection]; scratch has octavo_segment_scratch_bytes(...), aligned to 64 bytes.
 void octavo_segment(const Segment *segment, long num_rows, float *attended, float *residual, float *out, void *memory,
-                    int num_threads) {
-    Meeting meeting = {0};
-#pragma omp parallel num_threads(num_threads)
+                    Team *team) {
+    Meeting meeting;
+    open_meeting(&meeting, team);
+#pragma omp parallel num_threads(team->size)
     {
-        const Member member = {&meeting, omp_get_thread_num(), omp_get_num_threads()};
+        const Member member = join_meeting(&meeting);
         run_segment(segment, num_rows, attended, residual, out, memory, &member);
+        leave_meeting(&member);
     }
+    close_meeting(&meeting);
 }
 
 // Columns of a panel, and floats in a vector: what the packing side needs to know.
