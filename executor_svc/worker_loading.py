@@ -1,5 +1,6 @@
 """From settings to a worker: find the model, make it, load its weights. Next: `executor_svc/worker_assembly.py`."""
 
+import logging
 from pathlib import Path
 
 import torch
@@ -14,6 +15,9 @@ from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.torch_worker import TorchWorker
 from executor_svc.weights import Checkpoint
 from executor_svc.worker_assembly import ModelIdentity, assemble_worker, cache_shape_of
+from shared.events import Event
+
+_logger = logging.getLogger(__name__)
 
 
 def load_worker(
@@ -40,9 +44,12 @@ def load_worker(
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on the current one
     chosen = choose_model(directory, config, device, group)
+    if group.rank == 0:
+        _logger.info(Event("kernels", in_use=chosen.kernels))
+        print(f"octavo executor kernels: {chosen.kernels}", flush=True)  # `octavo up` shows it
     longest, source = chosen.model.shape.max_position_embeddings, directory.path / "config.json"
     model_len = _checked_model_len(longest, config.max_model_len, source)
-    check_cache_settings(config, cache_shape_of(chosen))
+    check_cache_settings(config, cache_shape_of(chosen), local_size)
     checkpoint = Checkpoint(directory.path)
     chosen.load(checkpoint)
     identity = ModelIdentity(

@@ -99,6 +99,8 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_pack_int8", None, (POINTER, LONG, LONG, POINTER, INT)),
     ("octavo_read_rows_float", None, (POINTER, LONG, POINTER, POINTER, INT)),
     ("octavo_read_rows_int8", None, (POINTER, LONG, POINTER, POINTER, INT)),
+    ("octavo_linear_scratch_bytes", LONG, (POINTER, LONG)),
+    ("octavo_linear", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_segment_scratch_bytes", LONG, (POINTER, LONG)),
     ("octavo_segment", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_attention_scratch_bytes", LONG, (POINTER, INT)),
@@ -127,6 +129,7 @@ class NativeLibrary:
         self.num_threads = num_threads
         self.panel_columns: int = self._library.octavo_panel_columns()
         self.num_lanes: int = self._library.octavo_lanes()
+        self.instructions = {16: "AVX-512", 8: "AVX2"}[self.num_lanes]
 
     def pack(self, matrix: MatrixStruct, first_row: int, weight: torch.Tensor) -> None:
         """Write `weight`, [num_rows, num_inputs], into a matrix from `first_row`; quantize it for an int8 one."""
@@ -137,6 +140,20 @@ class NativeLibrary:
         """Copy rows of a matrix to `out`, [num_ids, num_inputs]."""
         read = self._library.octavo_read_rows_int8 if matrix.scales else self._library.octavo_read_rows_float
         read(byref(matrix), len(row_ids), row_ids.data_ptr(), out.data_ptr(), self.num_threads)
+
+    def linear(self, matrix: MatrixStruct, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Multiply the rows of `x`, [num_rows, num_inputs], with a matrix; see octavo_linear in linear.c."""
+        assert x.is_contiguous(), "rows lie one after the other"
+        num_rows = x.shape[0]
+        num_bytes = self._library.octavo_linear_scratch_bytes(byref(matrix), num_rows)
+        self._library.octavo_linear(
+            byref(matrix),
+            num_rows,
+            x.data_ptr(),
+            out.data_ptr(),
+            self._scratch.address(num_bytes),
+            byref(self._team),
+        )
 
     def segment(
         self, segment: SegmentStruct, attended: torch.Tensor | None, residual: torch.Tensor, out: torch.Tensor | None

@@ -253,9 +253,10 @@ def test_logprobs_are_those_of_the_raw_logits_for_rows_that_asked(model: TinyMod
 def test_the_largest_step_runs_on_a_cache_of_its_own(model: TinyModel) -> None:
     config = ExecutorConfig(model=str(model.directory), max_num_batched_tokens=300, max_num_seqs=8)
     directory = ModelDirectory(model.directory)
-    network, backend = make_model(
+    made = make_model(
         parse_config(directory.config(), model.directory), torch.float32, torch.device("cpu"), cpu_kernels="torch"
     )
+    network, backend = made.model, made.attention
     network.load(Checkpoint(model.directory))
 
     logits = largest_step(network, backend, config, CacheShape(2, 16, 2, 8, torch.float32))
