@@ -78,6 +78,8 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
     try:
         click.echo(f"serving {model} on {services.address}; Ctrl-C stops")
         admin_flag = _address_flag(services.admin_address, DEFAULT_ADMIN_ADDRESS)
+        if services.kernels:
+            click.echo(f"kernels: {services.kernels}")
         click.echo(f"operators: http://{services.admin_address} (live page), octavo top{admin_flag}")
         flag = _address_flag(services.address, DEFAULT_ADDRESS)
         click.echo(f'try: octavo generate "Why is the sky blue?"{flag}')

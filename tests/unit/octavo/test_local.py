@@ -20,6 +20,7 @@ EXECUTOR = """
     import sys
     print("warming up")
     print("octavo executor serving on 127.0.0.1:4321")
+    print("octavo executor loading x\\noctavo executor kernels: torch, 1 thread")
     sys.stdin.read()
 """
 
@@ -70,6 +71,7 @@ async def test_both_start_serve_and_stop(temporary_folder: Path) -> None:
         assert len(child_pids() - before) == 2
         async with Client(services.address) as client:
             await client.wait_until_ready(timeout_s=5)
+        assert services.kernels == "torch, 1 thread"
 
     assert statuses == ["starting the executor", "starting the scheduler", "loading the model"]
     assert child_pids() == before
