@@ -154,6 +154,7 @@ def test_the_cache_of_all_ranks_of_a_machine_must_fit(
     tiny_models: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("executor_svc.block_count.available_memory_bytes", lambda: 2**30)
+    monkeypatch.setattr("executor_svc.worker_loading.assemble_worker", None)  # it looks once the weights are loaded
     config = ExecutorConfig(model=str(tiny_models["gqa"].directory), kv_cache_gib=0.25, host_cache_gib=0.25)
 
     with pytest.raises(ModelLoadError, match=r"would take 1\.5 GiB \(0\.5 GiB for each of 3 ranks\), but 1\.0 GiB"):

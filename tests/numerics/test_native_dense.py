@@ -140,7 +140,8 @@ class TestOneProduct:
         """Return a matrix of two parts."""
         made = PackedMatrix(native_library(lanes), num_inputs, [num_outputs, 3], has_bias=True, is_int8=is_int8)
         generator = torch.Generator().manual_seed(num_inputs)
-        for part in (*made.weights, *made.biases):
+        parts: list[Any] = [*made.weights, *made.biases]
+        for part in parts:
             part.copy_(torch.randn(part.shape, generator=generator))
         return made
 
@@ -165,7 +166,7 @@ class TestOneProduct:
     def test_a_row_does_not_depend_on_the_other_rows(self, lanes: str, is_int8: bool) -> None:
         matrix, x = self.make(lanes, is_int8, 300, 1000), torch.randn(19, 300)
 
-        assert torch.equal(matrix(x), torch.cat([matrix(row) for row in x.split(1)]))
+        assert torch.equal(matrix(x), torch.cat([matrix(x[i : i + 1]) for i in range(19)]))
 
 
 @pytest.mark.parametrize("lanes", LANES)
