@@ -41,7 +41,8 @@ class Scores:
 @torch.inference_mode()
 def score(directory: Path, config: ModelConfig, token_ids: list[int], case: tuple[CpuKernels, Quantization]) -> Scores:
     """Load the model and run it over the text, window by window."""
-    model, backend = make_model(config, torch.float32, torch.device("cpu"), cpu_kernels=case[0], quantization=case[1])
+    made = make_model(config, torch.float32, torch.device("cpu"), cpu_kernels=case[0], quantization=case[1])
+    model, backend = made.model, made.attention
     model.load(Checkpoint(directory))
     shape = (1, WINDOW_TOKENS, config.num_key_value_heads, config.head_dim)
     caches = [LayerCache(torch.empty(shape), torch.empty(shape)) for _ in range(config.num_hidden_layers)]

@@ -132,18 +132,21 @@ def cpu_cache_bytes(local_size: int) -> int:
     return share // local_size
 
 
-def check_cache_settings(config: ExecutorConfig, shape: CacheShape) -> None:
+def check_cache_settings(config: ExecutorConfig, shape: CacheShape, local_size: int = 1) -> None:
     """Refuse what is asked for and can never be, before the weights are loaded. Raises: as `count_blocks`."""
-    count_blocks(config, shape, lambda: shape.bytes_per_block)
+    count_blocks(config, shape, lambda: shape.bytes_per_block, local_size)
 
 
-def count_blocks(config: ExecutorConfig, shape: CacheShape, free_cache_bytes: Callable[[], int]) -> BlockCounts:
+def count_blocks(
+    config: ExecutorConfig, shape: CacheShape, free_cache_bytes: Callable[[], int], local_size: int = 1
+) -> BlockCounts:
     """Return how many blocks this rank has room for.
 
     Args:
         config: May say it in blocks or in GiB.
         shape: What a block is.
         free_cache_bytes: What the memory has room for; asked only if `config` says nothing.
+        local_size: How many ranks of this machine take as much each.
 
     Raises: ModelLoadError: there is no room for even one block, or a CPU's memory is too small for what is asked for.
     """
@@ -156,7 +159,7 @@ def count_blocks(config: ExecutorConfig, shape: CacheShape, free_cache_bytes: Ca
             f"the KV cache has no room for even one block of {shape.bytes_per_block} bytes; choose more with "
             "--kv-cache-gib, or smaller blocks with --block-size-tokens"
         )
-    _check_memory(shape, num_host_blocks + (num_blocks if config.device == "cpu" else 0))
+    _check_memory(shape, num_host_blocks + (num_blocks if config.device == "cpu" else 0), local_size)
     return BlockCounts(num_blocks, num_host_blocks)
 
 
@@ -167,15 +170,18 @@ def count_host_blocks(config: ExecutorConfig, shape: CacheShape) -> int:
     return shape.num_blocks_in(config.host_cache_gib)
 
 
-def _check_memory(shape: CacheShape, num_blocks: int) -> None:
-    """Refuse so many blocks in this machine's memory if it has no room for them.
+def _check_memory(shape: CacheShape, num_blocks: int, local_size: int) -> None:
+    """Refuse so many blocks of each rank in this machine's memory if it has no room for them.
 
     It is only promised when it is asked for, and taken later; too much of it would end the process under load.
     """
     available = available_memory_bytes()
-    if available is not None and num_blocks * shape.bytes_per_block > available:
-        wanted_gib = num_blocks * shape.bytes_per_block / 2**30
+    wanted = num_blocks * shape.bytes_per_block
+    if available is not None and wanted * local_size > available:
+        gib = f"{wanted * local_size / 2**30:.1f} GiB"
+        if local_size > 1:
+            gib += f" ({wanted / 2**30:.1f} GiB for each of {local_size} ranks)"
         raise ModelLoadError(
-            f"the KV cache would take {wanted_gib:.1f} GiB, but {available / 2**30:.1f} GiB of memory are available; "
+            f"the KV cache would take {gib}, but {available / 2**30:.1f} GiB of memory are available; "
             "choose less with --kv-cache-gib and --host-cache-gib"
         )

@@ -54,12 +54,13 @@ class ExecutorConfig(_BatchConfig):
     quantization: Literal["none", "int8"] = Field(
         "none",
         description="int8: weights become int8 as they are loaded, a quarter of float32's memory, and the outputs "
-        "change a little; on a CPU a single stream is more than twice as fast; a GPU needs the package torchao for it.",
+        "change a little. On a CPU a single stream is about twice as fast or more, by the kernels in C. A GPU needs "
+        "the package torchao for it, which restores weights before each product: it saves memory there, not time.",
     )
     cpu_kernels: Literal["auto", "native", "torch"] = Field(
         "auto",
         description="What computes float32 on a CPU. native: C, compiled on this machine at the first start; torch: "
-        "torch; auto: native where there are a compiler and AVX2, else torch.",
+        "torch; auto: native where there are a compiler and AVX2, else torch, which the start says in one line.",
     )
     attention_backend: Literal["auto", "triton", "flash_attn", "xformers", "torch"] = Field(
         "auto",
@@ -90,7 +91,7 @@ class ExecutorConfig(_BatchConfig):
         None,
         ge=1,
         description="Threads that compute on a CPU, of each rank; by default the ranks share the cores. Fewer leave "
-        "cores to other work.",
+        "cores to other work; the kernels in C use fewer by themselves while other work wants the cores.",
     )
     kv_cache_gib: float | None = Field(
         None,

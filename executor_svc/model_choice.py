@@ -14,7 +14,7 @@ from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.needs import AttentionNeeds
 from executor_svc.attention.selection import ChosenBackend, choose_backend
 from executor_svc.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
-from executor_svc.kernels import find_library, make_attention, make_model
+from executor_svc.kernels import FoundLibrary, describe_kernels, find_library, make_attention, make_model
 from executor_svc.model_directory import ModelDirectory
 from executor_svc.models import ModelConfig, parse_config
 from executor_svc.models.language_model import LanguageModel
@@ -38,6 +38,7 @@ class ChosenModel:
     block_size: int  # tokens
     dtype: torch.dtype  # of activations and cache
     load: Callable[[Checkpoint], None]
+    kernels: str = ""  # what computes it, for people
 
 
 def choose_model(
@@ -70,7 +71,7 @@ def choose_native_model(
     sizes = (shard.num_heads, shard.num_kv_heads, model_config.head_dim)
     needs = AttentionNeeds(dtype, *sizes, layers, _capability_of(device))
     chosen = choose_backend(config.attention_backend, needs, config.block_size_tokens)
-    model, attention = make_model(
+    made = make_model(
         model_config,
         dtype,
         device,
@@ -80,8 +81,8 @@ def choose_native_model(
         attention=_make_attention(chosen, config),
     )
     if group.rank == 0:
-        _log_attention(chosen, attention)
-    return ChosenModel(model, attention, chosen.block_size, dtype, model.load)
+        _log_attention(chosen, made.attention)
+    return ChosenModel(made.model, made.attention, chosen.block_size, dtype, made.model.load, made.kernels)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -118,7 +119,7 @@ def _from_transformers(
 
     _logger.info(Event("model_code", code="transformers", reason=str(reason)))
     dtype = torch_dtype(config.dtype)
-    library = find_library(dtype, device, config.cpu_kernels)
+    found = find_library(dtype, device, config.cpu_kernels)
     try:
         model = load_transformers_model(directory.path, dtype, device)
     except ModelLoadError as error:
@@ -129,9 +130,11 @@ def _from_transformers(
     sizes = (facts.num_heads, facts.num_kv_heads, facts.head_dim)
     needs = AttentionNeeds(dtype, *sizes, facts.layers, _capability_of(device))
     chosen = choose_backend(config.attention_backend, needs, config.block_size_tokens)
-    attention = _make_attention(chosen, config) or make_attention(library)
+    attention = _make_attention(chosen, config) or make_attention(found.library)
     _log_attention(chosen, attention)
-    return ChosenModel(model, attention, chosen.block_size, dtype, lambda _: None)
+    in_use = FoundLibrary(found.library, found.reason or "we have no code of our own for this model")
+    kernels = describe_kernels(in_use, attention, device, others="transformers")
+    return ChosenModel(model, attention, chosen.block_size, dtype, lambda _: None, kernels)
 
 
 def _capability_of(device: torch.device) -> tuple[int, int] | None:

@@ -100,7 +100,7 @@ def assemble_worker(
             memory, config.gpu_memory_utilization, parts.run_largest_steps, parts.measure_graph_bytes
         )
 
-    blocks = count_blocks(config, cache_shape_of(chosen), free_cache_bytes)
+    blocks = count_blocks(config, cache_shape_of(chosen), free_cache_bytes, local_size)
     counts = BlockCounts(group.least(blocks.device), group.least(blocks.host))
     _logger.info(
         Event(

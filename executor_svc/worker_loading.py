@@ -47,9 +47,12 @@ def load_worker(
     number_format = choose_number_format(config.dtype, directory.config(), device)
     config = config.model_copy(update={"dtype": number_format})
     chosen = choose_model(directory, config, device, group)
+    if group.rank == 0:
+        logger.info(Event("kernels", in_use=chosen.kernels))
+        print(f"octavo executor kernels: {chosen.kernels}", flush=True)  # `octavo up` shows it
     shape, source = chosen.model.shape, directory.path / "config.json"
     model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, source)
-    check_cache_settings(config, cache_shape_of(chosen))
+    check_cache_settings(config, cache_shape_of(chosen), local_size)
     checkpoint = Checkpoint(directory.path)
     stored = checkpoint.number_formats()
     if stored != {STORED_NAMES[number_format]} and group.rank == 0:

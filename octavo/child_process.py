@@ -21,6 +21,9 @@ from octavo.errors import LocalServiceError
 # listens, and in the end that it serves: what it needs for that is there. A gateway says only the last.
 _PORT_LINE = re.compile(rb"^octavo \w+ (?P<state>listening|serving)(?: (?P<purpose>\w+))? on (?P<address>[^\s,]+)")
 
+# What an executor prints when it has chosen what computes.
+_KERNELS_LINE = re.compile(rb"^octavo \w+ kernels: (.+)$", re.MULTILINE)
+
 # A line of a service's log that may say why it ended.
 _ALARMING_LINE = re.compile(r"^time=\S+ level=(ERROR|CRITICAL) ")
 
@@ -39,12 +42,14 @@ class ChildProcess:
     Attributes:
         address: Where it serves, HOST:PORT; after `start`.
         addresses: Where its other ports are, by purpose; after `start`.
+        kernels: What computes its model, once it has said so; "" before, and of others than executors.
     """
 
     def __init__(self, name: str, command: Sequence[str], *, log_path: Path | None) -> None:
         self.name = name
         self.address = ""
         self.addresses: dict[str, str] = {}
+        self.kernels = ""
         self._command = command
         self._log_path = log_path
         self._process: asyncio.subprocess.Process | None = None
@@ -153,6 +158,8 @@ class ChildProcess:
         self._write_output(unfinished)
 
     def _write_output(self, output: bytes) -> None:
+        if match := _KERNELS_LINE.search(output):
+            self.kernels = match[1].decode(errors="replace").strip()
         if self._log_path is None:
             sys.stderr.write(output.decode(errors="replace"))
         else:

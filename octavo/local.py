@@ -196,6 +196,11 @@ class LocalServices:
         """HOST:PORT of OpenAI's API; None: there is no gateway."""
         return self._openai_address
 
+    @property
+    def kernels(self) -> str:
+        """What computes the model, in a few words; "": the executor did not say."""
+        return next((child.kernels for child in self._children if child.name == "executor"), "")
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self

@@ -43,8 +43,8 @@ class Linear:
 class QuantizedLinear:
     """A linear map whose weight is int8 times a scale for each group of INT8_GROUP inputs.
 
-    The weight is restored in each call, which saves memory and no time: the reference of kernels that multiply
-    int8, and what serves where there are none.
+    The weight is restored in each call, which saves memory and costs much time: the reference of kernels that
+    multiply int8, and what serves without them for those who ask for it.
     """
 
     def __init__(

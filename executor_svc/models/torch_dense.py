@@ -2,19 +2,30 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
 from executor_svc.models.config import Activation
-from executor_svc.models.dense import Experts, LastSegment, LayerEnd, Mlp, Norm, Segment
+from executor_svc.models.dense import Experts, LastSegment, LayerEnd, Matrix, Mlp, Norm, Segment
 from executor_svc.models.layers import Linear, QuantizedLinear
 from executor_svc.models.torchao_linear import TorchaoLinear
+from executor_svc.native.library import NativeLibrary
+from executor_svc.native.matrix import PackedMatrix
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 
-TorchMatrix = Linear | QuantizedLinear | TorchaoLinear
+
+class TorchMatrix(Matrix, Protocol):
+    """A matrix that maps tensors."""
+
+    def rows(self, row_ids: torch.Tensor) -> torch.Tensor:
+        """Return rows of the weight, [num_ids, num_inputs]."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [num_rows, num_inputs] to [num_rows, num_outputs]."""
+
 
 ACTIVATIONS: Final[Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]]] = {
     "silu": F.silu,
@@ -31,7 +42,8 @@ class TorchDense:
         dtype: Number format of activations, and of weights that are not quantized.
         device: Where the model runs.
         is_int8: Whether weights are quantized to int8 as they are loaded: on a GPU by torchao, all but the
-            vocabulary; elsewhere by the reference, all of them.
+            vocabulary; elsewhere all of them.
+        library: What multiplies int8 on a CPU; None: the reference, which restores the weights in each call.
         group: The ranks that share the model: each multiplies by its columns of the second matrix of a pair, and
             the results are added up.
     """
@@ -44,6 +56,7 @@ class TorchDense:
         device: torch.device,
         *,
         is_int8: bool = False,
+        library: NativeLibrary | None = None,
         group: TensorParallelGroup = SINGLE_RANK,
     ) -> None:
         self.dtype = dtype
@@ -51,20 +64,23 @@ class TorchDense:
         self._int8_linear: type[QuantizedLinear | TorchaoLinear] | None = None
         if is_int8:
             self._int8_linear = TorchaoLinear if device.type == "cuda" else QuantizedLinear
+        self._int8_library = library if is_int8 else None
         self._group = group
 
     def matrix(
         self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, is_vocabulary: bool = False
     ) -> TorchMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
-        make: type[TorchMatrix] = self._int8_linear or Linear
+        if self._int8_library is not None:
+            return PackedMatrix(self._int8_library, num_inputs, sizes, has_bias, is_int8=True)
+        make: type[Linear | QuantizedLinear | TorchaoLinear] = self._int8_linear or Linear
         if is_vocabulary and make is TorchaoLinear:
             make = Linear
         return make(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
 
     def embed(self, embedding: TorchMatrix, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of the tokens; see `DenseKernels`."""
-        return embedding.rows(token_ids)
+        return embedding.rows(token_ids).to(self.dtype)
 
     def segment(self, layer_end: LayerEnd[TorchMatrix] | None, norm: Norm, projection: TorchMatrix) -> Segment:
         """Join weights to a segment; see `DenseKernels`."""

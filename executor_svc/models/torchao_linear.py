@@ -1,4 +1,7 @@
-"""Linear maps with int8 weights by torchao, whose kernels multiply them on a GPU without restoring them first."""
+"""Linear maps with int8 weights by torchao, for a GPU.
+
+torchao restores a weight to the number format of the model before each product, so int8 saves memory and no time.
+"""
 
 from collections.abc import Sequence
 

@@ -62,7 +62,7 @@ def build_library(cache_directory: Path, *, flags: Sequence[str] = FLAGS, source
         raise NativeUnavailableError("this processor has no AVX2 and FMA")
     compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
     if compiler is None:
-        raise NativeUnavailableError(f"there is no C compiler ({', '.join(COMPILERS)})")
+        raise NativeUnavailableError(f"no C compiler was found ({', '.join(COMPILERS)}); install gcc")
     path = cache_directory / f"octavo-{_key(compiler, flags, sources, features)}.so"
     if path.is_file():
         return path

@@ -34,9 +34,7 @@ class NativeDense:
 
     def embed(self, embedding: PackedMatrix, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of the tokens; see `DenseKernels`."""
-        hidden = torch.empty(len(token_ids), embedding.num_inputs)
-        embedding.read_rows(token_ids.long(), hidden)
-        return hidden
+        return embedding.rows(token_ids)
 
     def segment(
         self, layer_end: LayerEnd[PackedMatrix] | None, norm: Norm, projection: PackedMatrix

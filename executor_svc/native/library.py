@@ -78,6 +78,20 @@ class LayerStruct(ctypes.Structure):
     )
 
 
+class TeamStruct(ctypes.Structure):
+    """`Team` of team.h."""
+
+    _fields_ = (
+        ("num_threads", LONG),
+        ("size", LONG),
+        ("pause_ns", LONG),
+        ("grows_at_ns", LONG),
+        ("elapsed_ns", LONG),
+        ("worked_ns", LONG),
+        ("lost_ns", LONG),
+    )
+
+
 _FUNCTIONS: Sequence[Function] = (
     ("octavo_panel_columns", LONG, ()),
     ("octavo_lanes", LONG, ()),
@@ -85,12 +99,14 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_pack_int8", None, (POINTER, LONG, LONG, POINTER, INT)),
     ("octavo_read_rows_float", None, (POINTER, LONG, POINTER, POINTER, INT)),
     ("octavo_read_rows_int8", None, (POINTER, LONG, POINTER, POINTER, INT)),
+    ("octavo_linear_scratch_bytes", LONG, (POINTER, LONG)),
+    ("octavo_linear", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_segment_scratch_bytes", LONG, (POINTER, LONG)),
-    ("octavo_segment", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER, INT)),
+    ("octavo_segment", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_attention_scratch_bytes", LONG, (POINTER, INT)),
-    ("octavo_attention", None, (POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, INT)),
+    ("octavo_attention", None, (POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_layers_scratch_bytes", LONG, (POINTER, LONG, LONG, INT)),
-    ("octavo_layers", None, (POINTER, LONG, LONG, POINTER, POINTER, POINTER, POINTER, INT)),
+    ("octavo_layers", None, (POINTER, LONG, LONG, POINTER, POINTER, POINTER, POINTER, POINTER)),
 )
 
 
@@ -101,7 +117,7 @@ class NativeLibrary:
 
     Args:
         path: The compiled library.
-        num_threads: Threads of every parallel region.
+        num_threads: Most threads of a parallel region; where other work wants the cores too, they become fewer.
 
     Raises: NativeUnavailableError: the file cannot be loaded.
     """
@@ -109,9 +125,11 @@ class NativeLibrary:
     def __init__(self, path: Path, num_threads: int) -> None:
         self._library = bind(path, _FUNCTIONS)
         self._scratch = ScratchMemory()
+        self._team = TeamStruct(num_threads=num_threads, size=num_threads)
         self.num_threads = num_threads
         self.panel_columns: int = self._library.octavo_panel_columns()
         self.num_lanes: int = self._library.octavo_lanes()
+        self.instructions = {16: "AVX-512", 8: "AVX2"}[self.num_lanes]
 
     def pack(self, matrix: MatrixStruct, first_row: int, weight: torch.Tensor) -> None:
         """Write `weight`, [num_rows, num_inputs], into a matrix from `first_row`; quantize it for an int8 one."""
@@ -122,6 +140,20 @@ class NativeLibrary:
         """Copy rows of a matrix to `out`, [num_ids, num_inputs]."""
         read = self._library.octavo_read_rows_int8 if matrix.scales else self._library.octavo_read_rows_float
         read(byref(matrix), len(row_ids), row_ids.data_ptr(), out.data_ptr(), self.num_threads)
+
+    def linear(self, matrix: MatrixStruct, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Multiply the rows of `x`, [num_rows, num_inputs], with a matrix; see octavo_linear in linear.c."""
+        assert x.is_contiguous(), "rows lie one after the other"
+        num_rows = x.shape[0]
+        num_bytes = self._library.octavo_linear_scratch_bytes(byref(matrix), num_rows)
+        self._library.octavo_linear(
+            byref(matrix),
+            num_rows,
+            x.data_ptr(),
+            out.data_ptr(),
+            self._scratch.address(num_bytes),
+            byref(self._team),
+        )
 
     def segment(
         self, segment: SegmentStruct, attended: torch.Tensor | None, residual: torch.Tensor, out: torch.Tensor | None
@@ -138,7 +170,7 @@ class NativeLibrary:
             residual.data_ptr(),
             None if out is None else out.data_ptr(),
             self._scratch.address(num_bytes),
-            self.num_threads,
+            byref(self._team),
         )
 
     def attention(
@@ -153,7 +185,7 @@ class NativeLibrary:
             values.data_ptr(),
             out.data_ptr(),
             self._scratch.address(num_bytes),
-            self.num_threads,
+            byref(self._team),
         )
 
     def layers(
@@ -175,5 +207,5 @@ class NativeLibrary:
             qkv.data_ptr(),
             attended.data_ptr(),
             self._scratch.address(num_bytes),
-            self.num_threads,
+            byref(self._team),
         )

@@ -54,9 +54,17 @@ class PackedMatrix:
         """Write [num_rows, num_inputs] of any floating dtype into the rows from `first_row`."""
         self._library.pack(self.struct, first_row, weight.to(torch.float32).contiguous())
 
-    def read_rows(self, row_ids: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy rows, by int64 ids, to `out`, [num_ids, num_inputs]."""
-        self._library.read_rows(self.struct, row_ids, out)
+    def rows(self, row_ids: torch.Tensor) -> torch.Tensor:
+        """Return rows of the weight, [num_ids, num_inputs] float32."""
+        out = torch.empty(len(row_ids), self.num_inputs)
+        self._library.read_rows(self.struct, row_ids.long().contiguous(), out)
+        return out
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [num_rows, num_inputs] of any floating dtype to [num_rows, num_outputs] of the same."""
+        out = torch.empty(x.shape[0], self.num_outputs)
+        self._library.linear(self.struct, x.to(torch.float32).contiguous(), out)
+        return out.to(x.dtype)
 
 
 class PackedPart:
@@ -75,7 +83,8 @@ class PackedPart:
 
 def _zeros(num_bytes: int) -> torch.Tensor:
     """Return zeroed memory, in huge pages where the system gives them: all weights are read in every step."""
-    memory = mmap.mmap(-1, num_bytes)
+    # Private: shared memory gets no huge pages, and a mapping for each matrix, of which experts make very many.
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -83,6 +83,8 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         start.result()
     try:
         click.echo(f"serving {model} on {services.address}; Ctrl-C stops")
+        if services.kernels:
+            click.echo(f"kernels: {services.kernels}")
         config = options.scheduler.config
         scheme = "http" if config.tls_cert is None else "https"
         admin_flags = _address_flag(services.admin_address, DEFAULT_ADMIN_ADDRESS) + _access_flags(config)

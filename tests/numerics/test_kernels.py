@@ -1,6 +1,8 @@
 """A model is the same on every kernel, and the kernels are chosen as asked."""
 
 import logging
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from executor_svc.errors import ModelLoadError
 from executor_svc.kernels import CpuKernels, make_model
 from executor_svc.model_directory import ModelDirectory
 from executor_svc.models import parse_config
+from executor_svc.models.layers import QuantizedLinear
 from executor_svc.native import NativeUnavailableError
 from executor_svc.worker_loading import load_worker
 from shared.step import TableDelta
@@ -20,6 +23,7 @@ from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import RecordingSampler, StepDriver
 from tests.numerics.native import native_library
+from tests.numerics.native_architectures import NATIVE_ARCHITECTURES
 from tests.numerics.reference import assert_close, random_prompt, reference_logits
 from tests.numerics.tiny_models import VARIANTS
 
@@ -67,6 +71,31 @@ def test_int8_is_the_same_on_every_kernel_and_near_float32(
     for ours in logits:
         error = float((ours - exact).norm() / exact.norm())
         assert 1e-4 < error < 0.05
+
+
+def int8_logits(directory: Path, recorder: RecordingSampler, **settings: object) -> torch.Tensor:
+    """Return those of a prompt, then of two tokens more."""
+    config = {"model": str(directory), "num_device_blocks": 64, "quantization": "int8", **settings}
+    ours = StepDriver(load_worker(ExecutorConfig.model_validate(config)))
+    ours.prefill([random_prompt(30)], num_new_tokens=3)
+    logits = [recorder.logits]
+    for _ in range(2):
+        ours.execute(TableDelta())
+        logits.append(recorder.logits)
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "OPTForCausalLM", "BloomForCausalLM", "Qwen3MoeForCausalLM"])
+def test_int8_products_are_in_c_where_the_segments_are_not(
+    name: str, tmp_path: Path, recorder: RecordingSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_architecture(tmp_path, name, NATIVE_ARCHITECTURES[name])
+    expected = int8_logits(tmp_path, recorder, cpu_kernels="torch")
+    monkeypatch.setattr(QuantizedLinear, "__init__", None)  # what restores its weight in each call
+
+    ours = int8_logits(tmp_path, recorder)
+
+    torch.testing.assert_close(ours, expected, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -121,9 +150,20 @@ def test_int8_is_another_model_to_a_fleet(tiny_models: dict[str, TinyModel]) -> 
     assert len(hashes) == 2
 
 
+def test_the_cache_of_all_ranks_of_a_machine_must_fit(
+    tiny_models: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor_svc.block_count.available_memory_bytes", lambda: 2**30)
+    monkeypatch.setattr("executor_svc.worker_loading.assemble_worker", None)  # it looks once the weights are loaded
+    config = ExecutorConfig(model=str(tiny_models["gqa"].directory), kv_cache_gib=0.25, host_cache_gib=0.25)
+
+    with pytest.raises(ModelLoadError, match=r"would take 1\.5 GiB \(0\.5 GiB for each of 3 ranks\), but 1\.0 GiB"):
+        load_worker(config, local_size=3)
+
+
 def make(model: TinyModel, dtype: torch.dtype, cpu_kernels: CpuKernels) -> object:
     config = parse_config(ModelDirectory(model.directory).config(), Path("config.json"))
-    return make_model(config, dtype, torch.device("cpu"), cpu_kernels=cpu_kernels)[1]
+    return make_model(config, dtype, torch.device("cpu"), cpu_kernels=cpu_kernels).attention
 
 
 def test_the_c_library_is_chosen_for_float32(tiny_models: dict[str, TinyModel]) -> None:
@@ -136,19 +176,106 @@ def test_the_c_library_is_chosen_for_float32(tiny_models: dict[str, TinyModel]) 
         make(model, torch.bfloat16, "native")
 
 
-def test_torch_serves_where_the_library_cannot_be_had(
-    tiny_models: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable(num_threads: int) -> object:
-        raise NativeUnavailableError("there is no C compiler")
+        raise NativeUnavailableError("no C compiler was found; install gcc")
 
     monkeypatch.setattr("executor_svc.kernels.load_library", unavailable)
 
-    with caplog.at_level(logging.WARNING):
-        assert isinstance(make(tiny_models["gqa"], torch.float32, "auto"), TorchAttentionBackend)
-    assert caplog.messages == ["event=cpu_kernels kernels=torch reason='there is no C compiler'"]
-    with pytest.raises(ModelLoadError, match="cpu_kernels is native, but there is no C compiler"):
+
+@pytest.mark.usefixtures("no_compiler")
+def test_torch_serves_where_the_library_cannot_be_had(tiny_models: dict[str, TinyModel]) -> None:
+    assert isinstance(make(tiny_models["gqa"], torch.float32, "auto"), TorchAttentionBackend)
+    with pytest.raises(ModelLoadError, match="cpu_kernels is native, but no C compiler was found"):
         make(tiny_models["gqa"], torch.float32, "native")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.usefixtures("no_compiler")
+def test_int8_without_the_library_is_refused_unless_it_is_asked_for(
+    dtype: str, tiny_models: dict[str, TinyModel]
+) -> None:
+    with pytest.raises(
+        ModelLoadError, match="int8, which on a CPU needs the kernels in C, but no C compiler was found"
+    ):
+        driver(tiny_models["gqa"], quantization="int8", dtype=dtype)
+
+    driver(tiny_models["gqa"], quantization="int8", dtype=dtype, cpu_kernels="torch")
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Leave this process the threads that it has."""
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+
+
+C = rf"C \({native_library('widest').instructions}\)"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "words"),
+    [
+        ("LlamaForCausalLM", {}, rf"{C}, 2 threads"),
+        ("LlamaForCausalLM", {"num_threads": 1}, rf"{C}, 1 thread"),
+        ("LlamaForCausalLM", {"quantization": "int8"}, rf"{C}, 2 threads"),
+        ("LlamaForCausalLM", {"cpu_kernels": "torch"}, r"torch, 2 threads, because cpu_kernels is torch"),
+        (
+            "LlamaForCausalLM",
+            {"attention_backend": "torch", "block_size_tokens": 16},
+            rf"{C} for dense work, torch for the rest, 2 threads",
+        ),
+        (
+            "LlamaForCausalLM",
+            {"dtype": "bfloat16"},
+            r"torch, 2 threads, because the kernels in C are for float32, and dtype is bfloat16",
+        ),
+        (
+            "LlamaForCausalLM",
+            {"dtype": "bfloat16", "quantization": "int8"},
+            rf"{C} for int8 products, torch for the rest, 2 threads, because .* dtype is bfloat16",
+        ),
+        (
+            "OPTForCausalLM",
+            {},
+            rf"{C} for attention and sampling, torch for the rest, 2 threads, because those in C do not have LayerNorm",
+        ),
+        (
+            "MixtralForCausalLM",
+            {"quantization": "int8"},
+            rf"{C} for attention, sampling and int8 products, torch for the rest, 2 threads, because .* of experts",
+        ),
+        (
+            "OlmoForCausalLM",
+            {},
+            rf"{C} for attention and sampling, transformers for the rest, 2 threads, because we have no code .*",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("threads")
+def test_the_kernels_in_use_are_told_in_one_line(
+    architecture: str,
+    settings: dict[str, object],
+    words: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save_tiny_architecture(tmp_path, architecture, {})
+    config = ExecutorConfig.model_validate(
+        {"model": str(tmp_path), "num_device_blocks": 64, "num_threads": 2, **settings}
+    )
+    capsys.readouterr()
+
+    with caplog.at_level(logging.INFO):
+        load_worker(config)
+
+    [line] = [message for message in caplog.messages if message.startswith("event=kernels ")]
+    [told] = [line for line in capsys.readouterr().out.splitlines() if "kernels" in line]
+    assert re.fullmatch(f"octavo executor kernels: {words}", told)
+    assert told.removeprefix("octavo executor kernels: ")[:20] in line
 
 
 def test_one_openmp_runtime_is_loaded() -> None:

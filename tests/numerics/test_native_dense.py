@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
 from executor_svc.models.dense import DenseKernels, LayerEnd, Mlp, Norm
 from executor_svc.models.torch_dense import TorchDense
 from executor_svc.native import NativeDense
+from executor_svc.native.matrix import PackedMatrix
 from tests.numerics.native import LANES, native_library
 
 EPSILON = 1e-5
@@ -126,6 +128,45 @@ class TestSegments:
         together = segment(attended.clone(), residual.clone())
 
         assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("is_int8", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("lanes", LANES)
+class TestOneProduct:
+    """What models without segments in C multiply with; the reference restores the weight."""
+
+    @staticmethod
+    def make(lanes: str, is_int8: bool, num_inputs: int, num_outputs: int) -> PackedMatrix:
+        """Return a matrix of two parts."""
+        made = PackedMatrix(native_library(lanes), num_inputs, [num_outputs, 3], has_bias=True, is_int8=is_int8)
+        generator = torch.Generator().manual_seed(num_inputs)
+        parts: list[Any] = [*made.weights, *made.biases]
+        for part in parts:
+            part.copy_(torch.randn(part.shape, generator=generator))
+        return made
+
+    # The last two are more work than a thread takes alone.
+    @pytest.mark.parametrize("shape", [(1, 1), (31, 50), (32, 48), (65, 97), (576, 1000), (1300, 2000)])
+    def test_it_equals_the_product_with_its_rows(self, shape: tuple[int, int], lanes: str, is_int8: bool) -> None:
+        matrix = self.make(lanes, is_int8, *shape)
+        weight, bias = matrix.rows(torch.arange(shape[1] + 3)), torch.cat(list(matrix.biases))
+
+        for num_rows in (0, 1, 2, 9, 130):
+            x = torch.randn(num_rows, shape[0])
+            # An input of up to 4 is rounded by up to 6e-5, each by its own.
+            tolerance = (3e-4 if is_int8 else 1e-5) * shape[0] ** 0.5
+            torch.testing.assert_close(matrix(x), F.linear(x, weight, bias), rtol=1e-5, atol=tolerance)
+
+    def test_other_number_formats_come_back(self, lanes: str, is_int8: bool) -> None:
+        matrix, x = self.make(lanes, is_int8, 70, 50), torch.randn(5, 70).to(torch.bfloat16)
+
+        assert torch.equal(matrix(x), matrix(x.float()).to(torch.bfloat16))
+        assert torch.equal(matrix(x.t().contiguous().t()), matrix(x))
+
+    def test_a_row_does_not_depend_on_the_other_rows(self, lanes: str, is_int8: bool) -> None:
+        matrix, x = self.make(lanes, is_int8, 300, 1000), torch.randn(19, 300)
+
+        assert torch.equal(matrix(x), torch.cat([matrix(x[i : i + 1]) for i in range(19)]))
 
 
 @pytest.mark.parametrize("lanes", LANES)

@@ -13,6 +13,7 @@ import torch
 from executor_svc.cache_engine import CacheShape
 from executor_svc.config import ExecutorConfig
 from executor_svc.errors import ModelLoadError
+from executor_svc.models.layers import QuantizedLinear
 from executor_svc.torch_worker import TorchWorker
 from executor_svc.worker_loading import check_model, load_worker
 from shared.step import SamplingRow, StepResult, TableDelta, pairs
@@ -95,6 +96,21 @@ def test_ranks_that_share_a_kv_head_give_the_tokens_of_one_process(
     outputs = StepDriver(ranks_of(directory, 4, cleanup)).generate(PROMPTS, num_new_tokens=10, chunk_size=7)
 
     assert outputs == expected
+
+
+def test_int8_products_of_every_rank_are_in_c(
+    directories: dict[str, Path], cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor_svc.worker_assembly.Sampler", RecordingSampler)
+    alone = load_worker(config_of(directories["LlamaForCausalLM"]))
+    StepDriver(alone).prefill(PROMPTS)
+    monkeypatch.setattr(QuantizedLinear, "__init__", None)  # what restores its weight in each call
+
+    ranks = ranks_of(directories["LlamaForCausalLM"], 2, cleanup, quantization="int8")
+    StepDriver(ranks).prefill(PROMPTS)
+
+    exact, ours = last_logits(alone), last_logits(ranks.workers[0])
+    assert 1e-4 < float((ours - exact).norm() / exact.norm()) < 0.05
 
 
 def test_each_rank_has_its_part_of_the_memory(directories: dict[str, Path], cleanup: ExitStack) -> None:

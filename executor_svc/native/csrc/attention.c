@@ -1,6 +1,5 @@
 // Paged attention of one layer that reads the cache in place; see octavo_attention.
 #include <math.h>
-#include <omp.h>
 #include <string.h>
 
 #include "attention_block.h"
@@ -174,14 +173,17 @@ void run_attention(const Step *step, const float *qkv, float *keys, float *value
 //
 // qkv [num_tokens][num_heads + 2 * num_kv_heads][head_dim] before rotation; keys and values
 // [num_blocks][block_size][num_kv_heads][head_dim]; out [num_tokens][num_heads][head_dim]; memory has
-// octavo_attention_scratch_bytes(step, num_threads), aligned to 64 bytes. Neither slots that nobody wrote
+// octavo_attention_scratch_bytes(step, team->num_threads), aligned to 64 bytes. Neither slots that nobody wrote
 // nor entries of the block tables before the window are read.
 void octavo_attention(const Step *step, const float *qkv, float *keys, float *values, float *out, float *memory,
-                      int num_threads) {
-    Meeting meeting = {0};
-#pragma omp parallel num_threads(num_threads)
+                      Team *team) {
+    Meeting meeting;
+    open_meeting(&meeting, team);
+#pragma omp parallel num_threads(team->size)
     {
-        const Member member = {&meeting, omp_get_thread_num(), omp_get_num_threads()};
+        const Member member = join_meeting(&meeting);
         run_attention(step, qkv, keys, values, out, memory, &member);
+        leave_meeting(&member);
     }
+    close_meeting(&meeting);
 }

@@ -42,6 +42,14 @@ void multiply_float(const Matrix *matrix, long panel, long next, const Rows *in,
 void multiply_int8(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
                    float *out, long out_stride, bool add);
 
+INLINE void multiply(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
+                     float *out, long out_stride, bool add) {
+    if (matrix->scales)
+        multiply_int8(matrix, panel, next, in, first_row, num_rows, out, out_stride, add);
+    else
+        multiply_float(matrix, panel, next, in, first_row, num_rows, out, out_stride, add);
+}
+
 // Fill codes and scales from values[num_values], for the rows [begin, end); `stride` of `values` is `value_stride`.
 void quantize_rows(const Rows *rows, long num_values, const float *values, long value_stride, long begin, long end);
 

@@ -1,5 +1,4 @@
 // All layers of a step in one parallel region; see octavo_layers.
-#include <omp.h>
 
 #include "layers.h"
 
@@ -29,17 +28,20 @@ long octavo_layers_scratch_bytes(const Layer *layers, long num_layers, long num_
 // residual [num_rows][hidden_size]; qkv [num_rows][outputs of a projection] is scratch; attended [num_rows][outputs of
 // an attention] is the result, of the last layer; memory has octavo_layers_scratch_bytes(...), aligned to 64 bytes.
 void octavo_layers(const Layer *layers, long num_layers, long num_rows, float *residual, float *qkv, float *attended,
-                   char *memory, int num_threads) {
+                   char *memory, Team *team) {
     float *attention_memory = (float *)(memory + segment_bytes(layers, num_layers, num_rows));
-    Meeting meeting = {0};
-#pragma omp parallel num_threads(num_threads)
+    Meeting meeting;
+    open_meeting(&meeting, team);
+#pragma omp parallel num_threads(team->size)
     {
-        const Member member = {&meeting, omp_get_thread_num(), omp_get_num_threads()};
+        const Member member = join_meeting(&meeting);
         for (const Layer *layer = layers; layer < layers + num_layers; layer++) {
             run_segment(layer->segment, num_rows, attended, residual, qkv, memory, &member);
             wait_for_all(&member);
             run_attention(layer->step, qkv, layer->keys, layer->values, attended, attention_memory, &member);
             wait_for_all(&member);
         }
+        leave_meeting(&member);
     }
+    close_meeting(&meeting);
 }

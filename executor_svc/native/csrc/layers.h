@@ -17,6 +17,12 @@ typedef struct {
     float norm_epsilon;
 } Segment;
 
+// Rows that one task multiplies with a panel: inputs of so many rows stay in L2 beside the panel.
+#define TASK_ROWS 128
+
+// out[num_rows][num_outputs] (=|+=) in @ matrix.T + bias, shared by the threads of a region. Nobody waits at the end.
+void project(const Matrix *matrix, const Rows *in, float *out, bool add, const Member *member);
+
 long octavo_segment_scratch_bytes(const Segment *segment, long num_rows);
 long octavo_attention_scratch_bytes(const Step *step, int num_threads);
 

@@ -1,12 +1,8 @@
 // The dense work between two attentions as one parallel region; see octavo_segment.
 #include <math.h>
-#include <omp.h>
 #include <string.h>
 
 #include "layers.h"
-
-// Rows that one task multiplies with a panel: inputs of so many rows stay in L2 beside the panel.
-#define TASK_ROWS 128
 
 typedef struct {
     Rows attended, normed, activated;
@@ -41,27 +37,6 @@ static long lay_out(const Segment *segment, long num_rows, uintptr_t address, Sc
 long octavo_segment_scratch_bytes(const Segment *segment, long num_rows) {
     Scratch scratch;
     return lay_out(segment, num_rows, 0, &scratch);
-}
-
-INLINE void multiply(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
-                     float *out, long out_stride, bool add) {
-    if (matrix->scales)
-        multiply_int8(matrix, panel, next, in, first_row, num_rows, out, out_stride, add);
-    else
-        multiply_float(matrix, panel, next, in, first_row, num_rows, out, out_stride, add);
-}
-
-// out[num_rows][num_outputs] (=|+=) in @ matrix.T + bias, shared by the threads of a region.
-static void project(const Matrix *matrix, const Rows *in, float *out, bool add, const Member *member) {
-    long num_panels = ceil_div(matrix->num_outputs, PANEL_COLUMNS);
-    long num_tasks = num_panels * ceil_div(in->num_rows, TASK_ROWS);
-    for (long task = member->thread, next; task < num_tasks; task = next) {
-        next = next_task(member);
-        long panel = task % num_panels, first = task / num_panels * TASK_ROWS;
-        multiply(matrix, panel, next < num_tasks ? next % num_panels : panel, in, first,
-                 least(TASK_ROWS, in->num_rows - first), out + first * matrix->num_outputs + panel * PANEL_COLUMNS,
-                 matrix->num_outputs, add);
-    }
 }
 
 // a[i] = silu(a[i]) * b[i], silu(x) = x / (1 + exp(-x))
@@ -155,13 +130,16 @@ void run_segment(const Segment *segment, long num_rows, float *attended, float *
 // attended [num_rows][inputs of attention_output], residual [num_rows][hidden_size], out [num_rows][outputs of
 // projection]; scratch has octavo_segment_scratch_bytes(...), aligned to 64 bytes.
 void octavo_segment(const Segment *segment, long num_rows, float *attended, float *residual, float *out, void *memory,
-                    int num_threads) {
-    Meeting meeting = {0};
-#pragma omp parallel num_threads(num_threads)
+                    Team *team) {
+    Meeting meeting;
+    open_meeting(&meeting, team);
+#pragma omp parallel num_threads(team->size)
     {
-        const Member member = {&meeting, omp_get_thread_num(), omp_get_num_threads()};
+        const Member member = join_meeting(&meeting);
         run_segment(segment, num_rows, attended, residual, out, memory, &member);
+        leave_meeting(&member);
     }
+    close_meeting(&meeting);
 }
 
 // Columns of a panel, and floats in a vector: what the packing side needs to know.

@@ -1,19 +1,30 @@
-// The threads of a parallel region: how they share the tasks of a phase, and wait for each other at its end.
+// The threads of a parallel region: how many, how they share the tasks of a phase, and wait for each other at its end.
 #ifndef OCTAVO_TEAM_H
 #define OCTAVO_TEAM_H
 
-#include <immintrin.h>
-#include <sched.h>
 #include <stdatomic.h>
 
-// Rounds of waiting before a thread offers its core to others: some 50 us, several times what a phase takes.
-#define WAIT_ROUNDS 1000
+// How many threads the regions of a library have, and what their last ones were like; see octavo_judge_team.
+typedef struct {
+    long num_threads;  // most
+    long size;         // of the next region; 1 to num_threads
+    long pause_ns;     // how long the team stays small when it shrinks again
+    long grows_at_ns;  // when it grows, if it is small
+    // Sums over the regions since size was judged last. Those of threads are sums over all of them.
+    long elapsed_ns;
+    long worked_ns;  // on a core, without waiting for each other
+    long lost_ns;    // ready to run, but without a core
+} Team;
 
-// Shared by the threads; all of it 0 when the region begins.
+// One region. Shared by its threads.
 typedef struct {
     atomic_long taken __attribute__((aligned(64)));  // tasks of this phase, but for the first of each thread
     atomic_int arrived;
     atomic_int phase __attribute__((aligned(64)));
+    atomic_int num_asleep;
+    atomic_long worked_ns, lost_ns;  // sums over the threads, as those of Team
+    Team *team;
+    long began_ns;
 } Meeting;
 
 // One thread of a region, as it sees itself.
@@ -21,6 +32,17 @@ typedef struct {
     Meeting *meeting;
     int thread, num_threads;
 } Member;
+
+// Before and behind a parallel region of team->size threads.
+void open_meeting(Meeting *meeting, Team *team);
+void close_meeting(Meeting *meeting);
+// What each thread of it does first and last. All leave together.
+Member join_meeting(Meeting *meeting);
+void leave_meeting(const Member *member);
+
+// Slow halves of wait_for_all.
+void wait_for_phase_end(Meeting *meeting, int phase);
+void wake_sleepers(Meeting *meeting);
 
 // The first task of a thread is its own number. Each next one is taken when the thread is ready for it: a slow core
 // does less. A phase shares the tasks of one loop.
@@ -32,17 +54,15 @@ static inline long next_task(const Member *member) {
 static inline void wait_for_all(const Member *member) {
     Meeting *meeting = member->meeting;
     int phase = atomic_load_explicit(&meeting->phase, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&meeting->arrived, 1, memory_order_acq_rel) == member->num_threads - 1) {
-        atomic_store_explicit(&meeting->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&meeting->taken, 0, memory_order_relaxed);
-        atomic_store_explicit(&meeting->phase, phase + 1, memory_order_release);
+    if (atomic_fetch_add_explicit(&meeting->arrived, 1, memory_order_acq_rel) < member->num_threads - 1) {
+        wait_for_phase_end(meeting, phase);
         return;
     }
-    for (int rounds = 0; atomic_load_explicit(&meeting->phase, memory_order_acquire) == phase; rounds++)
-        if (rounds < WAIT_ROUNDS)
-            _mm_pause();
-        else
-            sched_yield();
+    atomic_store_explicit(&meeting->arrived, 0, memory_order_relaxed);
+    atomic_store_explicit(&meeting->taken, 0, memory_order_relaxed);
+    // In one order with what a sleeper does: either it sees the new phase, or it is seen to sleep.
+    atomic_store(&meeting->phase, phase + 1);
+    if (atomic_load(&meeting->num_asleep)) wake_sleepers(meeting);
 }
 
 // The part of `count` things that is this thread's, [begin, end).

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from executor_svc import block_count
-from executor_svc.block_count import BlockCounts, count_blocks, cpu_cache_bytes, gpu_cache_bytes
+from executor_svc.block_count import (
+    BlockCounts,
+    check_cache_settings,
+    count_blocks,
+    cpu_cache_bytes,
+    gpu_cache_bytes,
+)
 from executor_svc.cache_engine import CacheShape
 from executor_svc.config import ExecutorConfig
 from executor_svc.decode_graphs import Capture, Replay, measure_graph_bytes
@@ -101,6 +107,18 @@ def test_more_than_the_memory_of_the_machine_is_refused() -> None:
         count_blocks(config(kv_cache_gib=8.5, host_cache_gib=0.5), SHAPE, never)
     on_gpu = config(kv_cache_gib=8.5, host_cache_gib=0.5, device="cuda")
     assert count_blocks(on_gpu, SHAPE, never).device == 8.5 * GIB // SHAPE.bytes_per_block
+
+
+@pytest.mark.usefixtures("memory")
+def test_all_ranks_of_the_machine_count() -> None:
+    settings = config(kv_cache_gib=2.5, host_cache_gib=0.5, tp=3)
+    assert count_blocks(settings, SHAPE, never, local_size=2).device == 2.5 * GIB // SHAPE.bytes_per_block
+    sentence = r"would take 9\.0 GiB \(3\.0 GiB for each of 3 ranks\), but 8\.0 GiB of memory are available"
+    with pytest.raises(ModelLoadError, match=sentence):
+        check_cache_settings(settings, SHAPE, local_size=3)
+    on_gpu = config(kv_cache_gib=50.0, host_cache_gib=3.0, tp=3, device="cuda")
+    with pytest.raises(ModelLoadError, match=sentence):
+        count_blocks(on_gpu, SHAPE, never, local_size=3)
 
 
 @pytest.mark.usefixtures("memory")

@@ -19,6 +19,7 @@ EXECUTOR = """
     import sys
     print("warming up")
     print("octavo executor serving on 127.0.0.1:4321")
+    print("octavo executor loading x\\noctavo executor kernels: torch, 1 thread")
     sys.stdin.read()
 """
 
@@ -62,6 +63,7 @@ async def test_both_start_serve_and_stop(temporary_folder: Path) -> None:
     async with services:
         assert len(child_pids() - before) == 2
         assert (services.address, services.admin_address) == ("127.0.0.1:4322", "127.0.0.1:4323")
+        assert services.kernels == "torch, 1 thread"
 
     assert statuses == ["starting the executor", "starting the scheduler", "loading the model"]
     assert child_pids() == before

@@ -18,6 +18,10 @@ class ServicesThatStop(LocalServices):
         self._address = address
         self._admin_address = admin_address
 
+    @property
+    def kernels(self) -> str:
+        return "C (AVX2), 2 threads"
+
     async def start(self) -> None:
         pass
 
@@ -68,6 +72,7 @@ def test_it_says_what_to_type_next(
     assert run(["up", "--model", "some/model", *flags]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"serving some/model on {address}; Ctrl-C stops",
+        "kernels: C (AVX2), 2 threads",
         operators,
         suggestion,
     ]
