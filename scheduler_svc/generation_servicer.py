@@ -33,7 +33,7 @@ from scheduler_svc.served_model import ServedModel
 from scheduler_svc.text_validation import check_known, refuse_text
 from scheduler_svc.token_rule_validation import tokenize_words
 from scheduler_svc.tokenizer import TooManyTokensError
-from shared.errors import InvalidFieldError, NoExecutorError, RequestAbortedError
+from shared.errors import InvalidFieldError, NoExecutorError, OctavoServiceError, RequestAbortedError
 from shared.step import NO_LOGPROBS, Int32Array
 
 if TYPE_CHECKING:  # imports opentelemetry
@@ -67,7 +67,11 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Run one prompt; the call's end, however it comes, ends the request."""
         if isinstance(request, RequestBody):
-            request = await self.read(request, generate_request_limits)
+            try:
+                request = await self.read(request, generate_request_limits)
+            except OctavoServiceError:
+                with self._traced(pb.GenerateRequest(), context):  # refused before anything of it was known
+                    raise
         request.tenant = current_identity().tenant_for(request.tenant)
         with private_deployment(), self._traced(request, context) as trace:
             with self._engine.checking(request.request_id, request.tenant) as model, self._checks.running(request):

@@ -4,7 +4,6 @@ Pure. Used by `dealer.py`; read next: `room.py`.
 """
 
 import bisect
-import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -15,6 +14,8 @@ from scheduler_svc.core.room import Need, Room, is_open_to
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import Turn
+
+_WORST_COST = 2**62
 
 
 class Offer(NamedTuple):
@@ -54,7 +55,7 @@ class Deal:
         """Return where a group is to be computed that stands first in line, or how it waits."""
         group, needs = turn.group, _Needs(turn.group, self._holders, self._members)
         best: Offer | None = None
-        best_cost, waits = (sys.maxsize, 0), set[Wait]()
+        best_cost, waits = (_WORST_COST, 0), set[Wait]()
         for _, _, _, room in self._ranked:
             need, depths = needs.at(room)
             num_cached_tokens = depths[0].num_blocks * need.block_size if depths else 0

@@ -7,7 +7,6 @@ not admit goes back into the line.
 Pure. Read next: `dealer.py`.
 """
 
-import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +15,9 @@ from scheduler_svc.core.inbox import Inbox, Share
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import Turn
+
+# Tokens of a step that is being decided: its core asks because it has some of its budget left.
+_NO_LIMIT = 2**62
 
 
 class Need(NamedTuple):
@@ -110,7 +112,7 @@ class Room:
             load + inbox.num_tokens + inbox.num_slots,
             core.batch.num_free_slots - inbox.num_slots,
             num_free_blocks,
-            sys.maxsize if is_serving else limits.max_num_batched_tokens - load - inbox.num_tokens,
+            _NO_LIMIT if is_serving else limits.max_num_batched_tokens - load - inbox.num_tokens,
             limits.max_long_prefills - core.prefills.num_long - inbox.num_long,
             min(group.order for group in returning)[0] if returning else None,
             is_pool_used,

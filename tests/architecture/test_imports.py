@@ -31,7 +31,8 @@ PURE_MODULES = [
     *(REPOSITORY / "shared" / f"{name}.py" for name in ("batch_table", "delta_check", "step", "errors")),
 ]
 PURE_IMPORTS = {
-    *("__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "itertools", "math"),
+    *("__future__", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib", "heapq"),
+    *("itertools", "math"),
     *("operator", "struct", "typing", "numpy", "scheduler_svc", "shared"),
 }
 

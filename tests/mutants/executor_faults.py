@@ -125,8 +125,8 @@ FAULTS = (
     Fault(
         "the largest step runs half of its tokens",
         f"{EXECUTOR}/largest_step.py",
-        "max(info.max_num_seqs, info.max_num_batched_tokens - 1)",
-        "max(info.max_num_seqs, info.max_num_batched_tokens // 2)",
+        "left, longest = info.max_num_batched_tokens, info.max_model_len - 1",
+        "left, longest = max(info.max_num_seqs, info.max_num_batched_tokens // 2), info.max_model_len - 1",
         ("tests/numerics/test_torch_worker.py",),
     ),
     Fault(

@@ -170,7 +170,7 @@ def load_architecture(directory: Path) -> tuple[LanguageModel, AttentionBackend]
     """Load a model as the executor does, float32 on the CPU."""
     from executor_svc.config import ExecutorConfig  # needs what a machine that only runs kernels may lack
 
-    config, device = ExecutorConfig(model=str(directory)), torch.device("cpu")
+    config, device = ExecutorConfig(model=str(directory), dtype="float32"), torch.device("cpu")
     chosen = choose_model(ModelDirectory(directory), config, device)
     chosen.load(Checkpoint(directory))
     return chosen.model, chosen.attention
