@@ -4,7 +4,10 @@ import threading
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+import pytest
+
 from executor_svc.fake_worker import FakeWorker
+from scheduler_svc import executor_driver
 
 # Longer than any test; a step that waits so long fails.
 MAX_HOLD_S = 60.0
@@ -16,6 +19,11 @@ class Gate(AbstractAsyncContextManager["Gate"]):
     def __init__(self) -> None:
         self._is_open = threading.Event()
         self._is_open.set()
+        self._patience = pytest.MonkeyPatch()
+
+    async def __aenter__(self) -> "Gate":
+        self._patience.setattr(executor_driver, "HANG_AFTER_S", MAX_HOLD_S)  # or a held step would be one that hangs
+        return self
 
     def close(self) -> None:
         """Hold every step that comes to its end from here on."""
@@ -23,6 +31,7 @@ class Gate(AbstractAsyncContextManager["Gate"]):
 
     async def __aexit__(self, *_: object) -> None:
         self.open()
+        self._patience.undo()
 
     def open(self) -> None:
         """Let all through."""
