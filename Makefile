@@ -21,7 +21,7 @@ help:
 	@echo "make check     format, lint, types, import contracts, protos (under a minute)"
 	@echo "make models    the architectures that run, each compared with transformers"
 	@echo "make bench     tokens per second beside transformers, in one run"
-	@echo "make bench-core CPU time of the scheduler's core by itself"
+	@echo "make bench-core CPU time of the scheduler's core by itself, and of placing on 1 to 64 executors"
 	@echo "make gpu-check on a machine with a GPU: check and measure its path, with the PYTHON that has torch there"
 	@echo "make mutants   plant faults in copies of the tree; each must be caught by the suite named beside it"
 	@echo "make protos    write the stubs anew after a change in protos/"
@@ -111,6 +111,7 @@ models: $(INSTALLED)
 
 bench-core: $(INSTALLED)
 	$(BIN)/python -m benchmarks.scheduler_core
+	$(BIN)/python -m benchmarks.fleet
 
 # Installs nothing: a machine with a GPU brings torch, Triton, transformers and pytest of its own.
 gpu-check:

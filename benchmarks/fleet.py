@@ -72,10 +72,11 @@ class BenchmarkFleet:
 
     Args:
         num_cores: Equal ones.
-        num_slots: Of each.
+        num_slots: Of each; None: `NUM_SLOTS`.
     """
 
-    def __init__(self, num_cores: int, num_slots: int = NUM_SLOTS) -> None:
+    def __init__(self, num_cores: int, num_slots: int | None = None) -> None:
+        num_slots = num_slots or NUM_SLOTS
         policy = FcfsPolicy()
         self.queue = WaitingQueue(policy)
         self.fleet = Fleet(self.queue, policy, prefix_key=b"benchmark")
