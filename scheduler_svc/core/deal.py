@@ -44,19 +44,16 @@ class Deal:
             core = inbox.core
             is_serving = inbox is server
             if is_serving or (core.batch.num_free_slots > inbox.num_slots and core.stalled_s(now_s) is None):
-                self._rooms[inbox] = Room.of(inbox, is_serving=is_serving)
-        # By load, then by free blocks; the number tells equal ones apart.
-        self._ranked: list[tuple[int, int, int, Room]] = []
-        self._members = 0
-        for room in self._rooms.values():
-            self._enter(room)
+                self._rooms[inbox] = Room.of(inbox, is_serving=is_serving, number=len(self._rooms))
+        self._ranked = sorted(map(Room.rank, self._rooms.values()))
+        self._members = sum(room.bit for room in self._rooms.values())
 
     def choose(self, turn: Turn) -> Offer | Wait:
         """Return where a group is to be computed that stands first in line, or how it waits."""
         group, needs = turn.group, _Needs(turn.group, self._holders, self._members)
         best: Offer | None = None
         best_cost, waits = (_WORST_COST, 0), set[Wait]()
-        for _, _, _, room in self._ranked:
+        for *_, room in self._ranked:
             need, depths = needs.at(room)
             num_cached_tokens = depths[0].num_blocks * need.block_size if depths else 0
             if room.load + need.num_tokens - num_cached_tokens >= best_cost[0]:
@@ -88,8 +85,8 @@ class Deal:
         """
         assert self.server is not None
         former = self._rooms[self.server]
-        room = self._rooms[self.server] = Room.of(self.server, is_serving=True)
-        room.number, room.load = former.number, former.load
+        room = self._rooms[self.server] = Room.of(self.server, is_serving=True, number=former.number)
+        room.load = former.load
         self._rank_anew(former, room)
 
     def take_back(self, inbox: Inbox, index: int) -> Share:
@@ -97,8 +94,9 @@ class Deal:
         room = self._rooms.get(inbox)
         if room is None:
             share = inbox.take(index)
-            self._rooms[inbox] = room = Room.of(inbox, is_serving=False)
-            self._enter(room)
+            self._rooms[inbox] = room = Room.of(inbox, is_serving=False, number=len(self._rooms))
+            self._members |= room.bit
+            bisect.insort(self._ranked, room.rank())
         else:
             share = room.take_back(index)
             self._rank_anew(room, room)
@@ -130,18 +128,11 @@ class Deal:
             return Wait.ASIDE
         return room.obstacle(turn, need, num_cached_blocks)
 
-    def _enter(self, room: Room) -> None:
-        """A room is to be chosen from now on."""
-        self._members |= room.bit
-        room.number = len(self._ranked)
-        self._ranked.append((room.load, -room.num_free_blocks, room.number, room))
-        self._ranked.sort()
-
     def _rank_anew(self, former: Room, room: Room) -> None:
         """A room has become better or worse, or stands for a former one."""
         index = next(index for index, entry in enumerate(self._ranked) if entry[-1] is former)
         del self._ranked[index]
-        bisect.insort(self._ranked, (room.load, -room.num_free_blocks, room.number, room))
+        bisect.insort(self._ranked, room.rank())
 
 
 def avoids(core: Scheduler, group: SequenceGroup, takers: Iterable[Scheduler]) -> bool:

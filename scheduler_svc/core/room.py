@@ -88,15 +88,16 @@ class Room:
     num_long: int
     level_of_returning: int | None
     _is_pool_used: bool
-    number: int = 0
+    number: int
 
     @classmethod
-    def of(cls, inbox: Inbox, *, is_serving: bool) -> "Room":
+    def of(cls, inbox: Inbox, *, is_serving: bool, number: int) -> "Room":
         """Return the room of a core.
 
         Args:
             inbox: Of the core.
             is_serving: Whether the core is deciding a step, and asks: then it has budget left, whatever was dealt.
+            number: Tells it from the others.
         """
         core = inbox.core
         blocks, limits, load = core.blocks, core.limits, core.load
@@ -116,7 +117,12 @@ class Room:
             limits.max_long_prefills - core.prefills.num_long - inbox.num_long,
             min(group.order for group in returning)[0] if returning else None,
             is_pool_used,
+            number,
         )
+
+    def rank(self) -> tuple[int, int, int, "Room"]:
+        """Return what orders rooms: by load, then by free blocks. No two are equal, by their number."""
+        return self.load, -self.num_free_blocks, self.number, self
 
     def obstacle(self, turn: Turn, need: Need, num_cached_blocks: int) -> Wait | None:
         """Return how a group has to wait that stands first in line; None: the core can take it."""
