@@ -21,7 +21,6 @@ typedef struct {
     atomic_long taken __attribute__((aligned(64)));  // tasks of this phase, but for the first of each thread
     atomic_int arrived;
     atomic_int phase __attribute__((aligned(64)));
-    atomic_int num_asleep;
     atomic_long worked_ns, lost_ns;  // sums over the threads, as those of Team
     Team *team;
     long began_ns;
@@ -40,9 +39,8 @@ void close_meeting(Meeting *meeting);
 Member join_meeting(Meeting *meeting);
 void leave_meeting(const Member *member);
 
-// Slow halves of wait_for_all.
+// The slow half of wait_for_all.
 void wait_for_phase_end(Meeting *meeting, int phase);
-void wake_sleepers(Meeting *meeting);
 
 // The first task of a thread is its own number. Each next one is taken when the thread is ready for it: a slow core
 // does less. A phase shares the tasks of one loop.
@@ -60,9 +58,7 @@ static inline void wait_for_all(const Member *member) {
     }
     atomic_store_explicit(&meeting->arrived, 0, memory_order_relaxed);
     atomic_store_explicit(&meeting->taken, 0, memory_order_relaxed);
-    // In one order with what a sleeper does: either it sees the new phase, or it is seen to sleep.
-    atomic_store(&meeting->phase, phase + 1);
-    if (atomic_load(&meeting->num_asleep)) wake_sleepers(meeting);
+    atomic_store_explicit(&meeting->phase, phase + 1, memory_order_release);
 }
 
 // The part of `count` things that is this thread's, [begin, end).
