@@ -32,6 +32,7 @@ def addresses(demo_model: Path) -> Iterator[tuple[str, str]]:
         assert process.stdout is not None
         serving = re.match(r"serving smollm2 on (\S+);", process.stdout.readline())
         assert serving, "octavo up did not say where it serves"
+        assert process.stdout.readline().startswith("kernels: ")
         operators = re.match(r"operators: (?:http://)?([^/\s]+)", process.stdout.readline())
         assert operators, "octavo up did not say where it serves operators"
         yield serving[1], operators[1]
