@@ -138,7 +138,7 @@ async def test_64_streams_of_the_demo_model_are_complete_and_the_scheduler_stays
         assert scheduler.resident_mib() < 250
         assert "torch" not in scheduler.loaded_libraries()
         assert executor.process.stdout is not None
-        told = [(await executor.process.stdout.readline()).decode() for _ in range(2)]
+        told = [(await executor.process.stdout.readline()).decode() for _ in range(3)]
         assert told[0] == f"octavo executor loading {demo_model}\n"
         assert re.fullmatch(r"octavo executor kernels: C \(AVX.*\), \d+ threads?\n", told[1])
         assert re.fullmatch(rf"octavo executor loaded {re.escape(str(demo_model))} in [\d.]+ s\n", told[2])
