@@ -90,16 +90,17 @@ class Deal:
         self._rank_anew(former, room)
 
     def take_back(self, inbox: Inbox, index: int) -> Share:
-        """Take a share out of an inbox; what it took is free again."""
-        room = self._rooms.get(inbox)
-        if room is None:
-            share = inbox.take(index)
-            self._rooms[inbox] = room = Room.of(inbox, is_serving=False, number=len(self._rooms))
+        """Take a share out of an inbox; what it took is free again, and so may be the watermark."""
+        former = self._rooms.get(inbox)
+        share = inbox.take(index)
+        number = len(self._rooms) if former is None else former.number
+        room = self._rooms[inbox] = Room.of(inbox, is_serving=inbox is self.server, number=number)
+        if former is None:
             self._members |= room.bit
             bisect.insort(self._ranked, room.rank())
         else:
-            share = room.take_back(index)
-            self._rank_anew(room, room)
+            room.load = former.load - share.num_tokens - share.num_slots
+            self._rank_anew(former, room)
         return share
 
     def claim(self, share: Share, cost: int) -> bool:

@@ -146,22 +146,16 @@ class Room:
         self.inbox.put(share)
         self.count(share)
 
-    def take_back(self, index: int) -> Share:
-        """Take the share at an index out of the inbox of the core; return it."""
-        share = self.inbox.take(index)
-        self.count(share, sign=-1)
-        return share
-
-    def count(self, share: Share, sign: int = 1) -> None:
-        """Count what a share takes, or with -1 what it gives back."""
+    def count(self, share: Share) -> None:
+        """Count what a share takes."""
         if not self._is_pool_used:
             self._is_pool_used = True
             self.num_free_blocks -= self.core.blocks.num_watermark_blocks
-        self.load += sign * (share.num_tokens + share.num_slots)
-        self.num_free_slots -= sign * share.num_slots
-        self.num_free_blocks -= sign * share.num_blocks
-        self.num_tokens -= sign * share.num_tokens
-        self.num_long -= sign * share.is_long
+        self.load += share.num_tokens + share.num_slots
+        self.num_free_slots -= share.num_slots
+        self.num_free_blocks -= share.num_blocks
+        self.num_tokens -= share.num_tokens
+        self.num_long -= share.is_long
 
 
 def is_open_to(core: Scheduler, group: SequenceGroup) -> bool:

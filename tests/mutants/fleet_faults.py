@@ -51,7 +51,7 @@ FAULTS = (
     Fault(
         "what was dealt does not count for the next one",
         f"{CORE}/room.py",
-        "        self.load += sign * (share.num_tokens + share.num_slots)\n",
+        "        self.load += share.num_tokens + share.num_slots\n",
         "",
         (f"{UNIT}/test_deal.py",),
     ),

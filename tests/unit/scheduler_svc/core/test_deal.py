@@ -108,6 +108,20 @@ def test_what_is_taken_back_makes_room_again() -> None:
     assert (len(inbox), inbox.num_slots, inbox.num_blocks, inbox.num_tokens) == (0, 0, 0, 0)
 
 
+def test_a_group_may_have_the_whole_pool_once_what_was_dealt_before_is_taken_back() -> None:
+    bench = FleetBench(small_limits(blocks=6, watermark=0.01))
+    [inbox] = bench.fleet.dealer.inboxes
+    whole = group(1, 22)
+    deal = deal_of(bench)
+    assert isinstance(deal.choose(turn_of(whole)), Offer), "no watermark is kept from whoever has the pool for itself"
+    deal.give(offered(deal, group(0, 3)))
+    assert deal.choose(turn_of(whole)) is Wait.IN_LINE
+
+    deal.take_back(inbox, 0)
+
+    assert isinstance(deal.choose(turn_of(whole)), Offer)
+
+
 def test_a_deeper_prefix_beats_a_smaller_load_only_if_less_is_to_be_computed() -> None:
     limits = small_limits(prefix_caching=True, max_num_seqs=8, budget=64, blocks=60)
     bench = FleetBench(limits, limits, limits)
