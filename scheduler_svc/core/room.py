@@ -1,8 +1,7 @@
 """What the next step of a core can still admit, in plain numbers: the dealer's view of a core.
 
-Numbers only, so that dealing a group costs microseconds. They are estimates: cached blocks that nobody uses count as
-free twice, the message of the step does not count. The core has the last word (`Admissions.judge`); what it does
-not admit goes back into the line.
+Numbers only, so that dealing a group costs microseconds. They leave out what is too dear to know, such as the size of
+the message. The core has the last word (`Admissions.judge`); what it does not admit goes back into the line.
 
 Pure. Read next: `dealer.py`.
 """
@@ -139,7 +138,15 @@ class Room:
             return Wait.ASIDE
         if blocks.is_being_computed(need.block_names, num_cached_blocks):
             return Wait.ASIDE
-        return Wait.IN_LINE if need.num_blocks - num_cached_blocks > self.num_free_blocks else None
+        return None if self._has_blocks_for(group, need, num_cached_blocks) else Wait.IN_LINE
+
+    def _has_blocks_for(self, group: SequenceGroup, need: Need, num_cached_blocks: int) -> bool:
+        if need.num_blocks <= self.num_free_blocks:
+            return True
+        if need.num_blocks - num_cached_blocks > self.num_free_blocks:
+            return False
+        # It depends on how many of the cached blocks nobody uses: these count as free.
+        return self.core.blocks.plan_admission(group).num_needed <= self.num_free_blocks
 
     def give(self, share: Share) -> None:
         """Put a share into the inbox of the core."""

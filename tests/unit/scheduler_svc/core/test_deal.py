@@ -139,6 +139,24 @@ def test_a_deeper_prefix_beats_a_smaller_load_only_if_less_is_to_be_computed() -
     assert idle.core.load == 0
 
 
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_cached_block_that_nobody_uses_is_one_of_the_free_ones(is_used: bool) -> None:
+    bench = FleetBench(small_limits(prefix_caching=True, blocks=6))
+    [member] = bench.members
+    bench.add(group(0, list(range(9)), None if is_used else max_tokens(1)))
+    bench.step(member)
+    bench.process(member)
+    if not is_used:
+        bench.run()
+        bench.add(group(1, [50] * 9))
+        bench.step(member)
+        bench.process(member)
+
+    # 3 of its 5 blocks are new, and 3 are free: two of these are the ones that it finds, if nobody uses them.
+    offer = deal_of(bench).choose(turn_of(group(2, [*range(8), *range(70, 79)])))
+    assert isinstance(offer, Offer) if is_used else offer is Wait.IN_LINE
+
+
 def test_what_a_lost_core_had_cached_is_not_looked_for_on_the_next_one() -> None:
     limits = small_limits(prefix_caching=True)
     bench = FleetBench(limits)
