@@ -25,6 +25,7 @@ class Need(NamedTuple):
     Attributes:
         block_size: Tokens in a block.
         num_tokens: To compute before it has its first one.
+        num_lead_tokens: Those of its first sequence.
         num_blocks: Blocks of the pool.
         num_slots: Slots of the batch.
         block_names: Of the blocks that may be found in the prefix cache.
@@ -32,6 +33,7 @@ class Need(NamedTuple):
 
     block_size: int
     num_tokens: int
+    num_lead_tokens: int
     num_blocks: int
     num_slots: int
     block_names: list[bytes]
@@ -45,20 +47,23 @@ class Need(NamedTuple):
         if len(sequences) > 1:  # it has forked: what its sequences share, and what is cached of each, takes a plan
             plan = blocks.plan_admission(group)
             num_tokens = sum(planned.num_new for planned in plan.sequences) * blocks.block_size
-            return cls(blocks.block_size, num_tokens, plan.num_needed, group.num_slots, [])
+            num_lead_tokens = len(lead.token_ids) - len(plan.sequences[0].found) * blocks.block_size
+            return cls(blocks.block_size, num_tokens, num_lead_tokens, plan.num_needed, group.num_slots, [])
         num_blocks = blocks.num_blocks_of(lead) if group.is_lone else blocks.num_blocks_ever_needed(group)
         names: list[bytes] = []
         if blocks.prefix_cache is not None and not group.lacks_prompt_logprobs:
             names = blocks.hash_blocks(lead)
             if len(names) * blocks.block_size == len(lead.token_ids):
                 names = names[:-1]  # one token at least is computed, for its logits
-        return cls(blocks.block_size, len(lead.token_ids), num_blocks, group.num_slots, names)
+        num_tokens = len(lead.token_ids)
+        return cls(blocks.block_size, num_tokens, num_tokens, num_blocks, group.num_slots, names)
 
     def share(self, turn: Turn, room: "Room", num_cached_blocks: int) -> Share:
         """Return what the group takes of a core that has its first blocks in the prefix cache."""
-        num_tokens = self.num_tokens - num_cached_blocks * self.block_size
-        is_long = room.core.prefills.is_long(num_tokens)
-        return Share(turn, self.num_slots, self.num_blocks - num_cached_blocks, num_tokens, is_long)
+        num_cached_tokens = num_cached_blocks * self.block_size
+        is_long = room.core.prefills.is_long(self.num_lead_tokens - num_cached_tokens)
+        num_blocks, num_tokens = self.num_blocks - num_cached_blocks, self.num_tokens - num_cached_tokens
+        return Share(turn, self.num_slots, num_blocks, num_tokens, is_long)
 
 
 @dataclass(slots=True, eq=False)
@@ -132,13 +137,14 @@ class Room:
             return Wait.IN_LINE
         if self.level_of_returning is not None and self.level_of_returning <= turn.level:
             return Wait.IN_LINE
-        if need.num_slots > self.num_free_slots or self.num_tokens <= 0:
+        if need.num_slots > self.num_free_slots:
             return Wait.IN_LINE
-        if self.num_long <= 0 and core.prefills.is_long(need.num_tokens - num_cached_blocks * blocks.block_size):
+        if self.num_long <= 0 and core.prefills.is_long(need.num_lead_tokens - num_cached_blocks * blocks.block_size):
             return Wait.ASIDE
         if blocks.is_being_computed(need.block_names, num_cached_blocks):
             return Wait.ASIDE
-        return None if self._has_blocks_for(group, need, num_cached_blocks) else Wait.IN_LINE
+        has_room = self.num_tokens > 0 and self._has_blocks_for(group, need, num_cached_blocks)
+        return None if has_room else Wait.IN_LINE
 
     def _has_blocks_for(self, group: SequenceGroup, need: Need, num_cached_blocks: int) -> bool:
         if need.num_blocks <= self.num_free_blocks:
