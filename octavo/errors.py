@@ -158,7 +158,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OctavoError:
                 return ResourceExhaustedError(message)
             reason = message.removeprefix("SERVER: ").removeprefix("CLIENT: ")
             return ResourceExhaustedError(
-                f"the call exceeds a limit of the connection ({reason}); send or ask for less"
+                f"the call exceeds a limit of the connection ({reason}); send or ask for less: requests are limited by "
+                "--max-request-bytes of the scheduler"
             )
         case grpc.StatusCode.ALREADY_EXISTS:
             return RequestExistsError(message)

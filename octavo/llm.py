@@ -170,7 +170,7 @@ class LLM:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params] * len(prompts)
         if len(sampling_params) != len(prompts):
-            counts = f"there are {len(sampling_params)} sampling_params for {len(prompts)} {name}"
+            counts = f"the list sampling_params has {len(sampling_params)} for {len(prompts)} {name}"
             raise InvalidRequestError(f"{counts}; give one, or one for each", field="sampling_params")
         names = [name if len(prompts) == 1 else f"{name}[{index}]" for index in range(len(prompts))]
         for prompt, params, its_name in zip(prompts, sampling_params, names, strict=True):

@@ -134,7 +134,8 @@ def _number_lines(report: Report) -> list[Text]:
     if request.num_preemptions:
         trouble.append(f"preempted {counted(request.num_preemptions, 'time')}")
     if request.num_losses:
-        trouble.append(f"executor lost {counted(request.num_losses, 'time')} since its last token")
+        since = "" if report.has_ended else " since its last token"
+        trouble.append(f"executor lost {counted(request.num_losses, 'time')}{since}")
     if trouble:
         lines.append(_labelled("trouble", ", ".join(trouble)))
     return lines

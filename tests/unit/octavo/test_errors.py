@@ -80,7 +80,7 @@ def test_retry_info_makes_an_exhausted_resource_an_overload() -> None:
             "SERVER: Received message larger than max (70 vs. 64)",
             False,
             "the call exceeds a limit of the connection (Received message larger than max (70 vs. 64)); "
-            "send or ask for less",
+            "send or ask for less: requests are limited by --max-request-bytes of the scheduler",
         ),
     ],
 )

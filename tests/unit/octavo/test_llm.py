@@ -225,7 +225,7 @@ WRONG_CALLS: list[tuple[Callable[[Any], object], str]] = [
     (lambda llm: llm.generate("x", priority="high"), "priority is 'high'; it must be a whole number from -2^31 to"),
     (
         lambda llm: llm.generate(["a", "b"], [SamplingParams()]),
-        "there are 1 sampling_params for 2 prompts; give one, or",
+        "the list sampling_params has 1 for 2 prompts; give one, or",
     ),
     (
         lambda llm: llm.generate(b"x"),
