@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo      ask a real model a question through both services"
-	@echo "make test      the quick suite (8 to 9 minutes on 2 cores)"
+	@echo "make test      the quick suite (6 minutes on 2 cores)"
 	@echo "make test-all  every test"
 	@echo "make check     format, lint, types, import contracts, protos (under a minute)"
 	@echo "make models    the architectures that run, each compared with transformers"

@@ -88,7 +88,7 @@ def test_each_prompt_may_have_its_own_params(llm: LLM) -> None:
     params = [SamplingParams(temperature=0, max_tokens=num, ignore_eos=True) for num in (3, 1, 2)]
     outputs = llm.generate(["a", "b", "c"], params, progress=False)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 1, 2]
-    with pytest.raises(InvalidRequestError, match="3 sampling_params for 1 prompts"):
+    with pytest.raises(InvalidRequestError, match="sampling_params has 3 for 1 prompts"):
         llm.generate("a", params, progress=False)
 
 
