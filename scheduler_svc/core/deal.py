@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from scheduler_svc.core.admission import Wait
-from scheduler_svc.core.block_holders import BlockHolders, Depth
+from scheduler_svc.core.block_holders import BlockHolders
 from scheduler_svc.core.inbox import Inbox, Share
 from scheduler_svc.core.room import Need, Room, is_open_to
 from scheduler_svc.core.scheduler import Scheduler
@@ -50,11 +50,15 @@ class Deal:
 
     def choose(self, turn: Turn) -> Offer | Wait:
         """Return where a group is to be computed that stands first in line, or how it waits."""
-        group, needs = turn.group, _Needs(turn.group, self._holders, self._members)
+        group, kind = turn.group, None
         best: Offer | None = None
         best_cost, waits = (_WORST_COST, 0), set[Wait]()
+        is_forked = not group.is_lone and group.is_forked
         for *_, room in self._ranked:
-            need, depths = needs.at(room)
+            if is_forked or room.inbox.kind is not kind:
+                kind = room.inbox.kind
+                need = Need.of(group, room.core)
+                depths = self._holders.depths(need.block_names, self._members)
             num_cached_tokens = depths[0].num_blocks * need.block_size if depths else 0
             if room.load + need.num_tokens - num_cached_tokens >= best_cost[0]:
                 break  # not even with the longest prefix; and those behind it have more to compute
@@ -112,7 +116,8 @@ class Deal:
         """
         assert self.server is not None
         room = self._rooms[self.server]
-        need, depths = _Needs(share.group, self._holders, room.bit).at(room)
+        need = Need.of(share.group, room.core)
+        depths = self._holders.depths(need.block_names, room.bit)
         num_cached_blocks = depths[0].num_blocks if depths else 0
         own = need.share(share.turn, room, num_cached_blocks)
         if self._obstacle(room, share.turn, need, num_cached_blocks) is not None or room.load + own.num_tokens >= cost:
@@ -131,7 +136,9 @@ class Deal:
 
     def _rank_anew(self, former: Room, room: Room) -> None:
         """A room has become better or worse, or stands for a former one."""
-        index = next(index for index, entry in enumerate(self._ranked) if entry[-1] is former)
+        index = 0
+        while self._ranked[index][-1] is not former:  # most often it was the first one
+            index += 1
         del self._ranked[index]
         bisect.insort(self._ranked, room.rank())
 
@@ -150,29 +157,3 @@ def avoids(core: Scheduler, group: SequenceGroup, takers: Iterable[Scheduler]) -
         return False
     others = (other for other in takers if not other.is_probing and other.name != group.lost_on)
     return any(is_open_to(other, group) for other in others)
-
-
-class _Needs:
-    """What a group takes, by the kind of the core: blocks of another size have other names. Once forked, by the core.
-
-    Args:
-        group: Stands first in line.
-        holders: Which core holds which registered block.
-        members: The cores that are of interest.
-    """
-
-    def __init__(self, group: SequenceGroup, holders: BlockHolders, members: int) -> None:
-        self._group = group
-        self._holders = holders
-        self._members = members
-        self._is_forked = not group.is_lone and group.is_forked
-        self._by_kind: dict[object, tuple[Need, list[Depth]]] = {}
-
-    def at(self, room: Room) -> tuple[Need, list[Depth]]:
-        """Return what the group takes of a core, and how many of its first blocks are cached where."""
-        kind = room.inbox if self._is_forked else room.inbox.kind
-        found = self._by_kind.get(kind)
-        if found is None:
-            need = Need.of(self._group, room.core)
-            found = self._by_kind[kind] = need, self._holders.depths(need.block_names, self._members)
-        return found

@@ -50,7 +50,7 @@ class Inbox:
 
     Attributes:
         core: Whose inbox it is.
-        kind: Equal for cores that hold blocks of equal size, equally long.
+        kind: The same object for cores on which a group needs the same: their blocks are of one size, and live as long.
         shares: In the order of their turns.
         refused: Groups that the core did not admit when it was to; they are not dealt to it before its next decision.
     """
@@ -60,7 +60,8 @@ class Inbox:
 
     def __init__(self, dealer: "Dealer", limits: SchedulerLimits) -> None:
         num_chunk_tokens = limits.max_num_batched_tokens if limits.sliding_window else 0
-        self.kind = limits.block_size, limits.sliding_window + num_chunk_tokens, limits.caches_prefixes
+        kind = limits.block_size, limits.sliding_window + num_chunk_tokens, limits.caches_prefixes
+        self.kind = next((other.kind for other in dealer.inboxes if other.kind == kind), kind)
         self.shares: list[Share] = []
         self.refused: set[SequenceGroup] = set()
         self.num_slots = self.num_blocks = self.num_tokens = self.num_long = 0

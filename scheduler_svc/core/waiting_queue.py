@@ -153,8 +153,9 @@ class WaitingQueue:
 
     def hold(self, group: SequenceGroup) -> None:
         """Take a waiting group out of the line; it still waits, and keeps its place for `release`."""
-        assert group in self, f"the group with arrival {group.arrival} does not wait"
-        place, level = self._places[group.arrival], self._levels[self._places[group.arrival].level]
+        place = self._places[group.arrival]
+        assert place.group is group, f"the group with arrival {group.arrival} does not wait"
+        level = self._levels[place.level]
         assert not place.is_held, f"the group with arrival {group.arrival} is held already"
         place.is_held = True
         self._held[group.arrival] = group
