@@ -28,7 +28,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import Turn, WaitingQueue
 
-# Groups that one call deals out: some 10 microseconds each.
+# Groups that one call deals out: some 15 microseconds each (docs/benchmarks.md).
 MAX_DEALT_GROUPS = 96
 
 
