@@ -14,8 +14,8 @@ import torch
 import transformers
 from rich.console import Console
 
-from executor_svc.errors import ModelLoadError
 from executor_svc.models.transformers_model import TransformersModel
+from shared.errors import ModelLoadError
 from tests.numerics.architectures import (
     ARCHITECTURES,
     compare_with_transformers,

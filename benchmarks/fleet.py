@@ -24,10 +24,10 @@ from rich.table import Table
 
 from benchmarks.machine import describe_machine
 from benchmarks.scheduler_core import BLOCK_SIZE, EOS_TOKEN_ID, FIRST_ORDINARY_ID, VOCAB_SIZE, Spread, timed
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.fleet import Fleet
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import FcfsPolicy
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.stop_conditions import StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -80,7 +80,7 @@ class BenchmarkFleet:
         policy = FcfsPolicy()
         self.queue = WaitingQueue(policy)
         self.fleet = Fleet(self.queue, policy, prefix_key=b"benchmark")
-        limits = SchedulerLimits(
+        limits = CoreLimits(
             max_num_seqs=num_slots,
             max_num_batched_tokens=max(MAX_NUM_BATCHED_TOKENS, num_slots),
             max_model_len=MAX_MODEL_LEN,
@@ -110,7 +110,7 @@ class BenchmarkFleet:
                 )
             )
 
-    def process(self, core: Scheduler) -> None:
+    def process(self, core: ExecutorCore) -> None:
         """Take a made-up result for the oldest step of a core."""
         sent = core.in_flight[0]
         tokens = self._generator.integers(FIRST_ORDINARY_ID, VOCAB_SIZE, len(sent.layout.sample_slots), dtype=np.int32)

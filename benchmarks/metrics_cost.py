@@ -32,15 +32,15 @@ from scheduler_svc.core.policy import FcfsPolicy
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
-from scheduler_svc.generation_servicer import event_message
-from scheduler_svc.live_requests import LiveRequests
-from scheduler_svc.meter import Meter
-from scheduler_svc.output import AnswerOptions
-from scheduler_svc.output_text import TextOptions
-from scheduler_svc.request import Request
-from scheduler_svc.request_log import log_end
-from scheduler_svc.scheduler_metrics import METRICS, scheduler_families
-from scheduler_svc.step_log import LoggedStep, StepLog
+from scheduler_svc.engine.live_requests import LiveRequests
+from scheduler_svc.front.api.servicer import event_message
+from scheduler_svc.front.output import AnswerOptions
+from scheduler_svc.front.request import Request
+from scheduler_svc.front.text.output_text import TextOptions
+from scheduler_svc.telemetry.meter import Meter
+from scheduler_svc.telemetry.metrics import METRICS, scheduler_families
+from scheduler_svc.telemetry.request_log import log_end
+from scheduler_svc.telemetry.step_log import LoggedStep, StepLog
 from shared.events import JsonFormatter
 from shared.step import Int32Array, SamplingRow
 from shared.wire import encode_step
@@ -214,7 +214,7 @@ async def _cpu_and_steps(address: str) -> tuple[float, float]:
 
 def measure_end(side: Side) -> float:
     """Return the CPU microseconds of what is counted and logged when a request ends."""
-    logger, stream = logging.getLogger("scheduler_svc.request_log"), io.StringIO()
+    logger, stream = logging.getLogger("scheduler_svc.telemetry.request_log"), io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
     logger.addHandler(handler)

@@ -19,11 +19,12 @@ from tokenizers import Tokenizer
 
 from benchmarks.machine import describe_machine
 from executor_svc.attention import AttentionMetadata, LayerCache
-from executor_svc.kernels import CpuKernels, Quantization, make_model
-from executor_svc.model_directory import ModelDirectory
-from executor_svc.models import ModelConfig, parse_config
-from executor_svc.weights import Checkpoint
-from octavo.model_store import prepare_model
+from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.weights import Checkpoint
+from executor_svc.models.config import ModelConfig
+from executor_svc.models.families import parse_config
+from executor_svc.models.kernels import CpuKernels, Quantization, make_model
+from octavo.models.store import prepare_model
 
 TEXT = Path(__file__).parent.parent / "LICENSE"
 WINDOW_TOKENS = 512

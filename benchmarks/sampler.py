@@ -24,15 +24,15 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.machine import describe_machine
 from executor_svc.config import ExecutorConfig
-from executor_svc.kernels import CpuKernels
+from executor_svc.models.kernels import CpuKernels
 from executor_svc.native import NativeUnavailableError
 from executor_svc.native.sampling import load_sampling
-from executor_svc.sample_rows import SampleRows
 from executor_svc.sampler import Sampler
-from executor_svc.torch_worker import TorchWorker
-from executor_svc.worker import execute
-from executor_svc.worker_loading import load_worker
-from octavo.model_store import prepare_model
+from executor_svc.worker.interface import execute
+from executor_svc.worker.loading import load_worker
+from executor_svc.worker.sample_rows import SampleRows
+from executor_svc.worker.torch_worker import TorchWorker
+from octavo.models.store import prepare_model
 from shared.step import SAMPLING_ROW, Admission, Int32Array, SamplingRow, Step, TableDelta, pairs
 from shared.token_rules import TokenRules, pack_mask, pad_words
 

@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe_machine
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import FcfsPolicy
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.stop_conditions import StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -98,10 +98,10 @@ def timed(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[
 class Core:
     """A scheduler with its queue, and made-up results for its steps."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: CoreLimits) -> None:
         policy = FcfsPolicy()
         self.queue = WaitingQueue(policy)
-        self.scheduler = Scheduler(limits, self.queue, policy, prefix_key=b"benchmark")
+        self.scheduler = ExecutorCore(limits, self.queue, policy, prefix_key=b"benchmark")
         self._generator = np.random.default_rng(0)
         self._arrivals = count()
 
@@ -179,9 +179,9 @@ def measure_decode(num_sequences: int, num_steps: int, *, evicts: bool) -> Decod
     )
 
 
-def limits_for(num_sequences: int, num_blocks: int, num_blocks_each: int, budget: int) -> SchedulerLimits:
+def limits_for(num_sequences: int, num_blocks: int, num_blocks_each: int, budget: int) -> CoreLimits:
     """Return limits of so many sequences, each of at most `num_blocks_each`."""
-    return SchedulerLimits(
+    return CoreLimits(
         max_num_seqs=num_sequences,
         max_num_batched_tokens=max(budget, num_sequences),
         max_model_len=num_blocks_each * BLOCK_SIZE,

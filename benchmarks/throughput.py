@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.machine import describe_machine
 from octavo.client import Client
 from octavo.local import LocalOptions, LocalServices
-from octavo.model_store import prepare_model
+from octavo.models.store import prepare_model
 from octavo.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 128

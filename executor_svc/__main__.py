@@ -6,11 +6,11 @@ import time
 from contextlib import ExitStack
 
 from executor_svc.config import ExecutorConfig
-from executor_svc.errors import ModelLoadError
 from executor_svc.parallel.ranks import RankAssignment, assignment_from
-from executor_svc.service import run_executor
-from executor_svc.worker import Worker
+from executor_svc.service.process import run_executor
+from executor_svc.worker.interface import Worker
 from shared.config import load_config_or_exit
+from shared.errors import ModelLoadError
 from shared.garbage_collection import freeze
 
 
@@ -46,7 +46,7 @@ def _load_worker(config: ExecutorConfig, assignment: RankAssignment | None, at_e
 def _import_and_load(config: ExecutorConfig, assignment: RankAssignment | None, at_end: ExitStack) -> Worker:
     try:
         from executor_svc.parallel.rank_process import load_leader
-        from executor_svc.worker_loading import load_worker
+        from executor_svc.worker.loading import load_worker
     except ModuleNotFoundError as error:
         raise ModelLoadError(f"the package {error.name} is missing; install octavo[executor]") from error
     if config.tp > 1:

@@ -26,7 +26,7 @@ _COMMANDS = {
     "demo": "octavo.commands.demo:demo",
     "explain": "octavo.commands.explain:explain",
     "generate": "octavo.commands.generate:generate",
-    "model": "octavo.model_command:model",
+    "model": "octavo.models.command:model",
     "top": "octavo.commands.top:top",
     "up": "octavo.commands.up:up",
 }

@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 from octavo.child_process import ChildProcess
 from octavo.errors import LocalServiceError
 from octavo.gateway import check_gateway, gateway_command
-from octavo.model_names import resolve_model
+from octavo.models.names import resolve_model
 
 _Result = TypeVar("_Result")
 

@@ -13,28 +13,28 @@ from google.protobuf.message import Message
 
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
-from scheduler_svc.access_control import access_interceptors
-from scheduler_svc.admin_port.port import AdminPort
-from scheduler_svc.admin_port.voucher import Voucher
-from scheduler_svc.admin_servicer import AdminServicer
+from scheduler_svc.admin.port.port import AdminPort
+from scheduler_svc.admin.port.voucher import Voucher
+from scheduler_svc.admin.servicer import AdminServicer
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.core.policy import FcfsPolicy, PriorityPolicy
-from scheduler_svc.engine import Engine
-from scheduler_svc.engine_settings import EngineSettings
-from scheduler_svc.executor_client import ExecutorClient
-from scheduler_svc.executor_driver import DriverSettings
-from scheduler_svc.executor_session import ExecutorSession, SessionTimings
-from scheduler_svc.executor_tls import executor_tls, read_credentials
-from scheduler_svc.generation_servicer import GenerationServicer
-from scheduler_svc.membership import Membership
-from scheduler_svc.request_body import KeepBodies
-from scheduler_svc.scheduler_metrics import LOOP_LAG, scheduler_families
-from scheduler_svc.served_model import CoreSettings
-from scheduler_svc.text_validation import TOKENIZER_FIX
-from scheduler_svc.tokenizer import Tokenizer
-from scheduler_svc.vllm_engine import SERVICE_NAME as VLLM_ENGINE_SERVICE
-from scheduler_svc.vllm_engine import add_vllm_engine, generate_request_class
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.settings import EngineSettings
+from scheduler_svc.executors.client import ExecutorClient
+from scheduler_svc.executors.driver import DriverSettings
+from scheduler_svc.executors.membership import Membership
+from scheduler_svc.executors.served_model import CoreSettings
+from scheduler_svc.executors.session import ExecutorSession, SessionTimings
+from scheduler_svc.executors.tls import executor_tls, read_credentials
+from scheduler_svc.front.access.access_control import access_interceptors
+from scheduler_svc.front.api.request_body import KeepBodies
+from scheduler_svc.front.api.servicer import GenerationServicer
+from scheduler_svc.front.api.text_validation import TOKENIZER_FIX
+from scheduler_svc.front.api.vllm_engine import SERVICE_NAME as VLLM_ENGINE_SERVICE
+from scheduler_svc.front.api.vllm_engine import add_vllm_engine, generate_request_class
+from scheduler_svc.front.text.tokenizer import Tokenizer
+from scheduler_svc.telemetry.metrics import LOOP_LAG, scheduler_families
 from shared.events import Event
 from shared.exposure import warn_if_exposed
 from shared.grpc_metrics import CallMetrics
@@ -48,7 +48,7 @@ from shared.tls import server_tls
 from shared.tracing import Tracing, start_tracing
 
 if TYPE_CHECKING:  # imports opentelemetry
-    from scheduler_svc.request_tracing import RequestTracer
+    from scheduler_svc.telemetry.request_tracing import RequestTracer
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ def request_tracer(tracing: Tracing | None) -> "RequestTracer | None":
     """Return what makes the spans of requests; None: nothing does, and opentelemetry is not imported."""
     if tracing is None:
         return None
-    from scheduler_svc.request_tracing import RequestTracer
+    from scheduler_svc.telemetry.request_tracing import RequestTracer
 
     return RequestTracer(tracing.tracer)
 

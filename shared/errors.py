@@ -17,7 +17,12 @@
     ├── InvalidStepError           a step does not fit the batch table; nothing was written
     ├── StepGapError               a step id was skipped, or its response is not kept any more
     ├── StepFailedError            a step failed; the cache contents are in doubt
-    └── ExecutorFaultError         an executor answered nonsense; it counts as lost
+    │   └── DeviceLostError        and the device computes nothing any more
+    ├── ExecutorFaultError         an executor answered nonsense; it counts as lost
+    ├── TokenizerFileError         a tokenizer file is missing or broken
+    └── ModelLoadError             an executor cannot load the model
+        └── UnsupportedModelError  our own code cannot run it; that of transformers may
+            └── UnknownArchitectureError
 
 Broken invariants are `AssertionError`s. `shared/grpc_status.py` is the one table that turns this
 tree into gRPC status codes. This module imports nothing, so the scheduler's pure core may use it.
@@ -152,3 +157,32 @@ class StepFailedError(OctavoServiceError):
 
 class ExecutorFaultError(OctavoServiceError):
     """An executor answered something that no correct executor answers; it is treated as lost."""
+
+
+class DeviceLostError(StepFailedError):
+    """The device computes nothing any more; only a new process gets it back."""
+
+
+class TokenizerFileError(OctavoServiceError):
+    """A tokenizer file is missing or broken; the model cannot be served.
+
+    Args:
+        file: Name or path of the file.
+        reason: The rest of the sentence, for example "is missing".
+    """
+
+    def __init__(self, file: str, reason: str) -> None:
+        self.file = file
+        super().__init__(f"{file} {' '.join(reason.split())}")
+
+
+class ModelLoadError(OctavoServiceError):
+    """The model cannot be loaded; the message is one sentence that names the file or the setting."""
+
+
+class UnsupportedModelError(ModelLoadError):
+    """The model asks for what our own code does not have; that of transformers may have it."""
+
+
+class UnknownArchitectureError(UnsupportedModelError):
+    """There is no code of our own for this architecture at all."""

@@ -4,8 +4,8 @@
                                   └── Admission.traceparent ──> executor: a span for each stay in the batch
 
 Nothing imports opentelemetry before `start_tracing` is asked for more than "off". What is recorded is in
-`scheduler_svc/request_tracing.py` and `executor_svc/traced_worker.py`, which import it and are themselves
-imported only then. Everything but on and off is set by the variables that OpenTelemetry defines, OTEL_*.
+`scheduler_svc/telemetry/request_tracing.py` and `executor_svc/service/traced_worker.py`, which import it and are
+themselves imported only then. Everything but on and off is set by the variables that OpenTelemetry defines, OTEL_*.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ settings.load_profile(os.environ.get("OCTAVO_HYPOTHESIS_PROFILE", "quick"))
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """The directory of the demo model; tests that use it are marked `model`."""
-    from octavo.model_store import find_model  # needs what a machine that only runs kernels may lack
+    from octavo.models.store import find_model  # needs what a machine that only runs kernels may lack
 
     directory = find_model("smollm2")
     if directory is None:

@@ -5,7 +5,7 @@ import torch
 from executor_svc.attention import AttentionBackend, AttentionLayer, DecodePlanner, TorchAttentionBackend
 from executor_svc.attention.needs import AttentionNeeds
 from executor_svc.attention.selection import CUDA_BACKENDS, choose_backend
-from executor_svc.errors import ModelLoadError
+from shared.errors import ModelLoadError
 
 
 def usable_backends(device: torch.device, dtype: torch.dtype) -> dict[str, tuple[AttentionBackend, int]]:

@@ -8,11 +8,11 @@ from itertools import count
 
 import numpy as np
 
-from executor_svc.running_step import RunningStep
-from executor_svc.worker import Worker
-from scheduler_svc.core.limits import SchedulerLimits
+from executor_svc.worker.interface import Worker
+from executor_svc.worker.running_step import RunningStep
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import FcfsPolicy
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.stop_conditions import StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -64,7 +64,7 @@ class InProcessEngine:
         info = worker.info
         self._worker = worker
         self._num_steps_in_flight = num_steps_in_flight
-        limits = SchedulerLimits(
+        limits = CoreLimits(
             max_num_seqs=info.max_num_seqs,
             max_num_batched_tokens=info.max_num_batched_tokens,
             max_model_len=min(info.max_model_len, info.num_device_blocks * info.block_size_tokens),
@@ -77,7 +77,7 @@ class InProcessEngine:
         )
         policy = FcfsPolicy()
         self._queue = WaitingQueue(policy)
-        self._core = Scheduler(limits, self._queue, policy, prefix_key=b"check")
+        self._core = ExecutorCore(limits, self._queue, policy, prefix_key=b"check")
         self._arrivals = count()
 
     def generate(self, prompts: Sequence[Prompt]) -> Run:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from executor_svc.model_choice import choose_native_model
-from executor_svc.models import parse_config
-from executor_svc.models.weight_map import TensorTarget
-from executor_svc.torch_worker import TorchWorker
-from executor_svc.weights import Checkpoint
-from executor_svc.worker_assembly import ModelIdentity, assemble_worker
+from executor_svc.checkpoint.weight_map import TensorTarget
+from executor_svc.checkpoint.weights import Checkpoint
+from executor_svc.models.choice import choose_native_model
+from executor_svc.models.families import parse_config
+from executor_svc.worker.assembly import ModelIdentity, assemble_worker
+from executor_svc.worker.torch_worker import TorchWorker
 
 if TYPE_CHECKING:
     from executor_svc.config import ExecutorConfig
@@ -63,7 +63,7 @@ class RandomWeights:
     def load_into(
         self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool], optional_prefix: str = ""
     ) -> None:
-        """Fill the targets; see `executor_svc.weights.Checkpoint.load_into`."""
+        """Fill the targets; see `executor_svc.checkpoint.weights.Checkpoint.load_into`."""
         for target in targets.values():
             size = math.prod(target.shape)
             repeated = self._block.repeat(-(-size // len(self._block)))

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from executor_svc.executor_metrics import METRICS as EXECUTOR_METRICS
-from scheduler_svc.scheduler_metrics import ALIASES
-from scheduler_svc.scheduler_metrics import METRICS as SCHEDULER_METRICS
+from executor_svc.service.metrics import METRICS as EXECUTOR_METRICS
+from scheduler_svc.telemetry.metrics import ALIASES
+from scheduler_svc.telemetry.metrics import METRICS as SCHEDULER_METRICS
 from shared.metric import docs_table
 from shared.service_metrics import METRICS as SERVICE_METRICS
 

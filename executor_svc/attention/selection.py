@@ -3,7 +3,7 @@
 `--attention-backend auto` takes, on a CUDA device, flash-attn 3 where it is installed, else our Triton kernels, else
 plain torch. flash-attn 2 and xformers are for those who ask for them: a prefix is shared in whole blocks, and their
 blocks of 256 and 64 tokens cost hits. On a CPU there are the C library, which `cpu_kernels` decides on
-(`executor_svc/kernels.py`), and plain torch.
+(`executor_svc/models/kernels.py`), and plain torch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.attention.torch_rules import TorchRules
 from executor_svc.attention.triton_rules import TritonRules
 from executor_svc.attention.xformers_rules import XformersRules
-from executor_svc.errors import ModelLoadError
+from shared.errors import ModelLoadError
 
 BackendName = Literal["auto", "triton", "flash_attn", "xformers", "torch"]
 

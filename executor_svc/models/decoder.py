@@ -3,7 +3,7 @@
 One flat forward pass over the tokens of all sequences of a step. Which sequence a token belongs to is known to
 the attention plan alone. The model is a loop (`layer_loop.py`): a segment of dense work (`dense.py`), the attention of
 a layer, the next segment. What a family does its own way is in its `ModelConfig`; the weights are made
-by `decoder_weights.py` and filled in place by `executor_svc/weights.py`.
+by `decoder_weights.py` and filled in place by `executor_svc/checkpoint/weights.py`.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from executor_svc.attention import AttentionPlan, LayerCache
+from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights
 from executor_svc.models.dense import DenseKernels
@@ -20,7 +21,6 @@ from executor_svc.models.layer_loop import LayerByLayer, LayerLoop, MakeLayerLoo
 from executor_svc.models.rotary import inverse_frequencies, rotations
 from executor_svc.models.sharding import Shard
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
-from executor_svc.weights import Checkpoint
 
 
 class Decoder:

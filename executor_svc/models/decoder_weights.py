@@ -6,10 +6,10 @@ from typing import Generic
 
 import torch
 
+from executor_svc.checkpoint.weight_map import Range, WeightMap
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.dense import DenseKernels, Experts, LayerEnd, MatrixT, Mlp, Norm, Segment
 from executor_svc.models.sharding import Shard
-from executor_svc.models.weight_map import Range, WeightMap
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,18 +20,8 @@ from typing import Generic, Protocol, TypeVar
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
+from executor_svc.checkpoint.weight_map import WeightTarget
 from executor_svc.models.config import Activation
-
-
-class WeightTarget(Protocol):
-    """Where the loader puts weights. A `torch.Tensor` is one."""
-
-    @property
-    def nbytes(self) -> int:
-        """Size of what is put there, for the progress bar."""
-
-    def copy_(self, source: torch.Tensor, /) -> object:
-        """Take over the values of a tensor of the right shape, converted as needed."""
 
 
 class Matrix(Protocol):

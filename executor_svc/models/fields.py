@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from executor_svc.errors import ModelLoadError, UnsupportedModelError
+from shared.errors import ModelLoadError, UnsupportedModelError
 
 
 class ConfigFields:

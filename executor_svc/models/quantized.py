@@ -6,8 +6,8 @@ Both ways to run a model read plain safetensors only: our own code and that of t
 from collections.abc import Mapping
 from pathlib import Path
 
-from executor_svc.errors import ModelLoadError
-from executor_svc.model_directory import read_json_object
+from executor_svc.checkpoint.model_directory import read_json_object
+from shared.errors import ModelLoadError
 
 # Where tools leave their settings in config.json: transformers and most others, llm-compressor once, MLX.
 CONFIG_FIELDS = ("quantization_config", "compression_config", "quantization")

@@ -1,8 +1,8 @@
 """The rotary embedding in config.json: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`."""
 
-from executor_svc.errors import ModelLoadError, UnsupportedModelError
 from executor_svc.models.config import LinearScaling, Llama3Scaling, RopeConfig
 from executor_svc.models.fields import ConfigFields
+from shared.errors import ModelLoadError, UnsupportedModelError
 
 
 def read_rope(fields: ConfigFields, max_position_embeddings: int, *, layer_type: str = "") -> RopeConfig:

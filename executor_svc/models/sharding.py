@@ -7,9 +7,9 @@ follows each attention and each MLP; the vocabulary is shared out by rows of the
 from dataclasses import dataclass, replace
 
 from executor_svc.attention import AttentionLayer
-from executor_svc.errors import ModelLoadError
+from executor_svc.checkpoint.weight_map import Range
 from executor_svc.models.config import ModelConfig
-from executor_svc.models.weight_map import Range
+from shared.errors import ModelLoadError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from executor_svc.errors import ModelLoadError
+from shared.errors import ModelLoadError
 
 
 class TorchaoLinear:

@@ -20,12 +20,12 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from executor_svc.attention import AttentionPlan, LayerCache
-from executor_svc.errors import ModelLoadError
 from executor_svc.models.language_model import ModelShape
 from executor_svc.models.transformers_attention import AttentionHook, PagedStep, attach_hook
 from executor_svc.models.transformers_check import check_logits
 from executor_svc.models.transformers_config import find_architecture, refusal
 from executor_svc.models.transformers_probe import AttentionFacts, probe_attention
+from shared.errors import ModelLoadError
 from shared.events import Event
 
 logger = logging.getLogger(__name__)

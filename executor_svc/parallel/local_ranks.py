@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from executor_svc.errors import ModelLoadError
 from executor_svc.parallel.ranks import RankAssignment
+from shared.errors import ModelLoadError
 
 
 class LocalRanks:

@@ -9,14 +9,13 @@ from contextlib import ExitStack
 import torch
 
 from executor_svc.config import ExecutorConfig
-from executor_svc.devices import find_device
-from executor_svc.errors import ModelLoadError
+from executor_svc.device.devices import find_device
 from executor_svc.parallel.rank_worker import LeaderWorker, follow
 from executor_svc.parallel.ranks import RankAssignment
 from executor_svc.parallel.rendezvous import FollowingRank, LeadingRank, end_group
-from executor_svc.worker import Worker
-from executor_svc.worker_loading import check_model, load_worker
-from shared.errors import StepFailedError
+from executor_svc.worker.interface import Worker
+from executor_svc.worker.loading import check_model, load_worker
+from shared.errors import ModelLoadError, StepFailedError
 from shared.events import configure_logging
 
 

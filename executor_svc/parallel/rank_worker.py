@@ -13,8 +13,8 @@ from typing import NoReturn, Protocol
 
 from executor_svc.parallel.connection import Connection, FrameKind
 from executor_svc.parallel.step_channel import StepChannel
-from executor_svc.running_step import RunningStep
-from executor_svc.worker import Worker
+from executor_svc.worker.interface import Worker
+from executor_svc.worker.running_step import RunningStep
 from octavo.execution.v1 import step_pb2
 from shared.batch_table import BatchTable
 from shared.errors import InvalidStepError, StepFailedError
@@ -31,7 +31,7 @@ class EndGroup(Protocol):
 
 
 class LeaderWorker:
-    """Rank 0's worker as the service sees it; see `executor_svc.worker.Worker`.
+    """Rank 0's worker as the service sees it; see `executor_svc.worker.interface.Worker`.
 
     Args:
         worker: Runs this rank's part.
@@ -72,7 +72,7 @@ class LeaderWorker:
 
 @dataclass(frozen=True, slots=True)
 class LeaderStep:
-    """A step of rank 0 that ends the group if it fails; see `executor_svc.running_step.RunningStep`."""
+    """A step of rank 0 that ends the group if it fails; see `executor_svc.worker.running_step.RunningStep`."""
 
     step: RunningStep
     end_group: EndGroup

@@ -16,12 +16,12 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from executor_svc.errors import ModelLoadError
 from executor_svc.parallel.connection import Connection
 from executor_svc.parallel.group import DistributedGroup
 from executor_svc.parallel.local_ranks import LocalRanks
 from executor_svc.parallel.ranks import RankAssignment
 from executor_svc.parallel.step_channel import StepAddress, StepChannel, connect
+from shared.errors import ModelLoadError
 from shared.events import Event
 
 # A rank that says nothing for so long is frozen or cut off: its signs of life come every 2 s, from a

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from executor_svc.errors import ModelLoadError
 from executor_svc.parallel.connection import Connection, ConnectionLostError, FrameKind, receive_frame, send_frame
+from shared.errors import ModelLoadError
 
 SECRET_BYTES = 32
 HELLO_TIMEOUT_S = 10.0

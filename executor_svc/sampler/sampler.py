@@ -8,8 +8,6 @@ import numpy.typing as npt
 import torch
 
 from executor_svc.native.sampling import NativeSampling
-from executor_svc.randomness import uniforms
-from executor_svc.sample_rows import SampleRows
 from executor_svc.sampler.drawing import Draws, draw, draw_survivor
 from executor_svc.sampler.filters import (
     WIDTHS,
@@ -29,6 +27,8 @@ from executor_svc.sampler.logprobs import (
     take_first,
 )
 from executor_svc.sampler.processors import process
+from executor_svc.worker.randomness import uniforms
+from executor_svc.worker.sample_rows import SampleRows
 from shared.step import NO_LOGPROBS, BoolArray, Int32Array
 
 Float32Array = npt.NDArray[np.float32]

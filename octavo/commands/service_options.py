@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from octavo.commands.options import with_options
 from octavo.errors import SettingsError
-from octavo.model_names import DEMO_MODEL
+from octavo.models.names import DEMO_MODEL
 
 _R = TypeVar("_R")
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.block_manager import AdmissionPlan, AllocStatus, BlockManager
 from scheduler_svc.core.group_event import EventKind
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.preemption import Preemption
 from scheduler_svc.core.prefills import Prefills
 from scheduler_svc.core.searches import Searches
@@ -115,7 +115,7 @@ class Admissions:
 
     def __init__(
         self,
-        limits: SchedulerLimits,
+        limits: CoreLimits,
         queue: AdmissionQueue,
         batch: Batch,
         prefills: Prefills,
@@ -216,7 +216,7 @@ class Admissions:
         return self._message_bytes(group) <= plan.num_admissible_bytes
 
     def _can_ever_be_sent(self, group: SequenceGroup) -> bool:
-        """Return whether a message can carry the group; any one sequence fits: see `SchedulerLimits`."""
+        """Return whether a message can carry the group; any one sequence fits: see `CoreLimits`."""
         return group.is_lone or self._message_bytes(group) <= self._limits.max_admitted_bytes
 
     def _message_bytes(self, group: SequenceGroup) -> int:
@@ -226,7 +226,7 @@ class Admissions:
         """Return whether the group fits into an empty batch, with one token more for each sequence."""
         if (group.stop_conditions.accepted_len or 0) > self._limits.max_model_len:
             return False
-        if group.is_lone:  # `SchedulerLimits`: whoever has the pool for itself can grow to its end
+        if group.is_lone:  # `CoreLimits`: whoever has the pool for itself can grow to its end
             return len(group.sequences[0].token_ids) < self._limits.max_model_len
         longest = max(len(sequence.token_ids) for sequence in group.live_sequences)
         if longest >= self._limits.max_model_len or group.num_slots > self._limits.max_num_seqs:

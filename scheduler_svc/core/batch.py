@@ -28,7 +28,7 @@ from operator import attrgetter
 import numpy as np
 
 from scheduler_svc.core.block_manager import BlockManager
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.stopping import StopChecker
 from shared.batch_table import BatchTable, StepLayout
@@ -55,7 +55,7 @@ class Batch:
         num_claimed_slots: Free slots that running groups have a claim to: their sequences will fork into them.
     """
 
-    def __init__(self, limits: SchedulerLimits, blocks: BlockManager, order_of: OrderOf) -> None:
+    def __init__(self, limits: CoreLimits, blocks: BlockManager, order_of: OrderOf) -> None:
         num_slots = limits.max_num_seqs
         self.table = BatchTable(num_slots, limits.max_model_len, limits.block_size, limits.num_blocks)
         self.blocks = blocks

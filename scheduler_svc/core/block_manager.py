@@ -24,7 +24,7 @@ import numpy as np
 
 from scheduler_svc.core.block_allocator import BlockAllocator
 from scheduler_svc.core.block_holders import BlockHolders
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.prefix_cache import NO_BLOCKS, BlockHasher, PrefixCache
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from shared.batch_table import IndexArray
@@ -77,7 +77,7 @@ class BlockManager:
         holders: The fleet's index of registered blocks; None: there is no fleet.
     """
 
-    def __init__(self, limits: SchedulerLimits, prefix_key: bytes = b"", holders: BlockHolders | None = None) -> None:
+    def __init__(self, limits: CoreLimits, prefix_key: bytes = b"", holders: BlockHolders | None = None) -> None:
         self.block_size = limits.block_size
         self.prefix_cache = PrefixCache(limits.num_blocks, holders) if limits.caches_prefixes else None
         self.allocator = BlockAllocator(limits.num_blocks, self.prefix_cache)

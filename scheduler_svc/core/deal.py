@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from scheduler_svc.core.admission import Wait
 from scheduler_svc.core.block_holders import BlockHolders
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.inbox import Inbox, Share
 from scheduler_svc.core.room import Need, Room, is_open_to
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import Turn
 
@@ -143,7 +143,7 @@ class Deal:
         bisect.insort(self._ranked, room.rank())
 
 
-def avoids(core: Scheduler, group: SequenceGroup, takers: Iterable[Scheduler]) -> bool:
+def avoids(core: ExecutorCore, group: SequenceGroup, takers: Iterable[ExecutorCore]) -> bool:
     """Return whether a group is not to run on a core after a loss, although it might.
 
     Who was lost somewhere goes elsewhere next, and to no executor in doubt, as long as there is a choice.

@@ -23,8 +23,8 @@ from collections.abc import Callable, Generator, Iterator
 from scheduler_svc.core.admission import MAX_PASSED_GROUPS, Wait
 from scheduler_svc.core.block_holders import BlockHolders
 from scheduler_svc.core.deal import Deal, Offer
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.inbox import Inbox, Share
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import Turn, WaitingQueue
 
@@ -52,7 +52,7 @@ class Dealer:
         self.inboxes: list[Inbox] = []
         self.unplaceable: set[SequenceGroup] = set()
         self._takers: list[Inbox] = []
-        self._dealt_to: set[Scheduler] = set()
+        self._dealt_to: set[ExecutorCore] = set()
 
     # Cores come and go ---------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ class Dealer:
         """A core joins."""
         self.inboxes.append(inbox)
 
-    def remove(self, core: Scheduler) -> None:
+    def remove(self, core: ExecutorCore) -> None:
         """A core is gone: what it was dealt stands in line again."""
         inbox = next(inbox for inbox in self.inboxes if inbox.core is core)
         self.inboxes.remove(inbox)
@@ -107,12 +107,12 @@ class Dealer:
                     inbox.refused.add(group)
             self._recall(inbox)
 
-    def take_dealt(self) -> set[Scheduler]:
+    def take_dealt(self) -> set[ExecutorCore]:
         """Return the cores that have found something in their inbox since the last call; they are to look."""
         dealt_to, self._dealt_to = self._dealt_to, set()
         return dealt_to
 
-    def place(self, group: SequenceGroup, level: int, now_s: float) -> Scheduler | None:
+    def place(self, group: SequenceGroup, level: int, now_s: float) -> ExecutorCore | None:
         """Return the core that a group would be dealt to if it stood first in line; None: no core has room."""
         turn = Turn(level, not group.has_run, 0.0, group.arrival, group)
         offer = Deal(self.takers(), self.holders, None, self.judged_at_s(now_s)).choose(turn)

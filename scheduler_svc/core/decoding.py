@@ -12,7 +12,7 @@ from scheduler_svc.core.admission import Admissions, GroupFailure
 from scheduler_svc.core.batch import BY_ORDER, Batch
 from scheduler_svc.core.endings import Endings
 from scheduler_svc.core.growth import BlockNeeds, Decodes, Growth
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.preemption import Preemption
 from scheduler_svc.core.prefills import Prefills
 from scheduler_svc.core.searches import Searches
@@ -39,7 +39,7 @@ class Decoding:
 
     def __init__(
         self,
-        limits: SchedulerLimits,
+        limits: CoreLimits,
         batch: Batch,
         searches: Searches,
         prefills: Prefills,

@@ -3,7 +3,7 @@
 When an executor is lost, the groups of its core go back to the queue with all their known tokens; they
 have run, so they come before newcomers. What a core knows of others it sees here and nowhere else.
 
-Pure. Read next: `dealer.py`, `scheduler.py`.
+Pure. Read next: `dealer.py`, `executor_core.py`.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from scheduler_svc.core.admission import Obstacle, Wait
 from scheduler_svc.core.deal import avoids
 from scheduler_svc.core.dealer import Dealer
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.inbox import Inbox
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import Policy
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import WaitingQueue
 
@@ -43,21 +43,23 @@ class Fleet:
         self.queue = queue
         self.dealer = Dealer(queue, lambda: self.is_complete())
         self.is_complete = is_complete
-        self.cores: list[Scheduler] = []
+        self.cores: list[ExecutorCore] = []
         self._policy = policy
         self._prefix_key = prefix_key
 
     # Executors come and go -----------------------------------------------------------------------
 
-    def join(self, limits: SchedulerLimits, epoch: int, name: str = "") -> Scheduler:
+    def join(self, limits: CoreLimits, epoch: int, name: str = "") -> ExecutorCore:
         """Return the core of an executor that was attached; it takes groups from now on."""
         inbox = Inbox(self.dealer, limits)
-        core = inbox.core = Scheduler(limits, inbox, self._policy, epoch, self._prefix_key, self.dealer.holders, name)
+        core = inbox.core = ExecutorCore(
+            limits, inbox, self._policy, epoch, self._prefix_key, self.dealer.holders, name
+        )
         self.cores.append(core)
         self.dealer.add(inbox)
         return core
 
-    def leave(self, core: Scheduler) -> list[SequenceGroup]:
+    def leave(self, core: ExecutorCore) -> list[SequenceGroup]:
         """Forget the core of an executor that is lost; return its groups, in order, with their known tokens.
 
         Whoever calls queues them again, those that are to be computed again.
@@ -65,14 +67,14 @@ class Fleet:
         self.forget(core)
         return core.evacuate()
 
-    def forget(self, core: Scheduler) -> None:
+    def forget(self, core: ExecutorCore) -> None:
         """Forget a core without asking it any more; what it was dealt waits in line again."""
         self.cores.remove(core)
         self.dealer.remove(core)
 
     # Groups --------------------------------------------------------------------------------------
 
-    def core_of(self, group: SequenceGroup) -> Scheduler | None:
+    def core_of(self, group: SequenceGroup) -> ExecutorCore | None:
         """Return the core that has a group; None: it waits in the queue, or has ended."""
         return next((core for core in self.cores if core.has(group)), None)
 
@@ -85,7 +87,7 @@ class Fleet:
         return next(core.why_never(group) for core in self._takers)
 
     @property
-    def _takers(self) -> list[Scheduler]:
+    def _takers(self) -> list[ExecutorCore]:
         """The cores that new groups may be placed on; all of them if every one is leaving."""
         return [inbox.core for inbox in self.dealer.takers()]
 
@@ -101,7 +103,7 @@ class Fleet:
 
     # Placement -----------------------------------------------------------------------------------
 
-    def place(self, group: SequenceGroup, now_s: float) -> Scheduler | Obstacle:
+    def place(self, group: SequenceGroup, now_s: float) -> ExecutorCore | Obstacle:
         """Return the core that the group would be dealt to if it stood first in line, or why it would wait.
 
         The obstacle is the one that lets the group wait most patiently: aside before in line before never.
@@ -115,14 +117,14 @@ class Fleet:
             return Obstacle(Wait.ASIDE, f"{obstacle.reason}; it waits for an executor that can hold it")
         return obstacle
 
-    def obstacles(self, group: SequenceGroup, now_s: float) -> list[tuple[Scheduler, Obstacle | None]]:
+    def obstacles(self, group: SequenceGroup, now_s: float) -> list[tuple[ExecutorCore, Obstacle | None]]:
         """Return what keeps a group from each core, for people; None: nothing but those ahead and the token budget."""
         leaving = Obstacle(Wait.IN_LINE, "the executor is leaving the fleet")
         judged_at_s = self.dealer.judged_at_s(now_s)
         takers = self._takers
         return [(core, self._obstacle(core, group, judged_at_s) if core in takers else leaving) for core in self.cores]
 
-    def _obstacle(self, core: Scheduler, group: SequenceGroup, judged_at_s: float) -> Obstacle | None:
+    def _obstacle(self, core: ExecutorCore, group: SequenceGroup, judged_at_s: float) -> Obstacle | None:
         if avoids(core, group, self._takers):
             return Obstacle(Wait.ASIDE, "it lost an executor last time, and another one than this can take it")
         return core.obstacle(group, judged_at_s)

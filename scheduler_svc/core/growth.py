@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core.batch import Batch
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.searches import Searches
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
@@ -48,7 +48,7 @@ class Growth:
         searches: The beams that are ready.
     """
 
-    def __init__(self, limits: SchedulerLimits, batch: Batch, searches: Searches) -> None:
+    def __init__(self, limits: CoreLimits, batch: Batch, searches: Searches) -> None:
         self._limits = limits
         self._batch = batch
         self._searches = searches

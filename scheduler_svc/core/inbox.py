@@ -11,13 +11,13 @@ from collections.abc import Generator
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import Turn
 
 if TYPE_CHECKING:
     from scheduler_svc.core.dealer import Dealer
-    from scheduler_svc.core.scheduler import Scheduler
+    from scheduler_svc.core.executor_core import ExecutorCore
 
 _BY_TURN = attrgetter("turn")
 
@@ -55,10 +55,10 @@ class Inbox:
         refused: Groups that the core did not admit when it was to; they are not dealt to it before its next decision.
     """
 
-    core: "Scheduler"
+    core: "ExecutorCore"
     kind: tuple[int, int, bool]
 
-    def __init__(self, dealer: "Dealer", limits: SchedulerLimits) -> None:
+    def __init__(self, dealer: "Dealer", limits: CoreLimits) -> None:
         num_chunk_tokens = limits.max_num_batched_tokens if limits.sliding_window else 0
         kind = limits.block_size, limits.sliding_window + num_chunk_tokens, limits.caches_prefixes
         self.kind = next((other.kind for other in dealer.inboxes if other.kind == kind), kind)

@@ -9,10 +9,10 @@ from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.core.swapping import NO_BLOCK
 
 if TYPE_CHECKING:
-    from scheduler_svc.core.scheduler import Scheduler
+    from scheduler_svc.core.executor_core import ExecutorCore
 
 
-def check_integrity(scheduler: "Scheduler") -> None:
+def check_integrity(scheduler: "ExecutorCore") -> None:
     """Assert every invariant that can be seen between two calls."""
     _check_slots(scheduler)  # the others go from slot to slot
     _check_blocks(scheduler)
@@ -23,7 +23,7 @@ def check_integrity(scheduler: "Scheduler") -> None:
     _check_order(scheduler)
 
 
-def _check_blocks(scheduler: "Scheduler") -> None:
+def _check_blocks(scheduler: "ExecutorCore") -> None:
     """1: every block is free, cached, or named as often as its reference count says."""
     allocator, batch = scheduler.blocks.allocator, scheduler.batch
     allocator.check_integrity()
@@ -37,7 +37,7 @@ def _check_blocks(scheduler: "Scheduler") -> None:
     assert dict(named) == counted, f"block tables name {dict(named)}, reference counts are {counted}"
 
 
-def _check_host_blocks(scheduler: "Scheduler") -> None:
+def _check_host_blocks(scheduler: "ExecutorCore") -> None:
     """1, for the host pool."""
     host, named = scheduler.swapped.host, Counter[int]()
     host.check_integrity()
@@ -47,7 +47,7 @@ def _check_host_blocks(scheduler: "Scheduler") -> None:
     assert dict(named) == counted, f"swapped groups name {dict(named)}, reference counts are {counted}"
 
 
-def _check_slots(scheduler: "Scheduler") -> None:
+def _check_slots(scheduler: "ExecutorCore") -> None:
     """2: a running sequence has a live slot of its own, and every other slot is free."""
     batch, table = scheduler.batch, scheduler.table
     slots = [sequence.slot for sequence in running_sequences(batch.running)]
@@ -64,7 +64,7 @@ def _check_slots(scheduler: "Scheduler") -> None:
     assert batch.num_free_slots >= 0, "more slots are promised than there are"
 
 
-def _check_lengths(scheduler: "Scheduler") -> None:
+def _check_lengths(scheduler: "ExecutorCore") -> None:
     """3, 4 and 5: blocks cover what is computed; steps and sequences are within their limits."""
     batch, table, limits = scheduler.batch, scheduler.table, scheduler.limits
     for sequence in running_sequences(batch.running):
@@ -78,7 +78,7 @@ def _check_lengths(scheduler: "Scheduler") -> None:
         assert step.layout.num_tokens <= limits.max_num_batched_tokens, "a step is over its budget"
 
 
-def _check_written_blocks(scheduler: "Scheduler") -> None:
+def _check_written_blocks(scheduler: "ExecutorCore") -> None:
     """7: the next token of a sequence does not go into a block that others name, unless it is computed for them."""
     batch, table, size = scheduler.batch, scheduler.table, scheduler.limits.block_size
     computed_for_others = {p.lead.sequence: p.num_shared_tokens for p in scheduler.prefills.running if p.lead}
@@ -92,7 +92,7 @@ def _check_written_blocks(scheduler: "Scheduler") -> None:
             assert scheduler.blocks.allocator.ref_counts[block] == 1, "a shared block would be written"
 
 
-def _check_registered_blocks(scheduler: "Scheduler") -> None:
+def _check_registered_blocks(scheduler: "ExecutorCore") -> None:
     """8: what is registered and in a block table has the hash of the tokens of that table."""
     cache, batch = scheduler.blocks.prefix_cache, scheduler.batch
     if cache is None:
@@ -109,7 +109,7 @@ def _check_registered_blocks(scheduler: "Scheduler") -> None:
         assert all(map(operator.eq, sequence.block_hashes, hashes)), "a sequence carries hashes of other tokens"
 
 
-def _check_order(scheduler: "Scheduler") -> None:
+def _check_order(scheduler: "ExecutorCore") -> None:
     """Groups are in order, and their sequences are where the group is."""
     for groups in (scheduler.batch.running, scheduler.swapped.groups, scheduler.preemption.late_groups):
         orders = [scheduler.order_of(group) for group in groups]

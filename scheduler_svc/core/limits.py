@@ -27,7 +27,7 @@ class PrefillMode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerLimits:
+class CoreLimits:
     """The numbers and choices that bound a scheduler; sizes in tokens and blocks.
 
     Attributes:

@@ -10,7 +10,7 @@ import bisect
 
 from scheduler_svc.core.batch import BY_ORDER, Batch
 from scheduler_svc.core.group_event import EventKind
-from scheduler_svc.core.limits import PreemptionMode, SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.prefills import Prefills
 from scheduler_svc.core.searches import Searches
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
@@ -30,7 +30,7 @@ class Preemption:
     """
 
     def __init__(
-        self, limits: SchedulerLimits, batch: Batch, prefills: Prefills, searches: Searches, swapped: SwappedGroups
+        self, limits: CoreLimits, batch: Batch, prefills: Prefills, searches: Searches, swapped: SwappedGroups
     ) -> None:
         self._mode = limits.preemption_mode
         self._batch = batch

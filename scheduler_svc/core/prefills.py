@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core.batch import Batch
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.searches import Searches
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
@@ -64,7 +64,7 @@ class Prefills:
 
     def __init__(
         self,
-        limits: SchedulerLimits,
+        limits: CoreLimits,
         batch: Batch,
         searches: Searches,
         charge: Callable[[SequenceGroup, int], None],

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from scheduler_svc.core.admission import Wait
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.inbox import Inbox, Share
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import Turn
 
@@ -39,7 +39,7 @@ class Need(NamedTuple):
     block_names: list[bytes]
 
     @classmethod
-    def of(cls, group: SequenceGroup, core: Scheduler) -> "Need":
+    def of(cls, group: SequenceGroup, core: ExecutorCore) -> "Need":
         """Return what a group takes of a core."""
         blocks = core.blocks
         sequences = group.sequences if group.is_lone else group.sequences_to_compute
@@ -83,7 +83,7 @@ class Room:
     """
 
     inbox: Inbox
-    core: Scheduler
+    core: ExecutorCore
     bit: int
     load: int
     num_free_slots: int
@@ -171,6 +171,6 @@ class Room:
         self.num_long -= share.is_long
 
 
-def is_open_to(core: Scheduler, group: SequenceGroup) -> bool:
+def is_open_to(core: ExecutorCore, group: SequenceGroup) -> bool:
     """Return whether a core could take the group if it were empty; a leaving one only what has run."""
     return (core.takes_groups or group.has_run) and core.can_ever_take(group)

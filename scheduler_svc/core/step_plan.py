@@ -12,10 +12,10 @@ from shared.step import Admission, Fork, Int32Array, Step, TableDelta, no_pairs,
 
 @dataclass(slots=True)
 class StepPlan:
-    """What `Scheduler.schedule` has decided so far. `token_budget` is what is left of it.
+    """What `ExecutorCore.schedule` has decided so far. `token_budget` is what is left of it.
 
     `now_s` is the time of the decision. `num_admissible_bytes` is what is left of
-    `SchedulerLimits.max_admitted_bytes`. `preempted` groups make the step one without admissions.
+    `CoreLimits.max_admitted_bytes`. `preempted` groups make the step one without admissions.
     `events` are for people.
     """
 

@@ -45,7 +45,7 @@ PLANTS = [
     (NO_TORCH, "scheduler_svc/planted.py", "from transformers import AutoTokenizer"),
     (NO_TORCH, "scheduler_svc/planted.py", "from torch.nn import functional"),
     (NO_TORCH, "shared/planted.py", "import safetensors.numpy"),
-    (INDEPENDENT, "scheduler_svc/planted.py", "import executor_svc.worker"),
+    (INDEPENDENT, "scheduler_svc/planted.py", "import executor_svc.worker.interface"),
     (INDEPENDENT, "executor_svc/planted.py", "from scheduler_svc.core import sequence"),
     (INDEPENDENT, "executor_svc/planted.py", LAZY.format("import scheduler_svc.core.sequence")),
     (PURE_CORE, "scheduler_svc/core/planted.py", "import time"),
@@ -56,12 +56,12 @@ PLANTS = [
     (PURE_CORE, "scheduler_svc/core/planted.py", "from google.protobuf import message"),
     (PURE_CORE, "scheduler_svc/core/planted.py", "from shared.wire import encode_step"),
     (PURE_CORE, "scheduler_svc/core/planted.py", "import shared.config"),
-    (PURE_CORE, "scheduler_svc/core/planted.py", "import scheduler_svc.request"),
+    (PURE_CORE, "scheduler_svc/core/planted.py", "import scheduler_svc.front.request"),
     (SHARED_BELOW, "shared/planted.py", "import scheduler_svc.core.sequence"),
     (SHARED_BELOW, "shared/planted.py", "from executor_svc import worker"),
     (FAKE_WITHOUT_TORCH, "executor_svc/fake.py", "import torch"),
-    (FAKE_WITHOUT_TORCH, "executor_svc/fake_worker.py", LAZY.format("import torch")),
-    (FAKE_WITHOUT_TORCH, "executor_svc/fake.py", "import executor_svc.cache_engine"),
+    (FAKE_WITHOUT_TORCH, "executor_svc/fake/worker.py", LAZY.format("import torch")),
+    (FAKE_WITHOUT_TORCH, "executor_svc/fake.py", "import executor_svc.cache.cache_engine"),
 ]
 
 
@@ -166,8 +166,8 @@ def test_the_scheduler_imports_no_torch_in_a_fresh_process() -> None:
 
 
 def test_the_fake_executor_imports_no_torch_in_a_fresh_process() -> None:
-    assert heavy_modules_after_importing(["executor_svc.fake", "executor_svc.fake_worker"]) == "[]"
+    assert heavy_modules_after_importing(["executor_svc.fake.__main__", "executor_svc.fake.worker"]) == "[]"
 
 
 def test_the_check_for_torch_can_fail() -> None:
-    assert heavy_modules_after_importing(["executor_svc.cache_engine"]) == "['torch']"
+    assert heavy_modules_after_importing(["executor_svc.cache.cache_engine"]) == "['torch']"

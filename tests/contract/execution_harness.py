@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from executor_svc.execution_servicer import SERVICE_NAME, ExecutionServicer
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.service.servicer import SERVICE_NAME, ExecutionServicer
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc, step_pb2
 from shared.grpc_server import GrpcServer

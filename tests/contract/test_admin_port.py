@@ -15,8 +15,8 @@ import pytest
 
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin.v1 import admin_service_pb2_grpc
-from scheduler_svc.admin_port import http_side
-from scheduler_svc.admin_servicer import AdminServicer
+from scheduler_svc.admin.port import http_side
+from scheduler_svc.admin.servicer import AdminServicer
 from tests.tls.services import Scheduler, running_pair, running_scheduler
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"]

@@ -14,11 +14,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_pb2, admin_service_pb2_grpc
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.generation.v1.generation_service_pb2 import GenerateRequest
-from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.executor_core import ExecutorCore
 from tests.support.stack import ExecutorProcess, Stack, running_stack, token_request
 
 
@@ -57,13 +57,13 @@ class StillStack:
         return self.stack.admin
 
     @property
-    def core(self) -> Scheduler:
+    def core(self) -> ExecutorCore:
         """The core of the executor."""
         core = self.stack.driver.core
         assert core is not None
         return core
 
-    async def step_until(self, is_reached: Callable[[Scheduler], bool]) -> None:
+    async def step_until(self, is_reached: Callable[[ExecutorCore], bool]) -> None:
         """Let steps through until `is_reached`; then a step is in flight."""
         core = self.core
         while not is_reached(core):

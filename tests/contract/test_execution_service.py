@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from executor_svc.execution_servicer import SERVICE_NAME
+from executor_svc.service.servicer import SERVICE_NAME
 from octavo.execution.v1 import execution_service_pb2 as pb
 from shared.health import LIVENESS, READINESS
 from tests.contract.execution_harness import Executor, first_step, refusal, steps

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import pytest
 
-from executor_svc.execution_servicer import ExecutionServicer
-from executor_svc.fake_faults import FakeFaults, FaultPlan
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.faults import FakeFaults, FaultPlan
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.service.servicer import ExecutionServicer
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.generation.v1 import generation_service_pb2 as pb

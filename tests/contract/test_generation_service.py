@@ -10,7 +10,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.generation.v1 import generation_pb2

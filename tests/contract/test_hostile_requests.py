@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_service_pb2 as pb
 from tests.support.stack import Stack, running_stack
 

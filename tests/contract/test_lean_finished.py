@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo import Client, SamplingParams
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.outputs import Event, Finished

@@ -7,10 +7,10 @@ import time
 import grpc
 import pytest
 
-from executor_svc.fake_faults import FakeFaults, FaultPlan
-from executor_svc.fake_worker import FakeWorker
-from scheduler_svc import circuit_breaker
-from scheduler_svc.circuit_breaker import Backoff
+from executor_svc.fake.faults import FakeFaults, FaultPlan
+from executor_svc.fake.worker import FakeWorker
+from scheduler_svc.executors import circuit_breaker
+from scheduler_svc.executors.circuit_breaker import Backoff
 from shared.errors import StepFailedError
 from shared.step import Step, StepResult
 from tests.support.stack import Stack, collect, running_stack, token_request

@@ -5,7 +5,7 @@ import itertools
 
 import grpc
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from tests.contract.test_admin_service import refusal, still_stack

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from tests.support.stack import Stack, collect, running_stack, token_request

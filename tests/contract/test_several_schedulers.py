@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo.client import Client
 from octavo.sampling_params import SamplingParams
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.engine import Engine
-from scheduler_svc.executor_client import ExecutorClient
-from scheduler_svc.executor_session import ExecutorSession
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.executors.client import ExecutorClient
+from scheduler_svc.executors.session import ExecutorSession
 from scheduler_svc.service import SchedulerService, scheduler_id
 from tests.support.stack import ExecutorProcess, until
 

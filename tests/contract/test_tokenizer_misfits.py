@@ -4,8 +4,8 @@ import grpc.aio
 import pytest
 import tokenizers
 
-from executor_svc.fake_tokenizer import VOCAB_SIZE, fake_tokenizer_files
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.tokenizer import VOCAB_SIZE, fake_tokenizer_files
+from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from shared.executor_info import TokenizerFile

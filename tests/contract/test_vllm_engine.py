@@ -8,12 +8,12 @@ import grpc.aio
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from executor_svc.fake_tokenizer import EOS_TOKEN_ID
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.tokenizer import EOS_TOKEN_ID
+from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
-from scheduler_svc.generation_servicer import GenerationServicer
-from scheduler_svc.request_body import RequestBody
-from scheduler_svc.vllm_engine.servicer import VllmEngineServicer
+from scheduler_svc.front.api.request_body import RequestBody
+from scheduler_svc.front.api.servicer import GenerationServicer
+from scheduler_svc.front.api.vllm_engine.servicer import VllmEngineServicer
 from tests.support.stack import collect
 from tests.support.vllm_engine import (
     PROMPT,
@@ -244,7 +244,7 @@ async def test_an_abort_while_the_prompt_is_checked_is_not_lost(monkeypatch: pyt
         return await to_thread(*args)  # type: ignore[arg-type]
 
     async with running_gateway_stack() as gateway:
-        monkeypatch.setattr("scheduler_svc.generation_servicer.asyncio.to_thread", slow)
+        monkeypatch.setattr("scheduler_svc.front.api.servicer.asyncio.to_thread", slow)
         answer = asyncio.create_task(ask(gateway, engine_request(max_tokens=ENDLESS)))
         await checking.wait()
         await gateway.stub.Abort(pb.AbortRequest(request_ids=["chatcmpl-1"]))

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from octavo.generation.v1 import generation_pb2
-from scheduler_svc.vllm_engine.requests import generation_request
+from scheduler_svc.front.api.vllm_engine.requests import generation_request
 from shared.errors import InvalidFieldError
 from tests.support.vllm_engine import ask, engine_request, running_gateway_stack
 

@@ -75,7 +75,7 @@ async def test_a_scheduler_that_fails_is_refused_with_what_it_says(monkeypatch: 
         raise AssertionError("a broken invariant")
 
     async with running_gateway_stack() as gateway:
-        monkeypatch.setattr("scheduler_svc.vllm_engine.servicer.model_info", fail)
+        monkeypatch.setattr("scheduler_svc.front.api.vllm_engine.servicer.model_info", fail)
         said = await refusal(gateway.stack)
     assert said.startswith("answers a gateway with INTERNAL (")
 

@@ -18,10 +18,10 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 import octavo
-from executor_svc.fake_tokenizer import EOS_TOKEN_ID, fake_tokenizer_files
-from executor_svc.fake_worker import FakeWorker
-from scheduler_svc.vllm_engine import SERVICE_NAME
-from scheduler_svc.vllm_engine.tokenizer_archive import CHUNK_BYTES, archive_chunks
+from executor_svc.fake.tokenizer import EOS_TOKEN_ID, fake_tokenizer_files
+from executor_svc.fake.worker import FakeWorker
+from scheduler_svc.front.api.vllm_engine import SERVICE_NAME
+from scheduler_svc.front.api.vllm_engine.tokenizer_archive import CHUNK_BYTES, archive_chunks
 from shared.errors import OctavoServiceError
 from tests.support.stack import Stack, WithoutTokenizer, collect, running_stack, token_request
 from tests.support.vllm_engine import GatewayStack, engine_request, first_chunk, no_live_request, running_gateway_stack
@@ -109,7 +109,7 @@ async def test_the_archive_is_made_once_for_each_model_and_not_on_the_event_loop
 
     sha256 = hashlib.sha256
     async with running_gateway_stack() as gateway:
-        monkeypatch.setattr("scheduler_svc.vllm_engine.tokenizer_archive.hashlib.sha256", digest)
+        monkeypatch.setattr("scheduler_svc.front.api.vllm_engine.tokenizer_archive.hashlib.sha256", digest)
         first, second, third = await asyncio.gather(*(archive_of(gateway) for _ in range(3)))
         assert first == second == third
         assert len(threads) == 1

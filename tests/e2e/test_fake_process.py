@@ -92,9 +92,9 @@ async def test_a_signal_ends_it_cleanly(number: signal.Signals) -> None:
 DYING = """
 import sys
 from executor_svc.config import FakeConfig
-from executor_svc.errors import DeviceLostError
-from executor_svc.fake_worker import FakeWorker
-from executor_svc.service import run_executor
+from shared.errors import DeviceLostError
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.service.process import run_executor
 from shared.config import load_config_or_exit
 
 class DyingWorker(FakeWorker):

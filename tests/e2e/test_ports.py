@@ -179,5 +179,5 @@ async def test_log_lines_can_be_json() -> None:
     assert line["event"] == "no_executor"
     assert line["address"] == "127.0.0.1:1"
     assert line["level"] == "warning"
-    assert line["logger"] == "scheduler_svc.executor_driver"
+    assert line["logger"] == "scheduler_svc.executors.driver"
     assert line["time"].endswith("+00:00")

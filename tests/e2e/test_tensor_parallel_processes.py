@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from executor_svc.config import ExecutorConfig
-from executor_svc.worker_loading import load_worker
+from executor_svc.worker.loading import load_worker
 from octavo import Client, SamplingParams
 from octavo.outputs import Delta, Finished
 from tests.numerics.architectures import save_tiny_architecture

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
-from executor_svc.model_directory import ModelDirectory
-from executor_svc.models import ModelConfig, parse_config
-from executor_svc.models.config import Activation
+from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.models.config import Activation, ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights
+from executor_svc.models.families import parse_config
 from executor_svc.models.sharding import Shard
 from executor_svc.models.torch_dense import ACTIVATIONS, TorchDense
 from executor_svc.models.triton_dense import TritonDense

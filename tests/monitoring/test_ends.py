@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import grpc.aio
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_service_pb2 as pb
 from shared.events import Event
 from tests.monitoring.live import scrape, value_of

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from shared.step import Step, StepResult
 from tests.monitoring.live import scrape, value_of
 from tests.support.stack import Stack, collect, running_stack, token_request

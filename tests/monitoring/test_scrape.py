@@ -5,8 +5,8 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from executor_svc.executor_metrics import METRICS as EXECUTOR_METRICS
-from scheduler_svc.scheduler_metrics import ALIASES, METRICS
+from executor_svc.service.metrics import METRICS as EXECUTOR_METRICS
+from scheduler_svc.telemetry.metrics import ALIASES, METRICS
 from shared.metric import Metric
 from shared.service_metrics import METRICS as SERVICE_METRICS
 from tests.monitoring.expressions import sample_names

@@ -6,12 +6,12 @@ import socket
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from executor_svc.execution_servicer import ExecutionServicer
-from executor_svc.executor_metrics import executor_families
-from executor_svc.fake_worker import FakeWorker
-from executor_svc.step_meter import StepMeter, StepTokens
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.service.metrics import executor_families
+from executor_svc.service.servicer import ExecutionServicer
+from executor_svc.service.step_meter import StepMeter, StepTokens
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.membership import Membership
+from scheduler_svc.executors.membership import Membership
 from scheduler_svc.service import SchedulerService
 from shared.errors import UnavailableError
 from shared.metrics_server import MetricsServer

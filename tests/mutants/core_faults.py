@@ -218,7 +218,7 @@ FAULTS = (
         f"{CORE}/prefills.py",
         "        num_tokens = min(prefill.num_left, plan.token_budget)\n",
         "        num_tokens = prefill.num_left\n",
-        (f"{UNIT}/test_scheduler.py::test_prompt_longer_than_the_budget_is_chunked",),
+        (f"{UNIT}/test_executor_core.py::test_prompt_longer_than_the_budget_is_chunked",),
     ),
     Fault(
         "computed tokens are not charged to their tenant",
@@ -322,7 +322,7 @@ FAULTS = (
     # Order
     Fault(
         "groups are admitted in a step that preempts",
-        f"{CORE}/scheduler.py",
+        f"{CORE}/executor_core.py",
         "            if not (plan.preempted or plan.has_held_back):\n",
         "            if True:\n",
         ("tests/unit/scheduler_svc/core/test_scheduler_swap_priorities.py",),

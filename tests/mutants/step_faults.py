@@ -18,7 +18,7 @@ FAULTS = (
         "shared/batch_table.py",
         "for column in (*counters, self.cache_salt, self.token_rules):",
         "for column in (*counters, self.token_rules):",
-        (f"{UNIT}/test_batch_table.py", "tests/unit/executor_svc/test_fake.py"),
+        (f"{UNIT}/test_batch_table.py", "tests/unit/executor_svc/fake/test_worker.py"),
     ),
     Fault(
         "a released slot goes on decoding",
@@ -60,7 +60,7 @@ FAULTS = (
         "shared/step_layout.py",
         "np.minimum(self.starts + self.lengths, num_prompt_tokens - 1)",
         "np.minimum(self.starts + self.lengths, num_prompt_tokens)",
-        ("tests/unit/executor_svc/test_fake_sampling.py::test_prompt_logprobs_do_not_depend_on_the_chunks",),
+        ("tests/unit/executor_svc/fake/test_sampling.py::test_prompt_logprobs_do_not_depend_on_the_chunks",),
     ),
     # The check of a delta
     Fault(
@@ -100,7 +100,7 @@ FAULTS = (
         (f"{UNIT}/test_delta_check.py",),
     ),
     Fault(
-        "the check of a step looks at each slot by itself",
+        "the check of a step looks at each slot by itsel",
         "shared/delta_check.py",
         "        active = np.flatnonzero(self.active).astype(np.int32)\n        caught_up",
         "        active = np.array([slot for slot, row in enumerate(self.active) if row.any()], np.int32)\n"

@@ -7,7 +7,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM
 
 from executor_svc.config import ExecutorConfig
 from executor_svc.sampler import Sampler
-from executor_svc.worker_loading import load_worker
+from executor_svc.worker.loading import load_worker
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
 from tests.numerics.launch_ahead import draw_in_torch
 from tests.numerics.tiny_models import VARIANTS, save_tiny_model
@@ -33,14 +33,14 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TinyModel
 def recorder(monkeypatch: pytest.MonkeyPatch) -> RecordingSampler:
     """The sampler of every worker that is loaded in this test."""
     sampler = RecordingSampler()
-    monkeypatch.setattr("executor_svc.worker_assembly.Sampler", lambda *_: sampler)
+    monkeypatch.setattr("executor_svc.worker.assembly.Sampler", lambda *_: sampler)
     return sampler
 
 
 @pytest.fixture
 def make_driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., StepDriver]:
     """Load a model with a cache full of NaN and return a driver for it."""
-    monkeypatch.setattr("executor_svc.worker_assembly.CacheEngine", PoisonedCacheEngine)
+    monkeypatch.setattr("executor_svc.worker.assembly.CacheEngine", PoisonedCacheEngine)
 
     def make(model: TinyModel, block_size_tokens: int = 4, num_device_blocks: int = 600, seed: int = 0) -> StepDriver:
         worker = load_worker(
@@ -60,4 +60,4 @@ def make_driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., StepDriver]:
 @pytest.fixture
 def device_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every worker of this test sample as on a GPU."""
-    monkeypatch.setattr("executor_svc.worker_assembly.Sampler", lambda native, _: Sampler(native, draw_in_torch))
+    monkeypatch.setattr("executor_svc.worker.assembly.Sampler", lambda native, _: Sampler(native, draw_in_torch))

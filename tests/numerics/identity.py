@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from executor_svc.randomness import uniforms
 from executor_svc.sampler.filters import filtered_scores
+from executor_svc.worker.randomness import uniforms
 from shared.step import SAMPLING_ROW, SamplingRow
 from tests.support.fleet import FoundHypothesis, Output
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from executor_svc.running_step import RunningStep
 from executor_svc.sampler.drawing import Draws, draw
 from executor_svc.sampler.filters import SamplingRows, filtered_scores
 from executor_svc.sampler.likeliest import largest_index
+from executor_svc.worker.running_step import RunningStep
 from shared.step import Int32Array, SamplingRow, Step, StepResult, TableDelta, pairs
 from tests.numerics.driver import StepDriver
 

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from executor_svc.config import ExecutorConfig
-from executor_svc.torch_worker import TorchWorker
-from executor_svc.worker_loading import load_worker
+from executor_svc.worker.loading import load_worker
+from executor_svc.worker.torch_worker import TorchWorker
 from tests.numerics.driver import PoisonedCacheEngine
 
 
@@ -30,7 +30,7 @@ class RealModel:
     def new_worker(self) -> TorchWorker:
         """Load the model once more: another instance, and nothing in its cache."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("executor_svc.worker_assembly.CacheEngine", PoisonedCacheEngine)
+            patch.setattr("executor_svc.worker.assembly.CacheEngine", PoisonedCacheEngine)
             return load_worker(
                 ExecutorConfig(
                     model=str(self._directory),

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
-from executor_svc.errors import ModelLoadError
-from executor_svc.model_choice import read_model_config
-from executor_svc.model_directory import ModelDirectory
-from executor_svc.models import Decoder
+from executor_svc.models.choice import read_model_config
+from executor_svc.models.decoder import Decoder
 from executor_svc.models.transformers_model import TransformersModel, load_transformers_model
+from shared.errors import ModelLoadError
 from tests.numerics.architectures import (
     ALL_WINDOWS,
     ARCHITECTURES,

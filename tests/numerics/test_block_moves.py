@@ -43,7 +43,7 @@ def test_decoding_after_a_swap_equals_decoding_without(
     recorder: RecordingSampler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("executor_svc.cache_engine.MAX_STAGED_BLOCKS", max_staged_blocks)
+    monkeypatch.setattr("executor_svc.cache.cache_engine.MAX_STAGED_BLOCKS", max_staged_blocks)
     model, prompt = tiny_models["gqa"], random_prompt(14)
     undisturbed = make_driver(model).generate([prompt], 12, sampling=sampling)[0]
     driver = make_driver(model)

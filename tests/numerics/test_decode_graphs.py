@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor_svc.attention import TorchAttentionBackend
 from executor_svc.config import ExecutorConfig
-from executor_svc.decode_graphs import MAX_BATCH_SIZE, Replay, batch_sizes
-from executor_svc.worker_loading import load_worker
+from executor_svc.worker.decode_graphs import MAX_BATCH_SIZE, Replay, batch_sizes
+from executor_svc.worker.loading import load_worker
 from shared.step import SamplingRow, TableDelta
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, StepDriver
@@ -69,9 +69,9 @@ class StrictCapture:
 @pytest.fixture
 def capture(monkeypatch: pytest.MonkeyPatch) -> StrictCapture:
     made = StrictCapture()
-    monkeypatch.setattr("executor_svc.worker_assembly.graph_capture", lambda _: made)
-    monkeypatch.setattr("executor_svc.worker_assembly.CacheEngine", PoisonedCacheEngine)
-    monkeypatch.setattr("executor_svc.kernels.TorchAttentionBackend", TorchDecodePlanner)
+    monkeypatch.setattr("executor_svc.worker.assembly.graph_capture", lambda _: made)
+    monkeypatch.setattr("executor_svc.worker.assembly.CacheEngine", PoisonedCacheEngine)
+    monkeypatch.setattr("executor_svc.models.kernels.TorchAttentionBackend", TorchDecodePlanner)
     return made
 
 
@@ -134,7 +134,7 @@ def test_a_mixture_of_experts_runs_without_graphs(
 def test_plain_torch_has_no_graphs(
     tmp_path: Path, capture: StrictCapture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("executor_svc.kernels.TorchAttentionBackend", TorchAttentionBackend)
+    monkeypatch.setattr("executor_svc.models.kernels.TorchAttentionBackend", TorchAttentionBackend)
     save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
     with caplog.at_level("INFO"):
         driver_of(tmp_path, "auto")
@@ -185,7 +185,7 @@ def test_a_gpu_gets_the_cache_that_the_largest_steps_and_the_graphs_leave(
     tmp_path: Path, capture: StrictCapture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = FakeGpu(capture)
-    monkeypatch.setattr("executor_svc.worker_assembly.gpu_memory", lambda _: gpu)
+    monkeypatch.setattr("executor_svc.worker.assembly.gpu_memory", lambda _: gpu)
     save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
 
     def num_blocks(cuda_graphs: str) -> int:
@@ -218,7 +218,7 @@ def test_padding_rows_write_to_no_block_that_sequences_have(
             super().__init__(*arguments)
             pools.append(self)
 
-    monkeypatch.setattr("executor_svc.worker_assembly.CacheEngine", KeptCacheEngine)
+    monkeypatch.setattr("executor_svc.worker.assembly.CacheEngine", KeptCacheEngine)
     save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
     drivers = [driver_of(tmp_path, graphs) for graphs in ("off", "auto")]
 
@@ -262,7 +262,7 @@ def test_padding_rows_write_to_no_block_that_sequences_have(
 def test_more_rows_than_the_largest_graph_are_planned(
     tmp_path: Path, capture: StrictCapture, device_sampling: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executor_svc.decode_graphs.MAX_BATCH_SIZE", 4)
+    monkeypatch.setattr("executor_svc.worker.decode_graphs.MAX_BATCH_SIZE", 4)
     save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
     lengths = (3, 5, 6, 9, 12)
     without = generate(driver_of(tmp_path, "off"), lengths, SamplingRow())

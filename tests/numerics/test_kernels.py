@@ -10,14 +10,14 @@ import torch
 
 from executor_svc.attention import TorchAttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
+from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
-from executor_svc.errors import ModelLoadError
-from executor_svc.kernels import CpuKernels, make_model
-from executor_svc.model_directory import ModelDirectory
-from executor_svc.models import parse_config
+from executor_svc.models.families import parse_config
+from executor_svc.models.kernels import CpuKernels, make_model
 from executor_svc.models.layers import QuantizedLinear
 from executor_svc.native import NativeUnavailableError
-from executor_svc.worker_loading import load_worker
+from executor_svc.worker.loading import load_worker
+from shared.errors import ModelLoadError
 from shared.step import TableDelta
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.conftest import TinyModel
@@ -153,8 +153,8 @@ def test_int8_is_another_model_to_a_fleet(tiny_models: dict[str, TinyModel]) -> 
 def test_the_cache_of_all_ranks_of_a_machine_must_fit(
     tiny_models: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executor_svc.block_count.available_memory_bytes", lambda: 2**30)
-    monkeypatch.setattr("executor_svc.worker_loading.assemble_worker", None)  # it looks once the weights are loaded
+    monkeypatch.setattr("executor_svc.cache.block_count.available_memory_bytes", lambda: 2**30)
+    monkeypatch.setattr("executor_svc.worker.loading.assemble_worker", None)  # it looks once the weights are loaded
     config = ExecutorConfig(model=str(tiny_models["gqa"].directory), kv_cache_gib=0.25, host_cache_gib=0.25)
 
     with pytest.raises(ModelLoadError, match=r"would take 1\.5 GiB \(0\.5 GiB for each of 3 ranks\), but 1\.0 GiB"):
@@ -181,7 +181,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable(num_threads: int) -> object:
         raise NativeUnavailableError("no C compiler was found; install gcc")
 
-    monkeypatch.setattr("executor_svc.kernels.load_library", unavailable)
+    monkeypatch.setattr("executor_svc.models.kernels.load_library", unavailable)
 
 
 @pytest.mark.usefixtures("no_compiler")

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from executor_svc.errors import DeviceLostError
-from shared.errors import StepFailedError
+from shared.errors import DeviceLostError, StepFailedError
 from shared.step import UNKNOWN_TOKEN, Fork, SamplingRow, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import StepDriver
@@ -119,7 +118,7 @@ def test_an_error_on_the_device_is_an_error_of_the_step(
     def fail(_: object) -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
-    monkeypatch.setattr("executor_svc.step_timer.HostTimer.wait", fail)
+    monkeypatch.setattr("executor_svc.worker.step_timer.HostTimer.wait", fail)
     with pytest.raises(StepFailedError, match="step 1 failed: RuntimeError: an illegal memory access"):
         ahead.finish()
 
@@ -149,11 +148,11 @@ def test_a_device_that_dies_under_a_step_is_lost(
     def die(*_: object) -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
-    monkeypatch.setattr("executor_svc.worker_assembly.device_probe", lambda _: die)
+    monkeypatch.setattr("executor_svc.worker.assembly.device_probe", lambda _: die)
     ahead = Ahead(make_driver(tiny_models["gqa"]))
     ahead.launch(admit(ahead.driver, [random_prompt(5)], RANDOM))
     if recorded_before:  # a step with a penalty looks at the tokens of those before it
         ahead.launch(admit(ahead.driver, [random_prompt(6)], PENALIZED, first_slot=1))
-    monkeypatch.setattr("executor_svc.step_timer.HostTimer.wait", die)
+    monkeypatch.setattr("executor_svc.worker.step_timer.HostTimer.wait", die)
     with pytest.raises(DeviceLostError, match=r"step 1 failed: .*; the device is lost: an illegal memory access"):
         ahead.finish()

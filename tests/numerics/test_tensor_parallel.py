@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.cache_engine import CacheShape
+from executor_svc.cache.cache_engine import CacheShape
 from executor_svc.config import ExecutorConfig
-from executor_svc.errors import ModelLoadError
 from executor_svc.models.layers import QuantizedLinear
-from executor_svc.torch_worker import TorchWorker
-from executor_svc.worker_loading import check_model, load_worker
+from executor_svc.worker.loading import check_model, load_worker
+from executor_svc.worker.torch_worker import TorchWorker
+from shared.errors import ModelLoadError
 from shared.step import SamplingRow, StepResult, TableDelta, pairs
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
@@ -39,7 +39,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def cleanup(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
-    monkeypatch.setattr("executor_svc.worker_assembly.CacheEngine", PoisonedCacheEngine)
+    monkeypatch.setattr("executor_svc.worker.assembly.CacheEngine", PoisonedCacheEngine)
     with ExitStack() as stack:
         yield stack
 
@@ -74,7 +74,7 @@ def ranks_of(directory: Path, tp: int, cleanup: ExitStack, **settings: object) -
 def test_tokens_equal_those_of_one_process(
     name: str, tp: int, directories: dict[str, Path], cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executor_svc.worker_assembly.Sampler", RecordingSampler)
+    monkeypatch.setattr("executor_svc.worker.assembly.Sampler", RecordingSampler)
     alone = load_worker(config_of(directories[name]))
     expected = StepDriver(alone).generate(PROMPTS, num_new_tokens=10, chunk_size=7)
 
@@ -101,7 +101,7 @@ def test_ranks_that_share_a_kv_head_give_the_tokens_of_one_process(
 def test_int8_products_of_every_rank_are_in_c(
     directories: dict[str, Path], cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executor_svc.worker_assembly.Sampler", RecordingSampler)
+    monkeypatch.setattr("executor_svc.worker.assembly.Sampler", RecordingSampler)
     alone = load_worker(config_of(directories["LlamaForCausalLM"]))
     StepDriver(alone).prefill(PROMPTS)
     monkeypatch.setattr(QuantizedLinear, "__init__", None)  # what restores its weight in each call
@@ -141,7 +141,7 @@ def test_the_least_number_of_blocks_counts(
         return load_worker(config, group)
 
     monkeypatch.setattr("tests.numerics.threaded_group.load_worker", load_rank)
-    monkeypatch.setattr("executor_svc.worker_assembly.cpu_cache_bytes", lambda local_size: loading.cache_bytes)
+    monkeypatch.setattr("executor_svc.worker.assembly.cpu_cache_bytes", lambda local_size: loading.cache_bytes)
 
     ranks = ranks_of(directories["LlamaForCausalLM"], 2, cleanup, num_device_blocks=None)
 

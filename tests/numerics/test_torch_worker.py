@@ -12,20 +12,19 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from executor_svc.cache_engine import CacheEngine
+from executor_svc.cache.cache_engine import CacheEngine
 from executor_svc.config import ExecutorConfig
-from executor_svc.errors import DeviceLostError, ModelLoadError
-from executor_svc.fake_worker import FakeWorker
-from executor_svc.largest_step import run_largest_steps
-from executor_svc.models import Decoder
-from executor_svc.running_step import RunningStep
-from executor_svc.sample_rows import SampleRows
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.models.decoder import Decoder
 from executor_svc.sampler import Sampled, Sampler
 from executor_svc.sampler.logprobs import Alternatives
-from executor_svc.warm_up import warm_up
-from executor_svc.worker import Worker, execute
-from executor_svc.worker_loading import load_worker
-from shared.errors import InvalidStepError, StepFailedError
+from executor_svc.worker.interface import Worker, execute
+from executor_svc.worker.largest_step import run_largest_steps
+from executor_svc.worker.loading import load_worker
+from executor_svc.worker.running_step import RunningStep
+from executor_svc.worker.sample_rows import SampleRows
+from executor_svc.worker.warm_up import warm_up
+from shared.errors import DeviceLostError, InvalidStepError, ModelLoadError, StepFailedError
 from shared.step import Int32Array, SamplingRow, Step, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import fork_of
@@ -223,7 +222,7 @@ def test_a_forward_pass_that_fails_on_a_dead_device_is_the_loss_of_the_device(
     def dead(*_: object) -> torch.Tensor:
         raise RuntimeError("an illegal memory access was encountered")
 
-    monkeypatch.setattr("executor_svc.worker_assembly.device_probe", lambda _: dead)
+    monkeypatch.setattr("executor_svc.worker.assembly.device_probe", lambda _: dead)
     driver = make_driver(model)
     monkeypatch.setattr(Decoder, "forward", dead)
     with pytest.raises(DeviceLostError, match="the device is lost: an illegal memory access"):
@@ -335,7 +334,7 @@ def test_the_largest_steps_have_all_the_tokens_and_rows_that_a_step_may_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sampler = WatchedSampler()
-    monkeypatch.setattr("executor_svc.worker_assembly.Sampler", lambda *_: sampler)
+    monkeypatch.setattr("executor_svc.worker.assembly.Sampler", lambda *_: sampler)
     worker = load_worker(
         ExecutorConfig(
             model=str(model.directory),
@@ -403,11 +402,11 @@ def test_a_device_that_compiles_kernels_is_warmed_up_before_anybody_uses_it(
     model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warmed: list[Worker] = []
-    monkeypatch.setattr("executor_svc.worker_assembly.warm_up", warmed.append)
+    monkeypatch.setattr("executor_svc.worker.assembly.warm_up", warmed.append)
     config = ExecutorConfig(model=str(model.directory), num_device_blocks=4)
     load_worker(config)
     assert not warmed
-    monkeypatch.setattr("executor_svc.worker_assembly.compiles_kernels", lambda _: True)
+    monkeypatch.setattr("executor_svc.worker.assembly.compiles_kernels", lambda _: True)
     worker = load_worker(config)
     assert warmed == [worker]
 

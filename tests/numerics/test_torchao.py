@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from executor_svc.attention import TorchAttentionBackend
-from executor_svc.errors import ModelLoadError
-from executor_svc.model_directory import ModelDirectory
-from executor_svc.models import Decoder, parse_config
+from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.weights import Checkpoint
+from executor_svc.models.decoder import Decoder
+from executor_svc.models.families import parse_config
 from executor_svc.models.layers import Linear
 from executor_svc.models.torch_dense import TorchDense
 from executor_svc.models.torchao_linear import TorchaoLinear
-from executor_svc.weights import Checkpoint
+from shared.errors import ModelLoadError
 from tests.numerics.architectures import PagedRun, save_tiny_architecture
 
 PROMPT = list(range(3, 48))

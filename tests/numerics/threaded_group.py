@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from executor_svc.config import ExecutorConfig
-from executor_svc.running_step import DoneStep
-from executor_svc.torch_worker import TorchWorker
-from executor_svc.worker import execute
-from executor_svc.worker_loading import load_worker
+from executor_svc.worker.interface import execute
+from executor_svc.worker.loading import load_worker
+from executor_svc.worker.running_step import DoneStep
+from executor_svc.worker.torch_worker import TorchWorker
 from shared.batch_table import BatchTable
 from shared.executor_info import ExecutorInfo, TokenizerFile
 from shared.step import Step
@@ -64,7 +64,7 @@ class ThreadedGroup:
 
 
 class ThreadedRanks:
-    """The workers of all ranks as one worker; see `executor_svc.worker.Worker`."""
+    """The workers of all ranks as one worker; see `executor_svc.worker.interface.Worker`."""
 
     def __init__(self, config: ExecutorConfig, size: int) -> None:
         self._exchange = Exchange(size)

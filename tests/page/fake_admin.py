@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
-from scheduler_svc.admin_port.page import read_page
+from scheduler_svc.admin.port.page import read_page
 
 PATH = "/octavo.admin.v1.AdminService/"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
-from scheduler_svc import executor_driver
+from executor_svc.fake.worker import FakeWorker
+from scheduler_svc.executors import driver as executor_driver
 
 # Longer than any test; a step that waits so long fails.
 MAX_HOLD_S = 60.0

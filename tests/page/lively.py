@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1.generation_service_pb2 import GenerateRequest
 from tests.support.stack import Stack, running_stack, token_request
 

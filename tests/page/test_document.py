@@ -3,9 +3,9 @@
 import re
 from importlib import resources
 
-from scheduler_svc.admin_port.page_document import read_document
+from scheduler_svc.admin.port.page_document import read_document
 
-PARTS = [part for part in (resources.files("scheduler_svc.admin_port") / "page").iterdir() if part.is_file()]
+PARTS = [part for part in (resources.files("scheduler_svc.admin.port") / "page").iterdir() if part.is_file()]
 
 
 def test_every_file_of_the_page_is_in_the_document() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.core.admission import Obstacle
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import FcfsPolicy, Policy, PriorityPolicy
 from scheduler_svc.core.stop_conditions import StopConditions
 from tests.support.fleet import FoundHypothesis, Member, VirtualFleet
@@ -41,7 +41,7 @@ class Stall:
 class FleetWorkload:
     """Everything that happens in one example; times in rounds."""
 
-    kinds: list[SchedulerLimits]
+    kinds: list[CoreLimits]
     """The executors that there are; all attach in round 0."""
     requests: list[Request]
     losses: dict[int, int]
@@ -80,7 +80,7 @@ def fleet_workloads(draw: st.DrawFn) -> FleetWorkload:
 
 
 @st.composite
-def tight_limits(draw: st.DrawFn, max_model_len: int) -> SchedulerLimits:
+def tight_limits(draw: st.DrawFn, max_model_len: int) -> CoreLimits:
     """Draw the limits of an executor whose pool holds little more than one sequence."""
     drawn = draw(limits())
     return replace(
@@ -92,7 +92,7 @@ def tight_limits(draw: st.DrawFn, max_model_len: int) -> SchedulerLimits:
     )
 
 
-def of_the_same_model(other: SchedulerLimits, first: SchedulerLimits) -> SchedulerLimits:
+def of_the_same_model(other: CoreLimits, first: CoreLimits) -> CoreLimits:
     """Return the limits of an executor that may serve beside the first one."""
     return replace(
         other,
@@ -103,7 +103,7 @@ def of_the_same_model(other: SchedulerLimits, first: SchedulerLimits) -> Schedul
 
 
 @st.composite
-def eager_requests(draw: st.DrawFn, bounds: SchedulerLimits, common: list[int]) -> Request:
+def eager_requests(draw: st.DrawFn, bounds: CoreLimits, common: list[int]) -> Request:
     """Draw a request that comes early; half of them do not end before their length."""
     request = draw(requests_within(bounds, common))
     conditions = request.conditions
@@ -123,7 +123,7 @@ class Run:
         for kind in workload.kinds:
             self.join(kind)
 
-    def join(self, kind: SchedulerLimits) -> None:
+    def join(self, kind: CoreLimits) -> None:
         self.fleet.join(kind, ToyExecutor(kind, hashed_next_token(VOCAB_SIZE)))
 
     def play(self) -> None:
@@ -171,7 +171,7 @@ class Run:
                     assert not any(fits_when_empty(limits, group) for limits in self.limits_of_takers())
                     self.refused.add(arrival)
 
-    def limits_of_takers(self) -> list[SchedulerLimits]:
+    def limits_of_takers(self) -> list[CoreLimits]:
         """Return the limits of the executors that new groups may go to; of all if every one is leaving."""
         cores = [member.core for member in self.fleet.members]
         return [core.limits for core in cores if core.takes_groups] or [core.limits for core in cores]

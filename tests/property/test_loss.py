@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.stop_conditions import StopConditions
-from scheduler_svc.served_model import CoreSettings, serving_limits
+from scheduler_svc.executors.served_model import CoreSettings, serving_limits
 from shared.step import SamplingRow
 from tests.support.fleet import FoundHypothesis, Member, Output, VirtualFleet, WiredWorker
 

@@ -7,7 +7,7 @@ flight, and compares every output with the one that the plainest loop makes of t
 import pytest
 from hypothesis import given, settings
 
-from scheduler_svc.core.limits import PreemptionMode, SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.stop_conditions import StopConditions
 from tests.support.workloads import VOCAB_SIZE, Request, Workload, play, workloads
 
@@ -37,7 +37,7 @@ def test_every_output_is_the_one_computed_alone_over_thousands_of_workloads(work
 def test_a_pool_far_too_small_for_all_preempts_and_changes_no_output(
     num_steps_in_flight: int, mode: PreemptionMode
 ) -> None:
-    bounds = SchedulerLimits(
+    bounds = CoreLimits(
         max_num_seqs=4,
         max_num_batched_tokens=9,
         max_model_len=20,

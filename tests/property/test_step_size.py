@@ -5,11 +5,11 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo.execution.v1 import execution_service_pb2 as pb
 from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.served_model import CoreSettings, serving_limits
+from scheduler_svc.executors.served_model import CoreSettings, serving_limits
 from shared.step import INT32_MAX, Admission, Fork, Int32Array, SamplingRow, Step, TableDelta, no_pairs
 from shared.step_size import step_bytes
 from shared.token_rules import TokenRules

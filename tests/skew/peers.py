@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
 from tests.support.processes import PORT_LINE, Service
 from tests.support.stack import ExecutorProcess

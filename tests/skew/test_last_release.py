@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo import Client
 from octavo.outputs import FinishReason
 from tests.skew.peers import (

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo import Client
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
 from octavo.execution.v1 import step_pb2

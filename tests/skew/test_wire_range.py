@@ -4,14 +4,14 @@ import logging
 
 import pytest
 
-from executor_svc.execution_servicer import Context, ExecutionServicer
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.service.servicer import Context, ExecutionServicer
 from octavo import Client
 from octavo.errors import UnavailableError
 from octavo.execution.v1 import execution_service_pb2 as pb
-from scheduler_svc import executor_client
-from scheduler_svc.executor_client import ExecutorClient, ExecutorRefusedError
-from scheduler_svc.executor_session import SessionTimings
+from scheduler_svc.executors import client as executor_client
+from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
+from scheduler_svc.executors.session import SessionTimings
 from shared import wire
 from shared.events import Event
 from shared.step import Step, TableDelta

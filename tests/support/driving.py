@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from scheduler_svc.core.beam_search import BeamSearchParams
-from scheduler_svc.core.limits import PreemptionMode, PrefillMode, SchedulerLimits
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.policy import FcfsPolicy, Policy
 from scheduler_svc.core.results import StepUpdates
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.stop_conditions import StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -38,9 +38,9 @@ def small_limits(
     long_prefill_threshold: int = 0,
     max_long_prefills: int = 1,
     prefix_caching: bool = False,
-) -> SchedulerLimits:
+) -> CoreLimits:
     """Return limits that are easy to follow by hand: without a watermark, and nothing is found again."""
-    return SchedulerLimits(
+    return CoreLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
@@ -103,7 +103,7 @@ class Bench:
     `outputs` holds what was delivered of each output so far, by the names of `delivered`.
     """
 
-    limits: SchedulerLimits
+    limits: CoreLimits
     next_token: NextToken = count_up
     epoch: int = 1
     policy: Policy = field(default_factory=FcfsPolicy)
@@ -113,7 +113,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.queue = WaitingQueue(self.policy, self.tenant_weights)
-        self.scheduler = Scheduler(self.limits, self.queue, self.policy, self.epoch, prefix_key=b"key")
+        self.scheduler = ExecutorCore(self.limits, self.queue, self.policy, self.epoch, prefix_key=b"key")
         self.executor = ToyExecutor(self.limits, self.next_token)
 
     def add(

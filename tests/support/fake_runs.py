@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from shared.step import Admission, SamplingRow, Step, StepResult, TableDelta, pairs
 
 Moves = dict[str, Any]

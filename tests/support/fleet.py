@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from executor_svc.worker import Worker, execute
+from executor_svc.worker.interface import Worker, execute
 from scheduler_svc.core.beam_search import Hypothesis
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.fleet import Fleet
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import FcfsPolicy, Policy
 from scheduler_svc.core.results import Alternatives, PromptLogprobs
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.stop_conditions import FinishReason
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -59,7 +59,7 @@ class WiredWorker:
 class Member:
     """An attached executor and its core; `results` are executed and not yet processed, oldest first."""
 
-    core: Scheduler
+    core: ExecutorCore
     executor: VirtualExecutor
     results: deque[StepResult] = field(default_factory=deque)
 
@@ -157,7 +157,7 @@ class VirtualFleet:
 
     # Executors -----------------------------------------------------------------------------------
 
-    def join(self, limits: SchedulerLimits, executor: VirtualExecutor, name: str = "") -> Member:
+    def join(self, limits: CoreLimits, executor: VirtualExecutor, name: str = "") -> Member:
         """Attach an empty executor."""
         member = Member(self.fleet.join(limits, next(self._epochs), name), executor)
         self.members.append(member)

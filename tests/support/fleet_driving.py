@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import Policy
 from tests.support.driving import name_of, small_limits
 from tests.support.fleet import Member, VirtualFleet
@@ -20,7 +20,7 @@ class FleetBench(VirtualFleet):
 
     def __init__(
         self,
-        *all_limits: SchedulerLimits,
+        *all_limits: CoreLimits,
         policy: Policy | None = None,
         tenant_weights: Mapping[str, float] | None = None,
     ) -> None:
@@ -28,7 +28,7 @@ class FleetBench(VirtualFleet):
         for limits in all_limits:
             self.attach(limits)
 
-    def attach(self, limits: SchedulerLimits) -> Member:
+    def attach(self, limits: CoreLimits) -> Member:
         """Let an empty toy executor join."""
         return self.join(limits, ToyExecutor(limits, count_up))
 

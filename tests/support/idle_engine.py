@@ -2,21 +2,21 @@
 
 from collections.abc import Sequence
 
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import FcfsPolicy
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.engine import Engine
-from scheduler_svc.engine_settings import EngineSettings
-from scheduler_svc.executor_client import ExecutorClient
-from scheduler_svc.executor_driver import DriverSettings
-from scheduler_svc.executor_session import ExecutorSession, SessionTimings
-from scheduler_svc.membership import Membership
-from scheduler_svc.output import AnswerOptions
-from scheduler_svc.output_text import TextOptions
-from scheduler_svc.request import Request
-from scheduler_svc.served_model import CoreSettings
-from scheduler_svc.tokenizer import Tokenizer
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.settings import EngineSettings
+from scheduler_svc.executors.client import ExecutorClient
+from scheduler_svc.executors.driver import DriverSettings
+from scheduler_svc.executors.membership import Membership
+from scheduler_svc.executors.served_model import CoreSettings
+from scheduler_svc.executors.session import ExecutorSession, SessionTimings
+from scheduler_svc.front.output import AnswerOptions
+from scheduler_svc.front.request import Request
+from scheduler_svc.front.text.output_text import TextOptions
+from scheduler_svc.front.text.tokenizer import Tokenizer
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
 
 TIMINGS = SessionTimings(lease_s=10.0, heartbeat_interval_s=2.0, step_timeout_s=600.0)
@@ -37,7 +37,7 @@ class IdleEngine:
         readiness: What was told of it, in order.
     """
 
-    def __init__(self, addresses: Sequence[str], limits: SchedulerLimits | None) -> None:
+    def __init__(self, addresses: Sequence[str], limits: CoreLimits | None) -> None:
         settings = EngineSettings(
             core=CoreSettings(),
             driver=DriverSettings(),
@@ -48,7 +48,7 @@ class IdleEngine:
         )
         self.readiness: list[bool] = []
         self.engine = Engine(Membership(addresses, 1.0), _client, settings, _load_no_tokenizer, self._set_ready)
-        self.cores: list[Scheduler] = []
+        self.cores: list[ExecutorCore] = []
         self._tokenizer = make_tokenizer(byte_level_backend())
         for address in addresses:
             driver = self.engine.drivers.add(address)

@@ -9,8 +9,8 @@ import math
 import numpy as np
 
 from scheduler_svc.core.admission import Obstacle, Wait
-from scheduler_svc.core.limits import PrefillMode, SchedulerLimits
-from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.limits import CoreLimits, PrefillMode
 from scheduler_svc.core.sequence import SequenceGroup
 from shared.step import Step
 from tests.support.fleet import Member, VirtualFleet
@@ -66,7 +66,7 @@ class PlacementCheck:
             if Wait.ASIDE not in waits:
                 return
 
-    def _verdict(self, core: Scheduler, group: SequenceGroup) -> Obstacle | None:
+    def _verdict(self, core: ExecutorCore, group: SequenceGroup) -> Obstacle | None:
         """Return what keeps a group from a core; assert that it is true as far as arithmetic tells."""
         verdict = core.obstacle(group, self._fleet.fleet.dealer.judged_at_s(self._now_s))
         is_slow = core.in_flight and self._now_s - core.in_flight[0].scheduled_at_s > core.limits.stall_after_s
@@ -90,18 +90,18 @@ class PlacementCheck:
         return not (core.searches.ready or np.any(self._wanted & rests))
 
 
-def fits_when_empty(limits: SchedulerLimits, group: SequenceGroup) -> bool:
+def fits_when_empty(limits: CoreLimits, group: SequenceGroup) -> bool:
     """Return whether an executor that has nothing to do has room for the group, and for one token more of each."""
     return _fits(limits, group, limits.num_blocks, limits.max_num_seqs)
 
 
-def _num_moves(core: Scheduler) -> tuple[int, int, int]:
+def _num_moves(core: ExecutorCore) -> tuple[int, int, int]:
     """Return numbers of which one changes when a group loses its place or gets it back."""
     preemption = core.preemption
     return sum(preemption.num_preemptions.values()), len(core.swapped), len(preemption.late_groups)
 
 
-def _has_room(core: Scheduler, group: SequenceGroup) -> bool:
+def _has_room(core: ExecutorCore, group: SequenceGroup) -> bool:
     """Return whether nothing keeps the group from a core, even if it shares no block with anybody."""
     limits = core.limits
     level, _ = core.order_of(group)
@@ -115,7 +115,7 @@ def _has_room(core: Scheduler, group: SequenceGroup) -> bool:
     return _has_free(core, group)
 
 
-def _has_free(core: Scheduler, group: SequenceGroup) -> bool:
+def _has_free(core: ExecutorCore, group: SequenceGroup) -> bool:
     """Return whether a core has slots and blocks for the group beside those that run."""
     limits, allocator = core.limits, core.blocks.allocator
     num_reserved = math.ceil(limits.num_blocks * limits.watermark) if allocator.num_used_blocks else 0
@@ -123,7 +123,7 @@ def _has_free(core: Scheduler, group: SequenceGroup) -> bool:
     return _fits(limits, group, allocator.num_free_blocks - num_reserved, limits.max_num_seqs - num_taken_slots)
 
 
-def _fits(limits: SchedulerLimits, group: SequenceGroup, num_free_blocks: int, num_free_slots: int) -> bool:
+def _fits(limits: CoreLimits, group: SequenceGroup, num_free_blocks: int, num_free_slots: int) -> bool:
     longest = max(len(sequence.token_ids) for sequence in group.live_sequences)
     num_blocks = group.num_slots * -(-(longest + 1) // limits.block_size)
     return longest < limits.max_model_len and group.num_slots <= num_free_slots and num_blocks <= num_free_blocks

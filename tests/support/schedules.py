@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from executor_svc.worker import Worker
+from executor_svc.worker.interface import Worker
 from scheduler_svc.core.beam_search import BeamSearchParams
-from scheduler_svc.core.limits import PreemptionMode, SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.stop_conditions import StopConditions
-from scheduler_svc.served_model import CoreSettings, serving_limits
+from scheduler_svc.executors.served_model import CoreSettings, serving_limits
 from shared.executor_info import ExecutorInfo
 from shared.step import NO_LOGPROBS, SamplingRow, Step
 from shared.token_rules import TokenRules
@@ -71,7 +71,7 @@ class Schedule:
     abort_rounds: Mapping[int, int] = field(default_factory=dict)
     loss_round: int | None = None
 
-    def limits(self, info: ExecutorInfo) -> SchedulerLimits:
+    def limits(self, info: ExecutorInfo) -> CoreLimits:
         """Return what the scheduler keeps to on such an executor."""
         pools = replace(info, num_device_blocks=self.num_blocks, num_host_blocks=self.num_host_blocks)
         return serving_limits(pools, self.settings)

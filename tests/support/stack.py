@@ -9,16 +9,16 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from executor_svc.execution_servicer import ExecutionServicer
-from executor_svc.fake_worker import FakeWorker
-from executor_svc.worker import Worker
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.service.servicer import ExecutionServicer
+from executor_svc.worker.interface import Worker
 from octavo.admin.v1 import admin_service_pb2_grpc
 from octavo.execution.v1 import execution_service_pb2, execution_service_pb2_grpc
 from octavo.generation.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.engine import Engine
-from scheduler_svc.executor_driver import ExecutorDriver
-from scheduler_svc.membership import Membership
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.executors.driver import ExecutorDriver
+from scheduler_svc.executors.membership import Membership
 from scheduler_svc.service import SchedulerService
 from shared.executor_info import TokenizerFile
 from shared.grpc_server import GrpcServer

@@ -10,8 +10,8 @@ from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 from gguf.quants import dequantize, quantize
 from tokenizers import pre_tokenizers
 
-from octavo.model_store import DemoModel
-from octavo.wheel_download import WheelFile
+from octavo.models.store import DemoModel
+from octavo.models.wheel_download import WheelFile
 
 Float32Array = npt.NDArray[np.float32]
 

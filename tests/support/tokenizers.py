@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from scheduler_svc.tokenizer import Tokenizer
+from scheduler_svc.front.text.tokenizer import Tokenizer
 from shared.executor_info import TokenizerFile
 
 BOS, EOS = "<|start|>", "<|end|>"

@@ -12,7 +12,7 @@ import numpy as np
 
 from octavo.execution.v1 import step_pb2
 from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidates, Hypothesis
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
 from shared.batch_table import BatchTable, StepLayout
 from shared.step import UNKNOWN_TOKEN, Int32Array, Step, StepResult
@@ -62,7 +62,7 @@ def candidates_of(token_ids: list[int], num_candidates: int, vocab_size: int) ->
 class ToyExecutor:
     """Runs steps in order, as an executor does, and checks every read of its cache."""
 
-    def __init__(self, limits: SchedulerLimits, next_token: NextToken) -> None:
+    def __init__(self, limits: CoreLimits, next_token: NextToken) -> None:
         self.table = BatchTable(limits.max_num_seqs, limits.max_model_len, limits.block_size, limits.num_blocks)
         self.layout: StepLayout | None = None
         self._limits = limits
@@ -142,7 +142,7 @@ class ToyExecutor:
 def generate_alone(
     prompt: list[int],
     conditions: StopConditions,
-    limits: SchedulerLimits,
+    limits: CoreLimits,
     next_token: NextToken,
     output_index: int = 0,
 ) -> tuple[list[int], FinishReason]:
@@ -159,7 +159,7 @@ def generate_alone(
 
 
 def search_alone(
-    prompt: list[int], params: BeamSearchParams, conditions: StopConditions, limits: SchedulerLimits
+    prompt: list[int], params: BeamSearchParams, conditions: StopConditions, limits: CoreLimits
 ) -> list[Hypothesis]:
     """Return the hypotheses of a beam search by the plainest loop there is."""
     stop_token_ids = conditions.stop_token_ids | (frozenset() if conditions.ignore_eos else set(limits.eos_token_ids))

@@ -10,7 +10,7 @@ import grpc.aio
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
-from executor_svc.worker import Worker
+from executor_svc.worker.interface import Worker
 from tests.support.stack import Stack, running_stack
 
 PROMPT = list(range(97, 117))

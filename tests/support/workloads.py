@@ -12,10 +12,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.group_event import EventKind
-from scheduler_svc.core.limits import PreemptionMode, PrefillMode, SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.policy import FcfsPolicy, Policy, PriorityPolicy
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -62,7 +62,7 @@ class Request:
 class Workload:
     """Everything that happens in one example."""
 
-    limits: SchedulerLimits
+    limits: CoreLimits
     requests: list[Request]
     evacuate_round: int | None = None
     drains: list[bool] = field(default_factory=lambda: [False])
@@ -71,12 +71,12 @@ class Workload:
 
 
 @st.composite
-def limits(draw: st.DrawFn) -> SchedulerLimits:
+def limits(draw: st.DrawFn) -> CoreLimits:
     """Draw limits so small that everything lacks now and then."""
     block_size = draw(st.integers(1, 5))
     max_model_len = draw(st.integers(2, 24))
     max_num_seqs = draw(st.integers(1, 6))
-    return SchedulerLimits(
+    return CoreLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 12)),
         max_model_len=max_model_len,
@@ -96,7 +96,7 @@ def limits(draw: st.DrawFn) -> SchedulerLimits:
 
 
 @st.composite
-def requests_within(draw: st.DrawFn, bounds: SchedulerLimits, common: list[int]) -> Request:
+def requests_within(draw: st.DrawFn, bounds: CoreLimits, common: list[int]) -> Request:
     """Draw a request that fits; half of them begin like the others."""
     token_id = st.integers(0, VOCAB_SIZE - 1)
     prompt = draw(st.sampled_from([[], common])) + draw(st.lists(token_id, max_size=bounds.max_model_len))
@@ -165,7 +165,7 @@ class Driver:
 
     def start_executor(self, epoch: int) -> None:
         """Attach to an empty executor."""
-        self.scheduler = Scheduler(self.limits, self.queue, self.workload.policy, epoch, prefix_key=b"key")
+        self.scheduler = ExecutorCore(self.limits, self.queue, self.workload.policy, epoch, prefix_key=b"key")
         self.executor = ToyExecutor(self.limits, hashed_next_token(VOCAB_SIZE))
         self.results: list[StepResult] = []
 

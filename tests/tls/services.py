@@ -8,8 +8,8 @@ from pathlib import Path
 
 import grpc.aio
 
-from executor_svc.execution_servicer import SERVICE_NAME, ExecutionServicer
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.service.servicer import SERVICE_NAME, ExecutionServicer
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.execution.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_to_server
 from scheduler_svc.config import SchedulerConfig

@@ -19,7 +19,7 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.generation.v1 import generation_service_pb2_grpc
 from octavo.outputs import Accepted
 from octavo.sampling_params import SamplingParams
-from scheduler_svc import generation_servicer
+from scheduler_svc.front.api import servicer as generation_servicer
 from tests.support.certificates import PairFiles, replace
 from tests.tls.services import Scheduler, running_pair, running_scheduler, tls_settings
 

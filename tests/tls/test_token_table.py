@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.identity import ANYBODY, Identity
-from scheduler_svc.token_table import TokensFileError, read_tokens
+from scheduler_svc.front.access.identity import ANYBODY, Identity
+from scheduler_svc.front.access.token_table import TokensFileError, read_tokens
 
 
 def complaint(path: Path, content: str) -> str:

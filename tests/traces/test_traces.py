@@ -29,9 +29,9 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.beam_search import BeamSearchParams
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.results import StepUpdates
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.stop_conditions import StopConditions
 from shared.step import Step
@@ -49,7 +49,7 @@ class Stage:
         self.groups: dict[str, SequenceGroup] = {}
 
     @property
-    def scheduler(self) -> Scheduler:
+    def scheduler(self) -> ExecutorCore:
         return self.bench.scheduler
 
     def play(self, command: str) -> str:
@@ -216,7 +216,7 @@ def carried(sequence: Sequence) -> str:
 
 def new_bench(options: dict[str, str]) -> Bench:
     vocab_size = int(options.get("vocab", 0))
-    limits: SchedulerLimits = small_limits(
+    limits: CoreLimits = small_limits(
         max_num_seqs=int(options["max_num_seqs"]),
         budget=int(options["budget"]),
         block_size=int(options["block_size"]),

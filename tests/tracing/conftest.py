@@ -10,9 +10,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from executor_svc.fake_worker import FakeWorker
-from executor_svc.traced_worker import TracedWorker
-from executor_svc.worker import Worker
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.service.traced_worker import TracedWorker
+from executor_svc.worker.interface import Worker
 from octavo.generation.v1 import generation_service_pb2 as pb
 from shared.tracing import Tracing, TracingMode
 from tests.support.stack import Stack, running_stack

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from tests.support.stack import Stack, token_request

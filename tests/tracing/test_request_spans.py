@@ -6,8 +6,8 @@ import logging
 import grpc
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
-from executor_svc.traced_worker import TracedWorker
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.service.traced_worker import TracedWorker
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from shared.step import Step

@@ -9,8 +9,8 @@ from importlib.metadata import version
 
 import pytest
 
-from executor_svc.fake import main as fake_main
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.__main__ import main as fake_main
+from executor_svc.fake.worker import FakeWorker
 from scheduler_svc.__main__ import main as scheduler_main
 from shared.errors import OctavoServiceError
 from shared.tracing import COMPLAINT_INTERVAL_S, RateLimitFilter, resource_of, start_tracing

@@ -132,7 +132,7 @@ async def test_nothing_is_imported_or_sent_unless_asked_for(monkeypatch: pytest.
     async with running_collector() as (collector, endpoint):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         async with (
-            listing_modules("executor_svc.fake") as executor,
+            listing_modules("executor_svc.fake.__main__") as executor,
             listing_modules("scheduler_svc.__main__", "--executor", executor.address) as scheduler,
         ):
             await attached(scheduler.other_addresses["admin"], 1)

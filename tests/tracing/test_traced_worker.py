@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
-from executor_svc.traced_worker import TracedWorker
-from executor_svc.worker import execute
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.service.traced_worker import TracedWorker
+from executor_svc.worker.interface import execute
 from shared.errors import InvalidStepError
 from shared.step import Admission, Fork, SamplingRow, Step, TableDelta, pairs
 from tests.tracing.conftest import Recorder

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from executor_svc.attention import AttentionLayer
-from executor_svc.errors import ModelLoadError, UnsupportedModelError
 from executor_svc.models.config import Activation, LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.rope_config import read_rope
 from executor_svc.models.weight_names import WeightNames
+from shared.errors import ModelLoadError, UnsupportedModelError
 
 ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "silu": "silu",

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import metrics_cost
 from benchmarks.metrics_cost import Cost, measure_end, measure_steps
-from scheduler_svc.meter import Meter
+from scheduler_svc.telemetry.meter import Meter
 
 
 def test_metrics_add_little_to_a_step() -> None:

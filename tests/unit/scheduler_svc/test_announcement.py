@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from scheduler_svc.__main__ import serve
 from scheduler_svc.config import SchedulerConfig
 from shared.stop_request import StopRequest
@@ -15,7 +15,7 @@ from tests.support.stack import ExecutorProcess
 async def test_it_serves_once_an_executor_is_attached_and_says_before_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "scheduler_svc.readiness")
+    caplog.set_level(logging.INFO, "scheduler_svc.engine.readiness")
     said: list[str] = []
 
     async def said_next() -> str:
@@ -46,7 +46,7 @@ async def test_it_serves_once_an_executor_is_attached_and_says_before_what_it_wa
     assert (await said_next()).startswith(f"octavo scheduler not serving yet: {why}")
     await executor.start()
     assert await said_next() == f"octavo scheduler serving on {address}"
-    told = [record.getMessage() for record in caplog.records if record.name == "scheduler_svc.readiness"]
+    told = [record.getMessage() for record in caplog.records if record.name == "scheduler_svc.engine.readiness"]
     assert [message.partition("executor is attached")[0] for message in told] == [
         "event=not_ready cause='no ",
         "event=ready",

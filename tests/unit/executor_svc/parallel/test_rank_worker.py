@@ -8,12 +8,12 @@ from typing import NoReturn
 
 import pytest
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from executor_svc.parallel.connection import Connection
 from executor_svc.parallel.rank_worker import LeaderWorker, follow
 from executor_svc.parallel.step_channel import StepChannel, connect
-from executor_svc.running_step import RunningStep
-from executor_svc.worker import execute
+from executor_svc.worker.interface import execute
+from executor_svc.worker.running_step import RunningStep
 from shared.errors import InvalidStepError, StepFailedError
 from shared.step import Step, StepResult, TableDelta, pairs
 from tests.support.steps import StepOnDevice

@@ -2,8 +2,8 @@
 
 import pytest
 
-from executor_svc.errors import ModelLoadError
 from executor_svc.parallel.ranks import RankAssignment, assignment_from
+from shared.errors import ModelLoadError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from executor_svc.errors import ModelLoadError
 from executor_svc.parallel.connection import Connection, FrameKind, send_frame
 from executor_svc.parallel.step_channel import StepAddress, StepChannel, connect
+from shared.errors import ModelLoadError
 
 PATIENT_S = 30.0
 

@@ -7,7 +7,7 @@ import asyncio
 import re
 from pathlib import Path
 
-from executor_svc.fake_worker import FakeWorker
+from executor_svc.fake.worker import FakeWorker
 from octavo.admin_client import AdminClient
 from octavo.top.app import TopApp
 from octavo.top.polling import Poller

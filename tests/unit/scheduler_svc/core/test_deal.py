@@ -7,7 +7,7 @@ import pytest
 from scheduler_svc.core.admission import Wait
 from scheduler_svc.core.deal import Deal, Offer
 from scheduler_svc.core.inbox import Inbox
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import Turn
 from tests.support.driving import group, max_tokens, small_limits
@@ -83,7 +83,7 @@ def test_what_was_dealt_counts_for_the_next_one() -> None:
     ],
 )
 def test_a_core_is_dealt_what_its_next_step_can_admit(
-    limits: SchedulerLimits, num_prompt_tokens: int, num_taken: int
+    limits: CoreLimits, num_prompt_tokens: int, num_taken: int
 ) -> None:
     bench = FleetBench(limits)
     deal = deal_of(bench)

@@ -8,7 +8,7 @@ import pytest
 
 from scheduler_svc.core.dealer import MAX_DEALT_GROUPS
 from scheduler_svc.core.inbox import Inbox
-from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import PriorityPolicy
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench
@@ -183,7 +183,7 @@ def num_calls(function: Callable[[], object]) -> int:
     return calls
 
 
-def fleet_of(num_cores: int, num_waiting: int, limits: SchedulerLimits = ROOMY, num_tenants: int = 1) -> FleetBench:
+def fleet_of(num_cores: int, num_waiting: int, limits: CoreLimits = ROOMY, num_tenants: int = 1) -> FleetBench:
     bench = FleetBench(*[limits] * num_cores)
     bench.checks_integrity = False
     for arrival in range(num_waiting):

@@ -5,14 +5,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.prefills import Prefill
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
 from shared.step import no_slots
 from tests.support.driving import Bench, small_limits
 
-Fault = Callable[[Scheduler], None]
+Fault = Callable[[ExecutorCore], None]
 
 
 def bench_in_full_swing() -> Bench:
@@ -33,23 +33,23 @@ def bench_in_full_swing() -> Bench:
 # 1: blocks -----------------------------------------------------------------------------------------
 
 
-def take_a_block(scheduler: Scheduler) -> None:
+def take_a_block(scheduler: ExecutorCore) -> None:
     scheduler.blocks.allocator.allocate(1)
 
 
-def name_a_block_twice(scheduler: Scheduler) -> None:
+def name_a_block_twice(scheduler: ExecutorCore) -> None:
     scheduler.table.block_tables[2, 0] = scheduler.table.block_tables[0, 0]
 
 
-def free_a_block_that_is_used(scheduler: Scheduler) -> None:
+def free_a_block_that_is_used(scheduler: ExecutorCore) -> None:
     scheduler.blocks.allocator._push(scheduler.table.block_tables[0, :1].astype(np.intp))
 
 
-def take_a_host_block(scheduler: Scheduler) -> None:
+def take_a_host_block(scheduler: ExecutorCore) -> None:
     scheduler.swapped.host.allocate(1)
 
 
-def free_a_host_block_twice(scheduler: Scheduler) -> None:
+def free_a_host_block_twice(scheduler: ExecutorCore) -> None:
     host = scheduler.swapped.host
     host._push(host._free_blocks[:1])
 
@@ -57,36 +57,36 @@ def free_a_host_block_twice(scheduler: Scheduler) -> None:
 # 2: slots ------------------------------------------------------------------------------------------
 
 
-def lose_a_slot(scheduler: Scheduler) -> None:
+def lose_a_slot(scheduler: ExecutorCore) -> None:
     scheduler.batch.free_slots.pop()
 
 
-def share_a_slot(scheduler: Scheduler) -> None:
+def share_a_slot(scheduler: ExecutorCore) -> None:
     first, second = scheduler.batch.running[0].sequences
     second.slot = first.slot
 
 
-def forget_the_owner_of_a_slot(scheduler: Scheduler) -> None:
+def forget_the_owner_of_a_slot(scheduler: ExecutorCore) -> None:
     scheduler.batch.sequence_in_slot[2] = None
 
 
-def age_a_slot(scheduler: Scheduler) -> None:
+def age_a_slot(scheduler: ExecutorCore) -> None:
     scheduler.table.generation[2] += 1
 
 
-def release_a_slot(scheduler: Scheduler) -> None:
+def release_a_slot(scheduler: ExecutorCore) -> None:
     scheduler.table.live[2] = False
 
 
-def leave_a_slot_by_half(scheduler: Scheduler) -> None:
+def leave_a_slot_by_half(scheduler: ExecutorCore) -> None:
     scheduler.batch.is_left[2] = True
 
 
-def miscount_the_claims(scheduler: Scheduler) -> None:
+def miscount_the_claims(scheduler: ExecutorCore) -> None:
     scheduler.batch.num_claimed_slots += 1
 
 
-def promise_too_many_slots(scheduler: Scheduler) -> None:
+def promise_too_many_slots(scheduler: ExecutorCore) -> None:
     group = scheduler.batch.running[0]
     group.sequences += [Sequence(group, index, group.prompt_token_ids) for index in range(2, 9)]
     scheduler.batch.num_claimed_slots += 7
@@ -95,22 +95,22 @@ def promise_too_many_slots(scheduler: Scheduler) -> None:
 # 3, 4 and 5: lengths ---------------------------------------------------------------------------------
 
 
-def compute_beyond_the_blocks(scheduler: Scheduler) -> None:
+def compute_beyond_the_blocks(scheduler: ExecutorCore) -> None:
     scheduler.table.num_scheduled_tokens[2] = scheduler.table.num_blocks[2] * 4 + 1
 
 
-def compute_beyond_the_budget(scheduler: Scheduler) -> None:
+def compute_beyond_the_budget(scheduler: ExecutorCore) -> None:
     scheduler.in_flight[0].layout.lengths[0] = scheduler.limits.max_num_batched_tokens
 
 
-def grow_beyond_the_limit(scheduler: Scheduler) -> None:
+def grow_beyond_the_limit(scheduler: ExecutorCore) -> None:
     scheduler.table.num_tokens[2] = scheduler.limits.max_model_len + 1
 
 
 # 7 and 8: contents -----------------------------------------------------------------------------------
 
 
-def share_the_block_that_is_written_next(scheduler: Scheduler) -> None:
+def share_the_block_that_is_written_next(scheduler: ExecutorCore) -> None:
     table, allocator = scheduler.table, scheduler.blocks.allocator
     index = int(table.num_scheduled_tokens[0]) // 4
     shared, own = table.block_tables[0, index], table.block_tables[1, index]
@@ -119,21 +119,21 @@ def share_the_block_that_is_written_next(scheduler: Scheduler) -> None:
     table.block_tables[1, index] = shared
 
 
-def register_under_a_wrong_hash(scheduler: Scheduler) -> None:
+def register_under_a_wrong_hash(scheduler: ExecutorCore) -> None:
     scheduler.table.token_ids[0, 1] += 1
 
 
-def register_a_block_that_fills(scheduler: Scheduler) -> None:
+def register_a_block_that_fills(scheduler: ExecutorCore) -> None:
     table, cache = scheduler.table, scheduler.blocks.prefix_cache
     assert cache is not None
     cache.register([b"block"], [int(table.block_tables[0, table.num_scheduled_tokens[0] // 4])])
 
 
-def carry_the_hashes_of_another(scheduler: Scheduler) -> None:
+def carry_the_hashes_of_another(scheduler: ExecutorCore) -> None:
     scheduler.batch.running[1].sequences[0].block_hashes = scheduler.batch.running[0].sequences[0].block_hashes
 
 
-def write_a_block_for_ever(scheduler: Scheduler) -> None:
+def write_a_block_for_ever(scheduler: ExecutorCore) -> None:
     assert scheduler.blocks.prefix_cache is not None
     scheduler.blocks.prefix_cache._being_written.add(b"block")
 
@@ -141,32 +141,32 @@ def write_a_block_for_ever(scheduler: Scheduler) -> None:
 # Order -----------------------------------------------------------------------------------------------
 
 
-def run_out_of_order(scheduler: Scheduler) -> None:
+def run_out_of_order(scheduler: ExecutorCore) -> None:
     scheduler.batch.running.reverse()
 
 
-def swap_out_of_order(scheduler: Scheduler) -> None:
+def swap_out_of_order(scheduler: ExecutorCore) -> None:
     scheduler.swapped.groups.reverse()
 
 
-def change_the_order_of_a_group(scheduler: Scheduler) -> None:
+def change_the_order_of_a_group(scheduler: ExecutorCore) -> None:
     scheduler.batch.running[0].order = (-1, 0)
 
 
-def keep_a_prefill_that_is_over(scheduler: Scheduler) -> None:
+def keep_a_prefill_that_is_over(scheduler: ExecutorCore) -> None:
     sequence = scheduler.batch.running[0].sequences[0]
     scheduler.prefills.running.append(Prefill(sequence, 9, 9, no_slots(), is_long=False))
 
 
-def wake_a_swapped_sequence(scheduler: Scheduler) -> None:
+def wake_a_swapped_sequence(scheduler: ExecutorCore) -> None:
     scheduler.swapped.groups[0].sequences[0].status = SequenceStatus.WAITING
 
 
-def forget_a_swapped_sequence(scheduler: Scheduler) -> None:
+def forget_a_swapped_sequence(scheduler: ExecutorCore) -> None:
     scheduler.swapped.drop_sequence(scheduler.swapped.groups[0].sequences[0])
 
 
-def go_on_with_a_search_that_is_swapped_out(scheduler: Scheduler) -> None:
+def go_on_with_a_search_that_is_swapped_out(scheduler: ExecutorCore) -> None:
     scheduler.searches.ready[scheduler.swapped.groups[0]] = []
 
 

@@ -6,7 +6,7 @@ import pytest
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.block_manager import BlockManager
-from scheduler_svc.core.limits import PreemptionMode, SchedulerLimits
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from tests.support.driving import Bench, chunks, group, max_tokens, only_admission, small_limits
 from tests.support.toy_executor import hashed_next_token
 
@@ -20,7 +20,7 @@ def window_limits(
     host_blocks: int = 0,
     mode: PreemptionMode | None = None,
     num_lookahead_tokens: int = 0,
-) -> SchedulerLimits:
+) -> CoreLimits:
     """Return limits under which a sequence may have all the blocks, and needs 3 of them."""
     return small_limits(
         sliding_window=window,

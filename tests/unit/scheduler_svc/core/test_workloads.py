@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_svc.core.admission import GroupFailure
-from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.stop_conditions import StopConditions
 from tests.support.driving import small_limits
 from tests.support.workloads import Request, Workload, play
@@ -20,11 +20,11 @@ def test_a_failure_that_is_told_once_is_fine() -> None:
 
 
 def test_a_failure_that_is_told_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_failures = Scheduler.take_failures
+    take_failures = ExecutorCore.take_failures
 
-    def twice(scheduler: Scheduler) -> list[GroupFailure]:
+    def twice(scheduler: ExecutorCore) -> list[GroupFailure]:
         return [failure for failure in take_failures(scheduler) for _ in range(2)]
 
-    monkeypatch.setattr(Scheduler, "take_failures", twice)
+    monkeypatch.setattr(ExecutorCore, "take_failures", twice)
     with pytest.raises(AssertionError, match="a group failed twice"):
         play(GROWS_TOO_LARGE, 1)

@@ -1,0 +1,187 @@
+"""How many blocks the KV cache gets: as configured, or what the memory has room for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from executor_svc.cache.cache_engine import CacheShape, available_memory_bytes, total_memory_bytes
+from shared.errors import ModelLoadError
+from shared.events import Event
+
+if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
+    from executor_svc.config import ExecutorConfig
+
+# A CPU's memory is shared with everything else that runs on the machine.
+CPU_CACHE_SHARE = 0.25
+LARGEST_SHARE_OF_FREE = 0.5
+# Where the system does not say what is free.
+FALLBACK_CACHE_GIB = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+class GpuMemory(Protocol):
+    """The memory of one GPU, in bytes."""
+
+    def total(self) -> int:
+        """Return all of it."""
+
+    def free(self) -> int:
+        """Return what nobody uses; memory that torch keeps for later is in use."""
+
+    def release(self) -> None:
+        """Give back what torch keeps for later."""
+
+    def measure_peak(self, run: Callable[[], object]) -> int:
+        """Return the most that torch used at one time during `run`, what it used before included."""
+
+    def used_by_torch(self) -> int:
+        """Return what tensors take, and what torch keeps for later."""
+
+
+class CudaMemory:
+    """The memory of a CUDA device; see `GpuMemory`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def total(self) -> int:
+        """Return all of it."""
+        return int(torch.cuda.mem_get_info(self._device)[1])
+
+    def free(self) -> int:
+        """Return what nobody uses."""
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
+    def release(self) -> None:
+        """Give back what torch keeps for later."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+
+    def measure_peak(self, run: Callable[[], object]) -> int:
+        """Return the most that torch used at one time during `run`."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        run()
+        torch.cuda.synchronize(self._device)
+        peak = int(torch.cuda.max_memory_allocated(self._device))
+        torch.cuda.empty_cache()
+        return peak
+
+    def used_by_torch(self) -> int:
+        """Return what tensors take, and what torch keeps for later."""
+        return int(torch.cuda.memory_reserved(self._device))
+
+
+def gpu_memory(device: torch.device) -> GpuMemory | None:
+    """Return the memory of a GPU; None: the device has none of its own."""
+    return CudaMemory(device) if device.type == "cuda" else None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    """Blocks of the device pool and of the host pool."""
+
+    device: int
+    host: int
+
+
+def gpu_cache_bytes(
+    memory: GpuMemory,
+    utilization: float,
+    run_largest_steps: Callable[[], object],
+    measure_graphs: Callable[[GpuMemory], int],
+) -> int:
+    """Return what the cache of a GPU may take, with the weights loaded; may be below 0.
+
+    What others use of the device (its own libraries, other processes) is what is neither free nor torch's.
+    """
+    peak = memory.measure_peak(run_largest_steps)
+    others = memory.total() - memory.free() - memory.used_by_torch()
+    graphs = measure_graphs(memory)
+    budget = int(memory.total() * utilization)
+    sizes = {
+        "total": memory.total(),
+        "peak": peak,
+        "others": others,
+        "graphs": graphs,
+        "cache": budget - peak - others - graphs,
+    }
+    gib = {f"{name}_gib": round(size / 2**30, 2) for name, size in sizes.items()}
+    _logger.info(Event("gpu_memory", utilization=utilization, **gib))
+    return budget - peak - others - graphs
+
+
+def cpu_cache_bytes(local_size: int) -> int:
+    """Return what the cache of one of `local_size` ranks on this machine takes, with the weights loaded.
+
+    A quarter of the machine's memory, halved until it is at most half of what is free: so a restart finds the same
+    size again unless much has changed. Requests that were accepted for a larger cache would have to wait.
+    """
+    available, total = available_memory_bytes(), total_memory_bytes()
+    if available is None or total is None:
+        return int(FALLBACK_CACHE_GIB * 2**30)
+    share = int(total * CPU_CACHE_SHARE)
+    while share > available * LARGEST_SHARE_OF_FREE:
+        share //= 2
+    return share // local_size
+
+
+def check_cache_settings(config: ExecutorConfig, shape: CacheShape, local_size: int = 1) -> None:
+    """Refuse what is asked for and can never be, before the weights are loaded. Raises: as `count_blocks`."""
+    count_blocks(config, shape, lambda: shape.bytes_per_block, local_size)
+
+
+def count_blocks(
+    config: ExecutorConfig, shape: CacheShape, free_cache_bytes: Callable[[], int], local_size: int = 1
+) -> BlockCounts:
+    """Return how many blocks this rank has room for.
+
+    Args:
+        config: May say it in blocks or in GiB.
+        shape: What a block is.
+        free_cache_bytes: What the memory has room for; asked only if `config` says nothing.
+        local_size: How many ranks of this machine take as much each.
+
+    Raises: ModelLoadError: there is no room for even one block, or a CPU's memory is too small for what is asked for.
+    """
+    num_blocks, num_host_blocks = config.num_device_blocks, count_host_blocks(config, shape)
+    if num_blocks is None:
+        num_bytes = free_cache_bytes() if config.kv_cache_gib is None else int(config.kv_cache_gib * 2**30)
+        num_blocks = num_bytes // shape.bytes_per_block
+    if num_blocks < 1:
+        raise ModelLoadError(
+            f"the KV cache has no room for even one block of {shape.bytes_per_block} bytes; choose more with "
+            "--kv-cache-gib, or smaller blocks with --block-size-tokens"
+        )
+    _check_memory(shape, num_host_blocks + (num_blocks if config.device == "cpu" else 0), local_size)
+    return BlockCounts(num_blocks, num_host_blocks)
+
+
+def count_host_blocks(config: ExecutorConfig, shape: CacheShape) -> int:
+    """Return how many blocks the host pool has."""
+    if config.num_host_blocks is not None:
+        return config.num_host_blocks
+    return shape.num_blocks_in(config.host_cache_gib)
+
+
+def _check_memory(shape: CacheShape, num_blocks: int, local_size: int) -> None:
+    """Refuse so many blocks of each rank in this machine's memory if it has no room for them.
+
+    It is only promised when it is asked for, and taken later; too much of it would end the process under load.
+    """
+    available = available_memory_bytes()
+    wanted = num_blocks * shape.bytes_per_block
+    if available is not None and wanted * local_size > available:
+        gib = f"{wanted * local_size / 2**30:.1f} GiB"
+        if local_size > 1:
+            gib += f" ({wanted / 2**30:.1f} GiB for each of {local_size} ranks)"
+        raise ModelLoadError(
+            f"the KV cache would take {gib}, but {available / 2**30:.1f} GiB of memory are available; "
+            "choose less with --kv-cache-gib and --host-cache-gib"
+        )

@@ -1,0 +1,90 @@
+"""The directory of a Hugging Face model: its JSON files, its tokenizer files.
+
+`executor_svc/checkpoint/model_location.py` finds it. The weights are read by `executor_svc/checkpoint/weights.py`.
+"""
+
+import json
+from pathlib import Path
+
+from shared.errors import ModelLoadError
+from shared.executor_info import TokenizerFile
+
+# The weights: one file, or shards with an index.
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+TOKENIZER_FILE_NAMES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+
+
+class ModelDirectory:
+    """A local directory. Files are read when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def config(self) -> dict[str, object]:
+        """Return config.json. Raises: ModelLoadError: it is missing or damaged."""
+        return read_json_object(self.path / "config.json")
+
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Return the ids that end a sequence, of generation_config.json, else of config.json; empty if neither has any.
+
+        Raises: ModelLoadError: a file is damaged, or its eos_token_id is no id and no list of ids.
+        """
+        for path in (self.path / "generation_config.json", self.path / "config.json"):
+            if not path.is_file():
+                continue
+            value = read_json_object(path).get("eos_token_id")
+            if value is None:
+                continue
+            ids = value if isinstance(value, list) else [value]
+            if not all(isinstance(item, int) for item in ids):
+                raise ModelLoadError(f"{path} has eos_token_id {value!r}; it must be an id or a list of ids")
+            return tuple(ids)
+        return ()
+
+    def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
+        """Return tokenizer.json and those of its companions that exist; empty without tokenizer.json.
+
+        Raises: ModelLoadError: a file is damaged. The scheduler would find out too, but only a message
+            of the executor that ends reaches whoever started it.
+        """
+        if not (self.path / TOKENIZER_FILE_NAMES[0]).is_file():
+            return ()
+        paths = [path for path in (self.path / name for name in TOKENIZER_FILE_NAMES) if path.is_file()]
+        for path in paths:
+            if path.suffix == ".json":
+                read_json_object(path)
+        _check_tokenizer(paths[0])
+        return tuple(TokenizerFile(path.name, path.read_bytes()) for path in paths)
+
+
+def _check_tokenizer(path: Path) -> None:
+    # Imported here: only this check needs it.
+    import tokenizers
+
+    try:
+        tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no narrower class
+        raise ModelLoadError(f"{path} is not a tokenizer: {error}") from error
+
+
+def read_json_object(path: Path) -> dict[str, object]:
+    """Read a JSON object. Raises: ModelLoadError: the file is missing, unreadable or something else."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{path} is missing") from error
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # bad JSON or bad UTF-8
+        raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} holds no JSON object")
+    return value

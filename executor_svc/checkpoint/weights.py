@@ -1,0 +1,177 @@
+"""The safetensors files of a model, streamed into memory that the model has allocated.
+
+A tensor is mapped from its file, the part that this rank needs is copied to its place (converted, packed or
+quantized as the place wants it), and let go: there are never two copies of the model.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import SafetensorError, safe_open
+
+from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, read_json_object
+from executor_svc.checkpoint.weight_map import TensorTarget
+from shared.errors import ModelLoadError
+from shared.events import Event
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoint:
+    """The weights of a model directory: one safetensors file, or shards with an index.
+
+    Raises: ModelLoadError: a file is missing or damaged, or the index does not fit the shards.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file_of = self._find_tensors()
+
+    def load_into(
+        self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool], optional_prefix: str = ""
+    ) -> None:
+        """Fill `targets`; a progress bar shows on standard error if that is a terminal.
+
+        Args:
+            targets: Where each tensor belongs, by name. Written in place, converted as it wants.
+            is_redundant: Says of a name that is not in `targets` that the model does without it.
+            optional_prefix: What checkpoints may leave out at the front of every name.
+
+        Raises:
+            ModelLoadError: a tensor is missing, unknown, or has another shape; names tensor and file.
+        """
+        if optional_prefix and not any(name.startswith(optional_prefix) for name in self._file_of):
+            targets = {name.removeprefix(optional_prefix): target for name, target in targets.items()}
+        self._check_names(targets, is_redundant)
+        begin_s = time.perf_counter()
+        num_bytes = 0
+        with _progress_bar(sum(target.nbytes for target in targets.values())) as advance:
+            for path, names in self._names_by_file():
+                with _open(path) as file:
+                    for name in names:
+                        if name in targets:
+                            _copy_tensor(file, path, name, targets[name])
+                            num_bytes += targets[name].nbytes
+                            advance(targets[name].nbytes)
+        duration_s = time.perf_counter() - begin_s
+        logger.info(
+            Event("weights_loaded", directory=str(self._directory), bytes=num_bytes, duration_s=round(duration_s, 2))
+        )
+
+    def model_hash(self, quantization: str = "none") -> str:
+        """Return the SHA-256 of config.json, byte for byte, then of every tensor by name, then of `quantization`.
+
+        Executors of one fleet must agree on it, however the files are cut. Of a tensor, name, dtype,
+        shape and the first row enter: all of it would double the time to load. So models that were
+        trained apart have different hashes, but files that differ only in later rows do not.
+        """
+        hasher = hashlib.sha256((self._directory / "config.json").read_bytes())
+        digests = []
+        for path, names in self._names_by_file():
+            with _open(path) as file:
+                digests += [(name, _tensor_digest(file, name)) for name in names]
+        for _, digest in sorted(digests):
+            hasher.update(digest)
+        if quantization != "none":  # other weights
+            hasher.update(quantization.encode())
+        return hasher.hexdigest()
+
+    def number_formats(self) -> set[str]:
+        """Return the number formats in which tensors are stored, as safetensors names them: BF16, F32."""
+        found = set()
+        for path, names in self._names_by_file():
+            with _open(path) as file:
+                found |= {str(file.get_slice(name).get_dtype()) for name in names}  # type: ignore[no-untyped-call]
+        return found
+
+    def _find_tensors(self) -> dict[str, Path]:
+        """Return the file of each tensor, and check that the shards hold what the index says."""
+        single, index = self._directory / SINGLE_FILE, self._directory / INDEX_FILE
+        self._table_of_contents = single if single.is_file() else index
+        if single.is_file():
+            return dict.fromkeys(_tensor_names(single), single)
+        if not index.is_file():
+            raise ModelLoadError(f"{self._directory} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+        weight_map = read_json_object(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(_is_file_name(name) for name in weight_map.values()):
+            raise ModelLoadError(f"{index} has no weight_map from tensor names to file names")
+        file_of: dict[str, Path] = {}
+        for path in sorted({self._directory / name for name in weight_map.values()}):
+            file_of |= dict.fromkeys(_tensor_names(path), path)
+        for name, file_name in weight_map.items():
+            if file_of.get(name) != self._directory / file_name:
+                raise ModelLoadError(
+                    f"{self._directory / file_name} does not hold the tensor {name}, as its index says"
+                )
+        return file_of
+
+    def _check_names(self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool]) -> None:
+        for name in targets:
+            if name not in self._file_of:
+                raise ModelLoadError(f"the tensor {name} is missing in {self._table_of_contents}")
+        for name, path in self._file_of.items():
+            if name not in targets and not is_redundant(name):
+                raise ModelLoadError(f"{path} holds the tensor {name}, which the model does not have")
+
+    def _names_by_file(self) -> Iterator[tuple[Path, list[str]]]:
+        for path in sorted(set(self._file_of.values())):
+            yield path, [name for name, file in self._file_of.items() if file == path]
+
+
+def _copy_tensor(file: safe_open, path: Path, name: str, target: TensorTarget) -> None:
+    tensor = file.get_slice(name)  # type: ignore[no-untyped-call]  # the library has no types
+    shape = list(tensor.get_shape())
+    if shape != list(target.shape):
+        raise ModelLoadError(
+            f"{path} holds the tensor {name} with shape {shape}; config.json asks for {list(target.shape)}"
+        )
+    target.fill(tensor)
+
+
+def _tensor_digest(file: safe_open, name: str) -> bytes:
+    """Return the SHA-256 of a tensor's description and first row."""
+    tensor = file.get_slice(name)  # type: ignore[no-untyped-call]  # the library has no types
+    shape = list(tensor.get_shape())
+    hasher = hashlib.sha256(f"{name} {tensor.get_dtype()} {shape}\n".encode())
+    if shape:
+        hasher.update(tensor[:1].contiguous().view(torch.uint8).numpy().tobytes())
+    return hasher.digest()
+
+
+def _is_file_name(value: object) -> bool:
+    """Whether an index names a file in its own directory, and nothing outside of it."""
+    return isinstance(value, str) and Path(value).name == value
+
+
+def _tensor_names(path: Path) -> list[str]:
+    with _open(path) as file:
+        return list(file.keys())  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[safe_open]:
+    """Open a safetensors file; its errors become one sentence that names it."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield file
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{path} is missing") from error
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{path} is damaged: {error}") from error
+
+
+@contextmanager
+def _progress_bar(total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Show how many bytes are loaded, if a person looks; yield the function that advances the bar."""
+    console = Console(stderr=True)
+    columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("loading weights", total=total_bytes)
+        yield lambda num_bytes: progress.advance(task, num_bytes)

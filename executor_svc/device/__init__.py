@@ -1,0 +1,1 @@
+"""The device of a rank, and the way to its memory."""

@@ -1,0 +1,1 @@
+"""The fake executor: the whole service without a model and without torch, which checks every block table."""

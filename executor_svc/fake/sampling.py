@@ -1,0 +1,90 @@
+"""How the fake executor carries out sampling parameters: on its little language, in NumPy.
+
+Rules, penalties and `min_tokens` work as they do on logits, with the language's log-probabilities in their
+place; the row then takes what is likeliest, of its own distribution if it has a seed. Filters and the
+temperature have nothing to work on: whatever else is drawn is drawn by hash.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from executor_svc.fake.language import FakeLanguage, Float32Array, UInt64Array
+from executor_svc.fake.tokenizer import VOCAB_SIZE
+from executor_svc.worker.sample_rows import FlatTokens, SampleRows
+from shared.step import NO_LOGPROBS, Int32Array, StepResult
+
+SEED_STRIDE = np.uint64(0x9E3779B97F4A7C15)
+
+
+def add_samples(
+    result: StepResult,
+    index: npt.NDArray[np.int64],
+    language: FakeLanguage,
+    histories: UInt64Array,
+    num_missing: Int32Array,
+    rows: SampleRows,
+) -> None:
+    """Fill in tokens, log-probabilities and alternatives of sampled rows.
+
+    Args:
+        result: Has a place for each sample row of the step.
+        index: Which of them the rows are, [num_rows]; the others are beams'.
+        language: Says what follows.
+        histories: Hash of each row's history, [num_rows].
+        num_missing: Bytes that the last character of each lacks, [num_rows].
+        rows: The rows.
+    """
+    sampling = rows.sampling
+    token_ids = language.sample(histories, num_missing, sampling)
+    processed = np.flatnonzero(rows.are_processed())
+    if len(processed):
+        is_random = sampling["temperature"][processed] > 0
+        outputs = (sampling["output_index"][processed].astype(np.uint64) + np.uint64(1)) * SEED_STRIDE
+        states = histories[processed] ^ np.where(is_random, sampling["seed"][processed] ^ outputs, np.uint64(0))
+        scores = processed_scores(language.logprobs(states, num_missing[processed]), rows[processed])
+        token_ids[processed] = scores.argmax(axis=1)
+    result.sampled_token_ids[index] = token_ids
+    asked = np.flatnonzero(sampling["num_logprobs"] != NO_LOGPROBS)
+    if not len(asked):
+        return
+    all_logprobs = language.logprobs(histories[asked], num_missing[asked])
+    result.logprobs = np.full(len(result.sampled_token_ids), np.nan, np.float32)
+    result.logprobs[index[asked]] = all_logprobs[np.arange(len(asked)), token_ids[asked]]
+    counts = np.maximum(sampling["num_logprobs"][asked], 0)
+    result.alternative_token_ids, result.alternative_logprobs = likeliest(all_logprobs, counts)
+
+
+def likeliest(
+    scores: Float32Array, counts: npt.NDArray[np.integer]
+) -> tuple[Int32Array, Float32Array] | tuple[None, None]:
+    """Return the `counts` largest of each row of scores, [num_rows, VOCAB_SIZE], joined; None: no row wants any."""
+    if not counts.any():
+        return None, None
+    token_ids = np.argsort(-scores, axis=1, kind="stable").astype(np.int32)
+    wanted = np.arange(VOCAB_SIZE) < counts[:, None]
+    return token_ids[wanted], np.take_along_axis(scores, token_ids, 1)[wanted]
+
+
+def processed_scores(scores: Float32Array, rows: SampleRows) -> Float32Array:
+    """Apply rules and penalties to log-probabilities, [num_rows, VOCAB_SIZE]; they are overwritten."""
+    biased, biases = rows.biased_tokens()
+    scores[_places(biased)] += biases
+    sampling = rows.sampling
+    every_row = np.arange(len(rows))
+    history = rows.history(every_row, output_only=False)
+    former, penalties = scores[_places(history)], sampling["repetition_penalty"][history.rows]
+    scores[_places(history)] = np.where(former < 0, former * penalties, former / penalties)
+    output = rows.history(every_row, output_only=True)
+    counts = np.zeros(scores.shape, np.float32)
+    np.add.at(counts, _places(output), 1)
+    scores -= sampling["frequency_penalty"][:, None] * counts
+    scores -= sampling["presence_penalty"][:, None] * (counts > 0)
+    scores[_places(rows.forbidden_tokens())] = -np.inf
+    asking, masks = rows.allowed_masks()
+    for row, mask in zip(asking.tolist(), masks, strict=True):
+        scores[row, np.unpackbits(mask, count=VOCAB_SIZE, bitorder="little") == 0] = -np.inf
+    return scores
+
+
+def _places(tokens: FlatTokens) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    return tokens.rows, tokens.token_ids

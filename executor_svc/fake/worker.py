@@ -1,0 +1,169 @@
+"""The worker without a model: tokens and candidates from a hash of the history, every block table checked.
+
+It stands in for `executor_svc.worker.torch_worker.TorchWorker` behind the same service, so that the
+production scheduler runs, is tested and is loaded on a machine without torch. What a wrong block
+table would do silently to a real model fails the step here; see `executor_svc/fake/cache.py`. What
+follows a history is in `executor_svc/fake/language.py`.
+"""
+
+import hashlib
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from executor_svc.fake.cache import Histories, HistoryCache
+from executor_svc.fake.faults import FakeFaults
+from executor_svc.fake.language import FakeLanguage
+from executor_svc.fake.sampling import add_samples, likeliest, processed_scores
+from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
+from executor_svc.worker.interface import check_layout, check_step
+from executor_svc.worker.running_step import DoneStep, RunningStep
+from executor_svc.worker.sample_rows import SampleRows
+from shared.batch_table import BatchTable, StepLayout
+from shared.executor_info import ExecutorInfo, TokenizerFile
+from shared.step import UNKNOWN_TOKEN, Int32Array, Step, StepResult
+
+
+class FakeWorker:
+    """Runs steps without a model; see `executor_svc.worker.interface.Worker`.
+
+    Args:
+        block_size_tokens: Tokens in a block.
+        num_device_blocks: Blocks of the device pool.
+        num_host_blocks: Blocks of the host pool; 0: it cannot swap.
+        max_model_len: Longest sequence in tokens.
+        max_num_seqs: Slots of the batch table.
+        max_num_batched_tokens: Most tokens a step; more fail it.
+        max_message_bytes: Reported to the scheduler.
+        step_ms: Time that every step takes at least, in milliseconds.
+        token_us: Time that each token of a step adds, in microseconds.
+        eos_probability: Chance that a token is the end of the sequence, 0 to 1.
+        sliding_window_tokens: Last tokens that attention reads, the token itself included; 0: all.
+        faults: What goes wrong; None: nothing.
+        sleep: Waits so many seconds; runs on the thread of `execute`, once in every step.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_size_tokens: int = 16,
+        num_device_blocks: int = 4096,
+        num_host_blocks: int = 0,
+        max_model_len: int = 8192,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        max_message_bytes: int = 64 * 2**20,
+        step_ms: float = 0.0,
+        token_us: float = 0.0,
+        eos_probability: float = 0.0,
+        sliding_window_tokens: int = 0,
+        faults: FakeFaults | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._info = ExecutorInfo(
+            instance_id=uuid.uuid4().hex,
+            model_id="fake",
+            model_hash=hashlib.sha256(
+                f"fake 1, eos_probability {eos_probability}, sliding_window_tokens {sliding_window_tokens}".encode()
+            ).hexdigest(),
+            dtype="float32",
+            block_size_tokens=block_size_tokens,
+            num_device_blocks=num_device_blocks,
+            num_host_blocks=num_host_blocks,
+            max_model_len=max_model_len,
+            vocab_size=VOCAB_SIZE,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_message_bytes=max_message_bytes,
+            eos_token_ids=(EOS_TOKEN_ID,),
+            sliding_window_tokens=sliding_window_tokens,
+        )
+        self._step_ms = step_ms
+        self._token_us = token_us
+        self._faults = faults
+        self._sleep = sleep
+        self._language = FakeLanguage(eos_probability)
+        self._cache = HistoryCache(num_device_blocks, num_host_blocks, block_size_tokens, sliding_window_tokens)
+        self.reset()
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """What this executor is; constant over its life."""
+        return self._info
+
+    @property
+    def table(self) -> BatchTable:
+        """The batch table; replaced by `reset`."""
+        return self._table
+
+    def reset(self) -> None:
+        """Empty the batch table: a scheduler has attached. The cache contents stay."""
+        info = self._info
+        self._table = BatchTable(info.max_num_seqs, info.max_model_len, info.block_size_tokens, info.num_device_blocks)
+        self._histories = Histories(self._table)
+
+    def execute(self, step: Step) -> StepResult:
+        """Apply the step to the table, check it, record and return the sampled tokens.
+
+        Raises:
+            InvalidStepError: the step does not fit the table or the cache; nothing was written.
+            StepFailedError: a wrong block table, a wrong digest, too many tokens, or a planned fault.
+        """
+        begin_s = time.perf_counter()
+        if self._faults is not None:
+            self._faults.begin_step()
+        check_step(step, self._info)
+        layout = self._table.apply(step.delta)
+        digest = check_layout(step, layout, self._table, self._info.max_num_batched_tokens)
+        self._histories.follow(self._table, step.delta, layout)
+        self._cache.move(step)
+        self._cache.write(self._table, layout, self._histories)
+        self._cache.check_reads(self._table, layout, self._histories)
+        result = replace(self._answer(step, layout), table_digest=digest)
+        self._table.record(layout, result.sampled_token_ids)
+        self._histories.append(layout, result.sampled_token_ids)
+        target_s = self._step_ms * 1e-3 + layout.num_tokens * self._token_us * 1e-6
+        self._sleep(max(0.0, target_s - (time.perf_counter() - begin_s)))
+        return replace(result, execute_duration_us=round((time.perf_counter() - begin_s) * 1e6))
+
+    def launch(self, step: Step) -> RunningStep:
+        """Execute the step; see `executor_svc.worker.interface.Worker.launch`."""
+        return DoneStep(self.execute(step))
+
+    def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
+        """Return the files of the byte tokenizer."""
+        return fake_tokenizer_files()
+
+    def _answer(self, step: Step, layout: StepLayout) -> StepResult:
+        """Return what follows each sample row's history."""
+        rows = SampleRows.of_step(self._table, layout)
+        slots, positions = layout.sample_slots, layout.sample_positions
+        histories = self._histories.by_position[slots, positions - 1]
+        num_missing = self._language.missing_bytes(self._table.token_ids, slots, positions)
+        result = StepResult(step.epoch, step.step_id, np.full(len(rows), UNKNOWN_TOKEN, np.int32))
+        is_beam = np.zeros(len(rows), np.bool_) if layout.num_candidates is None else layout.num_candidates > 0
+        sampled = np.flatnonzero(~is_beam)
+        add_samples(result, sampled, self._language, histories[sampled], num_missing[sampled], rows[sampled])
+        if layout.num_candidates is not None:
+            scores = self._language.logprobs(histories[is_beam], num_missing[is_beam])
+            processed_scores(scores, rows[is_beam])
+            candidates = likeliest(scores, layout.num_candidates[is_beam])
+            result.candidate_token_ids, result.candidate_logprobs = candidates
+        if layout.num_prompt_logprobs is not None:
+            self._answer_prompt(result, layout, layout.num_prompt_logprobs)
+        return result
+
+    def _answer_prompt(self, result: StepResult, layout: StepLayout, counts: Int32Array) -> None:
+        """Add the log-probabilities of prompt tokens, `counts` in each row of the layout."""
+        assert layout.num_prompt_alternatives is not None
+        slots = np.repeat(layout.slots, counts)
+        positions = np.repeat(layout.starts + 1 - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        positions = positions.astype(np.int32)
+        num_missing = self._language.missing_bytes(self._table.token_ids, slots, positions)
+        logprobs = self._language.logprobs(self._histories.by_position[slots, positions - 1], num_missing)
+        result.prompt_logprobs = logprobs[np.arange(len(slots)), self._table.token_ids[slots, positions]]
+        alternatives = likeliest(logprobs, np.repeat(layout.num_prompt_alternatives, counts))
+        result.prompt_alternative_token_ids, result.prompt_alternative_logprobs = alternatives

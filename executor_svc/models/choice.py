@@ -1,0 +1,155 @@
+"""Whose code runs a model: our own, or that of transformers on our paged attention."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from executor_svc.attention import AttentionBackend
+from executor_svc.attention.native_backend import NativeAttentionBackend
+from executor_svc.attention.needs import AttentionNeeds
+from executor_svc.attention.selection import ChosenBackend, choose_backend
+from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.weights import Checkpoint
+from executor_svc.models.config import ModelConfig
+from executor_svc.models.families import parse_config
+from executor_svc.models.kernels import FoundLibrary, describe_kernels, find_library, make_attention, make_model
+from executor_svc.models.language_model import LanguageModel
+from executor_svc.models.sharding import Shard
+from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
+from shared.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
+from shared.events import Event
+
+if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
+    from executor_svc.config import ExecutorConfig
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenModel:
+    """A model and its attention. `load` fills the weights, if they are not there yet."""
+
+    model: LanguageModel
+    attention: AttentionBackend
+    block_size: int  # tokens
+    dtype: torch.dtype  # of activations and cache
+    load: Callable[[Checkpoint], None]
+    kernels: str = ""  # what computes it, for people
+
+
+def choose_model(
+    directory: ModelDirectory,
+    config: ExecutorConfig,
+    device: torch.device,
+    group: TensorParallelGroup = SINGLE_RANK,
+) -> ChosenModel:
+    """Return the model of a directory: with our own code if that can run it, else with transformers'.
+
+    Raises: ModelLoadError: neither can, or not as `config` wants it.
+    """
+    try:
+        model_config = read_model_config(directory, config)
+    except UnsupportedModelError as reason:
+        return _from_transformers(directory, config, device, reason)
+    return choose_native_model(model_config, config, device, group)
+
+
+def choose_native_model(
+    model_config: ModelConfig,
+    config: ExecutorConfig,
+    device: torch.device,
+    group: TensorParallelGroup = SINGLE_RANK,
+) -> ChosenModel:
+    """Return a model of a family that has code of our own. Raises: ModelLoadError: not as `config` wants it."""
+    dtype = torch_dtype(config.dtype)
+    shard = Shard.of(model_config, group.rank, group.size)
+    layers = [shard.attention_layer(layer.attention) for layer in model_config.layers]
+    sizes = (shard.num_heads, shard.num_kv_heads, model_config.head_dim)
+    needs = AttentionNeeds(dtype, *sizes, layers, _capability_of(device))
+    chosen = choose_backend(config.attention_backend, needs, config.block_size_tokens)
+    made = make_model(
+        model_config,
+        dtype,
+        device,
+        cpu_kernels=config.cpu_kernels,
+        quantization=config.quantization,
+        group=group,
+        attention=_make_attention(chosen, config),
+    )
+    if group.rank == 0:
+        _log_attention(chosen, made.attention)
+    return ChosenModel(made.model, made.attention, chosen.block_size, dtype, made.model.load, made.kernels)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return a number format by its name in the settings."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def read_model_config(directory: ModelDirectory, config: ExecutorConfig) -> ModelConfig:
+    """Return what our own code needs to know of a model.
+
+    Raises:
+        UnsupportedModelError: our code cannot run it, transformers' might.
+        ModelLoadError: nothing can run it as `config` wants it.
+    """
+    try:
+        model_config = parse_config(directory.config(), directory.path / "config.json")
+    except UnsupportedModelError as reason:
+        wanted = {f"tp is {config.tp}": config.tp > 1, "quantization is int8": config.quantization == "int8"}
+        for setting in (setting for setting, is_wanted in wanted.items() if is_wanted):
+            raise ModelLoadError(f"{setting}, which needs code of our own; but {reason}") from reason
+        raise
+    Shard.of(model_config, rank=0, size=config.tp)
+    return model_config
+
+
+def _from_transformers(
+    directory: ModelDirectory,
+    config: ExecutorConfig,
+    device: torch.device,
+    reason: UnsupportedModelError,
+) -> ChosenModel:
+    # Seconds, which most models need not wait.
+    from executor_svc.models.transformers_model import load_transformers_model
+
+    _logger.info(Event("model_code", code="transformers", reason=str(reason)))
+    dtype = torch_dtype(config.dtype)
+    found = find_library(dtype, device, config.cpu_kernels)
+    try:
+        model = load_transformers_model(directory.path, dtype, device)
+    except ModelLoadError as error:
+        if isinstance(reason, UnknownArchitectureError):
+            raise
+        raise ModelLoadError(f"{error}; our own code cannot run it either: {reason}") from error
+    facts = model.attention
+    sizes = (facts.num_heads, facts.num_kv_heads, facts.head_dim)
+    needs = AttentionNeeds(dtype, *sizes, facts.layers, _capability_of(device))
+    chosen = choose_backend(config.attention_backend, needs, config.block_size_tokens)
+    attention = _make_attention(chosen, config) or make_attention(found.library)
+    _log_attention(chosen, attention)
+    in_use = FoundLibrary(found.library, found.reason or "we have no code of our own for this model")
+    kernels = describe_kernels(in_use, attention, device, others="transformers")
+    return ChosenModel(model, attention, chosen.block_size, dtype, lambda _: None, kernels)
+
+
+def _capability_of(device: torch.device) -> tuple[int, int] | None:
+    """Return the compute capability of a CUDA device; None: it is a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def _make_attention(chosen: ChosenBackend, config: ExecutorConfig) -> AttentionBackend | None:
+    """Make the attention that was chosen; None: `cpu_kernels` decides. Raises: see `ChosenBackend.make`."""
+    if config.device == "cpu" and config.attention_backend == "auto":
+        return None
+    return chosen.make()
+
+
+def _log_attention(chosen: ChosenBackend, attention: AttentionBackend) -> None:
+    name = "native" if isinstance(attention, NativeAttentionBackend) else chosen.rules.name
+    _logger.info(Event("attention_backend", name=name, block_size_tokens=chosen.block_size, reason=chosen.reason))

@@ -1,0 +1,188 @@
+"""Which kernels run a model: the C library on a CPU, Triton's beside those of torch on a GPU, else plain torch."""
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+
+from executor_svc.attention import AttentionBackend, TorchAttentionBackend
+from executor_svc.attention.native_backend import NativeAttentionBackend
+from executor_svc.attention.native_layers import NativeLayers
+from executor_svc.models.config import ModelConfig
+from executor_svc.models.decoder import Decoder
+from executor_svc.models.dense import DenseKernels
+from executor_svc.models.torch_dense import TorchDense, TorchMatrix
+from executor_svc.native import (
+    NativeDense,
+    NativeLibrary,
+    NativeUnavailableError,
+    load_library,
+    missing_in_native_dense,
+)
+from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
+from shared.errors import ModelLoadError
+
+CpuKernels = Literal["auto", "native", "torch"]
+Quantization = Literal["none", "int8"]
+
+_DENSE = "dense work"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLibrary:
+    """The C library, or why it is not used."""
+
+    library: NativeLibrary | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeModel:
+    """A model with uninitialised weights, and what computes it."""
+
+    model: Decoder
+    attention: AttentionBackend
+    kernels: str  # for people, in a few words
+
+
+def make_model(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    cpu_kernels: CpuKernels = "auto",
+    quantization: Quantization = "none",
+    group: TensorParallelGroup = SINGLE_RANK,
+    attention: AttentionBackend | None = None,
+) -> MadeModel:
+    """Return a model with uninitialised weights, and the attention that goes with it.
+
+    Args:
+        config: Of the model.
+        dtype: Number format of activations and cache.
+        device: Where it runs.
+        cpu_kernels: "native": the C library; "torch": torch; "auto": the C library for all that it has.
+        quantization: "int8": weights are quantized as they are loaded.
+        group: The ranks that share the model.
+        attention: None: that of the C library, or without one that of torch.
+
+    Raises: ModelLoadError: the ranks cannot share it, or the C library is needed and cannot be had.
+    """
+    is_int8 = quantization == "int8"
+    found = find_library(dtype, device, cpu_kernels)
+    attention = attention or make_attention(found.library)
+    missing = "tensor parallelism" if group.size > 1 else missing_in_native_dense(config)
+    if found.library is not None and missing is None:
+        dense = NativeDense(found.library, is_int8=is_int8)
+        has_loop = isinstance(attention, NativeAttentionBackend)
+        make_layer_loop = partial(NativeLayers, found.library) if has_loop else None
+        model = Decoder(config, dense, make_layer_loop=make_layer_loop)
+        return MadeModel(model, attention, describe_kernels(found, attention, device, in_c=(_DENSE,)))
+    if cpu_kernels == "native":
+        raise ModelLoadError(f"cpu_kernels is native, but the dense kernels in C do not have {missing}")
+    library = find_int8_library(found, device, cpu_kernels) if is_int8 else None
+    model = Decoder(config, _make_dense(dtype, device, is_int8, library, group), group)
+    reason = found.reason or f"those in C do not have {missing}"
+    in_c = () if library is None else ("int8 products",)
+    in_use = FoundLibrary(found.library or library, reason)
+    return MadeModel(model, attention, describe_kernels(in_use, attention, device, in_c=in_c))
+
+
+def _make_dense(
+    dtype: torch.dtype,
+    device: torch.device,
+    is_int8: bool,
+    library: NativeLibrary | None,
+    group: TensorParallelGroup,
+) -> DenseKernels[TorchMatrix]:
+    """Return the dense kernels of torch; on a GPU with Triton those that leave fewer launches."""
+    if device.type == "cuda" and has_triton():
+        from executor_svc.models.triton_dense import TritonDense  # Triton takes seconds to import
+
+        return TritonDense(dtype, device, is_int8=is_int8, group=group)
+    return TorchDense(dtype, device, is_int8=is_int8, library=library, group=group)
+
+
+def has_triton() -> bool:
+    """Return whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def make_attention(library: NativeLibrary | None) -> AttentionBackend:
+    """Return the attention of the C library, or without one that of torch."""
+    return TorchAttentionBackend() if library is None else NativeAttentionBackend(library)
+
+
+def find_library(dtype: torch.dtype, device: torch.device, cpu_kernels: CpuKernels) -> FoundLibrary:
+    """Return the C library for a model in `dtype`, or why it is not used.
+
+    Raises: ModelLoadError: "native" was asked for, and it cannot be had.
+    """
+    is_elsewhere = device.type != "cpu" or dtype != torch.float32
+    if cpu_kernels == "torch":
+        return FoundLibrary(None, "cpu_kernels is torch")
+    if is_elsewhere and cpu_kernels == "native":
+        raise ModelLoadError("cpu_kernels is native, but these kernels are for device cpu and dtype float32")
+    if is_elsewhere:
+        return FoundLibrary(None, f"the kernels in C are for float32, and dtype is {str(dtype).removeprefix('torch.')}")
+    try:
+        return FoundLibrary(load_library(torch.get_num_threads()))
+    except NativeUnavailableError as error:
+        if cpu_kernels == "native":
+            raise ModelLoadError(f"cpu_kernels is native, but {error}") from error
+        return FoundLibrary(None, str(error))
+
+
+def find_int8_library(found: FoundLibrary, device: torch.device, cpu_kernels: CpuKernels) -> NativeLibrary | None:
+    """Return the C library for products with int8 weights, whose inputs may have any number format.
+
+    Args:
+        found: What the rest of the model uses.
+        device: Where the model runs; None is returned for a GPU.
+        cpu_kernels: "torch" was asked for: None.
+
+    Raises: ModelLoadError: it cannot be had: without it int8 would be several times as slow as float32.
+    """
+    if device.type != "cpu" or cpu_kernels == "torch" or found.library is not None:
+        return found.library
+    try:
+        return load_library(torch.get_num_threads())
+    except NativeUnavailableError as error:
+        raise ModelLoadError(
+            f"quantization is int8, which on a CPU needs the kernels in C, but {error}; else leave out --quantization, "
+            "or set --cpu-kernels torch, with which int8 saves memory but is several times as slow as float32"
+        ) from error
+
+
+def describe_kernels(
+    in_use: FoundLibrary,
+    attention: AttentionBackend,
+    device: torch.device,
+    *,
+    in_c: Sequence[str] = (),
+    others: str = "torch",
+) -> str:
+    """Say in a few words what computes a model.
+
+    Args:
+        in_use: The C library, and why it does not do all.
+        attention: Of the model.
+        device: Where it runs.
+        in_c: What the C library does beside attention and sampling.
+        others: What does the rest.
+    """
+    if device.type != "cpu":
+        return f"Triton and {others}" if has_triton() else others
+    threads = f"{torch.get_num_threads()} threads" if torch.get_num_threads() > 1 else "1 thread"
+    parts = [*(("attention", "sampling") if isinstance(attention, NativeAttentionBackend) else ()), *in_c]
+    reason = f", because {in_use.reason}" if in_use.reason else ""
+    if in_use.library is None or not parts:
+        return f"{others}, {threads}{reason}"
+    name = f"C ({in_use.library.instructions})"
+    if parts == ["attention", "sampling", _DENSE]:
+        return f"{name}, {threads}"
+    listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    return f"{name} for {listed}, {others} for the rest, {threads}{reason}"

@@ -1,0 +1,210 @@
+"""ExecutionService over a worker: who may call, and in which order things happen.
+
+The protocol is the comment of protos/octavo/execution/v1/execution_service.proto. Ownership is in
+`executor_svc/service/attachment.py`, the queue of steps in `executor_svc/service/step_runner.py`, one open stream
+in `executor_svc/service/step_stream.py`. Errors are raised; `shared/grpc_status.py` turns them into status.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import grpc
+
+from executor_svc.service.attachment import Attachment
+from executor_svc.service.batch_table_view import batch_table_rows
+from executor_svc.service.metrics import executor_families
+from executor_svc.service.step_log import StepLog
+from executor_svc.service.step_runner import StepRunner
+from executor_svc.service.step_stream import StepStream, first_message
+from executor_svc.worker.interface import Worker
+from octavo.execution.v1 import execution_service_pb2 as pb
+from octavo.execution.v1 import step_pb2
+from octavo.execution.v1.execution_service_pb2_grpc import ExecutionServiceServicer
+from shared import wire
+from shared.errors import DeviceLostError, FencedError, InvalidFieldError, UnavailableError, UnknownNameError
+from shared.events import Event
+from shared.metric import Family
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExecutionService"].full_name
+
+MIN_LEASE_MS = 100
+MAX_LEASE_MS = 600_000
+
+_logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ExecutionServicer(ExecutionServiceServicer):
+    """Serves one executor to the one scheduler that is attached to it.
+
+    Args:
+        clock: Monotonic time in seconds, for leases.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._attachment = Attachment()
+        self._runner = StepRunner(self._attachment)
+        self._stream: StepStream | None = None
+
+    @property
+    def has_stream(self) -> bool:
+        """Whether a step stream is open."""
+        return self._stream is not None
+
+    def metrics(self) -> Iterator[Family]:
+        """Yield the metrics of the executor as they are now."""
+        is_attached = bool(self._attachment.holder(self._clock()))
+        return executor_families(self._runner.meter, self._runner.info, is_attached=is_attached)
+
+    async def load(self, load_worker: Callable[[], Worker]) -> None:
+        """Make the worker on the step thread; until then calls are UNAVAILABLE. Raises what it raises."""
+        await self._runner.load(load_worker)
+
+    async def device_lost(self) -> DeviceLostError:
+        """Return when the device computes nothing any more: the process must end."""
+        return await self._runner.device_lost()
+
+    async def drain(self) -> None:
+        """Let the running step end, answer it, drop the rest and end the stream as UNAVAILABLE."""
+        await self._runner.drain()
+        self._end_stream(UnavailableError("the executor is shutting down"))
+
+    def close(self) -> None:
+        """Let the step thread go, without waiting for it."""
+        self._runner.close()
+
+    async def GetExecutorInfo(  # noqa: N802
+        self, request: pb.GetExecutorInfoRequest, context: Context
+    ) -> pb.GetExecutorInfoResponse:
+        """Describe the executor."""
+        return wire.encode_info(self._runner.worker.info)
+
+    async def Attach(self, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:  # noqa: N802
+        """Give the executor to the caller once the running step has ended."""
+        info = self._runner.worker.info
+        wire_version = _negotiate(request)
+        _check_attach(request)
+        epoch = self._attachment.acquire(request.scheduler_id, request.lease_ms / 1000, self._clock())
+        self._end_stream(FencedError(f"epoch {epoch - 1} ended: scheduler {request.scheduler_id!r} attached"))
+        await self._runner.reset()
+        # The wait may have been long, and another attach may have come in it.
+        self._attachment.renew(epoch, self._clock())
+        fields = {"epoch": epoch, "lease_ms": request.lease_ms, "wire_version": wire_version}
+        _logger.info(Event("attached", scheduler_id=request.scheduler_id, **fields))
+        return pb.AttachResponse(epoch=epoch, wire_version=wire_version, info=wire.encode_info(info))
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:  # noqa: N802
+        """Renew the lease."""
+        self._renew(request.epoch, request.instance_id)
+        return pb.HeartbeatResponse(last_executed_step_id=self._runner.last_executed_step_id)
+
+    async def Detach(self, request: pb.DetachRequest, context: Context) -> pb.DetachResponse:  # noqa: N802
+        """End the lease of a scheduler that leaves."""
+        self._renew(request.epoch, request.instance_id)
+        self._attachment.release(request.epoch)
+        _logger.info(Event("detached", epoch=request.epoch))
+        return pb.DetachResponse()
+
+    async def StreamSteps(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.StreamStepsRequest], context: Context
+    ) -> AsyncIterator[pb.StreamStepsResponse]:
+        """Run the steps of one stream; resume where an earlier stream of the epoch broke."""
+        start = await first_message(request_iterator)
+        info = self._runner.worker.info
+        self._renew(start.epoch, start.instance_id)
+        # An older stream of this epoch is broken, even if its connection has not noticed yet.
+        self._end_stream(FencedError("a newer stream of the same epoch took over"))
+        # What the older stream has queued runs all the same; sent again, it is answered from the log.
+        missed = self._runner.responses_since(start.last_received_step_id)
+        last_step_id = start.last_received_step_id + len(missed)
+        stream = self._stream = StepStream(self._runner, self._renew_by_step)
+        try:
+            _logger.info(Event("stream_opened", epoch=start.epoch, last_step_id=last_step_id, resent=len(missed)))
+            started = pb.StreamStarted(instance_id=info.instance_id, last_executed_step_id=last_step_id)
+            yield pb.StreamStepsResponse(started=started)
+            for response in missed:
+                yield pb.StreamStepsResponse(step=response)
+            async for response in stream.responses(request_iterator):
+                yield pb.StreamStepsResponse(step=response)
+        finally:
+            _logger.info(Event("stream_closed", epoch=start.epoch))
+            if self._stream is stream:
+                self._stream = None
+
+    async def ExecuteModel(  # noqa: N802
+        self, request: step_pb2.ExecuteModelRequest, context: Context
+    ) -> step_pb2.ExecuteModelResponse:
+        """Run one step."""
+        self._renew_by_step(request)
+        if self._stream is not None:
+            raise FencedError("a step stream is open; send the step there")
+        return await self._runner.run(request)
+
+    async def GetTokenizer(  # noqa: N802
+        self, request: pb.GetTokenizerRequest, context: Context
+    ) -> pb.GetTokenizerResponse:
+        """Return the tokenizer files."""
+        files = self._runner.worker.tokenizer_files()
+        if not files:
+            raise UnknownNameError(f"model {self._runner.worker.info.model_id!r} has no tokenizer.json")
+        return pb.GetTokenizerResponse(
+            files=[
+                pb.TokenizerFile(name=file.name, content=file.content, sha256=hashlib.sha256(file.content).hexdigest())
+                for file in files
+            ]
+        )
+
+    async def GetBatchTable(  # noqa: N802
+        self, request: pb.GetBatchTableRequest, context: Context
+    ) -> pb.GetBatchTableResponse:
+        """Show the batch table."""
+        slot = request.slot if request.HasField("slot") else None
+
+        def look(worker: Worker, log: StepLog) -> pb.GetBatchTableResponse:
+            rows = batch_table_rows(worker.table, slot, request.include_token_ids)
+            return pb.GetBatchTableResponse(last_executed_step_id=log.last_step_id, rows=rows)
+
+        response = await self._runner.between_steps(look)
+        response.epoch = self._attachment.epoch
+        response.scheduler_id = self._attachment.holder(self._clock())
+        return response
+
+    def _renew(self, epoch: int, instance_id: str) -> None:
+        """Renew the lease of a caller that says which instance gave it the epoch.
+
+        Raises: FencedError: the epoch is not the current one, or belongs to an earlier instance.
+        """
+        own = self._runner.worker.info.instance_id
+        if instance_id not in ("", own):
+            raise FencedError(f"instance {instance_id} is gone, and its cache with it; this is {own}: attach anew")
+        self._attachment.renew(epoch, self._clock())
+
+    def _renew_by_step(self, step: step_pb2.ExecuteModelRequest) -> None:
+        self._attachment.renew(step.epoch, self._clock())
+
+    def _end_stream(self, error: Exception) -> None:
+        if self._stream is not None:
+            self._stream.end(error)
+            self._stream = None
+
+
+def _check_attach(request: pb.AttachRequest) -> None:
+    if not request.scheduler_id:
+        raise InvalidFieldError("scheduler_id", "empty", "a name that outlives restarts of the scheduler")
+    if not MIN_LEASE_MS <= request.lease_ms <= MAX_LEASE_MS:
+        raise InvalidFieldError("lease_ms", request.lease_ms, f"{MIN_LEASE_MS} to {MAX_LEASE_MS}")
+
+
+def _negotiate(request: pb.AttachRequest) -> int:
+    """Return the highest wire version that both sides speak."""
+    version = min(request.max_wire_version, wire.MAX_WIRE_VERSION)
+    if version < max(request.min_wire_version, wire.MIN_WIRE_VERSION):
+        offered = f"{request.min_wire_version} to {request.max_wire_version}"
+        spoken = f"{wire.MIN_WIRE_VERSION} to {wire.MAX_WIRE_VERSION}"
+        raise InvalidFieldError("max_wire_version", f"{offered} (the range)", f"a range that meets {spoken}")
+    return version

@@ -1,0 +1,264 @@
+"""The one thread that launches and finishes steps, and the queue before it.
+
+`StepRunner` owns the worker. Everything that touches the worker goes through one queue of one
+thread, so steps run strictly in order, a picture of the table is always taken between two steps,
+and the event loop never waits for the model. A step that a device is still computing leaves the thread
+free to launch the next one; a second thread waits for the device, and then has the first finish the step.
+Read next: `step_stream.py`, which feeds the queue, and `executor_svc/worker/interface.py`, what runs at its end.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from executor_svc.service.attachment import Attachment
+from executor_svc.service.step_log import StepLog
+from executor_svc.service.step_meter import StepMeter, StepTokens
+from executor_svc.worker.interface import Worker
+from executor_svc.worker.running_step import RunningStep
+from octavo.execution.v1 import step_pb2
+from shared import wire
+from shared.errors import DeviceLostError, InvalidStepError, StepFailedError, UnavailableError
+from shared.events import Event
+from shared.executor_info import ExecutorInfo
+
+T = TypeVar("T")
+
+Response = step_pb2.ExecuteModelResponse
+Deliver = Callable[[Response | Exception], None]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A launched step, and who gets its response."""
+
+    message: step_pb2.ExecuteModelRequest
+    step: RunningStep
+    tokens: StepTokens
+    deliver: Deliver
+
+
+class StepRunner:
+    """Runs steps of the current epoch, each once, in the order of their ids.
+
+    `meter` counts the steps.
+
+    The event loop calls the public methods. Of the loop's state the thread reads two values that are
+    replaced in one piece: the attachment's epoch, to drop the steps of older ones, and `draining`.
+    """
+
+    def __init__(self, attachment: Attachment) -> None:
+        self.meter = StepMeter()
+        self._attachment = attachment
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="steps")
+        self._waiting_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
+        self._running: deque[_Running] = deque()  # in the order of their launch
+        self._worker: Worker | None = None
+        self._log = StepLog()
+        self._failure: str | None = None
+        self._draining = False
+        self._lost_device: DeviceLostError | None = None
+        self._device_is_lost = asyncio.Event()
+
+    @property
+    def worker(self) -> Worker:
+        """The worker. Only its `info` may be read outside of the thread.
+
+        Raises: UnavailableError: it is still loading, or the executor is shutting down.
+        """
+        if self._draining:
+            raise UnavailableError("the executor is shutting down")
+        self._require_device()
+        if self._worker is None:
+            raise UnavailableError("the model is loading")
+        return self._worker
+
+    @property
+    def info(self) -> ExecutorInfo | None:
+        """What the executor is; None: its model is loading."""
+        return None if self._worker is None else self._worker.info
+
+    @property
+    def last_executed_step_id(self) -> int:
+        """The last step of this epoch whose response was made; 0: none."""
+        return self._log.last_step_id
+
+    def responses_since(self, step_id: int) -> list[Response]:
+        """Return the stored responses after `step_id`, without waiting for the running step.
+
+        Raises: StepGapError: they are not all kept, or `step_id` was never executed.
+        """
+        return self._log.since(step_id)
+
+    async def load(self, load_worker: Callable[[], Worker]) -> None:
+        """Make the worker, on the thread that will run it. Raises what `load_worker` raises."""
+        self._loop = asyncio.get_running_loop()
+        self._worker = await self._on_thread(load_worker)
+
+    async def device_lost(self) -> DeviceLostError:
+        """Return when a step has found that the device computes nothing any more."""
+        await self._device_is_lost.wait()
+        assert self._lost_device is not None
+        return self._lost_device
+
+    async def reset(self) -> None:
+        """Begin a new epoch: empty the worker's table and the log.
+
+        Returns after the running step has ended. The attachment has the new epoch already, so that
+        the steps still queued before this are dropped.
+        """
+        worker = self.worker
+
+        def begin_epoch() -> None:
+            self._finish_all()
+            self._require_device()
+            worker.reset()
+            self._log = StepLog()
+            self._failure = None
+
+        await self._on_thread(begin_epoch)
+
+    async def run(self, message: step_pb2.ExecuteModelRequest) -> Response:
+        """Run one step, or return its stored response. Raises as `submit` delivers."""
+        worker = self.worker
+
+        def run() -> Response:
+            answers: list[Response | Exception] = []
+            self._launch(worker, message, answers.append)
+            self._finish_all()
+            [answer] = answers
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return await self._on_thread(run)
+
+    def submit(self, message: step_pb2.ExecuteModelRequest, deliver: Deliver) -> None:
+        """Queue one step; `deliver` gets its response, or its error, on the event loop.
+
+        Errors: FencedError (older epoch), StepGapError, InvalidStepError (nothing was written),
+        StepFailedError (this and all later steps of the epoch), UnavailableError (shutting down).
+        """
+        worker, loop = self.worker, asyncio.get_running_loop()
+
+        def deliver_on_loop(answer: Response | Exception) -> None:
+            loop.call_soon_threadsafe(deliver, answer)
+
+        self._thread.submit(self._launch, worker, message, deliver_on_loop)
+
+    async def between_steps(self, look: Callable[[Worker, StepLog], T]) -> T:
+        """Call `look` on the thread, behind the steps that are queued now, and return its answer."""
+        worker = self.worker
+
+        def finish_and_look() -> T:
+            self._finish_all()
+            return look(worker, self._log)
+
+        return await self._on_thread(finish_and_look)
+
+    async def drain(self) -> None:
+        """Refuse new work, drop the queued steps and return when the running ones have ended."""
+        self._draining = True
+        await self._on_thread(self._finish_all)
+
+    def close(self) -> None:
+        """Let the threads go; do not wait for them."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._waiting_thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _on_thread(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    def _launch(self, worker: Worker, message: step_pb2.ExecuteModelRequest, deliver: Deliver) -> None:
+        """Launch a step; finish it at once if nothing is to be waited for."""
+        try:
+            stored = self._stored_response(message)
+            if stored is not None:
+                deliver(stored)
+                return
+            step = wire.decode_step(message)
+            with self._failing(message), self.meter.launching():
+                was_active = worker.table.active.copy()
+                running = worker.launch(step)
+        except Exception as error:  # a value to whoever waits for the response, in the order of the steps
+            self._finish_all()
+            deliver(error)
+            return
+        self._running.append(_Running(message, running, StepTokens.of(step.delta, was_active), deliver))
+        self._finish_done()
+        if self._running:
+            self._waiting_thread.submit(self._wait_for, running)
+
+    def _stored_response(self, message: step_pb2.ExecuteModelRequest) -> Response | None:
+        """Return the response of a step that was executed; None: it is the next one to launch.
+
+        Raises: FencedError, StepGapError, StepFailedError, UnavailableError: it cannot be run.
+        """
+        if self._draining:
+            raise UnavailableError("the executor is shutting down")
+        self._attachment.require(message.epoch)
+        if self._failure is not None:
+            raise StepFailedError(f"{self._failure}; attach anew")
+        if message.step_id == self._log.last_step_id + len(self._running) + 1:
+            return None
+        self._finish_all()
+        return self._log.find(message.step_id)
+
+    def _wait_for(self, step: RunningStep) -> None:
+        """Wait for the device, on the thread for that; then have the step finished."""
+        with contextlib.suppress(Exception):  # `finish` raises it as well
+            step.wait()
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            self._thread.submit(self._finish_done)
+
+    def _finish_done(self) -> None:
+        """Finish the steps that nobody has to wait for, in order."""
+        while self._running and self._running[0].step.is_done():
+            self._finish_first()
+
+    def _finish_all(self) -> None:
+        """Finish all steps, however long it takes."""
+        while self._running:
+            self._finish_first()
+
+    def _finish_first(self) -> None:
+        first = self._running.popleft()
+        try:
+            if self._failure is not None:
+                raise StepFailedError(f"{self._failure}; attach anew")
+            with self._failing(first.message):
+                response = wire.encode_result(first.step.finish())
+        except Exception as error:
+            self.meter.failed()
+            first.deliver(error)
+            return
+        self.meter.finished(response.execute_duration_us * 1e-6, first.tokens)
+        self._log.append(response)
+        first.deliver(response)
+
+    @contextlib.contextmanager
+    def _failing(self, message: step_pb2.ExecuteModelRequest) -> Iterator[None]:
+        """Let no step run any more if this one fails half way: the table and the cache may be half changed."""
+        try:
+            yield
+        except InvalidStepError:
+            raise
+        except Exception as error:
+            self._failure = f"step {message.step_id} failed ({type(error).__name__})"
+            _logger.error(Event("step_failed", epoch=message.epoch, step_id=message.step_id, error=str(error)))
+            if isinstance(error, DeviceLostError):
+                self._lost_device = error
+                self._loop.call_soon_threadsafe(self._device_is_lost.set)
+            raise
+
+    def _require_device(self) -> None:
+        """Raise UnavailableError if the device is lost: no epoch that begins now could run a step."""
+        if self._lost_device is not None:
+            raise UnavailableError(f"{self._lost_device}; the process ends, to be started anew")

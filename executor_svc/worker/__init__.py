@@ -1,0 +1,1 @@
+"""What runs a step: batch table, layout, forward pass, sampled tokens."""

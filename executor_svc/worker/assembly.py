@@ -1,0 +1,204 @@
+"""From a model with its weights to a worker: its cache, its graphs, its sampler."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from executor_svc.attention import DecodePlanner, LayerCache
+from executor_svc.attention.native_backend import NativeAttentionBackend
+from executor_svc.cache.block_count import (
+    BlockCounts,
+    GpuMemory,
+    count_blocks,
+    count_host_blocks,
+    cpu_cache_bytes,
+    gpu_cache_bytes,
+    gpu_memory,
+)
+from executor_svc.cache.cache_engine import MAX_STAGED_BLOCKS, CacheEngine, CacheShape
+from executor_svc.device.probe import device_probe
+from executor_svc.models.choice import ChosenModel
+from executor_svc.native.sampling import load_sampling
+from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
+from executor_svc.sampler import DrawOnDevice, Sampler
+from executor_svc.worker.decode_graphs import (
+    Capture,
+    DecodeGraphs,
+    graph_capture,
+    measure_graph_bytes,
+    sizes_to_capture,
+)
+from executor_svc.worker.largest_step import NUM_DEVICE_BLOCKS, run_largest_steps
+from executor_svc.worker.last_tokens import LastTokens
+from executor_svc.worker.model_runner import ModelRunner
+from executor_svc.worker.torch_worker import TorchWorker
+from executor_svc.worker.warm_up import warm_up
+from shared.events import Event
+from shared.executor_info import ExecutorInfo, TokenizerFile
+
+if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
+    from executor_svc.config import ExecutorConfig
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """What an executor says of its model beside its sizes."""
+
+    model_id: str
+    model_hash: str
+    max_model_len: int
+    eos_token_ids: tuple[int, ...] = ()
+    tokenizer_files: tuple[TokenizerFile, ...] = ()
+
+
+def cache_shape_of(chosen: ChosenModel) -> CacheShape:
+    """Return what a block of this model's cache is."""
+    shape = chosen.model.shape
+    return CacheShape(shape.num_layers, chosen.block_size, shape.num_kv_heads, shape.head_dim, chosen.dtype)
+
+
+def assemble_worker(
+    chosen: ChosenModel,
+    identity: ModelIdentity,
+    config: ExecutorConfig,
+    device: torch.device,
+    group: TensorParallelGroup = SINGLE_RANK,
+    local_size: int = 1,
+) -> TorchWorker:
+    """Make the cache of a model, as large as configured or as there is room, and all that runs on it.
+
+    Args:
+        chosen: The model, with its weights.
+        identity: What to say of it.
+        config: The settings of the executor.
+        device: Of this rank.
+        group: The ranks that share the model.
+        local_size: How many ranks share the memory of this machine.
+
+    Raises: ModelLoadError: there is no room for a cache.
+    """
+    graph_sizes: Sequence[int] = ()
+    if config.cuda_graphs == "auto" and graph_capture(device) is not None:
+        graph_sizes = sizes_to_capture(chosen.model, chosen.attention, config.max_num_seqs)
+    parts = _Parts(chosen, identity, config, device, group, graph_sizes)
+
+    def free_cache_bytes() -> int:
+        memory = gpu_memory(device)
+        if memory is None:
+            return cpu_cache_bytes(local_size)
+        return gpu_cache_bytes(
+            memory, config.gpu_memory_utilization, parts.run_largest_steps, parts.measure_graph_bytes
+        )
+
+    blocks = count_blocks(config, cache_shape_of(chosen), free_cache_bytes, local_size)
+    counts = BlockCounts(group.least(blocks.device), group.least(blocks.host))
+    _logger.info(
+        Event(
+            "kv_cache",
+            num_blocks=counts.device,
+            num_host_blocks=counts.host,
+            tokens=counts.device * chosen.block_size,
+            gib=round(counts.device * cache_shape_of(chosen).bytes_per_block / 2**30, 2),
+        )
+    )
+    worker = parts.make_worker(counts, has_graphs=True)
+    if compiles_kernels(device):
+        warm_up(worker)
+    return worker
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What workers are made of: one to measure what steps take, then the one that serves."""
+
+    chosen: ChosenModel
+    identity: ModelIdentity
+    config: ExecutorConfig
+    device: torch.device
+    group: TensorParallelGroup
+    graph_sizes: Sequence[int]
+
+    def run_largest_steps(self) -> None:
+        """Run the steps that need the most memory, on a small cache."""
+        num_host_blocks = min(MAX_STAGED_BLOCKS, count_host_blocks(self.config, cache_shape_of(self.chosen)))
+        run_largest_steps(self.make_worker(BlockCounts(NUM_DEVICE_BLOCKS, num_host_blocks), has_graphs=False))
+
+    def measure_graph_bytes(self, memory: GpuMemory) -> int:
+        """Return what the graphs will take."""
+        capture, sizes = graph_capture(self.device), self.graph_sizes
+        if capture is None or not sizes:
+            return 0
+        caches = CacheEngine(cache_shape_of(self.chosen), NUM_DEVICE_BLOCKS, 0, self.device).layers
+        make_graphs = partial(self._make_graphs, caches, self._last_tokens(), sizes[-2:])
+        return measure_graph_bytes(memory, capture, len(sizes), make_graphs)
+
+    def make_worker(self, blocks: BlockCounts, *, has_graphs: bool) -> TorchWorker:
+        """Make a worker with so many blocks."""
+        chosen, config, identity = self.chosen, self.config, self.identity
+        model, backend = chosen.model, chosen.attention
+        cache_engine = CacheEngine(cache_shape_of(chosen), blocks.device, blocks.host, self.device)
+        info = ExecutorInfo(
+            instance_id=uuid.uuid4().hex,
+            model_id=identity.model_id,
+            model_hash=identity.model_hash,
+            dtype=config.dtype,
+            block_size_tokens=chosen.block_size,
+            num_device_blocks=blocks.device,
+            num_host_blocks=blocks.host,
+            max_model_len=identity.max_model_len,
+            vocab_size=model.shape.vocab_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_message_bytes=config.max_message_bytes,
+            eos_token_ids=identity.eos_token_ids,
+            tp_size=self.group.size,
+            sliding_window_tokens=model.shape.sliding_window_tokens,
+        )
+        last_tokens = self._last_tokens()
+        graphs: DecodeGraphs | None = None
+        capture = graph_capture(self.device) if has_graphs and self.graph_sizes else None
+        if capture is not None:
+            begin_s = time.perf_counter()
+            graphs = self._make_graphs(cache_engine.layers, last_tokens, self.graph_sizes, capture)
+            num_seconds = round(time.perf_counter() - begin_s, 1)
+            _logger.info(Event("cuda_graphs", sizes=len(self.graph_sizes), seconds=num_seconds))
+        runner = ModelRunner(model, cache_engine.layers, backend, last_tokens, graphs)
+        native = load_sampling(torch.get_num_threads()) if isinstance(backend, NativeAttentionBackend) else None
+        sampler = Sampler(native, device_sampling(self.device))
+        probe = device_probe(self.device)
+        return TorchWorker(info, runner, cache_engine, sampler, identity.tokenizer_files, self.group, probe)
+
+    def _last_tokens(self) -> LastTokens:
+        return LastTokens(self.config.max_num_seqs, self.device)
+
+    def _make_graphs(
+        self, caches: Sequence[LayerCache], last_tokens: LastTokens, sizes: Sequence[int], capture: Capture
+    ) -> DecodeGraphs:
+        backend = self.chosen.attention
+        assert isinstance(backend, DecodePlanner), "else there are no sizes"
+        max_num_blocks = -(-self.identity.max_model_len // self.chosen.block_size)
+        return DecodeGraphs(self.chosen.model, caches, backend, last_tokens, max_num_blocks, capture, sizes)
+
+
+def compiles_kernels(device: torch.device) -> bool:
+    """Return whether the first steps on a device wait for kernels to be compiled and libraries to be loaded."""
+    return device.type == "cuda"
+
+
+def device_sampling(device: torch.device) -> DrawOnDevice | None:
+    """Return what samples on a GPU without the host."""
+    if device.type != "cuda":
+        return None
+    from executor_svc.sampler.device_sampling import sample_on_device  # Triton takes seconds to import
+
+    return sample_on_device

@@ -1,0 +1,189 @@
+"""Steps that only decode, recorded once for a ladder of batch sizes and replayed: a CUDA graph for each.
+
+A replay launches some hundred kernels at the price of one. The kernels read and write the same memory each time, so
+a step is first copied into tensors that stay. A batch is padded to the next size of the ladder with rows that are
+harmless because they are like any other: one token at position 0, in a block that no sequence has.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from executor_svc.attention import AttentionBackend, DecodeBatch, DecodePlanner, LayerCache
+from executor_svc.cache.block_count import GpuMemory
+from executor_svc.device.copy import to_device
+from executor_svc.models.language_model import LanguageModel
+from executor_svc.worker.last_tokens import LastTokens
+from shared.batch_table import BatchTable, StepLayout
+from shared.events import Event
+
+# Larger batches keep a GPU busy without a graph.
+MAX_BATCH_SIZE = 512
+
+_logger = logging.getLogger(__name__)
+
+Replay = Callable[[], torch.Tensor]
+# Runs a function once, recording what it launches; the result launches it again and returns the same tensor.
+Capture = Callable[[Callable[[], torch.Tensor]], Replay]
+
+
+class CudaCapture:
+    """Captures CUDA graphs whose memory lies in one pool: they run in turn. See `Capture`."""
+
+    def __init__(self) -> None:
+        # One for all: a library keeps work space for each stream that it has seen.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Callable[[], torch.Tensor]) -> Replay:
+        """Capture `run`."""
+        # Libraries choose their kernels and take their work space when they are first called.
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            run()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            output = run()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return output
+
+        return replay
+
+
+def graph_capture(device: torch.device) -> Capture | None:
+    """Return what captures graphs on a device, if anything does."""
+    return CudaCapture() if device.type == "cuda" else None
+
+
+def batch_sizes(max_num_seqs: int) -> list[int]:
+    """Return the ladder up to `max_num_seqs`: padding is at most 7 rows, or a fifth of the batch."""
+    sizes = [1, 2, 4, 8]
+    while sizes[-1] < MAX_BATCH_SIZE:
+        sizes.append(sizes[-1] + max(8, 2 ** (sizes[-1].bit_length() - 3)))
+    limit = min(max_num_seqs, MAX_BATCH_SIZE)
+    return [size for size in sizes if size < limit] + [limit]
+
+
+def measure_graph_bytes(
+    memory: GpuMemory, capture: Capture, num_graphs: int, make_graphs: Callable[[Capture], object]
+) -> int:
+    """Return what so many graphs will take of the device: of torch's memory, and of the driver's.
+
+    They share their memory, so the largest takes most of it. What one more takes is measured with the next to largest,
+    and taken for all others.
+
+    Args:
+        memory: Of the device.
+        capture: Records a function.
+        num_graphs: How many there will be.
+        make_graphs: Captures the largest, then the next, with what it is given; they are not kept.
+    """
+    memory.release()
+    left = [memory.free()]
+
+    def capture_and_measure(run: Callable[[], torch.Tensor]) -> Replay:
+        replay = capture(run)
+        memory.release()
+        left.append(memory.free())
+        return replay
+
+    make_graphs(capture_and_measure)
+    taken = [max(0, before - after) for before, after in pairwise(left)]
+    memory.release()
+    remains = max(0, left[0] - memory.free())  # work space of libraries, for the stream of the capture
+    return remains + sum(taken[:1]) + sum(taken[1:2]) * (num_graphs - 1)
+
+
+def sizes_to_capture(model: LanguageModel, backend: AttentionBackend, max_num_seqs: int) -> list[int]:
+    """Return the ladder; empty, with a line in the log, if the model or its attention cannot have graphs."""
+    reason: str | None = None
+    if not model.is_capturable:
+        reason = "the model looks at its batch on the host"
+    elif not isinstance(backend, DecodePlanner):
+        reason = "the attention backend plans its steps on the host"
+    if reason is None:
+        return batch_sizes(max_num_seqs)
+    _logger.info(Event("cuda_graphs", sizes=0, reason=reason))
+    return []
+
+
+class DecodeGraphs:
+    """Runs decode steps; see the top of this file. Making it captures all graphs, the largest first.
+
+    Args:
+        model: With its weights; `is_capturable`.
+        caches: One a layer, with one block more than sequences get: the last one.
+        planner: Of the attention.
+        last_tokens: What was sampled last.
+        max_num_blocks: Longest block table of a sequence.
+        capture: Records a function.
+        sizes: Of the batches, ascending; see `batch_sizes`.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        caches: Sequence[LayerCache],
+        planner: DecodePlanner,
+        last_tokens: LastTokens,
+        max_num_blocks: int,
+        capture: Capture,
+        sizes: Sequence[int],
+    ) -> None:
+        self._model, self._caches, self._planner, self._last_tokens = model, caches, planner, last_tokens
+        device = model.device
+        self._sizes = sizes
+        largest = sizes[-1]
+        self._spare_block_id = len(caches[0].keys) - 1
+        self._rows = torch.arange(largest, device=device)
+        # Token id, slot in the batch table, position, slot of the cache; a padding row in each column.
+        padding = np.array([0, 0, 0, self._spare_block_id * caches[0].block_size], np.int64)
+        self._padding = np.repeat(padding[:, None], largest, axis=1)
+        self._inputs = to_device(self._padding.copy(), device)
+        self._block_tables = torch.full(
+            (largest, max_num_blocks), self._spare_block_id, dtype=torch.int32, device=device
+        )
+        with torch.inference_mode():
+            self._replays = {size: capture(partial(self._forward, size)) for size in reversed(self._sizes)}
+
+    def can_run(self, layout: StepLayout) -> bool:
+        """Return whether a step only decodes, and not more than the largest graph."""
+        num_rows = len(layout.slots)
+        return layout.num_decodes == num_rows == len(layout.sample_rows) and num_rows <= self._sizes[-1]
+
+    def run(self, table: BatchTable, layout: StepLayout) -> torch.Tensor:
+        """Compute a step that `can_run`; return what `LanguageModel.logits` takes, [num_rows, hidden_size].
+
+        The result is valid until the next call.
+        """
+        num_rows = len(layout.slots)
+        size = next(size for size in self._sizes if size >= num_rows)
+        slots, positions, block_size = layout.slots, layout.starts, table.block_size
+        inputs = self._padding.copy()
+        inputs[:, :num_rows] = (
+            table.token_ids[slots, positions],
+            slots,
+            positions,
+            table.block_tables[slots, positions // block_size].astype(np.int64) * block_size + positions % block_size,
+        )
+        self._inputs.copy_(to_device(inputs, self._inputs.device))
+        num_blocks = int(positions.max()) // block_size + 1
+        block_tables = np.full((size, num_blocks), self._spare_block_id, np.int32)
+        block_tables[:num_rows] = table.block_tables[slots, :num_blocks]
+        self._block_tables[:size, :num_blocks].copy_(to_device(block_tables, self._block_tables.device))
+        return self._replays[size]()[:num_rows]
+
+    def _forward(self, size: int) -> torch.Tensor:
+        """Run the model on the first `size` rows of the tensors that stay; return [size, hidden_size]."""
+        token_ids, slots, positions, slot_mapping = self._inputs[:, :size]
+        batch = DecodeBatch((positions + 1).int(), self._block_tables[:size], slot_mapping)
+        plan = self._planner.decode_plan(batch, self._caches[0])
+        known = self._last_tokens.choose(token_ids, slots)
+        return self._model.forward(known, positions, self._caches, plan, self._rows[:size])

@@ -1,0 +1,122 @@
+"""The seam between the executor's service and what runs the steps.
+
+Two implementations: `executor_svc.worker.torch_worker.TorchWorker` (the model) and
+`executor_svc.fake.worker.FakeWorker` (no torch; checks every block table). The service calls a worker from
+one thread only, so a worker needs no locks.
+"""
+
+from typing import Protocol
+
+from executor_svc.worker.running_step import RunningStep
+from shared.batch_table import BatchTable, StepLayout
+from shared.errors import InvalidStepError, StepFailedError
+from shared.executor_info import ExecutorInfo, TokenizerFile
+from shared.step import Admission, Fork, Int32Array, Step, StepResult
+from shared.token_rules import TokenRules, num_mask_bytes
+
+
+class Worker(Protocol):
+    """Runs steps on a batch table and a KV cache that it owns."""
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """What this executor is; constant over its life."""
+
+    @property
+    def table(self) -> BatchTable:
+        """The batch table; replaced by `reset`."""
+
+    def reset(self) -> None:
+        """Empty the batch table: a scheduler has attached. The cache contents stay."""
+
+    def launch(self, step: Step) -> RunningStep:
+        """Apply the step to the table and start it.
+
+        Steps may be launched before earlier ones are done: they compute with the tokens that those sample.
+
+        Raises:
+            InvalidStepError: the step does not fit the table or the cache; nothing was written.
+            StepFailedError: it failed while it was launched; the cache contents are in doubt.
+            DeviceLostError: so will every later step, until the process is started anew.
+        """
+
+    def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
+        """Return tokenizer.json and its companions; empty if the model has no tokenizer.json."""
+
+
+def execute(worker: Worker, step: Step) -> StepResult:
+    """Launch a step, wait for it and return its answer. Raises what `Worker.launch` and `RunningStep.finish` raise."""
+    return worker.launch(step).finish()
+
+
+def check_step(step: Step, info: ExecutorInfo) -> None:
+    """Check what the table cannot: the moved blocks exist, the model knows the tokens of histories and rules.
+
+    Raises: InvalidStepError: they do not.
+    """
+    _check_blocks(step, "device", step.blocks_to_copy, info.num_device_blocks)
+    _check_blocks(step, "device", step.blocks_to_swap_out[:, 0], info.num_device_blocks)
+    _check_blocks(step, "host", step.blocks_to_swap_out[:, 1], info.num_host_blocks)
+    _check_blocks(step, "host", step.blocks_to_swap_in[:, 0], info.num_host_blocks)
+    _check_blocks(step, "device", step.blocks_to_swap_in[:, 1], info.num_device_blocks)
+    _check_token_ids(step, info.vocab_size)
+
+
+def _check_blocks(step: Step, pool: str, block_ids: Int32Array, num_blocks: int) -> None:
+    outside = block_ids[(block_ids < 0) | (block_ids >= num_blocks)]
+    if len(outside):
+        raise InvalidStepError(
+            f"step {step.step_id} moves {pool} block {outside[0]}; there are {num_blocks} {pool} blocks"
+        )
+
+
+def _check_token_ids(step: Step, vocab_size: int) -> None:
+    delta = step.delta
+    for token_ids in (delta.appended_tokens[:, 1], *(admission.token_ids for admission in delta.admissions)):
+        outside = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
+        if len(outside):
+            raise InvalidStepError(f"step {step.step_id} has token id {outside[0]}; ids are 0 to {vocab_size - 1}")
+    entries: tuple[Admission | Fork, ...] = (*delta.admissions, *delta.beam_forks, *delta.forks)
+    for entry in entries:
+        _check_number(entry.slot, "candidates", entry.sampling.num_candidates, vocab_size)
+        _check_number(entry.slot, "alternatives", entry.sampling.num_logprobs, vocab_size)
+    for admission in delta.admissions:
+        _check_number(admission.slot, "alternatives", admission.num_prompt_logprobs, vocab_size)
+        if admission.token_rules is not None:
+            _check_rules(admission.slot, admission.token_rules, vocab_size)
+
+
+def _check_number(slot: int, what: str, number: int, vocab_size: int) -> None:
+    if number > vocab_size:
+        raise InvalidStepError(f"slot {slot} asks for {number} {what}; the vocabulary has {vocab_size} tokens")
+
+
+def _check_rules(slot: int, rules: TokenRules, vocab_size: int) -> None:
+    token_ids = rules.token_ids()
+    outside = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
+    if len(outside):
+        raise InvalidStepError(f"slot {slot} has a rule for token id {outside[0]}; ids are 0 to {vocab_size - 1}")
+    mask, num_bytes = rules.allowed_mask, num_mask_bytes(vocab_size)
+    if mask is not None and len(mask) != num_bytes:
+        raise InvalidStepError(
+            f"slot {slot} has a mask of {len(mask)} bytes; one for {vocab_size} tokens has {num_bytes}"
+        )
+
+
+def check_layout(step: Step, layout: StepLayout, table: BatchTable, max_num_batched_tokens: int) -> int | None:
+    """Check a step once the table has laid it out; return the table's digest if the step has one.
+
+    Raises: StepFailedError: the step computes too many tokens, or the scheduler's table is another one.
+    """
+    if layout.num_tokens > max_num_batched_tokens:
+        raise StepFailedError(
+            f"step {step.step_id} computes {layout.num_tokens} tokens; the limit is {max_num_batched_tokens}"
+        )
+    if step.table_digest is None:
+        return None
+    digest = table.digest()
+    if digest != step.table_digest:
+        raise StepFailedError(
+            f"step {step.step_id}: the batch table has digest {digest:016x}, the scheduler's {step.table_digest:016x}"
+        )
+    return digest

@@ -1,0 +1,65 @@
+"""A step of the torch worker between its launch and its answer."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from executor_svc.device.probe import DeviceProbe, step_error
+from executor_svc.worker.step_timer import StepTimer
+from shared.batch_table import StepLayout
+from shared.step import Int32Array, StepResult
+
+
+class LaunchedStep:
+    """See `executor_svc.worker.running_step.RunningStep`. Made when all its work has been launched.
+
+    Args:
+        answer: All but the sampled tokens and the duration.
+        layout: Of the step.
+        token_ids: The sampled tokens on the device, [num_samples] int64.
+        timer: Started before the step's work.
+        record: Writes the tokens of this step, and of all before it, into the table; called with this step.
+        probe: Of the device.
+    """
+
+    def __init__(
+        self,
+        answer: StepResult,
+        layout: StepLayout,
+        token_ids: torch.Tensor,
+        timer: StepTimer,
+        record: Callable[["LaunchedStep"], None],
+        probe: DeviceProbe,
+    ) -> None:
+        self.layout = layout
+        self.is_recorded = False
+        self._answer = answer
+        self._token_ids = token_ids.to("cpu", non_blocking=True)  # from a GPU into pinned memory
+        self._timer = timer
+        self._record = record
+        self._probe = probe
+        timer.stop()
+
+    def is_done(self) -> bool:
+        """Return whether the device is done with the step."""
+        return self._timer.is_over()
+
+    def wait(self) -> None:
+        """Return when the device is done with the step."""
+        self._timer.wait()
+
+    def finish(self) -> StepResult:
+        """Wait, record the sampled tokens, return the answer; see `RunningStep.finish`."""
+        try:
+            self._record(self)
+            self._answer.sampled_token_ids = self.token_ids_on_host()
+            self._answer.execute_duration_us = self._timer.duration_us()
+        except RuntimeError as error:  # what a kernel did wrong shows when somebody waits for it
+            raise step_error(self._answer.step_id, error, self._probe) from error
+        return self._answer
+
+    def token_ids_on_host(self) -> Int32Array:
+        """Wait, then return the sampled tokens, [num_samples]."""
+        self._timer.wait()
+        return self._token_ids.numpy().astype(np.int32)

@@ -1,0 +1,89 @@
+"""From settings to a worker: find the model, make it, load its weights. Next: `executor_svc/worker/assembly.py`."""
+
+import logging
+from pathlib import Path
+
+import torch
+
+from executor_svc.cache.block_count import check_cache_settings
+from executor_svc.checkpoint.model_location import find_model_directory
+from executor_svc.checkpoint.weights import Checkpoint
+from executor_svc.config import ExecutorConfig
+from executor_svc.device.devices import find_device
+from executor_svc.models.choice import choose_model, read_model_config
+from executor_svc.models.number_format import STORED_NAMES, choose_number_format
+from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
+from executor_svc.worker.assembly import ModelIdentity, assemble_worker, cache_shape_of
+from executor_svc.worker.torch_worker import TorchWorker
+from shared.errors import ModelLoadError
+from shared.events import Event
+
+logger = logging.getLogger(__name__)
+
+
+def load_worker(
+    config: ExecutorConfig,
+    group: TensorParallelGroup = SINGLE_RANK,
+    device: torch.device | None = None,
+    local_size: int = 1,
+) -> TorchWorker:
+    """Load a model and make its worker.
+
+    Args:
+        config: The settings of the executor.
+        group: The ranks that share the model; all of them load it at the same time.
+        device: Of this rank; None: the first of the kind that is configured.
+        local_size: How many ranks share the memory of this machine.
+
+    Raises:
+        ModelLoadError: the model, or a setting, does not work; the message names the file or the setting.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    directory = find_model_directory(config.model)
+    device = device or find_device(config.device, 0)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # Triton launches on the current one
+    number_format = choose_number_format(config.dtype, directory.config(), device)
+    config = config.model_copy(update={"dtype": number_format})
+    chosen = choose_model(directory, config, device, group)
+    if group.rank == 0:
+        logger.info(Event("kernels", in_use=chosen.kernels))
+        print(f"octavo executor kernels: {chosen.kernels}", flush=True)  # `octavo up` shows it
+    shape, source = chosen.model.shape, directory.path / "config.json"
+    model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, source)
+    check_cache_settings(config, cache_shape_of(chosen), local_size)
+    checkpoint = Checkpoint(directory.path)
+    stored = checkpoint.number_formats()
+    if stored != {STORED_NAMES[number_format]} and group.rank == 0:
+        logger.info(Event("weights_converted", stored=",".join(sorted(stored)), dtype=number_format))
+    chosen.load(checkpoint)
+    identity = ModelIdentity(
+        model_id=config.model_id or _model_id(config.model),
+        model_hash=checkpoint.model_hash(config.quantization),
+        max_model_len=model_len,
+        # What the model cannot produce ends nothing, and is no id that a step may name.
+        eos_token_ids=tuple(token_id for token_id in directory.eos_token_ids() if 0 <= token_id < shape.vocab_size),
+        tokenizer_files=directory.tokenizer_files(),
+    )
+    if not identity.tokenizer_files and group.rank == 0:
+        logger.warning(Event("no_tokenizer", directory=str(directory.path), serves="token ids only"))
+    return assemble_worker(chosen, identity, config, device, group, local_size)
+
+
+def check_model(config: ExecutorConfig) -> None:
+    """Raise ModelLoadError if so many ranks cannot share the model; nothing of it is loaded."""
+    read_model_config(find_model_directory(config.model), config)
+
+
+def _checked_model_len(limit: int, max_model_len: int | None, source: Path) -> int:
+    if max_model_len is None:
+        return limit
+    if not 1 <= max_model_len <= limit:
+        raise ModelLoadError(f"max_model_len is {max_model_len}; {source} allows 1 to {limit}")
+    return max_model_len
+
+
+def _model_id(model: str) -> str:
+    path = Path(model).expanduser()
+    return path.resolve().name if path.is_dir() else model

@@ -1,0 +1,111 @@
+"""From a step's layout to logits: flat tensors, one forward pass, the rows that are sampled.
+
+Prefill chunks and decodes share one pass: tokens lie one sequence after the other, without padding. Steps that only
+decode may be replayed as CUDA graphs; next: `executor_svc/worker/decode_graphs.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from executor_svc.attention import AttentionBackend, AttentionMetadata, LayerCache
+from executor_svc.device.copy import index_to_device
+from executor_svc.models.language_model import LanguageModel
+from executor_svc.worker.decode_graphs import DecodeGraphs
+from executor_svc.worker.last_tokens import LastTokens
+from shared.batch_table import BatchTable, StepLayout
+from shared.step import Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """The tokens of a step, flat."""
+
+    token_ids: torch.Tensor  # [num_tokens] int64
+    positions: torch.Tensor  # [num_tokens] int64
+    attention: AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLogits:
+    """Logits of the rows that are sampled; None: another rank has them. Forks share the row of their parent."""
+
+    logits: torch.Tensor | None  # [num_logit_rows, vocab_size] float32
+    logit_rows: Int32Array  # [num_samples] index into `logits`
+    # [sum of StepLayout.num_prompt_logprobs, hidden_size] of the tokens before those; None: none is wanted.
+    prompt_hidden: torch.Tensor | None = None
+
+
+class ModelRunner:
+    """Runs the model on the caches. Both are owned elsewhere.
+
+    Args:
+        model: With its weights.
+        caches: One a layer.
+        backend: Of the attention.
+        last_tokens: What was sampled last; the caller stores there, the runner reads.
+        graphs: Of the steps that only decode; None: they run like all others.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        caches: Sequence[LayerCache],
+        backend: AttentionBackend,
+        last_tokens: LastTokens,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        self.model = model
+        self.last_tokens = last_tokens
+        self._caches = caches
+        self._backend = backend
+        self._graphs = graphs
+
+    def run(self, table: BatchTable, layout: StepLayout) -> SampleLogits:
+        """Compute the tokens of a step, 1 or more, and return the logits of its sample rows."""
+        if self._graphs is not None and self._graphs.can_run(layout):
+            hidden = self._graphs.run(table, layout)
+            return SampleLogits(self.model.logits(hidden), layout.sample_rows)
+        inputs = prepare_input(table, layout, self.last_tokens)
+        plan = self._backend.plan(inputs.attention, self._caches[0])
+        rows, logit_rows = np.unique(layout.sample_rows, return_inverse=True)
+        wanted = np.cumsum(layout.lengths)[rows] - 1
+        counts = layout.num_prompt_logprobs
+        if counts is not None:
+            wanted = np.concatenate((wanted, _first_tokens(layout.lengths, counts)))
+        hidden = self.model.forward(
+            inputs.token_ids, inputs.positions, self._caches, plan, index_to_device(wanted, self.model.device)
+        )
+        logits = self.model.logits(hidden[: len(rows)])
+        return SampleLogits(logits, logit_rows.astype(np.int32), None if counts is None else hidden[len(rows) :])
+
+
+def prepare_input(table: BatchTable, layout: StepLayout, last_tokens: LastTokens) -> ModelInput:
+    """Lay the tokens of all rows flat, in row order."""
+    lengths, block_size, device = layout.lengths, table.block_size, last_tokens.device
+    row_begins = np.cumsum(lengths) - lengths
+    # Position of a token: its index in the step, less where its row begins, plus where the row starts.
+    positions = np.arange(lengths.sum()) + np.repeat(layout.starts - row_begins, lengths)
+    slots = np.repeat(layout.slots, lengths)
+    block_ids = table.block_tables[slots, positions // block_size].astype(np.int64)
+    max_num_blocks = -(-int((layout.starts + lengths).max()) // block_size)
+    return ModelInput(
+        token_ids=last_tokens.fill_in(table.token_ids[slots, positions], slots),
+        positions=index_to_device(positions, device),
+        attention=AttentionMetadata(
+            starts=layout.starts,
+            lengths=lengths,
+            block_tables=table.block_tables[layout.slots, :max_num_blocks],
+            slot_mapping=index_to_device(block_ids * block_size + positions % block_size, device),
+        ),
+    )
+
+
+def _first_tokens(lengths: Int32Array, counts: Int32Array) -> npt.NDArray[np.int64]:
+    """Return which of the flat tokens are the first `counts` of their rows; both are [num_rows]."""
+    begins = np.cumsum(lengths) - lengths
+    indices: npt.NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(begins - (np.cumsum(counts) - counts), counts)
+    return indices

@@ -1,0 +1,97 @@
+"""From logits to the answer of a step: sampled tokens, beam candidates, log-probabilities."""
+
+import numpy as np
+import torch
+
+from executor_svc.models.language_model import LanguageModel
+from executor_svc.sampler import Sampler
+from executor_svc.sampler.logprobs import prompt_spans
+from executor_svc.worker.model_runner import SampleLogits
+from executor_svc.worker.sample_rows import SampleRows
+from shared.batch_table import BatchTable, StepLayout
+from shared.step import NO_LOGPROBS, UNKNOWN_TOKEN, Step, StepResult
+
+
+def is_sampled_alone(layout: StepLayout, rows: SampleRows, computed: SampleLogits) -> bool:
+    """Return whether a step is asked for tokens alone, drawn from the logits as they are."""
+    if layout.num_candidates is not None or computed.prompt_hidden is not None:
+        return False
+    return not (rows.sampling["num_logprobs"] != NO_LOGPROBS).any() and not rows.are_processed().any()
+
+
+def no_answer(step: Step, layout: StepLayout) -> StepResult:
+    """Return an answer without tokens yet."""
+    return StepResult(step.epoch, step.step_id, np.full(len(layout.sample_slots), UNKNOWN_TOKEN, np.int32))
+
+
+def answer_step(
+    step: Step,
+    table: BatchTable,
+    layout: StepLayout,
+    rows: SampleRows,
+    computed: SampleLogits,
+    model: LanguageModel,
+    sampler: Sampler,
+) -> StepResult:
+    """Return the sampled tokens, the candidates of the beam rows, and the log-probabilities asked for."""
+    logits = computed.logits
+    assert logits is not None, "this is rank 0"
+    result = no_answer(step, layout)
+    is_sampled = np.ones(len(rows), np.bool_) if layout.num_candidates is None else layout.num_candidates == 0
+    if is_sampled.all():
+        sampled = sampler.sample(logits, computed.logit_rows, rows)
+        result.sampled_token_ids, result.logprobs = sampled.token_ids, sampled.logprobs
+    elif is_sampled.any():
+        sampled = sampler.sample(logits, computed.logit_rows[is_sampled], rows[is_sampled])
+        result.sampled_token_ids[is_sampled] = sampled.token_ids
+        if sampled.logprobs is not None:
+            result.logprobs = np.full(len(rows), np.nan, np.float32)
+            result.logprobs[is_sampled] = sampled.logprobs
+    else:
+        sampled = None
+    if sampled is not None and sampled.alternatives is not None:
+        result.alternative_token_ids = sampled.alternatives.token_ids
+        result.alternative_logprobs = sampled.alternatives.logprobs
+    if layout.num_candidates is not None:
+        beams = ~is_sampled
+        candidates = sampler.candidates(logits, computed.logit_rows[beams], rows[beams], layout.num_candidates[beams])
+        result.candidate_token_ids, result.candidate_logprobs = candidates.token_ids, candidates.logprobs
+    if computed.prompt_hidden is not None:
+        _answer_prompt(result, table, layout, computed.prompt_hidden, model, sampler)
+    return result
+
+
+def follow_answer(step: Step, layout: StepLayout, computed: SampleLogits, model: LanguageModel) -> StepResult:
+    """Do, on a rank that has no logits, its part of what rank 0 does in `answer_step`; return an empty answer."""
+    if computed.prompt_hidden is not None:
+        for span in prompt_spans(len(computed.prompt_hidden)):
+            model.logits(computed.prompt_hidden[span])
+    return no_answer(step, layout)
+
+
+def _answer_prompt(
+    result: StepResult,
+    table: BatchTable,
+    layout: StepLayout,
+    hidden: torch.Tensor,
+    model: LanguageModel,
+    sampler: Sampler,
+) -> None:
+    """Add the log-probabilities of prompt tokens; `hidden` is that of the tokens before them."""
+    counts, num_alternatives = layout.num_prompt_logprobs, layout.num_prompt_alternatives
+    assert counts is not None
+    assert num_alternatives is not None
+    spans = zip(layout.slots.tolist(), layout.starts.tolist(), counts.tolist(), strict=True)
+    token_ids = [table.token_ids[slot, start + 1 : start + 1 + count] for slot, start, count in spans]
+
+    def to_logits(some_hidden: torch.Tensor) -> torch.Tensor:
+        logits = model.logits(some_hidden)
+        assert logits is not None, "this is rank 0"
+        return logits
+
+    result.prompt_logprobs, alternatives = sampler.prompt_logprobs(
+        hidden, to_logits, np.concatenate(token_ids), np.repeat(num_alternatives, counts)
+    )
+    if alternatives is not None:
+        result.prompt_alternative_token_ids = alternatives.token_ids
+        result.prompt_alternative_logprobs = alternatives.logprobs

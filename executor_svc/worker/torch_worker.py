@@ -1,0 +1,141 @@
+"""The worker that runs a real model: batch table, model runner, cache engine and sampler of one rank.
+
+`executor_svc/worker/assembly.py` makes it. Read next: `executor_svc/worker/model_runner.py`.
+
+A step is launched in the order of its parts: the table, the moves of blocks, the model, the sampler. On a GPU that
+only puts work into a stream. The sampled ids stay there: the next step, which may be launched before they have
+reached the host, feeds them to the model (`last_token_ids`). In the table they are `UNKNOWN_TOKEN` until then.
+"""
+
+from collections import deque
+from dataclasses import replace
+
+import torch
+
+from executor_svc.cache.cache_engine import CacheEngine
+from executor_svc.device.copy import index_to_device
+from executor_svc.device.probe import DeviceProbe, step_error
+from executor_svc.parallel.group import TensorParallelGroup
+from executor_svc.sampler import Sampler
+from executor_svc.worker.interface import check_layout, check_step
+from executor_svc.worker.launched_step import LaunchedStep
+from executor_svc.worker.model_runner import ModelRunner, SampleLogits
+from executor_svc.worker.running_step import RunningStep
+from executor_svc.worker.sample_rows import SampleRows
+from executor_svc.worker.step_answer import answer_step, follow_answer, is_sampled_alone, no_answer
+from executor_svc.worker.step_timer import start_timer
+from shared.batch_table import BatchTable, StepLayout
+from shared.errors import InvalidStepError, StepFailedError
+from shared.executor_info import ExecutorInfo, TokenizerFile
+from shared.step import Step, StepResult
+
+
+class TorchWorker:
+    """Runs steps on the model; see `executor_svc.worker.interface.Worker`.
+
+    Owns the batch table and, through the cache engine, the KV cache. Not thread-safe. In a group of several ranks
+    all run the same steps; rank 0 samples, and all record its tokens.
+    """
+
+    def __init__(
+        self,
+        info: ExecutorInfo,
+        model_runner: ModelRunner,
+        cache_engine: CacheEngine,
+        sampler: Sampler,
+        tokenizer_files: tuple[TokenizerFile, ...],
+        group: TensorParallelGroup,
+        probe: DeviceProbe,
+    ) -> None:
+        self._info = info
+        self._model_runner = model_runner
+        self._cache_engine = cache_engine
+        self._sampler = sampler
+        self._tokenizer_files = tokenizer_files
+        self._group = group
+        self._probe = probe
+        self._unrecorded: deque[LaunchedStep] = deque()  # their tokens are UNKNOWN_TOKEN in the table
+        self.reset()
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """What this executor is; constant over its life."""
+        return self._info
+
+    @property
+    def table(self) -> BatchTable:
+        """The batch table; replaced by `reset`."""
+        return self._table
+
+    def reset(self) -> None:
+        """Empty the batch table: a scheduler has attached. The cache contents stay."""
+        info = self._info
+        self._unrecorded.clear()
+        self._table = BatchTable(info.max_num_seqs, info.max_model_len, info.block_size_tokens, info.num_device_blocks)
+
+    def launch(self, step: Step) -> RunningStep:
+        """Apply the step to the table and start it; see `Worker.launch`."""
+        check_step(step, self._info)
+        try:
+            return self._launch(step)
+        except (InvalidStepError, StepFailedError):
+            raise
+        except Exception as error:
+            # Torch fails with many types (RuntimeError, IndexError, out of memory); all mean the same here.
+            raise step_error(step.step_id, error, self._probe) from error
+
+    def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
+        """Return tokenizer.json and its companions; empty if the model has no tokenizer.json."""
+        return self._tokenizer_files
+
+    @torch.inference_mode()
+    def _launch(self, step: Step) -> LaunchedStep:
+        device = self._model_runner.model.device
+        timer = start_timer(device)
+        table = self._table
+        layout = table.apply(step.delta)
+        digest = check_layout(step, layout, table, self._info.max_num_batched_tokens)
+        self._cache_engine.move(step)
+        answer = no_answer(step, layout)
+        token_ids = torch.empty(0, dtype=torch.int64, device=device)
+        if layout.num_tokens:
+            answer, token_ids = self._compute(step, layout)
+        answer = replace(answer, table_digest=digest)
+        launched = LaunchedStep(answer, layout, token_ids, timer, self._record, self._probe)
+        self._unrecorded.append(launched)
+        return launched
+
+    def _compute(self, step: Step, layout: StepLayout) -> tuple[StepResult, torch.Tensor]:
+        """Run the model and sample.
+
+        Returns:
+            The answer but for the sampled tokens, and these on the device, [num_samples] int64; both of rank 0, on the
+            other ranks the tokens alone.
+        """
+        computed = self._model_runner.run(self._table, layout)
+        if self._group.rank == 0:
+            answer, token_ids = self._sample(step, layout, computed)
+        else:
+            answer = follow_answer(step, layout, computed, self._model_runner.model)
+            token_ids = torch.empty(len(layout.sample_slots), dtype=torch.int64, device=self._model_runner.model.device)
+        token_ids = self._group.broadcast(token_ids)
+        self._model_runner.last_tokens.store(layout.sample_slots, token_ids)
+        return answer, token_ids
+
+    def _sample(self, step: Step, layout: StepLayout, computed: SampleLogits) -> tuple[StepResult, torch.Tensor]:
+        """Sample on the device if nothing else is asked for; else the host takes part, and has to wait."""
+        rows = SampleRows.of_step(self._table, layout)
+        if self._sampler.samples_on_device and is_sampled_alone(layout, rows, computed):
+            assert computed.logits is not None, "this is rank 0"
+            return no_answer(step, layout), self._sampler.sample_on_device(computed.logits, computed.logit_rows, rows)
+        while self._unrecorded:
+            self._record(self._unrecorded[0])  # penalties and rules look at them
+        answer = answer_step(step, self._table, layout, rows, computed, self._model_runner.model, self._sampler)
+        return answer, index_to_device(answer.sampled_token_ids, self._model_runner.model.device)
+
+    def _record(self, launched: LaunchedStep) -> None:
+        """Write the tokens of a step, and of those before it, into the table, if they are not there yet."""
+        while self._unrecorded and not launched.is_recorded:
+            first = self._unrecorded.popleft()
+            first.is_recorded = True
+            self._table.record(first.layout, first.token_ids_on_host())

@@ -1,0 +1,86 @@
+"""`octavo model prepare` and `octavo model path`; `octavo.command_line` registers the group `model`.
+
+The directory goes to standard output, so that a script can use it; bars and errors go to standard error.
+"""
+
+from types import TracebackType
+from typing import Self
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from octavo.models.progress import ModelPrepareError
+from octavo.models.store import find_model, prepare_model
+
+
+@click.group()
+def model() -> None:
+    """Prepare the demo model and find it."""
+
+
+@model.command()
+@click.argument("name")
+def prepare(name: str) -> None:
+    """Download the model NAME (smollm2) once and print the directory where it lies."""
+    try:
+        with StageBars() as bars:
+            directory = prepare_model(name, progress=bars)
+    except ModelPrepareError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(directory)
+
+
+@model.command()
+@click.argument("name")
+def path(name: str) -> None:
+    """Print the directory of the prepared model NAME."""
+    try:
+        directory = find_model(name)
+    except ModelPrepareError as error:
+        raise click.ClickException(str(error)) from error
+    if directory is None:
+        raise click.ClickException(f"the model {name} has not been prepared yet: run `octavo model prepare {name}`")
+    click.echo(directory)
+
+
+class StageBars:
+    """A `ProgressCallback` that draws one bar a stage on standard error, while its context is open."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description:<24}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+        )
+        self._stage = ""
+        self._task_id: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._task_id is None:
+            return
+        if error is None:
+            self._finish_stage()
+        self._progress.stop()
+
+    def __call__(self, stage: str, completed: int, total: int | None) -> None:
+        """Move the bar of `stage`, after filling that of the stage before."""
+        if self._task_id is None or stage != self._stage:
+            self._finish_stage()
+            self._stage = stage
+            self._progress.start()  # at the first stage: a model that lies ready needs no bar
+            self._task_id = self._progress.add_task(stage, total=total)
+        self._progress.update(self._task_id, completed=completed)
+
+    def _finish_stage(self) -> None:
+        """Fill the bar: a stage whose end is not known in advance pulses until the next one begins."""
+        if self._task_id is not None:
+            self._progress.update(self._task_id, total=1, completed=1)
+            self._progress.stop_task(self._task_id)

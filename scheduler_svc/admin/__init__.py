@@ -1,0 +1,1 @@
+"""What operators see: `AdminService`, why a request waits, and the port that serves it."""

@@ -1,0 +1,250 @@
+"""Why a request waits, in a sentence or two and in numbers: `ExplainRequest` and `ListQueue` of `AdminService`.
+
+The reasons are those of the next decision: every core is asked what it would do with the request now.
+Only looks: nothing here changes the engine.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC
+from itertools import islice
+
+from octavo.admin.v1 import admin_pb2
+from octavo.admin.v1 import admin_service_pb2 as pb
+from scheduler_svc.admin.life import ended_state, milliseconds
+from scheduler_svc.admin.state import Place, Places, num_output_tokens
+from scheduler_svc.core.admission import Obstacle, Wait
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.engine.ended_requests import EndedRequest
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.front.request import Request
+from shared.wording import counted, duration_text
+
+MAX_EXECUTORS_IN_TEXT = 3
+MAX_JUDGED_AHEAD = 200
+
+FITS = "fits, and waits for the token budget of a step"
+FITS_BEHIND = "fits, once those ahead are gone"
+
+
+def explain(engine: Engine, request: Request, now_s: float) -> pb.ExplainRequestResponse:
+    """Say why a live request waits, or that it runs; `now_s` is the monotonic time."""
+    place = Places(engine).of(request)
+    core, group = place.core, request.group
+    explained = pb.ExplainRequestResponse(status=place.status, executor=place.executor)
+    if place.status == admin_pb2.REQUEST_STATUS_PARKED:
+        explained.explanation = parked_text(request, engine.suspect)
+    elif core is None and group in engine.queue:
+        _explain_waiting(engine, request, now_s, explained)
+    elif core is None:
+        explained.explanation = "ends in a moment"
+    elif place.status == admin_pb2.REQUEST_STATUS_SWAPPED:
+        _explain_swapped(core, group, explained)
+    elif place.status == admin_pb2.REQUEST_STATUS_PREEMPTED:
+        explained.explanation = f"preempted on {place.executor}: {late_tokens_text(group)}; then it waits in the queue"
+    else:
+        explained.explanation = running_text(request, place)
+    if place.core is not None and (trouble := _troubles(engine, now_s).get(place.core)):
+        explained.explanation += f"; on its executor {trouble}"
+    return explained
+
+
+def explain_ended(ended: EndedRequest, now_s: float) -> pb.ExplainRequestResponse:
+    """Say how a request ended, and what it had to wait for; `now_s` is the monotonic time."""
+    state = ended_state(ended, now_s, shows_events=False)
+    made = f"{counted(state.num_output_tokens, 'output token')} in {duration_text(state.age_ms)}"
+    parts = [f"failed after {made}: {state.outcome}" if ended.has_failed else f"finished with {made}: {state.outcome}"]
+    if state.HasField("queue_ms"):
+        parts.append(f"waited {duration_text(state.queue_ms)} for its first step")
+    if state.HasField("time_to_first_token_ms"):
+        parts.append(f"had its first token after {duration_text(state.time_to_first_token_ms)}")
+    if ended.num_preemptions:
+        parts.append(f"was preempted {counted(ended.num_preemptions, 'time')}")
+    ended_at = state.ended_at.ToDatetime(UTC)
+    explanation = f"ended {duration_text(state.ended_ago_ms)} ago, at {ended_at:%H:%M:%S} UTC; {'; '.join(parts)}"
+    return pb.ExplainRequestResponse(status=admin_pb2.REQUEST_STATUS_ENDED, explanation=explanation)
+
+
+def queued_requests(engine: Engine, now_s: float) -> Iterator[admin_pb2.QueuedRequest]:
+    """Yield the waiting queue in the order of admission, with reasons.
+
+    Groups are passed over while what they wait for is sure to end. The first one that is not has the
+    reason of all behind it, and these are not judged: that would cost as much as to admit them all.
+    """
+    first_in_line: SequenceGroup | None = None
+    for num_ahead, group in enumerate(engine.queue.in_order()):
+        if first_in_line is not None:
+            reason = f"in line behind {first_in_line.request_id!r}"
+        else:
+            obstacles = engine.fleet.obstacles(group, now_s)
+            reason = "; ".join(obstacle_texts(_fits(engine, group, obstacles, now_s), FITS)) or no_executor_text(engine)
+            if not _lets_others_pass([obstacle for _, obstacle in obstacles]):
+                first_in_line = group
+        yield admin_pb2.QueuedRequest(
+            num_requests_ahead=num_ahead,
+            request_id=group.request_id,
+            tenant=group.tenant,
+            priority=group.priority,
+            num_prompt_tokens=group.num_prompt_tokens,
+            has_run=group.has_run,
+            age_ms=milliseconds(now_s - engine.requests[group.request_id].times.arrived_at_s),
+            reason=reason,
+        )
+
+
+def _lets_others_pass(obstacles: Sequence[Obstacle | None]) -> bool:
+    """Return whether the groups behind one with these obstacles, one a core, are looked at all the same."""
+    waits = {obstacle.wait for obstacle in obstacles if obstacle is not None}
+    return None not in obstacles and (Wait.ASIDE in waits or waits == {Wait.NEVER})
+
+
+# In numbers --------------------------------------------------------------------------------------
+
+
+def _explain_waiting(engine: Engine, request: Request, now_s: float, explained: pb.ExplainRequestResponse) -> None:
+    group = request.group
+    num_ahead = engine.queue.num_ahead_of(group)
+    fits = _fits(engine, group, engine.fleet.obstacles(group, now_s), now_s)
+    explained.num_requests_ahead = num_ahead
+    explained.executors.extend(fits)
+    reasons = obstacle_texts(fits, FITS_BEHIND if num_ahead else FITS) or [no_executor_text(engine)]
+    waits = "waits to run again" if group.has_run else "waits"
+    if (left_s := engine.orphans.left_s(request, now_s)) is not None:
+        reasons.append(f"it ends in {left_s:.0f} s unless an executor comes that can hold it (--orphan-timeout-s)")
+    ahead = ahead_text(num_ahead, _came_later(engine, group, num_ahead))
+    explained.explanation = f"{waits}: {'; '.join([ahead, *reasons])}"
+
+
+def _explain_swapped(core: ExecutorCore, group: SequenceGroup, explained: pb.ExplainRequestResponse) -> None:
+    num_ahead = core.swapped.groups.index(group)
+    fit = _swap_in_fit(core, group, explained.executor)
+    explained.num_requests_ahead = num_ahead
+    explained.executors.append(fit)
+    reasons = [fit.obstacle or (FITS_BEHIND if num_ahead else FITS)]
+    if num_ahead:
+        reasons.insert(0, ahead_text(num_ahead))
+    explained.explanation = f"swapped out of {explained.executor}: {'; '.join(reasons)}"
+
+
+def _fits(
+    engine: Engine, group: SequenceGroup, obstacles: Sequence[tuple[ExecutorCore, Obstacle | None]], now_s: float
+) -> list[admin_pb2.ExecutorFit]:
+    """Return what a waiting group would take of each core, and what is there."""
+    addresses = {driver.core: driver.address for driver in engine.drivers.values()}
+    troubles = _troubles(engine, now_s)
+    fits = []
+    for core, obstacle in obstacles:
+        plan = core.blocks.plan_admission(group)
+        reasons = [] if obstacle is None else [obstacle.reason]
+        if core in troubles and not reasons:
+            reasons.append(troubles[core])
+        fits.append(
+            admin_pb2.ExecutorFit(
+                executor=addresses.get(core, ""),
+                obstacle="; ".join(reasons),
+                num_needed_blocks=plan.num_needed,
+                num_free_blocks=plan.num_free,
+                num_needed_slots=group.num_slots,
+                num_free_slots=core.batch.num_free_slots,
+            )
+        )
+    return fits
+
+
+def _came_later(engine: Engine, group: SequenceGroup, num_ahead: int) -> list[str]:
+    """Say of the groups that came later and are admitted earlier why that is; nothing if very many are ahead."""
+    if num_ahead > MAX_JUDGED_AHEAD:
+        return []
+    later = [other for other in islice(engine.queue.in_order(), num_ahead) if other.arrival > group.arrival]
+    newcomers = [other for other in later if not other.has_run]
+    num_urgent = sum(other.priority < group.priority for other in newcomers) if engine.settings.has_priorities else 0
+    reasons = [
+        (len(later) - len(newcomers), "ran before, and come back first"),
+        (num_urgent, f"have a more urgent priority than {group.priority}"),
+        (len(newcomers) - num_urgent, "belong to tenants that have had fewer tokens for their weight"),
+    ]
+    return [f"{number} came later and {why}" for number, why in reasons if number]
+
+
+def _troubles(engine: Engine, now_s: float) -> dict[ExecutorCore, str]:
+    """Return what is wrong with executors that are attached, by core."""
+    drivers = [driver for driver in engine.drivers.values() if driver.core is not None]
+    return {driver.core: trouble for driver in drivers if driver.core and (trouble := driver.trouble(now_s))}
+
+
+def _swap_in_fit(core: ExecutorCore, group: SequenceGroup, executor: str) -> admin_pb2.ExecutorFit:
+    """Return what the way back of a swapped group takes, and what is in its way."""
+    needs = core.admissions.needs_to_swap_in(group)
+    obstacle = ""
+    if group.has_late_tokens:
+        obstacle = late_tokens_text(group)
+    elif not needs.has_blocks:
+        obstacle = f"needs {counted(needs.num_needed_blocks, 'block')}, {needs.num_free_blocks} free"
+    elif not needs.has_slots:
+        obstacle = f"needs {counted(needs.num_needed_slots, 'slot')} of the batch, {needs.num_free_slots} free"
+    return admin_pb2.ExecutorFit(
+        executor=executor,
+        obstacle=obstacle,
+        num_needed_blocks=needs.num_needed_blocks,
+        num_free_blocks=needs.num_free_blocks,
+        num_needed_slots=needs.num_needed_slots,
+        num_free_slots=needs.num_free_slots,
+    )
+
+
+# In words ----------------------------------------------------------------------------------------
+
+
+def ahead_text(num_ahead: int, came_later: Sequence[str] = ()) -> str:
+    """Say how many requests are ahead, and what put those there that came later."""
+    if not num_ahead:
+        return "next in line"
+    number = f"{counted(num_ahead, 'request')} ahead"
+    return f"{number} ({'; '.join(came_later)})" if came_later else number
+
+
+def obstacle_texts(fits: Sequence[admin_pb2.ExecutorFit], text_if_none: str) -> list[str]:
+    """Say what is in the way on each of the first executors, and how many more there are."""
+    texts = [f"on {fit.executor}, {fit.obstacle or text_if_none}" for fit in fits[:MAX_EXECUTORS_IN_TEXT]]
+    num_more = len(fits) - len(texts)
+    return [*texts, f"{counted(num_more, 'more executor')}"] if num_more else texts
+
+
+def no_executor_text(engine: Engine) -> str:
+    """Say that nobody can take a request, and why."""
+    cause = f" ({engine.last_trouble})" if engine.last_trouble else ""
+    return f"no executor is attached{cause}"
+
+
+def late_tokens_text(group: SequenceGroup) -> str:
+    """Say what a preempted group waits for."""
+    num_late_tokens = sum(sequence.num_late_tokens for sequence in group.live_sequences)
+    verb = "is" if num_late_tokens == 1 else "are"
+    return f"{counted(num_late_tokens, 'token')} {verb} still on the way"
+
+
+def parked_text(request: Request, suspect: Request | None) -> str:
+    """Say that a request is suspected, and whom it waits for."""
+    lost = counted(request.num_losses, "time")
+    other = f"{suspect.request_id!r}, suspected too, is" if suspect is not None else "others are"
+    return f"parked: it is suspected to have broken an executor {lost}; {other} computed first"
+
+
+def running_text(request: Request, place: Place) -> str:
+    """Say how far a running request has come."""
+    group, core = request.group, place.core
+    assert core is not None, "what runs has a core"
+    if core.prefills.is_running(group):
+        slots = [slot for _, slot in core.searches.source_slots(group)]
+        num_computed, num_known = (
+            int(column[slots].sum()) for column in (core.batch.num_computed_tokens, core.batch.num_known_tokens)
+        )
+        return f"runs on {place.executor}: {num_computed} of {num_known} tokens are computed"
+    made = counted(num_output_tokens(request), "output token")
+    if group.beam_search is not None:
+        kind = f"a beam search of width {group.beam_search.beam_width}, {made} in its live beams"
+    elif len(group.sequences) > 1:
+        kind = f"{made} in {len(group.sequences)} outputs, {len(group.live_sequences)} of them live"
+    else:
+        kind = f"{made} so far"
+    return f"runs on {place.executor}: {kind}"

@@ -1,0 +1,261 @@
+"""What the port answers over HTTP/1.1: the page at /, and calls with JSON at /SERVICE/METHOD."""
+
+import asyncio
+import json
+import logging
+import re
+import socket
+from collections.abc import Mapping
+from http import HTTPStatus
+from types import MappingProxyType
+
+import grpc
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+
+from scheduler_svc.admin.port.browser_rules import is_from_elsewhere, is_local_name
+from scheduler_svc.admin.port.http_tls import HttpTls, certificate_names
+from scheduler_svc.admin.port.json_calls import CALL_TIMEOUT_S, CallError, JsonCalls
+from scheduler_svc.admin.port.page import read_page
+from scheduler_svc.admin.port.voucher import Voucher
+from shared.events import Event
+
+MAX_BODY_BYTES = 64 * 2**10
+
+# A connection without a whole head of a request for so long is closed, in seconds.
+IDLE_S = 15.0
+
+# How long a body may take, in seconds.
+_BODY_TIMEOUT_S = 10.0
+
+# A client that has its answer may send what it has begun for so long, in seconds.
+_LINGER_S = 2.0
+
+# A client that takes nothing of what is sent to it for so long is cut off, in seconds.
+_STALL_S = 30.0
+
+_HANDSHAKE_TIMEOUT_S = 10.0
+_TLS_GOODBYE_TIMEOUT_S = 1.0
+
+# Of calls that run when the port is closed, in seconds, at least; they take milliseconds.
+_MIN_GRACE_S = 1.0
+
+_SAFE_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Server": "octavo",
+    "X-Content-Type-Options": "nosniff",
+}
+
+# What is left of the visible ASCII characters is no metadata for gRPC.
+_METADATA_VALUE = re.compile(r"[ -~]*")
+_TIMEOUT_MS = re.compile(r"[0-9]{1,10}")
+
+_logger = logging.getLogger(__name__)
+
+
+class HttpSide:
+    """Serves connections that speak HTTP/1.1.
+
+    Args:
+        calls: Calls the methods.
+        path: Where they are: /SERVICE/ in front of the name of the method.
+        voucher: Vouches for trusted clients.
+        tls: For connections over TLS; None: there are none.
+        asks_for_tokens: Whether a call without a token is refused.
+    """
+
+    def __init__(self, calls: JsonCalls, path: str, voucher: Voucher, tls: HttpTls | None, *, asks_for_tokens: bool):
+        self._calls = calls
+        self._path = path
+        self._voucher = voucher
+        self._tls = tls
+        self._allows_any_name = asks_for_tokens or tls is not None
+        self._page = read_page()
+        # When connections without a first request are closed; not every aiohttp would do it.
+        self._silent: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
+        logger = logging.getLogger(f"{__name__}.aiohttp")
+        logger.addFilter(_is_our_fault)
+        self._server = web.Server(
+            self._answer,
+            handler_cancellation=True,
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=IDLE_S,
+            lingering_time=_LINGER_S,
+            logger=logger,
+        )
+
+    async def serve(self, connection: socket.socket, peer: str, *, over_tls: bool) -> None:
+        """Own a connection; return as soon as requests can come, or it has failed.
+
+        Args:
+            connection: Accepted, not blocking.
+            peer: Whose it is, for the log.
+            over_tls: Whether it begins with a handshake.
+        """
+        loop = asyncio.get_running_loop()
+        context = self._tls.context() if over_tls and self._tls is not None else None
+        _limit_stall(connection)
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                self._server,
+                connection,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else _HANDSHAKE_TIMEOUT_S,
+                ssl_shutdown_timeout=None if context is None else _TLS_GOODBYE_TIMEOUT_S,
+            )
+        except OSError as error:
+            _logger.info(Event("http_handshake_failed", peer=peer, cause=str(error)))
+        else:
+            self._silent[transport] = loop.call_later(IDLE_S, self._close_silent, transport)
+
+    async def stop(self, grace_s: float) -> None:
+        """Close idle connections, end calls that run after `grace_s` seconds, then close the rest."""
+        transports = [handler.transport for handler in self._server.connections if handler.transport is not None]
+        for timer in self._silent.values():
+            timer.cancel()
+        self._silent.clear()
+        self._server.pre_shutdown()
+        await self._server.shutdown(max(grace_s, _MIN_GRACE_S))
+        for transport in transports:
+            transport.abort()  # who does not answer the goodbye of TLS is not waited for
+        await asyncio.sleep(0)
+
+    def _close_silent(self, transport: asyncio.Transport) -> None:
+        del self._silent[transport]
+        transport.abort()
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        if request.transport is not None and (timer := self._silent.pop(request.transport, None)) is not None:
+            timer.cancel()
+        try:
+            response = await self._route(request)
+        except _Refusal as refusal:
+            response = web.Response(status=refusal.status, text=f"{refusal}\n", headers=refusal.headers)
+        except CallError as error:
+            response = self._failure(request, error)
+        for name, value in _SAFE_HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    async def _route(self, request: web.BaseRequest) -> web.Response:
+        if self._tls is not None and not request.secure:
+            raise _Refusal(HTTPStatus.BAD_REQUEST, "this port speaks TLS; open it with https://")
+        hosts = request.headers.getall("Host", [])
+        if len(hosts) != 1:
+            raise _Refusal(HTTPStatus.BAD_REQUEST, "a request needs one Host header")
+        if not self._allows_any_name and not is_local_name(hosts):
+            raise _Refusal(
+                HTTPStatus.FORBIDDEN,
+                "without --tokens-file this port answers to an IP address or localhost only, not to other names: open "
+                "it by its IP address",
+            )
+        if request.path == "/":
+            return self._show_page(request)
+        method = request.path.removeprefix(self._path)
+        if not request.path.startswith(self._path) or not self._calls.has(method):
+            raise _Refusal(
+                HTTPStatus.NOT_FOUND, f"there is a page at /, and methods at {self._path}METHOD, and nothing else"
+            )
+        return await self._call(request, method)
+
+    def _show_page(self, request: web.BaseRequest) -> web.Response:
+        if request.method not in ("GET", "HEAD"):
+            raise _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "the page is read with GET", {"Allow": "GET, HEAD"})
+        return web.Response(
+            body=self._page.html,
+            content_type="text/html",
+            charset="utf-8",
+            headers={"Content-Security-Policy": self._page.content_security_policy},
+        )
+
+    async def _call(self, request: web.BaseRequest, method: str) -> web.Response:
+        if request.method != "POST":
+            raise _Refusal(
+                HTTPStatus.METHOD_NOT_ALLOWED, "methods are called with POST and a body of JSON", {"Allow": "POST"}
+            )
+        if request.content_type != "application/json":
+            raise _Refusal(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "methods take JSON; send the header Content-Type: application/json"
+            )
+        if is_from_elsewhere(request.headers.get("Sec-Fetch-Site")):
+            raise _Refusal(HTTPStatus.FORBIDDEN, "other web sites may not call this port")
+        answer = await self._calls.call(method, await _body(request), self._metadata(request), _timeout_s(request))
+        return web.Response(text=answer, content_type="application/json")
+
+    def _metadata(self, request: web.BaseRequest) -> list[tuple[str, str]]:
+        """Return what a call carries: the client's tokens as they are, and our word for its certificate."""
+        tokens = request.headers.getall("Authorization", [])
+        if not all(map(_METADATA_VALUE.fullmatch, tokens)):
+            raise CallError(grpc.StatusCode.UNAUTHENTICATED, "the header Authorization has characters outside of ASCII")
+        certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
+        vouched = self._voucher.metadata(certificate_names(certificate or {}))
+        return [*(("authorization", token) for token in tokens), *vouched]
+
+    def _failure(self, request: web.BaseRequest, error: CallError) -> web.Response:
+        headers = {}
+        if error.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+            # What the gRPC server logs of it lacks the address of the client.
+            event = Event("http_call_refused", path=request.path, peer=request.remote, cause=error.message)
+            _logger.warning(event)
+        if error.code is grpc.StatusCode.UNAUTHENTICATED:
+            headers["WWW-Authenticate"] = "Bearer"
+        text = json.dumps({"code": error.connect_code, "message": error.message})
+        return web.Response(status=error.http_status, text=text, content_type="application/json", headers=headers)
+
+
+class _Refusal(Exception):  # noqa: N818 (an answer)
+    """A request is answered with one sentence as text."""
+
+    def __init__(self, status: HTTPStatus, sentence: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.headers = headers
+
+
+def _limit_stall(connection: socket.socket) -> None:
+    """Let the kernel break a connection whose peer does not read (tcp(7)): aiohttp would wait for it for ever."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(_STALL_S * 1000))
+
+
+async def _body(request: web.BaseRequest) -> bytes:
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise CallError(grpc.StatusCode.UNIMPLEMENTED, "bodies are not taken compressed; leave Content-Encoding out")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise _Refusal(
+                        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is longer than {MAX_BODY_BYTES} bytes"
+                    )
+    except TimeoutError:
+        raise _Refusal(
+            HTTPStatus.REQUEST_TIMEOUT, f"the body did not come in {_BODY_TIMEOUT_S:g} s", {"Connection": "close"}
+        ) from None
+    return bytes(body)
+
+
+def _timeout_s(request: web.BaseRequest) -> float:
+    """Return until when a call runs, in seconds: the client may want less than we allow."""
+    wanted_ms = request.headers.get("Connect-Timeout-Ms")
+    if wanted_ms is None:
+        return CALL_TIMEOUT_S
+    if not _TIMEOUT_MS.fullmatch(wanted_ms):
+        raise CallError(
+            grpc.StatusCode.INVALID_ARGUMENT, "the header Connect-Timeout-Ms must be a number of at most 10 digits"
+        )
+    if not int(wanted_ms):  # a call that is quick enough would be answered all the same
+        raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "the header Connect-Timeout-Ms leaves the call no time")
+    return min(int(wanted_ms) / 1000, CALL_TIMEOUT_S)
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Keep what strangers send to the port out of the log."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

@@ -1,0 +1,264 @@
+"""AdminService: what operators see. Every answer is a picture taken between two steps.
+
+It runs on the engine's event loop, so nothing moves while it looks. Next: `state.py`,
+`explanation.py`, `steps.py`, `block_map.py`.
+"""
+
+import time
+from itertools import islice
+
+import grpc.aio
+
+import octavo
+from octavo.admin.v1 import admin_service_pb2 as pb
+from octavo.admin.v1 import admin_service_pb2_grpc
+from scheduler_svc.admin.block_map import block_states, describe_block
+from scheduler_svc.admin.explanation import explain, explain_ended, no_executor_text, queued_requests
+from scheduler_svc.admin.life import ended_state, milliseconds
+from scheduler_svc.admin.state import Places, executor_state, request_state
+from scheduler_svc.admin.steps import step_state, step_summary
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.engine.ended_requests import NUM_KEPT_REQUESTS, EndedRequest
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.executors.driver import ExecutorDriver
+from scheduler_svc.telemetry.step_log import NUM_KEPT_STEPS
+from shared.errors import CallerError, InvalidFieldError, NoExecutorError, UnknownNameError
+
+DEFAULT_PAGE_SIZE = 100
+MAX_PAGE_SIZE = 1000
+MAX_PAGE_TOKEN_LENGTH = 18  # digits; every such number is an index that Python takes
+DEFAULT_NUM_STEPS = 20
+
+
+class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
+    """Shows one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    # The whole -----------------------------------------------------------------------------------
+
+    async def GetSchedulerState(  # noqa: N802 (named by the proto)
+        self,
+        request: pb.GetSchedulerStateRequest,
+        context: grpc.aio.ServicerContext[pb.GetSchedulerStateRequest, pb.GetSchedulerStateResponse],
+    ) -> pb.GetSchedulerStateResponse:
+        """Give queue lengths, blocks and counters."""
+        engine, now_s = self._engine, time.monotonic()
+        executors = [executor_state(driver, now_s) for driver in engine.drivers.values()]
+        attached = [executor for executor in executors if executor.epoch]
+        only = attached[0] if len(attached) == 1 else None
+        preemptions, meter = engine.num_preemptions, engine.meter
+        return pb.GetSchedulerStateResponse(
+            is_draining=engine.readiness.is_draining,
+            num_waiting_requests=engine.num_waiting,
+            num_parked_requests=len(engine.parked),
+            num_running_requests=sum(executor.num_running_requests for executor in executors),
+            num_swapped_requests=sum(executor.num_swapped_requests for executor in executors),
+            num_preempted_requests=sum(executor.num_preempted_requests for executor in executors),
+            num_blocks=sum(executor.num_blocks for executor in executors),
+            num_free_blocks=sum(executor.num_free_blocks for executor in executors),
+            num_used_blocks=sum(executor.num_used_blocks for executor in executors),
+            num_cached_blocks=sum(executor.num_cached_blocks for executor in executors),
+            num_host_blocks=sum(executor.num_host_blocks for executor in executors),
+            num_free_host_blocks=sum(executor.num_free_host_blocks for executor in executors),
+            num_used_host_blocks=sum(executor.num_used_host_blocks for executor in executors),
+            num_preemptions=sum(preemptions.values()),
+            num_recompute_preemptions=preemptions[PreemptionMode.RECOMPUTE],
+            num_swap_preemptions=preemptions[PreemptionMode.SWAP],
+            last_sent_step_id=only.last_sent_step_id if only else 0,
+            last_processed_step_id=only.last_processed_step_id if only else 0,
+            executors=executors,
+            num_shared_blocks=sum(executor.num_shared_blocks for executor in executors),
+            num_prompt_tokens=meter.num_prompt_tokens,
+            num_output_tokens=meter.num_output_tokens,
+            num_queried_tokens=meter.num_queried_tokens,
+            num_hit_tokens=meter.num_hit_tokens,
+            num_finished_requests=meter.num_finished.total(),
+            num_failed_requests=meter.num_errors.total(),
+            uptime_ms=milliseconds(now_s - engine.started_at_s),
+            version=octavo.__version__,
+            max_waiting_requests=engine.settings.max_waiting_requests,
+            num_refused_requests=engine.num_refused_for_queue,
+        )
+
+    async def Drain(  # noqa: N802
+        self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainResponse]
+    ) -> pb.DrainResponse:
+        """Stop admission; live requests go on."""
+        await self._engine.start_draining()
+        return pb.DrainResponse(num_live_requests=len(self._engine.requests))
+
+    # Requests ------------------------------------------------------------------------------------
+
+    async def ListRequests(  # noqa: N802
+        self,
+        request: pb.ListRequestsRequest,
+        context: grpc.aio.ServicerContext[pb.ListRequestsRequest, pb.ListRequestsResponse],
+    ) -> pb.ListRequestsResponse:
+        """Give a page of the live requests, without block tables; the token is the arrival of the last one."""
+        page_size, last_arrival = page_size_of(request.page_size), number_in(request.page_token)
+        live = [r for r in self._engine.requests.values() if r.group.arrival > last_arrival]
+        page, places, now_s = live[:page_size], Places(self._engine), time.monotonic()
+        return pb.ListRequestsResponse(
+            requests=[request_state(listed, places.of(listed), now_s, is_whole=False) for listed in page],
+            next_page_token=str(page[-1].group.arrival) if len(live) > page_size else "",
+        )
+
+    async def GetRequest(  # noqa: N802
+        self,
+        request: pb.GetRequestRequest,
+        context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
+    ) -> pb.GetRequestResponse:
+        """Give one live request, or one that has ended."""
+        request_id, now_s = request.request_id, time.monotonic()
+        live = self._engine.requests.get(request_id)
+        if live is None:
+            return pb.GetRequestResponse(request=ended_state(self._ended_request(request_id), now_s))
+        return pb.GetRequestResponse(request=request_state(live, Places(self._engine).of(live), now_s))
+
+    async def ListEndedRequests(  # noqa: N802
+        self,
+        request: pb.ListEndedRequestsRequest,
+        context: grpc.aio.ServicerContext[pb.ListEndedRequestsRequest, pb.ListEndedRequestsResponse],
+    ) -> pb.ListEndedRequestsResponse:
+        """Give the last requests that ended."""
+        if request.num_requests > NUM_KEPT_REQUESTS:
+            raise InvalidFieldError("num_requests", request.num_requests, f"from 0 to {NUM_KEPT_REQUESTS}")
+        newest, now_s = self._engine.ended.newest(request.num_requests or DEFAULT_PAGE_SIZE), time.monotonic()
+        return pb.ListEndedRequestsResponse(
+            requests=[ended_state(ended, now_s, shows_events=False) for ended in newest]
+        )
+
+    async def ListQueue(  # noqa: N802
+        self,
+        request: pb.ListQueueRequest,
+        context: grpc.aio.ServicerContext[pb.ListQueueRequest, pb.ListQueueResponse],
+    ) -> pb.ListQueueResponse:
+        """Give a page of the waiting queue; the token is the place of the next one."""
+        page_size, first = page_size_of(request.page_size), number_in(request.page_token)
+        end = first + page_size
+        return pb.ListQueueResponse(
+            requests=islice(queued_requests(self._engine, time.monotonic()), first, end),
+            next_page_token=str(end) if len(self._engine.queue) > end else "",
+        )
+
+    async def ExplainRequest(  # noqa: N802
+        self,
+        request: pb.ExplainRequestRequest,
+        context: grpc.aio.ServicerContext[pb.ExplainRequestRequest, pb.ExplainRequestResponse],
+    ) -> pb.ExplainRequestResponse:
+        """Say why a request waits, that it runs, or how it ended."""
+        request_id, now_s = request.request_id, time.monotonic()
+        live = self._engine.requests.get(request_id)
+        if live is None:
+            return explain_ended(self._ended_request(request_id), now_s)
+        return explain(self._engine, live, now_s)
+
+    def _ended_request(self, request_id: str) -> EndedRequest:
+        ended = self._engine.ended.get(request_id)
+        if ended is None:
+            raise UnknownNameError(
+                f"no live request has request_id {request_id!r}, and none of the last {NUM_KEPT_REQUESTS:,} that "
+                "ended; requests that were refused are not kept"
+            )
+        return ended
+
+    # Steps ---------------------------------------------------------------------------------------
+
+    async def GetStep(  # noqa: N802
+        self, request: pb.GetStepRequest, context: grpc.aio.ServicerContext[pb.GetStepRequest, pb.GetStepResponse]
+    ) -> pb.GetStepResponse:
+        """Give one of the last steps."""
+        step_log = self._driver(request.executor).step_log
+        logged = step_log.get(request.step_id)
+        if logged is None:
+            first, last = step_log.kept_ids
+            if not last:
+                raise UnknownNameError("no step is kept: the executor has been sent none since it was attached")
+            raise UnknownNameError(f"step {request.step_id} is not kept; kept are {first} to {last}")
+        return pb.GetStepResponse(step=step_state(logged))
+
+    async def ListSteps(  # noqa: N802
+        self,
+        request: pb.ListStepsRequest,
+        context: grpc.aio.ServicerContext[pb.ListStepsRequest, pb.ListStepsResponse],
+    ) -> pb.ListStepsResponse:
+        """Give the last steps, a line each."""
+        if request.num_steps > NUM_KEPT_STEPS:
+            raise InvalidFieldError("num_steps", request.num_steps, f"from 0 to {NUM_KEPT_STEPS}")
+        driver = self._driver(request.executor)
+        steps = driver.step_log.last(request.num_steps or DEFAULT_NUM_STEPS)
+        return pb.ListStepsResponse(
+            executor=driver.address,
+            epoch=steps[-1].step.epoch if steps else 0,
+            steps=[step_summary(logged) for logged in steps],
+        )
+
+    # Blocks --------------------------------------------------------------------------------------
+
+    async def GetBlockMap(  # noqa: N802
+        self,
+        request: pb.GetBlockMapRequest,
+        context: grpc.aio.ServicerContext[pb.GetBlockMapRequest, pb.GetBlockMapResponse],
+    ) -> pb.GetBlockMapResponse:
+        """Give the state of every block."""
+        driver = self._driver(request.executor)
+        core = _attached_core(driver)
+        return pb.GetBlockMapResponse(
+            executor=driver.address,
+            block_size_tokens=core.limits.block_size,
+            states=block_states(core.blocks.allocator).tobytes(),
+            host_states=block_states(core.swapped.host).tobytes(),
+        )
+
+    async def GetBlock(  # noqa: N802
+        self, request: pb.GetBlockRequest, context: grpc.aio.ServicerContext[pb.GetBlockRequest, pb.GetBlockResponse]
+    ) -> pb.GetBlockResponse:
+        """Say who uses a block."""
+        core = _attached_core(self._driver(request.executor))
+        if request.block >= core.limits.num_blocks:
+            raise InvalidFieldError("block", request.block, f"from 0 to {core.limits.num_blocks - 1}")
+        return describe_block(core, request.block)
+
+    def _driver(self, address: str) -> ExecutorDriver:
+        """Return the executor with an address, or the only one if it is empty."""
+        drivers = self._engine.drivers
+        if not drivers:
+            raise UnknownNameError(no_executor_text(self._engine))
+        if address:
+            if address not in drivers:
+                raise UnknownNameError(f"no executor has the address {address!r}; there are: {', '.join(drivers)}")
+            return drivers[address]
+        if len(drivers) > 1:
+            raise CallerError(f"there are {len(drivers)} executors; name one of them: {', '.join(drivers)}")
+        return next(iter(drivers.values()))
+
+
+def _attached_core(driver: ExecutorDriver) -> ExecutorCore:
+    if driver.core is None:
+        raise NoExecutorError(f"the executor at {driver.address} is not attached", driver.last_trouble)
+    return driver.core
+
+
+def page_size_of(page_size: int) -> int:
+    """Return the page size that a request asks for.
+
+    Raises: InvalidFieldError: it is too large.
+    """
+    if page_size > MAX_PAGE_SIZE:
+        raise InvalidFieldError("page_size", page_size, f"from 0 to {MAX_PAGE_SIZE}")
+    return page_size or DEFAULT_PAGE_SIZE
+
+
+def number_in(page_token: str) -> int:
+    """Return the number in a page token; 0 if it is empty.
+
+    Raises: InvalidFieldError: the service gave out no such token.
+    """
+    if not page_token:
+        return 0
+    if len(page_token) > MAX_PAGE_TOKEN_LENGTH or not (page_token.isascii() and page_token.isdecimal()):
+        raise InvalidFieldError("page_token", page_token, "a next_page_token of this service")
+    return int(page_token)

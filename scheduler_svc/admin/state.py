@@ -1,0 +1,193 @@
+"""Executors, requests and their sequences as `AdminService` shows them.
+
+Only looks: nothing here changes the engine. Next: `life.py`, what happened to a request; `explanation.py`, which
+says why one waits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from octavo.admin.v1 import admin_pb2
+from scheduler_svc.admin.life import event_states, milliseconds, set_times
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.swapping import NO_BLOCK
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.executors.driver import ExecutorDriver
+from scheduler_svc.front.request import Request
+
+SEQUENCE_STATUS: Mapping[SequenceStatus, "admin_pb2.SequenceStatus.ValueType"] = {
+    SequenceStatus.WAITING: admin_pb2.SEQUENCE_STATUS_WAITING,
+    SequenceStatus.RUNNING: admin_pb2.SEQUENCE_STATUS_RUNNING,
+    SequenceStatus.SWAPPED: admin_pb2.SEQUENCE_STATUS_SWAPPED,
+    SequenceStatus.FINISHED: admin_pb2.SEQUENCE_STATUS_FINISHED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a live request is: with an executor and its core, or with none."""
+
+    status: "admin_pb2.RequestStatus.ValueType"
+    executor: str = ""
+    core: ExecutorCore | None = None
+
+
+class Places:
+    """Where every live request is at this moment."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._places: dict[SequenceGroup, Place] = {
+            request.group: Place(admin_pb2.REQUEST_STATUS_PARKED) for request in engine.parked
+        }
+        for driver in engine.drivers.values():
+            if driver.core is not None:
+                self._add_core(driver.address, driver.core)
+
+    def of(self, request: Request) -> Place:
+        """Return where a live request is."""
+        return self._places.get(request.group) or Place(admin_pb2.REQUEST_STATUS_WAITING)
+
+    def _add_core(self, executor: str, core: ExecutorCore) -> None:
+        for groups, status in (
+            (core.batch.running, admin_pb2.REQUEST_STATUS_RUNNING),
+            (core.swapped.groups, admin_pb2.REQUEST_STATUS_SWAPPED),
+            (core.preemption.late_groups, admin_pb2.REQUEST_STATUS_PREEMPTED),
+        ):
+            self._places.update((group, Place(status, executor, core)) for group in groups)
+
+
+def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorState:
+    """Return an executor; `now_s` is the monotonic time."""
+    state = admin_pb2.ExecutorState(
+        address=driver.address,
+        status=admin_pb2.EXECUTOR_STATUS_CONNECTING,
+        num_losses=driver.num_losses,
+        num_output_tokens=driver.num_output_tokens,
+        last_error=driver.last_trouble,
+        is_retired=driver.is_retired,
+    )
+    core, session = driver.core, driver.session
+    if core is None or session is None:
+        return state
+    device, host = core.blocks.allocator, core.swapped.host
+    state.status = admin_pb2.EXECUTOR_STATUS_ATTACHED
+    state.instance_id = session.info.instance_id
+    state.epoch = session.epoch
+    state.model_id = session.info.model_id
+    state.num_running_requests = len(core.batch.running)
+    state.num_swapped_requests = len(core.swapped)
+    state.num_preempted_requests = len(core.preemption.late_groups)
+    state.num_blocks = device.num_blocks
+    state.num_free_blocks = device.num_free_blocks
+    state.num_used_blocks = device.num_used_blocks
+    state.num_cached_blocks = device.num_cached_blocks
+    state.num_shared_blocks = device.num_shared_blocks
+    state.num_host_blocks = host.num_blocks
+    state.num_free_host_blocks = host.num_free_blocks
+    state.num_used_host_blocks = host.num_used_blocks
+    state.warning = driver.trouble(now_s)
+    state.num_slots = core.limits.max_num_seqs
+    state.num_free_slots = core.batch.num_free_slots
+    state.num_steps_in_flight = len(core.in_flight)
+    if core.in_flight:
+        state.oldest_step_age_ms = milliseconds(now_s - core.in_flight[0].scheduled_at_s)
+    state.last_sent_step_id = core.last_scheduled_step_id
+    state.last_processed_step_id = core.last_processed_step_id
+    return state
+
+
+def request_state(request: Request, place: Place, now_s: float, *, is_whole: bool = True) -> admin_pb2.RequestState:
+    """Return a live request and its sequences; `now_s` is the monotonic time.
+
+    `is_whole` False: without block tables and events, for lists.
+    """
+    group = request.group
+    state = admin_pb2.RequestState(
+        request_id=group.request_id,
+        status=place.status,
+        executor=place.executor,
+        tenant=group.tenant,
+        priority=group.priority,
+        num_prompt_tokens=group.num_prompt_tokens,
+        num_output_tokens=num_output_tokens(request),
+        num_cached_tokens=group.num_cached_tokens,
+        num_preemptions=group.num_preemptions,
+        num_losses=request.num_losses,
+        age_ms=milliseconds(now_s - request.times.arrived_at_s),
+        sequences=sequence_states(group, place, shows_blocks=is_whole),
+    )
+    first = next((s for s in state.sequences if s.status != admin_pb2.SEQUENCE_STATUS_FINISHED), None)
+    if first is not None:
+        state.num_computed_tokens = first.num_computed_tokens
+        if first.HasField("slot"):
+            state.slot = first.slot
+            state.block_table.extend(block for block in first.block_table if block != NO_BLOCK)
+    if group.beam_search is not None:
+        state.beam_search.CopyFrom(beam_search_state(group))
+    times = replace(request.times, first_scheduled_at_s=group.first_scheduled_at_s)  # the group knows it first
+    set_times(state, times)
+    if times.last_token_at_s is not None:
+        state.last_token_age_ms = milliseconds(now_s - times.last_token_at_s)
+    if is_whole:
+        state.events.extend(event_states(times, group.num_prompt_tokens, request.life.events))
+    return state
+
+
+def num_output_tokens(request: Request) -> int:
+    """Return the tokens made so far, over all outputs or live beams."""
+    beams = request.group.beams
+    return request.num_output_tokens if beams is None else sum(len(beam.token_ids) for beam in beams.live)
+
+
+def sequence_states(group: SequenceGroup, place: Place, *, shows_blocks: bool = True) -> list[admin_pb2.SequenceState]:
+    """Return the outputs of a group by index, or its live beams by rank; maybe without their block tables."""
+    core = place.core
+    table_slots = dict(core.searches.source_slots(group)) if core is not None else {}
+    states = []
+    for rank, sequence in enumerate(group.sequences):
+        state = admin_pb2.SequenceState(
+            output_index=sequence.index if group.beams is None else rank,
+            status=SEQUENCE_STATUS[sequence.status],
+            num_tokens=0 if sequence.status is SequenceStatus.FINISHED else len(sequence.token_ids),
+            num_late_tokens=sequence.num_late_tokens,
+        )
+        if core is not None and sequence in table_slots:
+            table_slot = table_slots[sequence]  # until a forked beam has a slot, it is that of its parent
+            if sequence.slot >= 0:
+                state.slot = sequence.slot
+            state.num_tokens = int(core.batch.num_known_tokens[table_slot])
+            state.num_computed_tokens = int(core.batch.num_computed_tokens[table_slot])
+            if shows_blocks:
+                state.block_table.extend(block_table(core, table_slot))
+        elif core is not None and sequence in core.swapped.tables:
+            table = core.swapped.tables[sequence]
+            state.num_computed_tokens = table.num_computed_tokens
+            if shows_blocks:
+                state.block_table.extend(table.device_blocks.tolist())
+                state.host_block_table.extend(table.host_blocks.tolist())
+        if group.beams is not None:
+            state.num_tokens = group.num_prompt_tokens + len(group.beams.live[rank].token_ids)
+        states.append(state)
+    return states
+
+
+def block_table(core: ExecutorCore, slot: int) -> list[int]:
+    """Return the block table of a slot; NO_BLOCK stands for what fell out of the sliding window."""
+    held: list[int] = core.batch.held_blocks(slot).tolist()
+    return [NO_BLOCK] * int(core.batch.first_blocks[slot]) + held
+
+
+def beam_search_state(group: SequenceGroup) -> admin_pb2.BeamSearchState:
+    """Return how far the search of a group has come; before its first admission it has no beam."""
+    assert group.beam_search is not None
+    state = admin_pb2.BeamSearchState(
+        beam_width=group.beam_search.beam_width, num_outputs=group.beam_search.num_outputs
+    )
+    if group.beams is not None:
+        state.live_scores.extend(beam.score for beam in group.beams.live)
+        state.hypotheses.extend(
+            admin_pb2.HypothesisState(score=hypothesis.score, num_tokens=len(hypothesis.token_ids))
+            for hypothesis in group.beams.finished_hypotheses()
+        )
+    return state

@@ -1,0 +1,344 @@
+"""The step: who computes what, with which blocks, and what came out of it.
+
+A caller drives the core in a loop, with up to a few steps in flight:
+
+    step = scheduler.schedule(now_s)         decide; None: nothing to do
+    ... send it, run it, receive it ...
+    updates = scheduler.process(result)      results come back in step order
+
+and between those calls it may `finish` sequences whose text holds a stop string and `abort` groups
+whose client left. New groups come from the queue, which belongs to the caller. One mechanism serves
+prefill and decode: a sequence catches up with its tokens under the token budget of the step. Prefill
+in chunks, prefix hits, and recomputing after a preemption or after a lost executor are all just a
+sequence with some tokens computed and the rest not.
+
+The order of a decision:
+
+    1. decodes, and beams whose candidates are in; if blocks lack, the last groups are preempted
+    2. running prefills, chunk by chunk
+    3. swapped groups come back, unless somebody was preempted in this step
+    4. groups of the queue are admitted, unless somebody was preempted or is still swapped out
+
+With `PrefillMode.FIRST`, 2 and 4 go first, and decodes run only in steps without prefill chunks; after
+`MAX_PREFILL_STEPS` in a row that kept somebody from decoding comes one without.
+
+Because the executor runs steps strictly in order, blocks freed while one result is processed may be
+given out in the next step that is sent, whatever is still in flight. A step's copies read their
+sources before anything is written.
+
+Invariants, asserted by `integrity.py` and tested after every step:
+ 1. Every block is free, cached, or named by exactly the block tables that its reference count says.
+ 2. A running sequence has a live slot; no two have the same one; every other slot is free.
+ 3. Blocks cover the computed tokens: num_scheduled_tokens <= num_blocks * block_size.
+ 4. A step computes at most max_num_batched_tokens.
+ 5. No sequence is longer than max_model_len or its max_tokens.
+ 6. Every group that was admitted ends exactly once: by the updates, a failure, `finish` or `abort`.
+ 7. A block that somebody writes into has one reference; those that a lead computes for its siblings are
+    not read before they are full.
+ 8. A registered block holds what its hash says, in all tokens; only full blocks are registered.
+
+Pure: no clock, no randomness, no transport. Read next: `decoding.py`, `growth.py`, `prefills.py`, `results.py`,
+`block_manager.py`, then `shared/batch_table.py`.
+"""
+
+from collections import deque
+
+import numpy as np
+
+from scheduler_svc.core.admission import HALF_OPEN, AdmissionQueue, Admissions, GroupFailure, Obstacle, Wait
+from scheduler_svc.core.batch import Batch
+from scheduler_svc.core.block_holders import BlockHolders
+from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.decoding import Decoding
+from scheduler_svc.core.endings import Endings
+from scheduler_svc.core.group_event import GroupEvent
+from scheduler_svc.core.growth import Decodes
+from scheduler_svc.core.integrity import check_integrity
+from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode
+from scheduler_svc.core.policy import FcfsPolicy, Policy
+from scheduler_svc.core.preemption import Preemption
+from scheduler_svc.core.prefills import Prefills
+from scheduler_svc.core.result_check import check_result
+from scheduler_svc.core.results import Results, StepUpdates
+from scheduler_svc.core.searches import Searches
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.step_cost import StepCost
+from scheduler_svc.core.step_plan import StepInFlight, StepPlan
+from scheduler_svc.core.swapping import SwappedGroups
+from shared.errors import ExecutorFaultError
+from shared.step import Step, StepResult
+
+
+class ExecutorCore:
+    """Decides the steps of one executor, from one Attach to its loss.
+
+    Args:
+        limits: The numbers and choices.
+        queue: Where groups come from, and go back to when they are to be computed again.
+            `takes_groups` False: none comes any more.
+        policy: Puts groups on levels; the same as the queue's.
+        epoch: Goes into every step.
+        prefix_key: Secret of the prefix cache.
+        holders: The fleet's index of registered blocks; None: there is no fleet.
+        name: Of the executor, its address.
+
+    Attributes:
+        is_probing: Whether it is in doubt that the executor works: it has one group at most, until somebody who
+            saw a step finish says otherwise.
+        step_cost: What its steps take at most; may be replaced by what was learned in an earlier attachment.
+    """
+
+    def __init__(
+        self,
+        limits: CoreLimits,
+        queue: AdmissionQueue,
+        policy: Policy | None = None,
+        epoch: int = 1,
+        prefix_key: bytes = b"",
+        holders: BlockHolders | None = None,
+        name: str = "",
+    ) -> None:
+        self.name = name
+        self.is_probing = False
+        self.step_cost = StepCost()
+        self.limits = limits
+        self.epoch = epoch
+        self.queue = queue
+        self._policy = policy or FcfsPolicy()
+        self.blocks = BlockManager(limits, prefix_key, holders)
+        self.batch = Batch(limits, self.blocks, self.order_of)
+        self.table = self.batch.table
+        self.swapped = SwappedGroups(self.batch, limits.num_host_blocks)
+        self.searches = Searches(self.batch, limits.max_model_len, limits.vocab_size, limits.eos_token_ids)
+        self.prefills = Prefills(limits, self.batch, self.searches, self._charge)
+        self.preemption = Preemption(limits, self.batch, self.prefills, self.searches, self.swapped)
+        self.admissions = Admissions(
+            limits, queue, self.batch, self.prefills, self.searches, self.swapped, self.preemption
+        )
+        self._endings = Endings(self.batch, self.swapped, self.preemption, queue)
+        self._results = Results(self.batch, self.searches, self.preemption, self._endings)
+        self.in_flight: deque[StepInFlight] = deque()
+        self._decoding = Decoding(
+            limits,
+            self.batch,
+            self.searches,
+            self.prefills,
+            self.swapped,
+            self.preemption,
+            self.admissions,
+            self._endings,
+            self.in_flight,
+        )
+        self.now_s = 0.0
+        self._progress_at_s = 0.0  # the first decision after the last result
+        self._was_processed = False
+        self._events: list[GroupEvent] = []
+        self._num_prefill_steps = 0  # in a row that kept somebody from decoding
+        self.takes_groups = True
+        self.last_scheduled_step_id = 0
+        self.last_processed_step_id = 0
+
+    # The decision --------------------------------------------------------------------------------
+
+    def schedule(self, now_s: float) -> Step | None:
+        """Decide the next step and apply it to the batch table; None if there is nothing to do.
+
+        Groups that turn out to be unable ever to go on are in `take_failures` afterwards.
+        """
+        self.now_s = now_s
+        if self._was_processed:
+            self._was_processed, self._progress_at_s = False, now_s
+        plan = StepPlan(self.limits.max_num_batched_tokens, now_s, self.limits.max_admitted_bytes)
+        is_mixed = self.limits.prefill_mode is PrefillMode.CHUNKED
+        if not is_mixed:
+            self._prefill_first(plan)
+        if plan.prefill_chunks:
+            decodes = Decodes(np.zeros_like(self.batch.is_decoding), [])
+        else:
+            decodes = self._decoding.decide(plan)
+            self._charge_decodes(decodes)
+            if is_mixed:
+                self.prefills.continue_all(plan)
+            if not (plan.preempted or plan.has_held_back):
+                self.admissions.swap_in(plan)
+                if is_mixed:
+                    self.admissions.admit(plan)
+        return self._send(plan, decodes)
+
+    def _prefill_first(self, plan: StepPlan) -> None:
+        """Give the step to prefills if there are some, and to decodes when it is their turn."""
+        wants_decode = self._decoding.is_wanted
+        if not wants_decode or self._num_prefill_steps < MAX_PREFILL_STEPS:
+            self.prefills.continue_all(plan)
+            self.admissions.admit(plan)
+        self._num_prefill_steps = self._num_prefill_steps + 1 if plan.prefill_chunks and wants_decode else 0
+
+    def _send(self, plan: StepPlan, decodes: Decodes) -> Step | None:
+        """Turn the plan into a step and apply it to the batch table."""
+        self._events += plan.events
+        plan.released_slots = self.batch.take_left_slots()
+        changed = decodes.slots ^ self.table.active
+        if len(plan.released_slots):
+            changed[plan.released_slots] = False
+        if np.count_nonzero(changed):
+            plan.deactivated_slots = np.flatnonzero(changed & self.table.active).astype(np.int32)
+            plan.activated_slots = np.flatnonzero(changed & decodes.slots).astype(np.int32)
+        if plan.appended_tokens:
+            beam_slots = np.array([slot for slot, _ in plan.appended_tokens], np.int32)
+            plan.activated_slots = np.concatenate((plan.activated_slots, beam_slots))
+            for slot in beam_slots.tolist():
+                self.searches.expect_row(self.batch.sequence_in_slot[slot])
+        if plan.is_empty:
+            return None
+        step = plan.to_step(self.epoch, self.last_scheduled_step_id + 1)
+        layout = self.table.apply(step.delta, trusted=True)
+        prompt_groups = self.batch.groups_with_prompt_logprobs(layout)
+        self.in_flight.append(StepInFlight(step, layout, plan.now_s, self.batch.num_left, prompt_groups))
+        self.last_scheduled_step_id = step.step_id
+        self._queue_again()
+        return step
+
+    # The result ----------------------------------------------------------------------------------
+
+    def process(self, result: StepResult) -> StepUpdates:
+        """Take the result of the oldest step in flight.
+
+        Raises: ExecutorFaultError: it is not a result of that step; the executor must be given up.
+        """
+        if not self.in_flight:
+            raise ExecutorFaultError(f"a result of step {result.step_id} came, and no step is in flight")
+        check_result(result, self.in_flight[0], self.batch, self.limits.vocab_size)
+        self.last_processed_step_id = result.step_id
+        self.step_cost.learn(self.in_flight[0].layout, result.execute_duration_us * 1e-6)
+        self._was_processed = True
+        updates = self._results.take(self.in_flight.popleft(), result)
+        self._queue_again()
+        return updates
+
+    def _queue_again(self) -> None:
+        """Give preempted groups back to the queue that have all their tokens."""
+        for group in self.preemption.take_back():
+            self.queue.add(group)
+
+    # Ends ----------------------------------------------------------------------------------------
+
+    def finish(self, sequence: Sequence) -> None:
+        """End a sequence whose text holds a stop string; its blocks are free at once, later tokens are dropped.
+
+        Nothing happens if it has ended already.
+        """
+        if sequence.status is not SequenceStatus.FINISHED:
+            self._endings.end_sequence(sequence)
+
+    def abort(self, group: SequenceGroup) -> None:
+        """End a group that this scheduler has or that waits in its queue: its client left."""
+        self._endings.end_group(group)
+
+    def evacuate(self) -> list[SequenceGroup]:
+        """Return the groups that were admitted, in order, to be computed again; the executor is lost.
+
+        Their sequences carry all tokens that are known. Nothing may be asked of this scheduler afterwards.
+        """
+        self.in_flight.clear()
+        return self._endings.evacuate()
+
+    def take_failures(self) -> list[GroupFailure]:
+        """Return the groups that turned out to be unable ever to go on, since the last call; they have ended."""
+        failures, self.admissions.failures = self.admissions.failures, []
+        return failures
+
+    def take_events(self) -> list[GroupEvent]:
+        """Return what decisions did to groups since the last call, for people."""
+        events, self._events = self._events, []
+        return events
+
+    # Order and shares ----------------------------------------------------------------------------
+
+    def order_of(self, group: SequenceGroup) -> tuple[int, int]:
+        """Return where a group stands: the smaller one goes first and is preempted last."""
+        return self._policy.level(group), group.arrival
+
+    def _charge(self, group: SequenceGroup, num_tokens: int) -> None:
+        self.queue.charge(group.tenant, num_tokens)
+
+    def _charge_decodes(self, decodes: Decodes) -> None:
+        for tenant, num_tokens in self.batch.num_slots_by_tenant(decodes.slots).items():
+            self.queue.charge(tenant, num_tokens)
+        for group in decodes.searches:
+            self.queue.charge(group.tenant, len(group.sequences))
+
+    # For placement, people and tests -------------------------------------------------------------
+
+    def can_ever_take(self, group: SequenceGroup) -> bool:
+        """Return whether the group fits into the empty batch and the empty pool."""
+        return self.admissions.can_ever_admit(group)
+
+    def why_never(self, group: SequenceGroup) -> str:
+        """Say why the group does not fit even into the empty batch, in one sentence."""
+        return self.admissions.why_never(group)
+
+    def obstacle(self, group: SequenceGroup, now_s: float) -> Obstacle | None:
+        """Return why the next step would not admit the group if it stood first in the queue; None: it would.
+
+        A core whose oldest step is overdue takes nothing: it may hang.
+        """
+        stalled_s = self.stalled_s(now_s)
+        if stalled_s is not None:
+            return Obstacle(Wait.IN_LINE, f"a step has been running for {stalled_s:.1f} s")
+        if self.is_probing and self.num_unfinished:
+            return HALF_OPEN
+        verdict = self.admissions.judge(group)
+        return verdict if isinstance(verdict, Obstacle) else None
+
+    def stalled_s(self, now_s: float) -> float | None:
+        """Return how long the oldest step in flight has been running, if longer than it should; None: it has not."""
+        running_s = self.running_s(now_s)
+        if running_s is None or running_s <= self.limits.stall_after_s:
+            return None
+        longest_s = self.longest_s() or 0.0
+        return running_s if running_s > longest_s + self.limits.stall_after_s else None
+
+    def running_s(self, now_s: float) -> float | None:
+        """Return how long the oldest step in flight has been running; None: none is.
+
+        Time in which it waited for those before it does not count.
+        """
+        if not self.in_flight or self._was_processed:
+            return None
+        return now_s - max(self.in_flight[0].scheduled_at_s, self._progress_at_s)
+
+    def longest_s(self) -> float | None:
+        """Return what the oldest step in flight should take at most; None: nothing is known of this executor."""
+        return self.step_cost.longest_s(self.in_flight[0].layout)
+
+    def hangs(self, now_s: float, after_s: float) -> bool:
+        """Return whether the oldest step in flight takes more than `after_s` longer than it should, and may."""
+        running_s = self.running_s(now_s)
+        if running_s is None or running_s <= after_s:
+            return False
+        longest_s = self.longest_s()
+        allowance_s = self.step_cost.allowance_s(self.in_flight[0].layout)
+        return longest_s is not None and running_s > longest_s + allowance_s + after_s
+
+    def has(self, group: SequenceGroup) -> bool:
+        """Return whether the group was admitted here and has not ended."""
+        return group in self.batch or group in self.swapped.groups or group in self.preemption.late_groups
+
+    @property
+    def returning_groups(self) -> list[SequenceGroup]:
+        """Those that were preempted and are to come back here: before them only more urgent ones are admitted."""
+        return [*self.swapped.groups, *self.preemption.late_groups]
+
+    @property
+    def load(self) -> int:
+        """Tokens computed here before a newcomer's: the rest of prefills, and a step of the others."""
+        return self.prefills.num_left + self.limits.max_num_seqs - len(self.batch.free_slots)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Groups that were admitted and have not ended."""
+        return len(self.batch.running) + len(self.swapped) + len(self.preemption.late_groups)
+
+    def check_integrity(self) -> None:
+        """Assert the numbered invariants of this module."""
+        check_integrity(self)

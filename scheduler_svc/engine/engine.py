@@ -1,0 +1,354 @@
+"""The engine: the only owner of the live requests, the waiting queue and the fleet of cores.
+
+    clients ── submit, abort ──> Engine ── queue ──> Fleet of cores (pure)
+       ^                           │                    │ schedule, process
+       └── Request.next_delta <────┘ deliver <── ExecutorDriver, one for each executor
+
+Everything here runs on one event loop, and the cores are only touched between two awaits, so they need
+no lock.
+
+A lost executor costs its sequences their place in the cache and nothing else: they are taken out of
+its core with the tokens that are known, and computed again on another executor, or on the same one
+when it comes back; their streams go on.
+
+Read next: `live_requests.py`, `drivers.py`, `core/fleet.py`.
+"""
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.fleet import Fleet
+from scheduler_svc.core.group_event import EventKind
+from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.results import StepUpdates
+from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.engine.ended_requests import EndedRequests
+from scheduler_svc.engine.live_requests import LiveRequests
+from scheduler_svc.engine.orphans import Orphans
+from scheduler_svc.engine.readiness import Readiness
+from scheduler_svc.engine.request_life import LifeEvent
+from scheduler_svc.engine.settings import EngineSettings
+from scheduler_svc.executors.client import ExecutorClient
+from scheduler_svc.executors.compatibility import Adoption
+from scheduler_svc.executors.driver import ExecutorDriver
+from scheduler_svc.executors.drivers import Drivers
+from scheduler_svc.executors.membership import Membership
+from scheduler_svc.executors.served_model import ServedModel
+from scheduler_svc.executors.session import ExecutorSession
+from scheduler_svc.front.api.request_validation import ValidRequest
+from scheduler_svc.front.request import Request
+from scheduler_svc.front.text.tokenizer import Tokenizer
+from scheduler_svc.telemetry.meter import Meter
+from scheduler_svc.telemetry.request_log import log_end
+from shared.errors import (
+    CacheTooSmallError,
+    NoExecutorError,
+    OctavoServiceError,
+    QueueFullError,
+    RequestAbortedError,
+    RequestExistsError,
+    UnavailableError,
+)
+
+PREFIX_KEY_BYTES = 32
+
+
+class Engine:
+    """Feeds the live requests with what the executors of a fleet compute.
+
+    Args:
+        membership: The addresses of the executors.
+        connect: Makes the client of an address.
+        settings: Limits of queue, requests and steps.
+        load_tokenizer: Makes the tokenizer from a session, or from the operator's own directory.
+        set_ready: Called with whether new requests find an executor, whenever that may have changed.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        connect: Callable[[str], ExecutorClient],
+        settings: EngineSettings,
+        load_tokenizer: Callable[[ExecutorSession], Awaitable[Tokenizer]],
+        set_ready: Callable[[bool], Awaitable[None]],
+    ) -> None:
+        self.settings = settings
+        self.started_at_s = time.monotonic()
+        self.num_refused_for_queue = 0
+        self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
+        self.fleet = Fleet(
+            self.queue,
+            settings.policy,
+            secrets.token_bytes(PREFIX_KEY_BYTES),
+            is_complete=lambda: self.drivers.is_complete,
+        )
+        self.meter = Meter()
+        self.drivers = Drivers(membership, connect, self, settings.driver, self.meter)
+        self.ended = EndedRequests()
+        self.requests = LiveRequests(self.queue, self.deal, self.meter, [log_end, self.ended.note_end])
+        self.adoption = Adoption(
+            self.fleet, lambda: self.drivers.membership.addresses, settings.core, load_tokenizer, self._abort_all
+        )
+        self.readiness = Readiness(self.fleet, lambda: self.last_trouble, set_ready)
+        self.orphans = Orphans(self.fleet, self._waiting_requests, self._end_orphan, settings.orphan_timeout_s)
+        self._num_arrivals = 0
+        self._num_checked_of: Counter[str] = Counter()  # by tenant
+        self._past_preemptions: Counter[PreemptionMode] = Counter()
+
+    # Requests ------------------------------------------------------------------------------------
+
+    def admitting_model(self, request_id: str, tenant: str) -> ServedModel:
+        """Return the model that a new request is to be checked against.
+
+        Cheap, so that an overloaded scheduler refuses before it tokenizes.
+
+        Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
+        """
+        settings = self.settings
+        if self.readiness.is_draining:
+            raise UnavailableError(f"{self.readiness.why_not}; send the request to another one")
+        if not self.fleet.cores or self.model is None:
+            raise NoExecutorError("no executor is attached", self.last_trouble)
+        if request_id in self.requests:
+            raise RequestExistsError(request_id)
+        if self.num_waiting >= settings.max_waiting_requests:
+            self.num_refused_for_queue += 1
+            raise QueueFullError(self.num_waiting, settings.queue_retry_after_s)
+        num_of_tenant = self.queue.num_waiting_of(tenant) + self._num_checked_of[tenant]
+        if num_of_tenant >= settings.max_waiting_requests_per_tenant:
+            self.num_refused_for_queue += 1
+            raise QueueFullError(num_of_tenant, settings.queue_retry_after_s, tenant)
+        return self.model
+
+    @contextmanager
+    def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
+        """Let a new request count as waiting while it is tokenized and checked; gives the model to check against.
+
+        Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
+        """
+        model = self.admitting_model(request_id, tenant)
+        self._num_checked_of[tenant] += 1
+        try:
+            yield model
+        finally:
+            self._num_checked_of[tenant] -= 1
+            self._num_checked_of += Counter()  # forgets tenants with none
+
+    def submit(self, valid: ValidRequest, checked_for: ServedModel) -> Request:
+        """Queue a request that was checked for a model, right after `checking`.
+
+        Raises:
+            UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it was not queued.
+            CacheTooSmallError: no executor can ever hold it.
+        """
+        model = self.admitting_model(valid.request_id, valid.tenant)
+        if model.info.model_hash != checked_for.info.model_hash:
+            raise UnavailableError(
+                "the executor came back with another model, number format or quantization; send the request again"
+            )
+        group = valid.to_group(self._num_arrivals + 1, checked_for.max_model_len)
+        if self.drivers.is_complete and not self.fleet.can_ever_take(group):
+            raise CacheTooSmallError(self.fleet.why_never(group))
+        self._num_arrivals += 1
+        request = Request(group, valid.answer_options, model.tokenizer, time.monotonic())
+        self.requests.add(request)
+        if not self.fleet.can_ever_take(group):
+            self.orphans.add(request, request.times.arrived_at_s)
+        return request
+
+    def abort(self, request_id: str, error: OctavoServiceError | None = None) -> bool:
+        """End a live request with an error and free its blocks; return False if there is none."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        self.requests.fail(request, error or RequestAbortedError(f"request {request_id!r} was aborted"))
+        self.fleet.abort(request.group)
+        self.drivers.wake()
+        return True
+
+    def _waiting_requests(self) -> list[Request]:
+        """Return the requests that no executor has: those in the queue, and those that are parked."""
+        return [*(self.requests.of(group) for group in self.queue), *self.parked]
+
+    def _end_orphan(self, request: Request, error: UnavailableError) -> None:
+        self.abort(request.request_id, error)
+
+    def _abort_all(self, message: str) -> None:
+        for request_id in list(self.requests):
+            self.abort(request_id, UnavailableError(message))
+
+    async def start_draining(self) -> None:
+        """Admit nothing more and be not ready; live requests go on."""
+        self.readiness.is_draining = True
+        await self.readiness.tell()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Start to drain, wait for the live requests, end those that take longer."""
+        await self.start_draining()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.requests.wait_until_all_ended()
+        except TimeoutError:
+            self._abort_all("the scheduler shut down; send the request again")
+
+    async def run(self) -> None:
+        """Drive the executors, and look after the requests that find none; until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.drivers.run())
+            group.create_task(self.orphans.watch())
+
+    # What there is -------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ServedModel | None:
+        """What is served, or was last; None: no executor has been attached yet."""
+        return self.adoption.model
+
+    @property
+    def num_preemptions(self) -> dict[PreemptionMode, int]:
+        """Preemptions since the start, over all attachments."""
+        counts = self._past_preemptions.copy()
+        for core in self.fleet.cores:
+            counts.update(core.preemption.num_preemptions)
+        return {mode: counts[mode] for mode in PreemptionMode}
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a place in a batch, an executor, or their tokens; the parked ones count."""
+        return len(self.queue) + len(self.parked) + self._num_checked_of.total()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a core may find a group in the queue; parked requests are not there."""
+        return len(self.queue) > 0
+
+    @property
+    def parked(self) -> Sequence[Request]:
+        """Requests that wait because of `suspect`: see `suspects.py`."""
+        return self.requests.suspects.parked
+
+    @property
+    def suspect(self) -> Request | None:
+        """The one that may be computed of those that are suspected to break executors; None: nobody is."""
+        return self.requests.suspects.current
+
+    @property
+    def last_trouble(self) -> str:
+        """Why executors are not attached, in one line; empty: no trouble is known."""
+        return self.drivers.last_trouble
+
+    # Executors come and go: called by their drivers ----------------------------------------------
+
+    async def adopt(self, session: ExecutorSession, address: str) -> ExecutorCore:
+        """Return a core for an executor that was just attached at an address.
+
+        Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.
+        """
+        return await self.adoption.adopt(session, address)
+
+    async def on_attached(self, driver: ExecutorDriver) -> None:
+        """The executor takes groups from now on."""
+        self.orphans.note_change()
+        self.drivers.wake()
+        await self.readiness.tell()
+
+    async def on_detached(self, driver: ExecutorDriver) -> None:
+        """The executor takes groups no more."""
+        await self.readiness.tell()
+
+    async def on_addresses_changed(self) -> None:
+        """Executors are to come or to leave: the largest may be leaving, or the last one that takes groups."""
+        self.adoption.update_limits()
+        self.orphans.note_change()
+        await self.readiness.tell()
+
+    def holder_of(self, instance_id: str) -> ExecutorDriver | None:
+        """Return the driver that has the executor process with this id, or is about to; None: nobody."""
+        return self.drivers.holder_of(instance_id)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another executor may be attached."""
+        return self.drivers.has_room
+
+    def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
+        """The executor at an address is gone, and why: queue its groups again, except those that lost too many."""
+        self.orphans.note_change()
+        self._past_preemptions.update(core.preemption.num_preemptions)
+        now_s = time.monotonic()
+        running = set(core.batch.running)
+        for group in self.fleet.leave(core):
+            request = self.requests.of(group)
+            request.life.add(LifeEvent(EventKind.EXECUTOR_LOST, now_s, address, cause=cause))
+            if group in running:
+                request.note_loss(address, counts=_ran_without(core, request))
+            if not self._end_if_lost_too_often(request):
+                self.requests.enqueue(request)
+
+    def on_probed(self, address: str, *, works: bool) -> None:
+        """The executor at an address, lost without a result, was tried: the loss is its own or its requests' fault."""
+        if not works:
+            self.requests.forget_losses(address)
+            return
+        for request in self.requests.count_losses(address):
+            self._end_if_lost_too_often(request)
+
+    def _end_if_lost_too_often(self, request: Request) -> bool:
+        """End a request that breaks executors, as it seems; return whether it does."""
+        if request.num_losses <= self.settings.max_losses:
+            return False
+        text = f"the executor was lost {request.num_losses} times in a row while it ran this request"
+        self.abort(request.request_id, UnavailableError(text))
+        return True
+
+    def fail_all(self, core: ExecutorCore | None) -> None:
+        """A bug of ours: end the requests of a core, and those that wait, without asking it any more.
+
+        One of those that wait may be what it stumbled over. `core` None: it had not begun, with none of them.
+        """
+        if core is None:
+            return
+        if core in self.fleet.cores:  # not if `take_back` failed half-way
+            self._past_preemptions.update(core.preemption.num_preemptions)
+            self.fleet.forget(core)
+        error = OctavoServiceError("the scheduler failed; its log has the reason")
+        for request in list(self.requests.values()):
+            if self.fleet.core_of(request.group) is None:
+                self.abort(request.request_id, error)
+
+    # Steps: called by the drivers ----------------------------------------------------------------
+
+    def deliver(self, core: ExecutorCore, updates: StepUpdates) -> None:
+        """Give what a step of a core brought to its requests; end those that are complete."""
+        self.requests.deliver(core, updates)
+
+    def note_decision(self, core: ExecutorCore, address: str, step_id: int | None) -> None:
+        """Remember what a core at an address did to requests; end those it gave up, since they can never go on."""
+        if events := core.take_events():
+            self.requests.note_events(events, address, step_id, core.now_s)
+        self.requests.take_failures(core)
+        self.drivers.wake_those_of(self.fleet.dealer.take_dealt())
+
+    def deal(self) -> None:
+        """Groups wait: give those that stand first to cores that have room, and let their drivers look."""
+        self.fleet.dealer.deal(time.monotonic())
+        self.drivers.wake_those_of(self.fleet.dealer.take_dealt())
+
+    def wake_sleepers(self) -> None:
+        """A core left groups in the queue: drivers that do not look at it by themselves are to look."""
+        self.deal()
+        self.drivers.wake_sleepers()
+
+
+def _ran_without(core: ExecutorCore, request: Request) -> bool:
+    """Return whether the executor of a core, now lost, had finished a step before the request came to it."""
+    if not core.last_processed_step_id:
+        return False
+    came = (EventKind.ADMITTED, EventKind.SWAPPED_IN)
+    steps = (event.step_id for event in reversed(request.life.events) if event.kind in came)
+    return (next(steps, None) or 0) > 1

@@ -1,0 +1,200 @@
+"""The live requests: which ones there are, whether they wait, what steps bring them.
+
+The engine adds them, and puts those in the queue again whose executor is gone; the cores take them from
+the queue. A request leaves when it has ended, by whatever comes first. Read next: `request.py`,
+`suspects.py`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.group_event import EventKind, GroupEvent
+from scheduler_svc.core.results import StepUpdates
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.engine.request_life import LifeEvent
+from scheduler_svc.engine.suspects import Suspects
+from scheduler_svc.front.request import Request
+from scheduler_svc.telemetry.meter import Meter
+from shared.errors import CacheTooSmallError, OctavoServiceError
+
+# Told that a request has ended: finished, or with `Request.error`. `Request.times` is complete.
+EndObserver: TypeAlias = Callable[[Request], None]
+
+
+class LiveRequests(Mapping[str, Request]):
+    """The live requests by id, in order of arrival.
+
+    Args:
+        queue: Where their groups wait for a core.
+        wake: Called when a group was queued.
+        meter: Told of tokens and ends.
+        observers: Each is called once for each request, right after it has ended, however it did.
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        wake: Callable[[], None],
+        meter: Meter,
+        observers: Sequence[EndObserver] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.suspects = Suspects()
+        self._meter = meter
+        self._observers = (meter.request_ended, *observers)
+        self._clock = clock
+        self._queue = queue
+        self._wake = wake
+        self._requests: dict[str, Request] = {}
+        self._all_ended = asyncio.Event()
+        self._all_ended.set()
+
+    def __getitem__(self, request_id: str) -> Request:
+        return self._requests[request_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._requests)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def of(self, group: SequenceGroup) -> Request:
+        """Return the live request that a group belongs to."""
+        return self._requests[group.request_id]
+
+    def _live(self, group: SequenceGroup) -> Request | None:
+        """Return the request of a group, None if it has ended; its id may be another one's by now."""
+        request = self._requests.get(group.request_id)
+        return request if request is not None and request.group is group else None
+
+    async def wait_until_all_ended(self) -> None:
+        """Return once no request is live."""
+        await self._all_ended.wait()
+
+    # From arrival to end -------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Take a new request, and queue it."""
+        self._requests[request.request_id] = request
+        self._all_ended.clear()
+        self.enqueue(request)
+
+    def enqueue(self, request: Request) -> None:
+        """Queue a live request, or park it: a suspect behind other suspects."""
+        if self.suspects.may_run(request):
+            self._queue.add(request.group)
+            self._wake()
+        else:
+            request.life.add(LifeEvent(EventKind.PARKED, self._clock()))
+
+    def count_losses(self, executor: str) -> list[Request]:
+        """The executor at an address works: count its loss against those that ran there and had no token since.
+
+        Those that are suspects now are parked, all but one. Returns those that a loss was counted against.
+        """
+        counted = [request for request in self.values() if request.count_loss(executor)]
+        for request in counted:
+            if request.group in self._queue and not self.suspects.may_run(request):
+                self._queue.remove(request.group)
+                request.life.add(LifeEvent(EventKind.PARKED, self._clock()))
+        return counted
+
+    def forget_losses(self, executor: str) -> None:
+        """The executor at an address does not work, whatever runs there: its loss is no request's fault."""
+        for request in self.values():
+            request.unclear_losses.discard(executor)
+
+    def fail(self, request: Request, error: OctavoServiceError) -> None:
+        """End a request with an error; whoever calls ends its group."""
+        request.fail(error)
+        self._forget(request, self._clock())
+
+    def _clear_suspect(self, request: Request) -> None:
+        """A request got a token, or ended: if others are parked because of it, the next one may run."""
+        following = self.suspects.clear(request)
+        if following is not None:
+            self._queue.add(following.group)
+            self._wake()
+
+    def _forget(self, request: Request, now_s: float) -> None:
+        """A request has ended."""
+        del self._requests[request.request_id]
+        self._clear_suspect(request)
+        request.times.first_scheduled_at_s = request.group.first_scheduled_at_s
+        request.times.ended_at_s = now_s
+        for observe in self._observers:
+            observe(request)
+        if not self._requests:
+            self._all_ended.set()
+
+    # What steps bring ----------------------------------------------------------------------------
+
+    def deliver(self, core: ExecutorCore, updates: StepUpdates) -> None:
+        """Give what a step of a core brought to its requests; end those that are complete.
+
+        The next step may have been decided since: a request that was given up or aborted meanwhile gets nothing, and
+        one that ends here by a stop string has a surplus token on its way, as with several steps in flight.
+        """
+        now_s = self._clock()
+        last_tokens_at_s: list[float] = []
+        logprobs: Sequence[float | None] = updates.logprobs or [None] * len(updates.token_ids)
+        for prompt in updates.prompt_logprobs:
+            if (request := self._live(prompt.group)) is not None:
+                request.push_prompt(prompt.logprobs, prompt.alternatives)
+        for row, sequence in enumerate(updates.sequences):
+            request = self._live(sequence.group)
+            if request is None:
+                continue
+            alternatives = updates.alternatives.get(row)
+            has_stop_string = request.push(sequence.index, updates.token_ids[row], logprobs[row], alternatives)
+            if row in updates.finished:
+                request.finish_output(sequence.index, updates.finished[row])
+            elif has_stop_string:
+                core.finish(sequence)
+            self._note_progress(request, core, now_s, last_tokens_at_s)
+        for group in updates.advanced_searches:
+            request = self._live(group)
+            if request is None:
+                continue
+            request.forgive_losses()
+            self._note_progress(request, core, now_s, last_tokens_at_s)
+        num_tokens = len(updates.sequences)  # those of a search are known at its end
+        for group in updates.finished_searches:
+            assert group.beams is not None
+            request = self._live(group)
+            if request is None:
+                continue
+            request.finish_search(group.beams.finished_hypotheses())
+            num_tokens += request.num_output_tokens
+            self._note_progress(request, core, now_s, last_tokens_at_s)
+        self._meter.tokens_delivered(num_tokens, last_tokens_at_s, now_s)
+
+    def note_events(self, events: Sequence[GroupEvent], executor: str, step_id: int | None, now_s: float) -> None:
+        """Remember what a decision did to requests; `step_id` None: it led to no step of the executor."""
+        for event in events:
+            life_event = LifeEvent(event.kind, now_s, executor, step_id, event.num_tokens, event.num_computed_tokens)
+            self.of(event.group).life.add(life_event)
+
+    def take_failures(self, core: ExecutorCore) -> None:
+        """End the requests that a core gave up, since they can never go on."""
+        for failure in core.take_failures():
+            self.fail(self.of(failure.group), CacheTooSmallError(failure.message))
+
+    def _note_progress(self, request: Request, core: ExecutorCore, now_s: float, last_tokens_at_s: list[float]) -> None:
+        """A request got a token of a core, and may have ended with it; the time of the one before is added."""
+        times = request.times
+        last_s, times.last_token_at_s = times.last_token_at_s, now_s
+        if last_s is not None:
+            last_tokens_at_s.append(last_s)
+        else:
+            times.first_scheduled_at_s, times.first_token_at_s = request.group.first_scheduled_at_s, now_s
+            self._meter.first_token(request, core)
+        if request.has_ended:
+            self._forget(request, now_s)
+        elif self.suspects.current is not None:
+            self._clear_suspect(request)

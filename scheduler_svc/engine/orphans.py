@@ -1,0 +1,106 @@
+"""Requests that no attached executor can take: they wait for one, and not for ever.
+
+None can while none is attached, or while those that are hold shorter sequences, fewer outputs or a smaller cache
+than the request was accepted for: nothing that was accepted is cut short. What waits so for longer than
+`timeout_s` ends with UNAVAILABLE. The clock begins when nobody can take the request and is set back when somebody
+can. So what a healthy executor only has to get to waits as long as it takes.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from scheduler_svc.core.fleet import Fleet
+from scheduler_svc.front.request import Request
+from shared.errors import UnavailableError
+from shared.events import Event
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 1.0
+
+
+class Orphans:
+    """Knows since when requests find no executor that can take them, and ends those that wait too long.
+
+    Args:
+        fleet: The executors that are attached.
+        waiting: Returns the requests that wait.
+        end: Ends a request with an error.
+        timeout_s: How long a request may wait so.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        waiting: Callable[[], Iterable[Request]],
+        end: Callable[[Request, UnavailableError], object],
+        timeout_s: float,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self._fleet = fleet
+        self._waiting = waiting
+        self._end = end
+        self._since_s: dict[Request, float] = {}
+        self._told: set[Request] = set()  # that the log has said to be too large
+        self._is_stale = False
+
+    def note_change(self) -> None:
+        """Executors have come, or gone, or are to go: at the next look all that wait are looked at."""
+        self._is_stale = True
+
+    def add(self, request: Request, now_s: float) -> None:
+        """A request was queued that no attached executor can take."""
+        self._since_s[request] = now_s
+
+    def left_s(self, request: Request, now_s: float) -> float | None:
+        """Return how long a request is still waited for; None: it is no orphan, as far as was seen."""
+        since_s = self._since_s.get(request)
+        return None if since_s is None else max(0.0, since_s + self.timeout_s - now_s)
+
+    async def watch(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            self.look(time.monotonic())
+            await asyncio.sleep(min(LOOK_INTERVAL_S, self.timeout_s))
+
+    def look(self, now_s: float) -> None:
+        """Note who is an orphan now; end those that have been for too long.
+
+        All that wait are only looked at when executors have come or gone: there may be very many.
+        """
+        if self._is_stale:
+            self._is_stale, former = False, self._since_s
+            orphans = [request for request in self._waiting() if not self._fleet.can_ever_take(request.group)]
+            self._since_s = {request: former.get(request, now_s) for request in orphans}
+            self._warn(orphans)
+        late = [request for request, since_s in self._since_s.items() if now_s - since_s >= self.timeout_s]
+        for request in late:
+            del self._since_s[request]
+            if not request.has_ended:
+                self._end(request, self._error(request))
+
+    def _warn(self, orphans: list[Request]) -> None:
+        """Log once of each that it is too large for the executors; that none is there has a line of its own."""
+        new = [request for request in orphans if request not in self._told]
+        if not (new and self._fleet.cores):
+            return
+        self._told = set(orphans)
+        longest = max(new, key=lambda request: request.group.stop_conditions.accepted_len or 0)
+        log.warning(
+            Event(
+                "requests_wait_for_a_larger_executor",
+                requests=len(new),
+                request_id=longest.request_id,
+                cause=self._fleet.why_never(longest.group),
+                orphan_timeout_s=self.timeout_s,
+            )
+        )
+
+    def _error(self, request: Request) -> UnavailableError:
+        waited = f"within {self.timeout_s:g} s (--orphan-timeout-s)"
+        if not self._fleet.cores:
+            return UnavailableError(f"no executor was attached {waited}; send the request again later")
+        reason = self._fleet.why_never(request.group)
+        return UnavailableError(f"{reason}; no larger one came {waited}; send it again later, or ask for less")

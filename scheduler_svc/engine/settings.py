@@ -1,0 +1,35 @@
+"""The engine's part of the configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.policy import Policy
+from scheduler_svc.executors.driver import DriverSettings
+from scheduler_svc.executors.served_model import CoreSettings
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What the engine takes from the configuration.
+
+    `max_losses` is how often in a row a request may lose its executor while it runs there,
+    `queue_retry_after_s` what clients are told when the queue is full, in seconds, `orphan_timeout_s` how long a
+    request waits that no attached executor can take.
+    """
+
+    core: CoreSettings
+    driver: DriverSettings
+    policy: Policy
+    max_waiting_requests: int
+    max_waiting_requests_per_tenant: int
+    max_beam_width: int
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    has_priorities: bool = False
+    max_losses: int = 3
+    queue_retry_after_s: float = 1.0
+    orphan_timeout_s: float = 300.0
+
+    @property
+    def tenants(self) -> frozenset[str] | None:
+        """The only tenants that are served; None: any."""
+        return frozenset(self.tenant_weights) if self.tenant_weights else None

@@ -1,0 +1,43 @@
+"""Requests that may break executors.
+
+A request that two losses in a row were counted against (`circuit_breaker.py` has the rules) is suspected to be the
+cause. Suspects are computed one at a time, so that the innocent are not counted out with the guilty; one that loses
+its executor once too often ends with an error instead of breaking executors for ever.
+"""
+
+from scheduler_svc.front.request import Request
+
+LOSSES_OF_A_SUSPECT = 2
+
+
+class Suspects:
+    """Says which suspect may be computed now; the others are parked here, in order of arrival."""
+
+    def __init__(self) -> None:
+        self.parked: list[Request] = []
+        self._current: Request | None = None
+
+    @property
+    def current(self) -> Request | None:
+        """The suspect that may be computed; None: nobody is suspected."""
+        return self._current
+
+    def may_run(self, request: Request) -> bool:
+        """Return whether the request may be queued now; if not, it is parked."""
+        if request.num_losses < LOSSES_OF_A_SUSPECT or self._current is request:
+            return True
+        if self._current is None:
+            self._current = request
+            return True
+        self.parked.append(request)
+        self.parked.sort(key=lambda parked: parked.group.arrival)
+        return False
+
+    def clear(self, request: Request) -> Request | None:
+        """The request got a token, or ended; return the next suspect, which may be queued now."""
+        if request in self.parked:
+            self.parked.remove(request)
+        if request is not self._current:
+            return None
+        self._current = self.parked.pop(0) if self.parked else None
+        return self._current

@@ -1,0 +1,88 @@
+"""What happens after a loss: the circuit breaker of an executor, and the rules by which a loss is counted.
+
+An attachment is lost when its connection breaks for good, when a step hangs or fails, or when an answer is
+nonsense. Either the executor is broken, or one of the requests that ran there breaks executors. One loss does not
+say which. The rules:
+
+ 1. An attachment that brought a result had a working executor. When it is lost, the scheduler attaches again after
+    the usual pause. The loss counts against each request that ran there, if a step had finished before the request
+    came.
+ 2. An attachment that is lost without a result opens the breaker: nobody attaches for a while. The pause is
+    BACKOFF.initial_s at first and doubles each time, up to BACKOFF.longest_s; a random part of it, up to half, is
+    left out, so that several schedulers do not come at the same moment. A new process at the address need not wait.
+ 3. After the pause the breaker is half-open. First a request of the scheduler's own runs there, the probe
+    (`probe.py`): no request of a client is at risk. If the probe is lost, the loss of rule 2 is the
+    executor's fault, and rule 2 applies again. If it succeeds, the loss counts against the requests that ran there
+    and have had no token since. Then the executor takes one request; when a step has finished, the breaker is closed.
+ 4. A request that lost its executor goes to another one, and to none that is half-open, as long as some other
+    executor that is attached could hold it (`Fleet`). A token makes that good.
+ 5. Losses are counted from token to token. With LOSSES_OF_A_SUSPECT a request is a suspect, and suspects run one at
+    a time (`suspects.py`); with more than `max_losses` it ends.
+ 6. A request that no attached executor can hold, or that finds none, waits; not for ever (`orphans.py`).
+
+So a broken executor costs no request more than time: what ran there at its first failure goes elsewhere, nothing
+is counted, and the next failures hit probes. A request that breaks executors has each loss counted, also when it is
+alone with one executor, since the probe tells the two apart.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """The pauses between failures in a row, in seconds: the first one, doubled each time up to the longest."""
+
+    initial_s: float = 0.5
+    longest_s: float = 30.0
+
+    def pause_s(self, num_failures: int, share: float) -> float:
+        """Return the pause after so many failures in a row; `share`, from 0 to 1, of its second half is taken."""
+        return min(self.initial_s * 2.0 ** min(num_failures - 1, 32), self.longest_s) * (0.5 + 0.5 * share)
+
+
+BACKOFF = Backoff()
+
+
+class CircuitBreaker:
+    """Says when an executor is tried again that failed, and whether it has to prove itself first.
+
+    Args:
+        draw: Returns a random number from 0 to 1.
+        backoff: The pauses; None: BACKOFF.
+
+    Attributes:
+        num_failures: Attachments in a row that were lost without a result; 0: the breaker is closed.
+        cause: Why the last one was lost.
+    """
+
+    def __init__(self, draw: Callable[[], float] = random.random, backoff: Backoff | None = None) -> None:
+        self.num_failures = 0
+        self.cause = ""
+        self._draw = draw
+        self._backoff = backoff or BACKOFF
+        self._instance_id = ""
+        self._opens_until_s = 0.0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing speaks against the executor."""
+        return not self.num_failures
+
+    def fail(self, instance_id: str, cause: str, now_s: float) -> None:
+        """An attachment of this executor process was lost without a result."""
+        self.num_failures += 1
+        self.cause = cause
+        self._instance_id = instance_id
+        self._opens_until_s = now_s + self._backoff.pause_s(self.num_failures, self._draw())
+
+    def close(self) -> None:
+        """A step has finished."""
+        self.num_failures = 0
+
+    def wait_s(self, instance_id: str, now_s: float) -> float:
+        """Return how long this executor process is not to be attached yet, in seconds; 0: it may be."""
+        if self.is_closed or instance_id != self._instance_id:
+            return 0.0
+        return max(0.0, self._opens_until_s - now_s)

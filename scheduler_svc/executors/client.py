@@ -1,0 +1,150 @@
+"""The scheduler's way to one executor: dial it, speak TLS if it does, attach.
+
+`ExecutorClient.attach` gives an `ExecutorSession` (`session.py`), which lives as long as the
+attachment.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import grpc.aio
+
+from octavo.execution.v1 import execution_service_pb2 as pb
+from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
+from octavo.tls import TlsOptions, handshake_trouble
+from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
+from scheduler_svc.executors.tls import FLAGS, read_credentials
+from shared.certificates import TlsFileError
+from shared.errors import OctavoServiceError
+from shared.events import Event
+from shared.grpc_status import failure_text
+from shared.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION, decode_info
+
+log = logging.getLogger(__name__)
+
+# Far above any machine: so much memory is set aside here for an executor that says it has them.
+MAX_SIZES = {
+    "max_num_seqs": 2**16,
+    "num_device_blocks": 2**24,
+    "num_host_blocks": 2**24,
+    "max_model_len": 2**27,
+    "max_num_batched_tokens": 2**27,
+    "block_size_tokens": 2**27,
+}
+
+_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+class ExecutorRefusedError(OctavoServiceError):
+    """The executor answers but does not take us now (it loads, or another scheduler holds it)."""
+
+
+class ExecutorClient:
+    """Dials one executor.
+
+    Args:
+        address: host:port.
+        scheduler_id: Our identity, stable over restarts; the same one may take over at once.
+        timings: How long to wait for what.
+        max_message_bytes: Limit of messages in both directions.
+        tls: How to speak TLS with it; None: plaintext.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        scheduler_id: str,
+        timings: SessionTimings,
+        max_message_bytes: int,
+        tls: TlsOptions | None = None,
+    ) -> None:
+        self.address = address
+        self._scheduler_id = scheduler_id
+        self._timings = timings
+        self._tls = tls
+        self._options: list[tuple[str, int | str]] = [
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", max_message_bytes),
+            # An executor is a neighbour: a web proxy in the environment must not come between.
+            ("grpc.enable_http_proxy", 0),
+            # A local subchannel pool: a new client never inherits another one's backoff.
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
+
+    @contextlib.asynccontextmanager
+    async def attach(self, claim: Callable[[str], None]) -> AsyncIterator["ExecutorSession"]:
+        """Attach, open the stream and keep the lease until the block ends; then detach, if the executor answers.
+
+        Args:
+            claim: Called with the executor's instance_id before it is attached; what it raises is raised.
+
+        Raises:
+            ExecutorRefusedError: it answers, but not for us or not yet.
+            ExecutorLostError: it does not answer.
+        """
+        async with self._open_channel() as channel:
+            stub = pb_grpc.ExecutionServiceStub(channel)
+            attached = await self._attach(stub, claim)
+            session = ExecutorSession(stub, attached.epoch, decode_info(attached.info), self._timings, self.address)
+            log.info(Event("wire_version_agreed", executor=self.address, wire_version=attached.wire_version))
+            heartbeat = asyncio.create_task(session.keep_lease(), name="heartbeat")
+            is_lost = False
+            try:
+                await session.open()
+                yield session
+            except ExecutorLostError:
+                is_lost = True
+                raise
+            finally:
+                heartbeat.cancel()
+                session.close()
+                if not is_lost:
+                    await session.detach()
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        """Return a new channel; the files of TLS are read as they are now. Raises ExecutorLostError."""
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self.address, options=self._options)
+        try:
+            credentials = read_credentials(self._tls)
+        except TlsFileError as error:
+            raise ExecutorLostError(str(error)) from error
+        return grpc.aio.secure_channel(self.address, credentials, options=[*self._options, *self._tls.channel_options])
+
+    async def _attach(
+        self, stub: "pb_grpc.ExecutionServiceAsyncStub", claim: Callable[[str], None]
+    ) -> pb.AttachResponse:
+        request = pb.AttachRequest(
+            scheduler_id=self._scheduler_id,
+            lease_ms=round(self._timings.lease_s * 1000),
+            min_wire_version=MIN_WIRE_VERSION,
+            max_wire_version=MAX_WIRE_VERSION,
+        )
+        try:
+            info = await stub.GetExecutorInfo(pb.GetExecutorInfoRequest(), timeout=self._timings.connect_timeout_s)
+            check_sizes(info)
+            claim(info.instance_id)
+            attached = await stub.Attach(request, timeout=self._timings.connect_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            kind = ExecutorLostError if error.code() in _NO_ANSWER else ExecutorRefusedError
+            trouble = handshake_trouble(error.details() or "", self._tls, FLAGS)
+            raise kind(trouble or failure_text(error)) from error
+        if not MIN_WIRE_VERSION <= attached.wire_version <= MAX_WIRE_VERSION:
+            raise ExecutorRefusedError(
+                f"it speaks wire versions {attached.info.min_wire_version} to {attached.info.max_wire_version} and "
+                f"chose {attached.wire_version}; this scheduler speaks {MIN_WIRE_VERSION} to {MAX_WIRE_VERSION}"
+            )
+        return attached
+
+
+def check_sizes(info: pb.GetExecutorInfoResponse) -> None:
+    """Raise ExecutorRefusedError if an executor says that it is larger than any machine."""
+    for name, most in MAX_SIZES.items():
+        size = getattr(info, name)
+        if size > most:
+            raise ExecutorRefusedError(f"it says that its {name} is {size}; this scheduler takes at most {most}")

@@ -1,0 +1,118 @@
+"""Whether an executor that was just attached may serve, and what the fleet serves from then on.
+
+The first executor of a fleet says which model is served; others must have the same, also while the first one is away
+for a restart. They may be larger or smaller: each core has the limits of its executor. Served are sequences up to the
+longest that any of them holds, of those that are attached and of those that ought to be: what each address had when
+it was last attached counts. So it does not matter who comes first. Read next: `served_model.py`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Container
+from dataclasses import dataclass
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.fleet import Fleet
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.executors.client import ExecutorRefusedError
+from scheduler_svc.executors.served_model import CoreSettings, ServedModel, serving_limits
+from scheduler_svc.executors.session import ExecutorSession
+from scheduler_svc.front.text.tokenizer import Tokenizer
+from shared.executor_info import ExecutorInfo
+
+
+class Adoption:
+    """Makes the cores of executors that may serve.
+
+    Args:
+        fleet: Where the cores join.
+        addresses: Returns those that there ought to be an executor at.
+        settings: Of the cores.
+        load_tokenizer: Makes the tokenizer from a session, or from the operator's own directory.
+        on_other_model: Called with a sentence before another model is served than before.
+
+    Attributes:
+        model: What is served, or was last; None: no executor has been attached yet.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        addresses: Callable[[], Container[str]],
+        settings: CoreSettings,
+        load_tokenizer: Callable[[ExecutorSession], Awaitable[Tokenizer]],
+        on_other_model: Callable[[str], None],
+    ) -> None:
+        self.model: ServedModel | None = None
+        self._fleet = fleet
+        self._addresses = addresses
+        self._settings = settings
+        self._load_tokenizer = load_tokenizer
+        self._on_other_model = on_other_model
+        self._lock = asyncio.Lock()
+        self._tokenizer_of = ""  # the executor process that it came from
+        self._members: dict[str, _Member] = {}  # by address, as they were when the served model was last there
+
+    async def adopt(self, session: ExecutorSession, address: str) -> ExecutorCore:
+        """Return a core for an executor that was just attached at an address.
+
+        Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.
+        """
+        async with self._lock:  # two that attach at once must agree on the model
+            is_first = not self._fleet.cores
+            self._require_same_model(session, address, is_first=is_first)
+            limits = serving_limits(session.info, self._settings)
+            if is_first:
+                await self._serve_model_of(session, limits)
+            self._members[address] = _Member(session.info, limits.max_model_len, limits.max_num_seqs)
+            self.update_limits()
+            return self._fleet.join(limits, session.epoch, address)
+
+    def update_limits(self) -> None:
+        """Serve as much as the executors can that are attached or ought to be: one came, or the addresses changed."""
+        addresses = self._addresses()
+        members = [member for address, member in self._members.items() if address in addresses]
+        if self.model is None or not members:
+            return
+        largest = max(members, key=lambda member: member.max_model_len)
+        most = max(member.max_num_seqs for member in members)
+        self.model = ServedModel(largest.info, self.model.tokenizer, largest.max_model_len, most)
+
+    def _require_same_model(self, session: ExecutorSession, address: str, *, is_first: bool) -> None:
+        """Refuse another model as long as an executor serves ours, or did when it was last attached, and may return."""
+        info, served = session.info, self.model
+        if served is None or _format_of(info) == _format_of(served.info):
+            return
+        self._members.pop(address, None)
+        addresses = self._addresses()
+        expected = sorted(member for member in self._members if member in addresses)
+        what = f"it has another model or number format, {info.model_id} {info.dtype}"
+        if not is_first:
+            raise ExecutorRefusedError(what)
+        if expected:
+            raise ExecutorRefusedError(f"{what}; the fleet serves {served.info.model_id} from {', '.join(expected)}")
+
+    async def _serve_model_of(self, session: ExecutorSession, limits: CoreLimits) -> None:
+        """Serve what this executor, the first one, has; requests for anything else end."""
+        info, old = session.info, self.model
+        if old is not None and _format_of(info) != _format_of(old.info):
+            self._on_other_model("the executor came back with another model, number format or quantization")
+            self._members.clear()
+        if old is None or self._tokenizer_of != info.instance_id:
+            tokenizer, self._tokenizer_of = await self._load_tokenizer(session), info.instance_id
+        else:
+            tokenizer = old.tokenizer
+        self.model = ServedModel(info, tokenizer, limits.max_model_len, limits.max_num_seqs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """An executor as it was when it was last attached."""
+
+    info: ExecutorInfo
+    max_model_len: int
+    max_num_seqs: int
+
+
+def _format_of(info: ExecutorInfo) -> tuple[str, str]:
+    """Return what all executors of a fleet have in common."""
+    return info.model_hash, info.dtype

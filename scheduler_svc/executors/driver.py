@@ -1,0 +1,384 @@
+"""Drives one executor: attach, send steps and take results until it is lost, attach again.
+
+Up to `steps_in_flight` steps are on their way at once: with two, the executor has the next step before
+it finishes the current one, and the time of scheduling and of the network is hidden.
+
+The core and everything that the engine keeps is only touched between two awaits, so it needs no lock.
+Read next: `session.py` for the session, `engine.py` for what becomes of the results.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.results import StepUpdates
+from scheduler_svc.core.step_cost import StepCost
+from scheduler_svc.executors.circuit_breaker import CircuitBreaker
+from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
+from scheduler_svc.executors.probe import probe
+from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
+from scheduler_svc.telemetry.meter import Meter
+from scheduler_svc.telemetry.step_log import LoggedStep, StepLog
+from shared.errors import ExecutorFaultError, OctavoServiceError, TokenizerFileError
+from shared.events import Event
+from shared.wording import counted
+
+log = logging.getLogger(__name__)
+
+NUMBERS = re.compile(r"[\d.]+")
+
+# While groups wait, an idle core looks at the queue again so often: another one may have stalled.
+RECHECK_INTERVAL_S = 0.5
+
+# A step hangs that takes so much longer than it should, and how often that is looked at: together below 2 s.
+HANG_AFTER_S = 1.25
+WATCH_INTERVAL_S = 0.5
+
+
+class LeftAloneError(ExecutorRefusedError):
+    """The executor failed, and is not attached for a while."""
+
+
+class DriverOwner(Protocol):
+    """What drivers ask of the engine."""
+
+    async def on_addresses_changed(self) -> None:
+        """Drivers were started, retired, or are not retired any more."""
+
+    def holder_of(self, instance_id: str) -> "ExecutorDriver | None":
+        """Return the driver that has the executor process with this id, or is about to; None: nobody."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another executor may be attached."""
+
+    async def adopt(self, session: ExecutorSession, address: str) -> ExecutorCore:
+        """Return a core for an executor that was just attached.
+
+        Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.
+        """
+
+    async def on_attached(self, driver: "ExecutorDriver") -> None:
+        """The driver has a core from now on."""
+
+    async def on_detached(self, driver: "ExecutorDriver") -> None:
+        """The driver has no core any more, or got none."""
+
+    def deliver(self, core: ExecutorCore, updates: StepUpdates) -> None:
+        """Give what a step of the core brought to the requests; some may have ended since it was processed."""
+
+    def note_decision(self, core: ExecutorCore, address: str, step_id: int | None) -> None:
+        """The core of an address has decided a step, None: it found nothing to do; end the requests it gave up."""
+
+    def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
+        """The executor is lost or retired, and why: keep the requests of its core for another one."""
+
+    def on_probed(self, address: str, *, works: bool) -> None:
+        """The executor at an address, which was lost without a result, has run a probe, or was lost with it."""
+
+    def fail_all(self, core: ExecutorCore | None) -> None:
+        """A bug of ours: end the requests of the core, if there was one, without asking it any more."""
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether groups wait in the queue."""
+
+    def wake_sleepers(self) -> None:
+        """A core has looked at the queue and left groups in it: set `work` of the drivers that are asleep."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSettings:
+    """What a driver takes from the configuration.
+
+    Attributes:
+        steps_in_flight: Most steps sent and not answered.
+        checks_batch_table: Whether steps carry a digest for the executor to compare.
+        retry_interval_s: Time between two attempts to attach, in seconds.
+        max_executors: Most executors that one scheduler attaches to; None: any number.
+    """
+
+    steps_in_flight: int = 2
+    checks_batch_table: bool = False
+    retry_interval_s: float = 0.5
+    max_executors: int | None = None
+
+
+class ExecutorDriver:
+    """One executor of the fleet, attached or being looked for.
+
+    Args:
+        client: The executor.
+        owner: The engine.
+        settings: Of this driver.
+        meter: Told of steps and losses.
+        breaker: Says when an executor is tried again that failed; None: a new one.
+
+    Attributes:
+        core: Decides the steps; None while no executor is attached.
+        session: The attachment; None while there is none.
+        step_log: The last steps of the last attachment.
+        num_losses: How often an attachment was lost.
+        num_output_tokens: Tokens that requests got from it since the start; of a beam search one for each beam.
+        last_trouble: Why the executor is not attached; empty: it is, or no trouble is known.
+        instance_id: The executor process that answers at the address; empty: none did when last asked.
+        holds_instance: Whether it is this driver that has it, or is about to: it may have several addresses.
+        is_retired: Whether the address is gone from the fleet.
+        is_asleep: Whether nothing but `work` makes the driver look at the queue.
+        work: Set by whoever changes something that the core may act on.
+    """
+
+    def __init__(
+        self,
+        client: ExecutorClient,
+        owner: DriverOwner,
+        settings: DriverSettings,
+        meter: Meter,
+        breaker: CircuitBreaker | None = None,
+    ) -> None:
+        self.client = client
+        self.core: ExecutorCore | None = None
+        self.session: ExecutorSession | None = None
+        self.step_log = StepLog(observe=meter.step_processed)
+        self.num_losses = 0
+        self.num_output_tokens = 0
+        self.last_trouble = ""
+        self.instance_id = ""
+        self.holds_instance = False
+        self.is_retired = False
+        self.is_asleep = False
+        self.work = asyncio.Event()
+        self._owner = owner
+        self._settings = settings
+        self._meter = meter
+        self._breaker = breaker or CircuitBreaker()
+        self._step_cost = StepCost()
+        self._cost_of = ""  # the executor process that it was learned from
+
+    @property
+    def address(self) -> str:
+        """Where the executor is dialled."""
+        return self.client.address
+
+    def trouble(self, now_s: float) -> str:
+        """Return what is wrong with the executor although it is attached, in words; `now_s` is the monotonic time."""
+        if self.core is None or self.session is None:
+            return ""
+        stalled_s = self.core.stalled_s(now_s)
+        stall = [] if stalled_s is None else [f"a step has been running for {stalled_s:.1f} s"]
+        silence = self.session.trouble(now_s)
+        return "; ".join([*stall, silence] if silence else stall)
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether the executor is not looked for, because the scheduler has as many as it may."""
+        return not (self.holds_instance or self._owner.has_room)
+
+    def retire(self, *, is_retired: bool) -> None:
+        """Take no new groups because the address is gone from the fleet, or take some again."""
+        self.is_retired = is_retired
+        if self.core is not None:
+            self.core.takes_groups = not is_retired
+        self.work.set()
+
+    async def run(self) -> None:
+        """Attach, drive, and attach again after a loss; until cancelled, or retired and out of work."""
+        while not self.is_retired:
+            try:
+                await self._run_attachment()
+            except Exception:
+                # Our own bug. What the core believed is in doubt, so nothing of it is asked any more:
+                # its requests end here, and the service goes on with an empty core.
+                log.exception(Event("engine_failed", executor=self.address))
+                core, self.core, self.session = self.core, None, None
+                self._owner.fail_all(core)
+            self.holds_instance = False
+            await self._owner.on_detached(self)
+            if not self.is_retired:
+                await asyncio.sleep(self._settings.retry_interval_s)
+
+    async def _run_attachment(self) -> None:
+        """Attach and drive the executor until it is lost, or retired and out of work; its requests are kept."""
+        try:
+            self._check_room()
+            if not self._breaker.is_closed:
+                await self._probe()
+            async with self.client.attach(self._claim) as session:
+                self.core, self.session = await self._owner.adopt(session, self.address), session
+                self.core.takes_groups = not self.is_retired
+                self.core.is_probing = not self._breaker.is_closed
+                if self._cost_of != session.info.instance_id:
+                    self._step_cost, self._cost_of = StepCost(), session.info.instance_id
+                self.core.step_cost = self._step_cost
+                self.step_log.clear()
+                self.last_trouble = ""
+                log.info(Event("attached", executor=self.address, epoch=session.epoch))
+                await self._owner.on_attached(self)
+                await self._drive(self.core, session)
+            self._give_back_core("retired", "it left the fleet")
+        except (ExecutorLostError, ExecutorRefusedError, ExecutorFaultError, TokenizerFileError) as error:
+            if self.core is not None:
+                if self.core.last_scheduled_step_id and not self.core.last_processed_step_id:
+                    self._breaker.fail(self.instance_id, str(error), time.monotonic())
+                self._count_loss()
+                self._give_back_core("retired" if self.is_retired else "executor_lost", str(error))
+            elif isinstance(error, ExecutorLostError):
+                self.instance_id = ""
+            self._report_trouble(error)
+
+    async def _probe(self) -> None:
+        """Let an executor that failed prove that it works, in an attachment of its own.
+
+        Raises: ExecutorLostError, ExecutorFaultError, ExecutorRefusedError: it does not, or not yet.
+        """
+        async with self.client.attach(self._claim) as session:
+            try:
+                await probe(session)
+            except (ExecutorLostError, ExecutorFaultError) as error:
+                self._breaker.fail(session.info.instance_id, str(error), time.monotonic())
+                self._count_loss()
+                self._owner.on_probed(self.address, works=False)
+                raise
+        self.holds_instance = False  # claimed again for the attachment that follows
+        log.info(Event("probe_succeeded", executor=self.address))
+        self._owner.on_probed(self.address, works=True)
+
+    def _count_loss(self) -> None:
+        self.num_losses += 1
+        self._meter.num_executor_losses += 1
+
+    def _claim(self, instance_id: str) -> None:
+        """Take the executor process that answers, before it is attached: a second Attach would end the first.
+
+        Raises: ExecutorRefusedError: the driver of another address has it, or it failed and is left alone for a while.
+        """
+        if wait_s := self._breaker.wait_s(instance_id, time.monotonic()):
+            raise LeftAloneError(
+                f"{self._breaker.cause}; it failed {counted(self._breaker.num_failures, 'time')} in a row before a "
+                f"first result, and is tried again in {wait_s:.1f} s"
+            )
+        self.instance_id = instance_id
+        holder = self._owner.holder_of(instance_id) if instance_id else None
+        if holder is not None:
+            raise ExecutorRefusedError(
+                f"it is the executor of {holder.address}, under another address; used only there"
+            )
+        self._check_room()  # another one may have come in meanwhile
+        self.holds_instance = True
+
+    def _check_room(self) -> None:
+        """Refuse an executor that the scheduler may not attach to; it is not even dialled.
+
+        Raises: ExecutorRefusedError: there are as many as it may have.
+        """
+        if not self._owner.has_room:
+            raise ExecutorRefusedError(
+                f"this scheduler has as many executors as --max-executors allows, {self._settings.max_executors}"
+            )
+
+    def _give_back_core(self, event: str, cause: str) -> None:
+        """Part with the core; its requests, which the log counts, are computed elsewhere."""
+        assert self.core is not None
+        log.info(Event(event, executor=self.address, requests=self.core.num_unfinished))
+        self._owner.take_back(self.core, self.address, cause)
+        self.core, self.session = None, None  # not before: should that raise, `run` has to know whose requests to end
+
+    async def _drive(self, core: ExecutorCore, session: ExecutorSession) -> None:
+        """Send and receive steps until one direction fails, or the retired executor has nothing left to do."""
+        tasks = [
+            asyncio.create_task(self._send_steps(core, session), name="send-steps"),
+            asyncio.create_task(self._receive_results(core, session), name="receive-results"),
+            asyncio.create_task(self._watch_steps(core, session), name="watch-steps"),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if task.cancelled():
+                    raise ExecutorLostError("the step stream was cancelled")
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send_steps(self, core: ExecutorCore, session: ExecutorSession) -> None:
+        """Send steps; return when the executor is retired and has no group left."""
+        while not (self.is_retired and not core.num_unfinished):
+            self.work.clear()
+            while len(core.in_flight) < self._settings.steps_in_flight:
+                decided_at_s = time.monotonic()
+                step = core.schedule(decided_at_s)
+                # Before anything is awaited: who failed must not be live meanwhile.
+                self._owner.note_decision(core, self.address, None if step is None else step.step_id)
+                if step is None:
+                    break
+                layout = core.in_flight[-1].layout
+                if self._settings.checks_batch_table:
+                    step = replace(step, table_digest=core.table.digest())
+                logged = LoggedStep(step, layout, decided_at_s=decided_at_s)
+                self.step_log.add(logged)
+                logged.request_bytes = await session.send(step)
+            await self._wait_for_work()
+
+    async def _wait_for_work(self) -> None:
+        """Wait until the core may have something to do; asleep: nobody waits, and nothing looks at the queue."""
+        if not self._owner.has_waiting:
+            self.is_asleep = True
+            try:
+                await self.work.wait()
+            finally:
+                self.is_asleep = False
+            return
+        self._owner.wake_sleepers()  # what this core preempted may run on another one
+        try:
+            async with asyncio.timeout(RECHECK_INTERVAL_S):
+                await self.work.wait()
+        except TimeoutError:
+            pass
+
+    async def _receive_results(self, core: ExecutorCore, session: ExecutorSession) -> None:
+        while True:
+            result = await session.receive()
+            answered_at_s = time.monotonic()
+            updates = core.process(result)
+            if not self._breaker.is_closed:
+                self._breaker.close()
+                core.is_probing = False
+                self._owner.wake_sleepers()
+            self.num_output_tokens += updates.num_tokens
+            self.work.set()
+            try:
+                # `_send_steps` decides and sends the next step first: the executor need not wait for what follows.
+                await asyncio.sleep(0)
+            finally:  # whatever ends this task, what was processed reaches its requests
+                self._owner.deliver(core, updates)
+                self.step_log.set_result(result, answered_at_s)
+
+    async def _watch_steps(self, core: ExecutorCore, session: ExecutorSession) -> None:
+        """Wait for a step that takes much longer than it should. Raises ExecutorLostError: it does."""
+        while True:
+            planned_s = time.monotonic() + WATCH_INTERVAL_S
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            now_s = time.monotonic()
+            if now_s - planned_s > WATCH_INTERVAL_S / 2 or session.is_resuming:
+                continue  # we were late ourselves, and the result may be here: it is taken first
+            if core.hangs(now_s, HANG_AFTER_S):
+                step_id, took = core.in_flight[0].step.step_id, f"{core.running_s(now_s):.1f} s"
+                longest = f"{core.longest_s():.3f} s"
+                core.step_cost.note_hang()
+                raise ExecutorLostError(
+                    f"step {step_id} hangs: it has been running for {took}, and steps like it take at most {longest}"
+                )
+
+    def _report_trouble(self, error: OctavoServiceError) -> None:
+        """Log why there is no executor, once for each new reason; numbers (a countdown) make no new one."""
+        is_new = not isinstance(error, LeftAloneError) and NUMBERS.sub("", str(error)) != NUMBERS.sub(
+            "", self.last_trouble
+        )
+        self.last_trouble = str(error)
+        if is_new:
+            log.warning(Event("no_executor", address=self.address, cause=self.last_trouble))

@@ -1,0 +1,139 @@
+"""The drivers of the fleet: one for each executor that there ought to be.
+
+    Membership ── addresses ──> Drivers ── start, retire, wake ──> ExecutorDriver, one an address
+
+A driver whose address is gone is retired: it takes no new groups, ends those that it has, and is then
+forgotten. All of it runs on one event loop. Read next: `membership.py`, `driver.py`.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.executors.client import ExecutorClient
+from scheduler_svc.executors.driver import DriverOwner, DriverSettings, ExecutorDriver
+from scheduler_svc.executors.membership import Membership
+from scheduler_svc.telemetry.meter import Meter
+
+
+class Drivers(Mapping[str, ExecutorDriver]):
+    """The drivers by address.
+
+    Args:
+        membership: The addresses of the executors.
+        connect: Makes the client of an address.
+        owner: The engine.
+        settings: What each driver takes from the configuration.
+        meter: Told of steps and losses.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        connect: Callable[[str], ExecutorClient],
+        owner: DriverOwner,
+        settings: DriverSettings,
+        meter: Meter,
+    ) -> None:
+        self.membership = membership
+        self._connect = connect
+        self._owner = owner
+        self._settings = settings
+        self._meter = meter
+        self._drivers: dict[str, ExecutorDriver] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __getitem__(self, address: str) -> ExecutorDriver:
+        return self._drivers[address]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._drivers)
+
+    def __len__(self) -> int:
+        return len(self._drivers)
+
+    @property
+    def last_trouble(self) -> str:
+        """Why executors are not attached, in one line; empty: no trouble is known."""
+        missing = [driver for driver in self.values() if driver.core is None and driver.last_trouble]
+        troubles = [f"{driver.address}: {driver.last_trouble}" for driver in missing]
+        return "; ".join([*troubles, *filter(None, self.membership.troubles.values())])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no executor is expected: the one at each address is attached, there or through another address."""
+        attached = {driver.instance_id for driver in self.values() if driver.core is not None}
+        return all(
+            driver.core is not None or (driver.instance_id and driver.instance_id in attached) or driver.is_spare
+            for driver in self.values()
+        )
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another executor may be attached."""
+        limit = self._settings.max_executors
+        return limit is None or sum(driver.holds_instance for driver in self.values()) < limit
+
+    def holder_of(self, instance_id: str) -> ExecutorDriver | None:
+        """Return the driver that has the executor process with this id, or is about to; None: nobody."""
+        return next((d for d in self.values() if d.holds_instance and d.instance_id == instance_id), None)
+
+    # Executors come and go -----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep a running driver for each address of the membership; until cancelled."""
+        try:
+            await self.membership.watch(self._follow)
+            await asyncio.Event().wait()  # the addresses never change
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def add(self, address: str) -> ExecutorDriver:
+        """Make the driver of an address, which is not running yet, and return it."""
+        driver = ExecutorDriver(self._connect(address), self._owner, self._settings, self._meter)
+        self._drivers[address] = driver
+        return driver
+
+    async def _follow(self, addresses: list[str]) -> None:
+        """Retire the drivers whose address is gone, start one for each new address."""
+        for address, driver in self.items():
+            driver.retire(is_retired=address not in addresses)
+        for address in addresses:
+            if address not in self:
+                self._start(address)
+        await self._owner.on_addresses_changed()
+
+    def _start(self, address: str) -> None:
+        driver = self.add(address)
+        task = asyncio.create_task(driver.run(), name=f"executor {address}")
+        self._tasks.add(task)
+        task.add_done_callback(lambda ended: self._forget(address, ended))
+
+    def _forget(self, address: str, ended: asyncio.Task[None]) -> None:
+        """A retired driver has nothing left to do; should its address be back meanwhile, begin anew."""
+        self._tasks.remove(ended)
+        del self._drivers[address]
+        if not ended.cancelled() and address in self.membership.addresses:
+            self._start(address)
+
+    # Work ----------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something changed that a core may act on."""
+        for driver in self.values():
+            driver.work.set()
+
+    def wake_those_of(self, cores: Collection[ExecutorCore]) -> None:
+        """These cores have something to admit."""
+        if cores:
+            for driver in self.values():
+                if driver.core in cores:
+                    driver.work.set()
+
+    def wake_sleepers(self) -> None:
+        """A core left groups in the queue: those that have nothing to do and do not look may take them."""
+        for driver in self.values():
+            if driver.is_asleep:
+                driver.work.set()

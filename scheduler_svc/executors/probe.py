@@ -1,0 +1,57 @@
+"""The probe: a request of the scheduler's own that says whether an executor works.
+
+It computes a prompt of one token and decodes one more, in an attachment of its own, with a core of its own. So
+nothing of it is in the fleet, in the queue or in the figures.
+"""
+
+import asyncio
+import time
+
+import numpy as np
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.policy import FcfsPolicy
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
+from shared.executor_info import ExecutorInfo
+from shared.step import SamplingRow
+
+# Two steps of one token. A process that has just started may compile before the first one.
+PROBE_TIMEOUT_S = 60.0
+
+_NUM_TOKENS = 3
+
+
+async def probe(session: ExecutorSession, timeout_s: float = PROBE_TIMEOUT_S) -> None:
+    """Run the probe on an executor that was just attached.
+
+    Raises: ExecutorLostError, ExecutorFaultError: it does not work.
+    """
+    queue = WaitingQueue(FcfsPolicy())
+    core = ExecutorCore(_limits(session.info), queue, epoch=session.epoch)
+    conditions = StopConditions(_NUM_TOKENS - 1, ignore_eos=True)
+    group = SequenceGroup("probe", np.zeros(1, np.int32), SamplingRow(), conditions, arrival=0)
+    queue.add(group)
+    try:
+        async with asyncio.timeout(timeout_s):
+            while group.live_sequences and (step := core.schedule(time.monotonic())) is not None:
+                await session.send(step)
+                core.process(await session.receive())
+    except TimeoutError as error:
+        raise ExecutorLostError(f"the probe had no result within {timeout_s:g} s") from error
+
+
+def _limits(info: ExecutorInfo) -> CoreLimits:
+    """Return limits of a core for the probe alone: it needs next to nothing of the executor's size."""
+    return CoreLimits(
+        max_num_seqs=1,
+        max_num_batched_tokens=1,
+        max_model_len=min(_NUM_TOKENS, info.max_model_len, info.max_cached_tokens),
+        vocab_size=info.vocab_size,
+        block_size=info.block_size_tokens,
+        num_blocks=min(_NUM_TOKENS, info.num_device_blocks),
+        prefix_caching=False,
+    )

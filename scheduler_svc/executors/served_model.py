@@ -1,0 +1,143 @@
+"""What a scheduler serves: the model as the last attached executor described it, and its limits."""
+
+import logging
+from dataclasses import dataclass
+
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
+from scheduler_svc.executors.client import ExecutorRefusedError
+from scheduler_svc.front.api.token_rule_validation import (
+    MAX_BANNED_TOKENS,
+    MAX_BANNED_WORD_TOKENS,
+    MAX_BANNED_WORDS,
+    MAX_BIASED_TOKENS,
+    MAX_STOP_TOKEN_IDS,
+)
+from scheduler_svc.front.text.tokenizer import Tokenizer
+from shared.errors import ExecutorFaultError
+from shared.events import Event
+from shared.executor_info import ExecutorInfo
+from shared.step_size import admission_bytes, max_rules_bytes, other_bytes
+from shared.token_rules import num_mask_bytes
+
+log = logging.getLogger(__name__)
+
+NO_LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """What the cores of the fleet take from the configuration; `CoreLimits` describes each field.
+
+    `max_num_seqs` and `max_num_batched_tokens` None: as much as the executor allows.
+    """
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    watermark: float = 0.01
+    preemption_mode: PreemptionMode | None = None
+    prefill_mode: PrefillMode = PrefillMode.CHUNKED
+    long_prefill_threshold: int = 0
+    max_long_prefills: int = 1
+    num_lookahead_tokens: int = 0
+    prefix_caching: bool = True
+    max_message_bytes: int = NO_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model behind the engine, as the executor of the fleet with the longest sequences describes it.
+
+    `max_model_len` is the longest sequence that is served, `max_num_seqs` the most that run at once on
+    one executor: each the largest over the executors that are attached or ought to be.
+    """
+
+    info: ExecutorInfo
+    tokenizer: Tokenizer
+    max_model_len: int
+    max_num_seqs: int
+
+
+def serving_limits(info: ExecutorInfo, settings: CoreSettings) -> CoreLimits:
+    """Return what the executor and the configuration allow.
+
+    Args:
+        info: The executor.
+        settings: The configuration.
+
+    Raises:
+        ExecutorFaultError: the executor describes itself with numbers that make no sense.
+        ExecutorRefusedError: its message limit cannot carry its longest sequence.
+    """
+    if min(info.max_num_seqs, info.max_num_batched_tokens, info.block_size_tokens, info.num_device_blocks) < 1:
+        raise ExecutorFaultError(f"the executor describes itself with zeros: {info}")
+    token_budget = min(settings.max_num_batched_tokens or NO_LIMIT, info.max_num_batched_tokens)
+    max_model_len = longest_sequence(info, token_budget)
+    if max_model_len < info.max_model_len:
+        log.warning(
+            Event(
+                "max_model_len_lowered",
+                max_model_len=max_model_len,
+                model_max_model_len=info.max_model_len,
+                cause="the cache holds no more",
+            ),
+        )
+    # Any one sequence must fit; how many a step admits is up to `max_admitted_bytes`.
+    max_message_bytes = min(info.max_message_bytes, settings.max_message_bytes)
+    max_num_seqs = min(settings.max_num_seqs or NO_LIMIT, info.max_num_seqs, token_budget)
+    num_other_bytes = other_bytes(
+        num_slots=max_num_seqs,
+        num_block_appends=max_num_seqs * (2 + settings.num_lookahead_tokens) + token_budget // info.block_size_tokens,
+        num_block_moves=info.num_host_blocks,
+    )
+    num_blocks = max_model_len // info.block_size_tokens + 2
+    largest_step = num_other_bytes + admission_bytes(max_model_len, num_blocks, largest_rules_bytes(info))
+    if largest_step > max_message_bytes:
+        whose = "its max_message_bytes" if info.max_message_bytes <= max_message_bytes else "our max_message_bytes"
+        raise ExecutorRefusedError(
+            f"{whose}, {max_message_bytes}, cannot carry sequences of {max_model_len} tokens; "
+            f"it must be at least {largest_step}"
+        )
+    return CoreLimits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=token_budget,
+        max_model_len=max_model_len,
+        vocab_size=info.vocab_size,
+        block_size=info.block_size_tokens,
+        num_blocks=info.num_device_blocks,
+        eos_token_ids=info.eos_token_ids,
+        watermark=settings.watermark,
+        num_host_blocks=info.num_host_blocks,
+        preemption_mode=settings.preemption_mode,
+        prefill_mode=settings.prefill_mode,
+        sliding_window=info.sliding_window_tokens,
+        num_lookahead_tokens=settings.num_lookahead_tokens,
+        long_prefill_threshold=settings.long_prefill_threshold,
+        max_long_prefills=settings.max_long_prefills,
+        prefix_caching=settings.prefix_caching,
+        max_admitted_bytes=max_message_bytes - num_other_bytes,
+    )
+
+
+def largest_rules_bytes(info: ExecutorInfo) -> int:
+    """Return a bound of the size of the token rules that a request may have."""
+    num_words = 2 * MAX_BANNED_WORDS  # with and without a space in front
+    num_ids = MAX_BIASED_TOKENS + MAX_STOP_TOKEN_IDS + len(info.eos_token_ids) + MAX_BANNED_TOKENS + num_words
+    return max_rules_bytes(
+        num_ids=num_ids,
+        num_biases=MAX_BIASED_TOKENS,
+        num_words=num_words,
+        num_word_tokens=num_words * MAX_BANNED_WORD_TOKENS,
+        num_mask_bytes=num_mask_bytes(info.vocab_size),
+    )
+
+
+def longest_sequence(info: ExecutorInfo, token_budget: int) -> int:
+    """Return the longest sequence that the executor can run when it has the cache for itself, in tokens.
+
+    Under a sliding window that is any length for which the pool holds the window and one step's chunk.
+    """
+    window = info.sliding_window_tokens
+    num_resident_tokens = window + token_budget + 2 * info.block_size_tokens
+    if window and num_resident_tokens <= info.max_cached_tokens:
+        return info.max_model_len
+    return min(info.max_model_len, info.max_cached_tokens)

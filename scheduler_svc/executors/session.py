@@ -1,0 +1,276 @@
+"""One attachment of an executor: keep the lease, carry steps over one stream.
+
+A stream that breaks is opened again and resumed by step id: the executor sends the responses that got lost,
+the session sends the later steps again byte for byte. Whatever cannot be resumed raises
+`ExecutorLostError`; the caller attaches anew and computes its sequences again. Read next:
+`stream.py` for a single stream, `driver.py` for the caller.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from octavo.execution.v1 import execution_service_pb2 as pb
+from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
+from octavo.execution.v1 import step_pb2
+from scheduler_svc.executors.stream import StepStream, StreamBrokenError, read_message, write_message
+from shared.errors import InvalidStepError, OctavoServiceError
+from shared.events import Event
+from shared.executor_info import ExecutorInfo, TokenizerFile
+from shared.grpc_status import failure_text
+from shared.step import Step, StepResult
+from shared.wire import decode_result, encode_step
+
+log = logging.getLogger(__name__)
+
+# Resumes without a result between them. A stream that always breaks at the same message will not carry it.
+MAX_VAIN_RESUMES = 5
+
+
+class ExecutorLostError(OctavoServiceError):
+    """The attachment is over; what the executor's cache holds must be computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimings:
+    """Times in seconds. A lease outlives a few lost heartbeats and a whole resume."""
+
+    lease_s: float = 10.0
+    heartbeat_interval_s: float = 2.0
+    connect_timeout_s: float = 5.0
+    resume_timeout_s: float = 3.0
+    resume_interval_s: float = 0.1
+    step_timeout_s: float = 600.0
+    detach_timeout_s: float = 1.0
+
+
+class ExecutorSession:
+    """One attachment: steps go out in order, results come back in order.
+
+    Not for several tasks at once in the same direction: one sends, one receives.
+    """
+
+    def __init__(
+        self,
+        stub: "pb_grpc.ExecutionServiceAsyncStub",
+        epoch: int,
+        info: ExecutorInfo,
+        timings: SessionTimings,
+        address: str,
+    ) -> None:
+        self.epoch = epoch
+        self.info = info
+        self._address = address  # for the log
+        self._stub = stub
+        self._timings = timings
+        self._stream: StepStream | None = None
+        self._unanswered: deque[step_pb2.ExecuteModelRequest] = deque()
+        self._last_received_step_id = 0
+        self._step_timer: asyncio.TimerHandle | None = None
+        self._reason_to_give_up = ""
+        self._stream_lock = asyncio.Lock()
+        self._num_vain_resumes = 0
+        self._heartbeat_answered_at_s = time.monotonic()
+        self._is_resuming = False
+
+    @property
+    def is_resuming(self) -> bool:
+        """Whether the stream broke, and another one is being opened."""
+        return self._is_resuming
+
+    def trouble(self, now_s: float) -> str:
+        """Return what is wrong with the connection, in words; empty: nothing is known. `now_s` is monotonic."""
+        if self._is_resuming:
+            return f"its step stream broke; it is lost unless it answers within {self._timings.resume_timeout_s:g} s"
+        silent_s = now_s - self._heartbeat_answered_at_s
+        if silent_s <= 2 * self._timings.heartbeat_interval_s:
+            return ""
+        return f"no heartbeat has been answered for {silent_s:.1f} s; it is lost after {self._timings.lease_s:g} s"
+
+    async def get_tokenizer(self) -> tuple[TokenizerFile, ...]:
+        """Fetch the tokenizer files; empty: the model has none.
+
+        Raises: ExecutorLostError: it does not answer.
+        """
+        try:
+            response = await self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=self._timings.connect_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                return ()
+            raise ExecutorLostError(f"GetTokenizer failed: {error.details()}") from error
+        return tuple(TokenizerFile(file.name, file.content) for file in response.files)
+
+    async def send(self, step: Step) -> int:
+        """Send a step; return the size of its message in bytes.
+
+        A broken stream is not noticed here: `receive` sees it and sends the step again.
+        """
+        message = encode_step(step)
+        async with self._stream_lock:  # a resume sends all unanswered steps; none may be added meanwhile
+            assert self._stream is not None, "open() comes first"
+            self._unanswered.append(message)
+            if len(self._unanswered) == 1:
+                self._restart_step_timer()
+            await write_message(self._stream, pb.StreamStepsRequest(step=message))
+        return message.ByteSize()
+
+    async def receive(self) -> StepResult:
+        """Wait for the result of the oldest unanswered step; watches the stream while there is none.
+
+        Raises: ExecutorLostError: the stream could not be resumed, the step took longer than
+            step_timeout_s, or the answer is not a step's result.
+        """
+        while True:
+            assert self._stream is not None, "open() comes first"
+            try:
+                return self._accept(await read_message(self._stream))
+            except asyncio.CancelledError:
+                if self._reason_to_give_up:  # the cancelled one is the stream, not this task
+                    raise ExecutorLostError(self._reason_to_give_up) from None
+                raise
+            except StreamBrokenError as broken:
+                await self._resume(broken)
+
+    async def open(self) -> None:
+        """Open the stream for the first time.
+
+        Raises: ExecutorLostError: the executor does not take it.
+        """
+        try:
+            self._stream = await self._start_stream()
+        except StreamBrokenError as broken:
+            raise ExecutorLostError(str(broken)) from broken
+
+    def close(self) -> None:
+        """Cancel the stream."""
+        if self._step_timer is not None:
+            self._step_timer.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
+
+    async def detach(self) -> None:
+        """End the lease, so that another scheduler may attach at once; whatever goes wrong, it runs out by itself."""
+        request = pb.DetachRequest(epoch=self.epoch, instance_id=self.info.instance_id)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self._stub.Detach(request, timeout=self._timings.detach_timeout_s)
+
+    async def keep_lease(self) -> None:
+        """Send heartbeats until cancelled; end the session if none is answered for a whole lease.
+
+        The executor answers them while a step runs, so silence means that it is frozen or cut off.
+        """
+        interval_s, lease_s = self._timings.heartbeat_interval_s, self._timings.lease_s
+        self._heartbeat_answered_at_s = time.monotonic()
+        request = pb.HeartbeatRequest(epoch=self.epoch, instance_id=self.info.instance_id)
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await self._stub.Heartbeat(request, timeout=interval_s)
+                self._heartbeat_answered_at_s = time.monotonic()
+            except grpc.aio.AioRpcError as error:
+                text = failure_text(error)
+                log.warning(Event("heartbeat_failed", executor=self._address, epoch=self.epoch, cause=text))
+                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    self._give_up(text)
+                elif time.monotonic() - self._heartbeat_answered_at_s > lease_s:
+                    self._give_up(f"no heartbeat was answered for {lease_s:g} s")
+
+    def _accept(self, response: pb.StreamStepsResponse) -> StepResult:
+        if response.WhichOneof("message") != "step":
+            raise ExecutorLostError("the executor sent something else than a step's result")
+        self._last_received_step_id = response.step.step_id
+        self._num_vain_resumes = 0
+        if self._unanswered:
+            self._unanswered.popleft()
+        self._restart_step_timer()
+        try:
+            return decode_result(response.step)
+        except InvalidStepError as error:
+            raise ExecutorLostError(f"step {response.step.step_id} cannot be read: {error}") from error
+
+    def _restart_step_timer(self) -> None:
+        """Give the oldest unanswered step its full time."""
+        if self._step_timer is not None:
+            self._step_timer.cancel()
+            self._step_timer = None
+        if self._unanswered:
+            loop = asyncio.get_running_loop()
+            self._step_timer = loop.call_later(self._timings.step_timeout_s, self._time_out)
+
+    def _time_out(self) -> None:
+        self._give_up(f"no result within {self._timings.step_timeout_s:g} s")
+
+    def _give_up(self, reason: str) -> None:
+        """End the session: break the stream, so that `receive` raises with the first reason."""
+        self._reason_to_give_up = self._reason_to_give_up or reason
+        if self._stream is not None:
+            self._stream.cancel()
+
+    async def _resume(self, broken: StreamBrokenError) -> None:
+        """Replace the broken stream.
+
+        Raises: ExecutorLostError: the executor ended it with an error, or does not come back in time.
+        """
+        if not broken.may_resume:
+            raise ExecutorLostError(str(broken)) from broken
+        self._num_vain_resumes += bool(self._unanswered)
+        if self._num_vain_resumes > MAX_VAIN_RESUMES:
+            step_id = self._unanswered[0].step_id
+            raise ExecutorLostError(f"the stream broke {self._num_vain_resumes} times at step {step_id}: {broken}")
+        log.warning(Event("step_stream_broke", executor=self._address, epoch=self.epoch, cause=str(broken)))
+        self._is_resuming = True
+        try:
+            async with asyncio.timeout(self._timings.resume_timeout_s), self._stream_lock:
+                self._stream = await self._retry_start()
+        except TimeoutError as error:
+            raise ExecutorLostError(f"no answer within {self._timings.resume_timeout_s:g} s") from error
+        finally:
+            self._is_resuming = False
+        if self._reason_to_give_up:  # it came while there was no stream to break
+            raise ExecutorLostError(self._reason_to_give_up)
+        progress = {"epoch": self.epoch, "last_step_id": self._last_received_step_id}
+        log.info(Event("step_stream_resumed", executor=self._address, **progress))
+
+    async def _retry_start(self) -> StepStream:
+        while True:
+            try:
+                return await self._start_stream()
+            except StreamBrokenError as broken:
+                if not broken.may_resume:
+                    raise ExecutorLostError(str(broken)) from broken
+            await asyncio.sleep(self._timings.resume_interval_s)
+
+    async def _start_stream(self) -> StepStream:
+        """Open a stream, tell what was received, send again what was not executed.
+
+        Raises:
+            StreamBrokenError: it broke before it started.
+            ExecutorLostError: another instance answered, or not at all.
+        """
+        stream = self._stub.StreamSteps()
+        start = pb.StreamStart(
+            epoch=self.epoch,
+            last_received_step_id=self._last_received_step_id,
+            instance_id=self.info.instance_id,
+        )
+        await write_message(stream, pb.StreamStepsRequest(start=start))
+        try:
+            # Not wait_for: before Python 3.12 it loses a cancellation that meets the end of what it waits for.
+            async with asyncio.timeout(self._timings.connect_timeout_s):
+                first = await read_message(stream)
+        except TimeoutError as error:
+            raise ExecutorLostError("the executor did not start the stream") from error
+        if first.WhichOneof("message") != "started":
+            raise ExecutorLostError("the executor did not start the stream")
+        if first.started.instance_id != self.info.instance_id:
+            raise ExecutorLostError(f"instance {self.info.instance_id} is gone; its cache is lost")
+        for message in self._unanswered:
+            if message.step_id > first.started.last_executed_step_id:
+                await write_message(stream, pb.StreamStepsRequest(step=message))
+        return stream

@@ -1,0 +1,1 @@
+"""Who makes a call, and what they may do."""

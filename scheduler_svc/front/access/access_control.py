@@ -1,0 +1,143 @@
+"""Asks at the beginning of each call who makes it, before the request is decoded.
+
+Who it is comes from a bearer token, or from the client certificate that gRPC verified. The answer reaches the
+servicers by `identity.py`. Health stays open: probes have neither.
+"""
+
+# The stubs of grpc make generic what is not at run time.
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health
+
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.front.access.identity import ANYBODY, Identity, set_identity
+from scheduler_svc.front.access.token_table import TokenTable, read_tokens
+from scheduler_svc.front.api.request_body import decode
+from shared.errors import OctavoServiceError, PermissionDeniedError, UnauthenticatedError
+from shared.events import Event
+from shared.grpc_status import abort, handler_parts, run_handler
+from shared.watched_files import WatchedFiles
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+# What a verified client certificate calls its owner, in the names of gRPC's authentication context.
+_NAME_PROPERTIES = ("x509_common_name", "peer_dns", "peer_uri")
+
+
+class AccessControl:
+    """Knows who may call.
+
+    Args:
+        tokens: The tokens, read again when they change; None: there are none.
+        trusted_clients: Names in client certificates whose owners need no token and may act for any tenant.
+    """
+
+    def __init__(self, tokens: WatchedFiles[TokenTable] | None, trusted_clients: Collection[str]) -> None:
+        self._tokens = tokens
+        self._trusted_clients = frozenset(trusted_clients)
+
+    def identify(self, context: Context) -> Identity:
+        """Return who makes a call.
+
+        Raises: UnauthenticatedError: nothing says so, or a token that is not known.
+        """
+        if self._trusted_clients and not self._trusted_clients.isdisjoint(_certificate_names(context)):
+            return ANYBODY
+        if self._tokens is None:
+            raise UnauthenticatedError(
+                "only the clients that --trusted-clients names may call this scheduler; show such a certificate"
+            )
+        token = _bearer_token(context)
+        if token is None:
+            raise UnauthenticatedError(
+                "this scheduler wants a token; send the metadata authorization: Bearer TOKEN (octavo: --token-file, or "
+                "OCTAVO_TOKEN)"
+            )
+        identity = self._tokens.current().find(token)
+        if identity is None:
+            raise UnauthenticatedError("this scheduler does not know the token; ask its operator for another one")
+        return identity
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):
+    """Lets calls of known clients through, and tells the servicers whose they are.
+
+    Args:
+        control: Who may call.
+        operator_services: Full names of services that need an identity for all tenants.
+    """
+
+    def __init__(self, control: AccessControl, operator_services: Collection[str]) -> None:
+        self._control = control
+        self._operator_services = frozenset(operator_services)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Wrap the handler of one call."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        service = method.rpartition("/")[0].lstrip("/")
+        # An unknown method has no handler; gRPC answers UNIMPLEMENTED.
+        if handler is None or service == health.SERVICE_NAME:
+            return handler
+        behavior, rebuild = handler_parts(handler)
+        # The messages of a stream are read by the handler itself, so after this.
+        deserialize = None if handler.request_streaming else handler.request_deserializer
+
+        async def guarded(request: Any, context: Context) -> Any:
+            try:
+                identity = self._control.identify(context)
+                if service in self._operator_services and not identity.is_operator:
+                    raise PermissionDeniedError(
+                        f"the token is of tenant {identity.tenant!r}; {service} wants one of tenant * in --tokens-file"
+                    )
+                if deserialize is not None:
+                    request = decode(deserialize, request)
+            except OctavoServiceError as error:
+                log.warning(Event("call_refused", method=method, peer=context.peer(), cause=str(error)))
+                await abort(context, error)
+            set_identity(identity)
+            return await run_handler(behavior, request, context)
+
+        return rebuild(
+            guarded, handler.request_deserializer if deserialize is None else None, handler.response_serializer
+        )
+
+
+def access_interceptors(
+    config: SchedulerConfig, operator_services: Collection[str]
+) -> list[grpc.aio.ServerInterceptor]:
+    """Return what a scheduler's ports need so that only known clients may call; none if everybody may.
+
+    Raises: TokensFileError: the file of tokens cannot be used.
+    """
+    path = config.tokens_file
+    if path is None and not config.trusted_clients:
+        return []
+    tokens = None if path is None else WatchedFiles("tokens", [path], lambda: read_tokens(path))
+    return [AccessInterceptor(AccessControl(tokens, config.trusted_clients), operator_services)]
+
+
+def _bearer_token(context: Context) -> str | None:
+    values = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+    if len(values) != 1 or not isinstance(values[0], str):
+        return None
+    scheme, _, token = values[0].partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
+
+
+def _certificate_names(context: Context) -> set[str]:
+    properties = context.auth_context()
+    values = [value for name in _NAME_PROPERTIES for value in properties.get(name, ())]
+    return {value.decode("utf-8", "replace") for value in values}

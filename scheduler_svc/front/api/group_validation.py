@@ -1,0 +1,139 @@
+"""Check how many outputs a request wants, how its beams are searched, and on whose account it runs.
+
+That is n, best_of and the fields of beam search; priority, tenant and cache salt. What contradicts
+itself is refused, with the rule. `request_validation.py` calls this and checks the rest.
+"""
+
+import hashlib
+
+from octavo.generation.v1 import generation_pb2, generation_service_pb2
+from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
+from scheduler_svc.front.api.request_limits import RequestLimits, require, require_param
+from shared.errors import InvalidFieldError
+
+MAX_LENGTH_PENALTY = 10.0
+MAX_TENANT_LENGTH = 256
+MAX_CACHE_SALT_LENGTH = 256
+CACHE_SALT_BYTES = 8
+
+EARLY_STOPPING = {
+    generation_pb2.EARLY_STOPPING_UNSPECIFIED: EarlyStopping.FALSE,
+    generation_pb2.EARLY_STOPPING_TRUE: EarlyStopping.TRUE,
+    generation_pb2.EARLY_STOPPING_FALSE: EarlyStopping.FALSE,
+    generation_pb2.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
+}
+
+
+# As clients write it: octavo.Client and people who speak of transformers' generate().
+EARLY_STOPPING_WORDS = {
+    generation_pb2.EARLY_STOPPING_TRUE: "True",
+    generation_pb2.EARLY_STOPPING_FALSE: "False",
+    generation_pb2.EARLY_STOPPING_NEVER: "'never'",
+}
+
+
+def output_counts(params: generation_pb2.SamplingParams, limits: RequestLimits) -> tuple[int, int]:
+    """Return how many outputs a sampled request returns (n) and makes (best_of).
+
+    Raises: InvalidFieldError: a number is out of range, or the outputs would all be equal.
+    """
+    num_returned = params.n if params.HasField("n") else 1
+    num_sampled = params.best_of if params.HasField("best_of") else num_returned
+    most = f"{limits.max_num_seqs} (max_num_seqs: the outputs run at once)"
+    require_param(1 <= num_returned <= limits.max_num_seqs, "n", num_returned, f"from 1 to {most}")
+    rule = f"from {num_returned} (n) to {most}"
+    require_param(num_returned <= num_sampled <= limits.max_num_seqs, "best_of", num_sampled, rule)
+    if params.HasField("temperature") and params.temperature == 0:
+        rule = "1 with temperature 0, which makes equal outputs: use a temperature above 0"
+        require_param(num_returned == 1, "n", num_returned, rule)
+        require_param(num_sampled == 1, "best_of", num_sampled, rule)
+    return num_returned, num_sampled
+
+
+def beam_search_params(params: generation_pb2.SamplingParams, limits: RequestLimits) -> BeamSearchParams | None:
+    """Return how to search, None if the request is sampled.
+
+    Raises: InvalidFieldError: a number is out of range, or a field belongs to the other way of decoding.
+    """
+    width = params.beam_width
+    if not width:
+        _refuse_beam_fields(params)
+        return None
+    _refuse_sampling_fields(params)
+    widest = min(limits.max_beam_width, limits.max_num_seqs)
+    cause = "max_beam_width" if limits.max_beam_width <= limits.max_num_seqs else "max_num_seqs"
+    rule = f"from 2 to {widest} ({cause}), or 0" if widest >= 2 else f"0: {cause} is {widest} on this server"
+    require_param(2 <= width <= widest, "beam_width", width, rule)
+    num_returned = params.n if params.HasField("n") else 1
+    require_param(1 <= num_returned <= width, "n", num_returned, f"from 1 to {width} (beam_width)")
+    penalty = params.length_penalty if params.HasField("length_penalty") else 1.0
+    rule = f"from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
+    require_param(abs(penalty) <= MAX_LENGTH_PENALTY, "length_penalty", penalty, rule)
+    early_stopping = EARLY_STOPPING.get(params.early_stopping)
+    if early_stopping is None:
+        rule = "True, False or 'never'"
+        raise InvalidFieldError("sampling_params.early_stopping", params.early_stopping, rule)
+    return BeamSearchParams(width, num_returned, penalty, early_stopping)
+
+
+def _refuse_beam_fields(params: generation_pb2.SamplingParams) -> None:
+    rule = "unset without beam_width"
+    require_param(not params.HasField("length_penalty"), "length_penalty", params.length_penalty, rule)
+    value = params.early_stopping
+    require_param(not value, "early_stopping", EARLY_STOPPING_WORDS.get(value, value), rule)
+
+
+def _refuse_sampling_fields(params: generation_pb2.SamplingParams) -> None:
+    """Refuse what a beam search has no use for, unless it has its neutral value."""
+    rule = "unset with beam_width: a beam search samples nothing"
+    require_param(params.temperature == 0, "temperature", params.temperature, "0 or " + rule)
+    require_param(params.top_k == 0, "top_k", params.top_k, "0 or " + rule)
+    require_param(not params.HasField("top_p") or params.top_p == 1, "top_p", params.top_p, "1 or " + rule)
+    require_param(params.min_p == 0, "min_p", params.min_p, "0 or " + rule)
+    is_neutral = not params.HasField("typical_p") or params.typical_p == 1
+    require_param(is_neutral, "typical_p", params.typical_p, "1 or " + rule)
+    rule_ = "0 or unset with beam_width: beams have no alternatives"
+    require_param(params.logprobs == 0, "logprobs", params.logprobs, rule_)
+    require_param(
+        not params.HasField("prompt_logprobs"), "prompt_logprobs", params.prompt_logprobs, "unset with beam_width"
+    )
+    require_param(
+        not params.HasField("best_of"),
+        "best_of",
+        params.best_of,
+        "unset with beam_width: n says how many hypotheses are returned",
+    )
+    rule = "empty with beam_width: beams have no text before the search is over"
+    require_param(not params.stop, "stop", f"a list of {len(params.stop)}", rule)
+
+
+def check_account(request: generation_service_pb2.GenerateRequest, limits: RequestLimits) -> None:
+    """Check priority, tenant and cache_salt.
+
+    Raises: InvalidFieldError: this server does not have such a tenant, or no priorities.
+    """
+    rule = "0: this server serves in order of arrival"
+    require(limits.has_priorities or request.priority == 0, "priority", request.priority, rule)
+    for field, text, longest in (
+        ("tenant", request.tenant, MAX_TENANT_LENGTH),
+        ("cache_salt", request.cache_salt, MAX_CACHE_SALT_LENGTH),
+    ):
+        shown = f"{len(text)} characters long"
+        require(len(text) <= longest, field, shown, f"at most {longest} characters long")
+    if limits.tenants is not None:
+        # Their names are nobody else's business.
+        rule = f"one of the {len(limits.tenants)} tenants that this server is configured with"
+        require(request.tenant in limits.tenants, "tenant", request.tenant or "empty", rule)
+
+
+def hash_cache_salt(tenant: str, cache_salt: str) -> int:
+    """Return the unsigned 64-bit salt of a group's block hashes; 0 if tenant and salt are empty.
+
+    Different pairs have different salts, so tenants never share cached blocks.
+    """
+    if not tenant and not cache_salt:
+        return 0
+    name = tenant.encode()
+    # The length keeps ("ab", "c") apart from ("a", "bc").
+    digest = hashlib.blake2b(len(name).to_bytes(8, "little") + name + cache_salt.encode(), digest_size=CACHE_SALT_BYTES)
+    return int.from_bytes(digest.digest(), "little")

@@ -1,0 +1,91 @@
+"""Requests as they come: bytes, until somebody decides where to decode them.
+
+A generated handler decodes on the event loop, and Python's interpreter stays locked meanwhile: a large message would
+stop every stream. So the methods that take prompts get a `RequestBody`. It is counted before it is decoded
+(`message_scan.py`); unless it is small, both are done in a thread.
+"""
+
+# The stubs of grpc make generic what is not at run time.
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from scheduler_svc.front.api.message_scan import CountLimit, MalformedMessageError, MessageScan
+from shared.grpc_status import handler_parts
+
+# Whatever is in so many bytes, it is counted and decoded in a few milliseconds.
+SMALL_BODY_BYTES = 16 * 2**10
+
+M = TypeVar("M", bound=Message)
+
+
+class RequestBody(Generic[M]):
+    """The encoded request of one call.
+
+    Args:
+        content: The bytes.
+        message_class: What they are to be.
+
+    Attributes:
+        request_id: Of the request, for the log, once it is decoded; empty: it has none.
+    """
+
+    __slots__ = ("_content", "_message_class", "request_id")
+
+    def __init__(self, content: bytes, message_class: type[M]) -> None:
+        self._content = content
+        self._message_class = message_class
+        self.request_id = ""
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it may be decoded on the event loop."""
+        return len(self._content) <= SMALL_BODY_BYTES
+
+    def decode(self, limits: Mapping[str, CountLimit]) -> M:
+        """Return the request if it has no more elements than `limits` allows.
+
+        Raises: InvalidFieldError, MalformedMessageError: see `MessageScan.check`.
+        """
+        MessageScan(limits).check(self._content, self._message_class)
+        message = decode(self._message_class.FromString, self._content)
+        self.request_id = getattr(message, "request_id", "")
+        return message
+
+
+class KeepBodies(grpc.aio.ServerInterceptor):
+    """Gives some methods the body of their request in place of the request. Stands inside all others that read it.
+
+    Args:
+        methods: The full names of the methods, such as `/octavo.generation.v1.GenerationService/Generate`, with the
+            class of their request.
+    """
+
+    def __init__(self, methods: Mapping[str, type[Message]]) -> None:
+        self._methods = dict(methods)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Wrap the handler of one call."""
+        handler = await continuation(handler_call_details)
+        message_class = self._methods.get(handler_call_details.method)
+        if handler is None or message_class is None:
+            return handler
+        behavior, rebuild = handler_parts(handler)
+        return rebuild(behavior, lambda content: RequestBody(content, message_class), handler.response_serializer)
+
+
+def decode(deserialize: Callable[[bytes], M], content: bytes) -> M:
+    """Return a message. Raises MalformedMessageError: the bytes are none."""
+    try:
+        return deserialize(content)
+    except DecodeError as error:
+        raise MalformedMessageError from error

@@ -1,0 +1,34 @@
+"""How many elements the repeated fields of a `GenerateRequest` may have: `message_scan.py` counts by this table.
+
+The checks of the decoded request have the same limits, by the same constants; this table is for what is too large to
+be decoded first.
+"""
+
+from scheduler_svc.front.api.message_scan import CountLimit
+from scheduler_svc.front.api.request_limits import RequestLimits
+from scheduler_svc.front.api.request_validation import MAX_CHAT_MESSAGES, MAX_STOP_STRINGS
+from scheduler_svc.front.api.token_rule_validation import (
+    MAX_BANNED_TOKENS,
+    MAX_BANNED_WORDS,
+    MAX_BIASED_TOKENS,
+    MAX_STOP_TOKEN_IDS,
+)
+
+
+def prompt_limit(limits: RequestLimits) -> CountLimit:
+    """Return the limit of a prompt of token ids."""
+    return CountLimit(limits.max_prompt_tokens, "tokens long", "token_ids", limits.max_prompt_tokens_cause)
+
+
+def generate_request_limits(limits: RequestLimits) -> dict[str, CountLimit]:
+    """Return the limits of the repeated fields, by path."""
+    return {
+        "token_ids.ids": prompt_limit(limits),
+        "messages.messages": CountLimit(MAX_CHAT_MESSAGES, "messages long", "messages"),
+        "sampling_params.stop": CountLimit(MAX_STOP_STRINGS, "strings"),
+        "sampling_params.stop_token_ids": CountLimit(MAX_STOP_TOKEN_IDS, "ids long"),
+        "sampling_params.logit_bias": CountLimit(MAX_BIASED_TOKENS, "ids long"),
+        "sampling_params.banned_words": CountLimit(MAX_BANNED_WORDS, "words"),
+        "sampling_params.banned_token_ids": CountLimit(MAX_BANNED_TOKENS, "ids long"),
+        "sampling_params.allowed_token_ids": CountLimit(limits.vocab_size, "ids long", cause="the vocabulary"),
+    }

@@ -1,0 +1,222 @@
+"""Check a `GenerateRequest` and turn it into the service's own values.
+
+Everything that is wrong raises `InvalidFieldError` with field, value and limit. What this release
+does not support is refused as well, never ignored: fields that are reserved for later here, and fields
+that this release does not know at all by message_scan.py. Next: group_validation.py (n, best_of, beams, tenants).
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.generation.v1 import generation_pb2, generation_service_pb2
+from scheduler_svc.core.beam_search import BeamSearchParams
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.front.api.group_validation import beam_search_params, check_account, hash_cache_salt, output_counts
+from scheduler_svc.front.api.request_limits import RequestLimits, require, require_param
+from scheduler_svc.front.api.token_rule_validation import (
+    MAX_STOP_TOKEN_IDS,
+    check_alternatives,
+    check_min_tokens,
+    check_penalties,
+    check_token_ids,
+    token_rules,
+)
+from scheduler_svc.front.output import AnswerOptions
+from scheduler_svc.front.text.output_text import TextOptions
+from shared.errors import InvalidFieldError
+from shared.step import INT32_MAX, NO_LOGPROBS, Int32Array, SamplingRow
+from shared.token_rules import TokenRules
+
+MAX_REQUEST_ID_LENGTH = 256
+MAX_TEMPERATURE = 100.0
+MAX_CHAT_MESSAGES = 16_384
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_LENGTH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ValidRequest:
+    """A request that may be queued; the names are those of `SequenceGroup`."""
+
+    request_id: str
+    prompt_token_ids: Int32Array
+    sampling: SamplingRow
+    stop_conditions: StopConditions
+    num_sequences: int
+    beam_search: BeamSearchParams | None
+    priority: int
+    tenant: str
+    cache_salt: int
+    token_rules: TokenRules | None
+    num_prompt_logprobs: int
+    answer_options: AnswerOptions
+
+    def to_group(self, arrival: int, max_model_len: int) -> SequenceGroup:
+        """Return the group that the core is to run, where sequences of at most `max_model_len` tokens are served."""
+        return SequenceGroup(
+            request_id=self.request_id,
+            prompt_token_ids=self.prompt_token_ids,
+            sampling=self.sampling,
+            stop_conditions=self.stop_conditions.accept(len(self.prompt_token_ids), max_model_len),
+            arrival=arrival,
+            num_sequences=self.num_sequences,
+            beam_search=self.beam_search,
+            priority=self.priority,
+            tenant=self.tenant,
+            cache_salt=self.cache_salt,
+            token_rules=self.token_rules,
+            num_prompt_logprobs=self.num_prompt_logprobs,
+        )
+
+
+def validate_request(
+    request: generation_service_pb2.GenerateRequest,
+    prompt_token_ids: Sequence[int] | Int32Array,
+    limits: RequestLimits,
+    banned_words: Sequence[Sequence[int]] = (),
+) -> ValidRequest:
+    """Return the checked request: the second half of the checks, those behind tokenizing.
+
+    Args:
+        request: A request that has passed `check_request_fields`, which is not called again.
+        prompt_token_ids: Its prompt after tokenizing.
+        limits: What bounds it.
+        banned_words: Its banned words after tokenizing.
+
+    Raises: InvalidFieldError: the first wrong field.
+    """
+    params = request.sampling_params
+    prompt = check_prompt(prompt_token_ids, request.WhichOneof("prompt") or "prompt", limits)
+    check_account(request, limits)
+    beam_search = beam_search_params(params, limits)
+    if beam_search is not None:
+        # The executor returns candidates of beams with their log-probabilities, asked for or not.
+        sampling, num_returned, num_sampled = beam_row(params), beam_search.num_outputs, 0
+    else:
+        num_returned, num_sampled = output_counts(params, limits)
+        num_logprobs = check_alternatives(params, "logprobs", limits.vocab_size)
+        if num_logprobs is None:
+            num_logprobs = 0 if num_sampled > num_returned else NO_LOGPROBS
+        sampling = sampling_row(params, num_logprobs)
+    num_prompt_logprobs = check_alternatives(params, "prompt_logprobs", limits.vocab_size)
+    conditions = stop_conditions(params, limits.vocab_size)
+    return ValidRequest(
+        request_id=request.request_id or f"request-{secrets.token_hex(8)}",
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        stop_conditions=conditions,
+        num_sequences=num_sampled or 1,
+        beam_search=beam_search,
+        priority=request.priority,
+        tenant=request.tenant,
+        cache_salt=hash_cache_salt(request.tenant, request.cache_salt),
+        token_rules=token_rules(params, banned_words, limits),
+        num_prompt_logprobs=NO_LOGPROBS if num_prompt_logprobs is None else num_prompt_logprobs,
+        answer_options=AnswerOptions(num_returned, num_sampled, params.HasField("logprobs"), text_options(params)),
+    )
+
+
+def check_request_fields(request: generation_service_pb2.GenerateRequest) -> None:
+    """Check what can be checked before the prompt is tokenized; `validate_request` checks the rest."""
+    require(
+        len(request.request_id) <= MAX_REQUEST_ID_LENGTH,
+        "request_id",
+        f"{len(request.request_id)} characters long",
+        f"at most {MAX_REQUEST_ID_LENGTH} characters long",
+    )
+    if request.WhichOneof("prompt") is None:
+        raise InvalidFieldError("prompt", "absent", "one of text, token_ids and messages")
+    unsupported = "unset: this release does not support it"
+    require(not request.lora_adapter, "lora_adapter", request.lora_adapter, unsupported)
+    params = request.sampling_params
+    require_param(not params.HasField("grammar"), "grammar", "set", unsupported)
+
+
+def check_prompt_length(num_tokens: int, field: str, limits: RequestLimits) -> None:
+    """Refuse a prompt that is empty, or too long to leave room for one token of output."""
+    require(num_tokens >= 1, field, "empty", "at least 1 token long")
+    require(
+        num_tokens <= limits.max_prompt_tokens,
+        field,
+        f"{num_tokens} tokens long",
+        f"at most {limits.max_prompt_tokens} tokens long ({limits.max_prompt_tokens_cause})",
+    )
+
+
+def check_prompt(token_ids: Sequence[int] | Int32Array, field: str, limits: RequestLimits) -> Int32Array:
+    """Return the prompt as an array, [num_prompt_tokens]."""
+    check_prompt_length(len(token_ids), field, limits)
+    prompt = np.array(token_ids, np.int64)
+    outside = prompt[(prompt < 0) | (prompt >= limits.vocab_size)]
+    if len(outside):
+        raise InvalidFieldError(field, f"a list with token id {outside[0]}", f"ids from 0 to {limits.vocab_size - 1}")
+    return prompt.astype(np.int32)
+
+
+def sampling_row(params: generation_pb2.SamplingParams, num_logprobs: int) -> SamplingRow:
+    """Return the numbers that the executor's sampler needs for output 0."""
+    temperature = params.temperature if params.HasField("temperature") else 1.0
+    top_p = params.top_p if params.HasField("top_p") else 1.0
+    require_param(0 <= temperature <= MAX_TEMPERATURE, "temperature", temperature, f"from 0 to {MAX_TEMPERATURE:g}")
+    require_param(0 < top_p <= 1, "top_p", top_p, "above 0 and at most 1")
+    require_param(0 <= params.min_p <= 1, "min_p", params.min_p, "from 0 to 1")
+    require_param(params.top_k <= INT32_MAX, "top_k", params.top_k, f"from 0 to {INT32_MAX}")
+    typical_p = params.typical_p if params.HasField("typical_p") else 1.0
+    require_param(0 < typical_p <= 1, "typical_p", typical_p, "above 0 and at most 1")
+    repetition, presence, frequency = check_penalties(params)
+    return SamplingRow(
+        temperature=temperature,
+        top_k=params.top_k,
+        top_p=top_p,
+        min_p=params.min_p,
+        seed=params.seed if params.HasField("seed") else secrets.randbits(64),
+        num_logprobs=num_logprobs,
+        typical_p=typical_p,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        min_tokens=check_min_tokens(params),
+    )
+
+
+def beam_row(params: generation_pb2.SamplingParams) -> SamplingRow:
+    """Return the numbers that the executor needs for every beam; its candidates always have log-probabilities."""
+    repetition, presence, frequency = check_penalties(params)
+    return SamplingRow(
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        min_tokens=check_min_tokens(params),
+    )
+
+
+def stop_conditions(params: generation_pb2.SamplingParams, vocab_size: int) -> StopConditions:
+    """Return the conditions on ids and lengths."""
+    max_tokens = params.max_tokens if params.HasField("max_tokens") else None
+    require_param(max_tokens is None or max_tokens >= 1, "max_tokens", max_tokens, "at least 1")
+    check_token_ids(params.stop_token_ids, "stop_token_ids", MAX_STOP_TOKEN_IDS, vocab_size)
+    return StopConditions(
+        max_tokens=None if max_tokens is None else min(max_tokens, INT32_MAX // 2),
+        stop_token_ids=frozenset(params.stop_token_ids),
+        ignore_eos=params.ignore_eos,
+    )
+
+
+def text_options(params: generation_pb2.SamplingParams) -> TextOptions:
+    """Return how tokens become text, and where text ends."""
+    field, num_stops = "stop", len(params.stop)
+    require_param(num_stops <= MAX_STOP_STRINGS, field, f"{num_stops} strings", f"at most {MAX_STOP_STRINGS} strings")
+    for stop in params.stop:
+        shown = f"a list with a string of {len(stop)} characters"
+        limit = f"strings of 1 to {MAX_STOP_STRING_LENGTH} characters"
+        require_param(1 <= len(stop) <= MAX_STOP_STRING_LENGTH, field, shown, limit)
+    return TextOptions(
+        stop_strings=tuple(params.stop),
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens if params.HasField("skip_special_tokens") else True,
+        min_tokens=params.min_tokens,
+    )

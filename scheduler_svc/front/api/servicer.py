@@ -1,0 +1,280 @@
+"""GenerationService: what clients call. Checks, submits to the engine, streams what comes back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc.aio
+import numpy as np
+from google.protobuf.message import Message
+
+from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.core.results import Alternatives
+from scheduler_svc.core.stop_conditions import FinishReason
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.settings import EngineSettings
+from scheduler_svc.executors.served_model import ServedModel
+from scheduler_svc.front.access.identity import current_identity, private_deployment
+from scheduler_svc.front.api.message_scan import CountLimit
+from scheduler_svc.front.api.request_body import RequestBody
+from scheduler_svc.front.api.request_counts import generate_request_limits
+from scheduler_svc.front.api.request_limits import RequestLimits
+from scheduler_svc.front.api.request_validation import (
+    ValidRequest,
+    check_prompt_length,
+    check_request_fields,
+    validate_request,
+)
+from scheduler_svc.front.api.running_checks import RunningChecks
+from scheduler_svc.front.api.text_validation import check_known, refuse_text
+from scheduler_svc.front.api.token_rule_validation import tokenize_words
+from scheduler_svc.front.output import Delta, Output, PromptDelta
+from scheduler_svc.front.request import Request
+from scheduler_svc.front.text.tokenizer import TooManyTokensError
+from shared.errors import InvalidFieldError, NoExecutorError, OctavoServiceError, RequestAbortedError
+from shared.step import NO_LOGPROBS, Int32Array
+
+if TYPE_CHECKING:  # imports opentelemetry
+    from scheduler_svc.telemetry.request_tracing import RequestTrace, RequestTracer
+
+M = TypeVar("M", bound=Message)
+
+FINISH_REASONS = {
+    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+}
+
+# For people who ask what became of a request; nobody is there any more to be told it.
+CLIENT_LEFT = "the client ended the call, or its connection broke"
+DEADLINE_PASSED = "the deadline that the client had set for the call passed"
+
+
+class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
+    """Serves clients from one engine. Errors of the service's tree become statuses outside."""
+
+    def __init__(self, engine: Engine, tracer: "RequestTracer | None" = None) -> None:
+        self._engine = engine
+        self._tracer = tracer
+        self._checks = RunningChecks()
+        self._reading = asyncio.Lock()  # one at a time: each thread that runs Python makes the event loop wait
+
+    async def Generate(  # noqa: N802 (named by the proto)
+        self,
+        request: pb.GenerateRequest | RequestBody[pb.GenerateRequest],
+        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Run one prompt; the call's end, however it comes, ends the request."""
+        if isinstance(request, RequestBody):
+            try:
+                request = await self.read(request, generate_request_limits)
+            except OctavoServiceError:
+                with self._traced(pb.GenerateRequest(), context):  # refused before anything of it was known
+                    raise
+        request.tenant = current_identity().tenant_for(request.tenant)
+        with private_deployment(), self._traced(request, context) as trace:
+            with self._engine.checking(request.request_id, request.tenant) as model, self._checks.running(request):
+                valid = await asyncio.to_thread(check_request, request, model, self._engine.settings)
+            live = self._engine.submit(valid, checked_for=model)
+        try:
+            if trace is not None:
+                trace.follow(live, model.info.model_id)
+            yield pb.GenerateResponse(
+                accepted=pb.Accepted(request_id=live.request_id, num_prompt_tokens=live.group.num_prompt_tokens)
+            )
+            while (delta := await live.next_delta()) is not None:
+                yield event_message(delta)
+            yield pb.GenerateResponse(finished=finished_message(live, is_lean=request.lean_finished))
+        finally:
+            if not live.has_ended:  # cancelled, past its deadline, or the connection is gone
+                remaining_s = context.time_remaining()
+                is_late = remaining_s is not None and remaining_s <= 0
+                cause = DEADLINE_PASSED if is_late else CLIENT_LEFT
+                self._engine.abort(live.request_id, RequestAbortedError(cause))
+            if trace is not None:
+                trace.end(live)
+
+    async def read(self, body: RequestBody[M], limits_of: Callable[[RequestLimits], Mapping[str, CountLimit]]) -> M:
+        """Return the request of a call; it counts as waiting while it is read in a thread.
+
+        Raises: CallerError: it is no such request, or absurd; and what `Engine.checking` raises.
+        """
+        with private_deployment(), self._engine.checking("", current_identity().tenant_for("")) as model:
+            limits = limits_of(request_limits(model, self._engine.settings))
+            if body.is_small:
+                return body.decode(limits)
+            async with self._reading:
+                return await asyncio.to_thread(body.decode, limits)
+
+    def _traced(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
+    ) -> "RequestTrace | AbstractContextManager[None]":
+        """Return what records whether the request is refused."""
+        if self._tracer is None:
+            return nullcontext()
+        return self._tracer.receive(request, context.invocation_metadata() or ())
+
+    async def Abort(  # noqa: N802
+        self, request: pb.AbortRequest, context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
+    ) -> pb.AbortResponse:
+        """End a live request. To a caller who may not act for its tenant it is unknown."""
+        if not request.request_id:
+            raise InvalidFieldError("request_id", "empty", "the id of a request")
+        if self._checks.abort(request.request_id):
+            return pb.AbortResponse(was_live=True)
+        live = self._engine.requests.get(request.request_id)
+        if live is None or not current_identity().may_act_for(live.group.tenant):
+            return pb.AbortResponse(was_live=False)
+        return pb.AbortResponse(was_live=self._engine.abort(request.request_id))
+
+    async def GetModel(  # noqa: N802
+        self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext[pb.GetModelRequest, pb.GetModelResponse]
+    ) -> pb.GetModelResponse:
+        """Describe the model."""
+        model = self._engine.model
+        if model is None:
+            with private_deployment():
+                raise NoExecutorError("no executor has been attached yet", self._engine.last_trouble or "none answers")
+        return pb.GetModelResponse(
+            model_id=model.info.model_id,
+            max_model_len=model.max_model_len,
+            vocab_size=model.info.vocab_size,
+            has_chat_template=model.tokenizer.has_chat_template,
+            dtype=model.info.dtype,
+            takes_token_ids_only=model.tokenizer.is_absent,
+        )
+
+
+def check_request(request: pb.GenerateRequest, model: ServedModel, settings: EngineSettings) -> ValidRequest:
+    """Return the request in the service's own values; for a thread, as it may take long.
+
+    Raises: InvalidFieldError: the first wrong field.
+    """
+    check_request_fields(request)
+    limits = request_limits(model, settings)
+    prompt_token_ids, banned_words = tokenize(request, model, limits)
+    return validate_request(request, prompt_token_ids, limits, banned_words)
+
+
+def tokenize(
+    request: pb.GenerateRequest, model: ServedModel, limits: RequestLimits
+) -> tuple[Sequence[int] | Int32Array, list[list[int]]]:
+    """Return the token ids of the prompt and of the banned words; may take long.
+
+    Raises: InvalidFieldError: see `tokenize_prompt`, `tokenize_words` and `refuse_text`.
+    """
+    if model.tokenizer.is_absent:
+        refuse_text(request)
+    return tokenize_prompt(request, model, limits), tokenize_words(request.sampling_params, model.tokenizer)
+
+
+def tokenize_prompt(
+    request: pb.GenerateRequest, model: ServedModel, limits: RequestLimits
+) -> Sequence[int] | Int32Array:
+    """Return the token ids of whichever prompt the request has.
+
+    Raises: InvalidFieldError: it is empty, refused by the chat template, too long, or has a token that the
+            model does not know.
+    """
+    kind = request.WhichOneof("prompt") or "prompt"
+    try:
+        if kind == "text":
+            text = request.text
+            check_text_length("text", len(text), model)
+            return check_known(kind, model.tokenizer.encode(text, limits.max_prompt_tokens), model)
+        if kind == "messages":
+            messages = [(message.role, message.content) for message in request.messages.messages]
+            if not messages:
+                raise InvalidFieldError("messages", "empty", "at least 1 message long")
+            check_text_length("messages", sum(len(role) + len(content) for role, content in messages), model)
+            return check_known(kind, model.tokenizer.render_chat(messages, limits.max_prompt_tokens), model)
+    except TooManyTokensError as error:
+        check_prompt_length(error.num_tokens, kind, limits)
+        raise
+    return np.array(request.token_ids.ids, np.int32)
+
+
+def check_text_length(field: str, num_characters: int, model: ServedModel) -> None:
+    """Refuse a text that cannot fit whatever its tokens are: to tokenize it could cost gigabytes."""
+    limit = model.max_model_len * model.tokenizer.max_token_length
+    if num_characters > limit:
+        shown, rule = f"{num_characters} characters long", f"at most {limit} characters long"
+        raise InvalidFieldError(field, shown, f"{rule} (max_model_len is {model.max_model_len} tokens)")
+
+
+def request_limits(model: ServedModel, settings: EngineSettings) -> RequestLimits:
+    """Return what bounds a request for a model."""
+    return RequestLimits(
+        max_model_len=model.info.max_model_len,
+        max_cached_tokens=model.max_model_len,
+        vocab_size=model.info.vocab_size,
+        max_num_seqs=model.max_num_seqs,
+        max_beam_width=settings.max_beam_width,
+        tenants=settings.tenants,
+        has_priorities=settings.has_priorities,
+        eos_token_ids=model.info.eos_token_ids,
+    )
+
+
+def event_message(delta: Delta | PromptDelta) -> pb.GenerateResponse:
+    """Return the event of something new."""
+    if isinstance(delta, PromptDelta):
+        return pb.GenerateResponse(prompt_logprobs=prompt_message(delta.logprobs, delta.alternatives))
+    message = pb.OutputDelta(
+        output_index=delta.output_index,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        logprobs=delta.logprobs,
+        alternative_token_ids=delta.alternatives.token_ids,
+        alternative_logprobs=delta.alternatives.logprobs,
+    )
+    return pb.GenerateResponse(delta=message)
+
+
+def prompt_message(logprobs: list[float], alternatives: Alternatives) -> generation_pb2.PromptLogprobs:
+    """Return the message of log-probabilities of the prompt."""
+    return generation_pb2.PromptLogprobs(
+        logprobs=logprobs,
+        alternative_token_ids=alternatives.token_ids,
+        alternative_logprobs=alternatives.logprobs,
+    )
+
+
+def finished_message(live: Request, *, is_lean: bool) -> pb.RequestFinished:
+    """Return the last event of a request; a lean one leaves out what the deltas brought."""
+    usage = generation_pb2.Usage(
+        num_prompt_tokens=live.group.num_prompt_tokens,
+        num_output_tokens=live.num_output_tokens,
+        num_cached_tokens=live.group.num_cached_tokens,
+    )
+    finished = pb.RequestFinished(
+        outputs=[output_message(output, is_lean=is_lean) for output in live.outputs], usage=usage
+    )
+    if live.group.num_prompt_logprobs != NO_LOGPROBS and is_lean:
+        finished.prompt_logprobs.SetInParent()
+    elif live.group.num_prompt_logprobs != NO_LOGPROBS:
+        finished.prompt_logprobs.CopyFrom(prompt_message(live.prompt_logprobs, live.prompt_alternatives))
+    return finished
+
+
+def output_message(output: Output, *, is_lean: bool) -> generation_pb2.Output:
+    """Return a finished output's message; a lean one leaves out what the deltas brought."""
+    assert output.finish_reason is not None, "a request ends after its last output"
+    message = generation_pb2.Output(
+        output_index=output.output_index,
+        finish_reason=FINISH_REASONS[output.finish_reason],
+        cumulative_logprob=output.cumulative_logprob,
+        beam_score=output.beam_score,
+    )
+    if not is_lean:
+        message.text = output.text
+        message.token_ids.extend(output.token_ids)
+        message.logprobs.extend(output.logprobs)
+        message.alternative_token_ids.extend(output.alternatives.token_ids)
+        message.alternative_logprobs.extend(output.alternatives.logprobs)
+    if output.stop_string is not None:
+        message.stop_string = output.stop_string
+    elif output.stop_token_id is not None:
+        message.stop_token_id = output.stop_token_id
+    return message

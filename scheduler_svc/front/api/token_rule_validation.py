@@ -1,0 +1,136 @@
+"""Check the fields that name single tokens, and penalties, and turn them into the executor's terms.
+
+`request_validation.py` calls this. Strings that must not come are token ids by then (`tokenize_words`).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.generation.v1 import generation_pb2
+from scheduler_svc.front.api.request_limits import RequestLimits, require_param
+from scheduler_svc.front.text.tokenizer import Tokenizer
+from shared.errors import InvalidFieldError
+from shared.step import INT32_MAX, Int32Array
+from shared.token_rules import TokenRules, pack_mask, pad_words
+
+MAX_REPETITION_PENALTY = 100.0
+MAX_OUTPUT_PENALTY = 100.0
+MAX_BIAS = 100.0
+MAX_BIASED_TOKENS = 300
+MAX_STOP_TOKEN_IDS = 64
+MAX_BANNED_TOKENS = 1024
+MAX_BANNED_WORDS = 64
+MAX_BANNED_WORD_TOKENS = 16
+MAX_ALTERNATIVES = 20
+
+
+def tokenize_words(params: generation_pb2.SamplingParams, tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the token ids of the banned words, each with and without a space in front; equal ones once.
+
+    Raises: InvalidFieldError: there are too many, or one is empty or too long.
+    """
+    field, num_words = "banned_words", len(params.banned_words)
+    require_param(num_words <= MAX_BANNED_WORDS, field, f"{num_words} words", f"at most {MAX_BANNED_WORDS} words")
+    longest = MAX_BANNED_WORD_TOKENS * tokenizer.max_token_length  # before it is tokenized, which costs time
+    found: dict[tuple[int, ...], None] = {}
+    for word in params.banned_words:
+        shown = f"a list with a word of {len(word)} characters"
+        require_param(1 <= len(word) <= longest, field, shown, f"words of 1 to {longest} characters")
+        for spelled in (word, " " + word.lstrip(" ")):
+            token_ids = tuple(tokenizer.encode_part(spelled))
+            shown, rule = f"a list with a word of {len(token_ids)} tokens", f"words of 1 to {MAX_BANNED_WORD_TOKENS}"
+            require_param(1 <= len(token_ids) <= MAX_BANNED_WORD_TOKENS, field, shown, f"{rule} tokens")
+            found[token_ids] = None
+    return [list(token_ids) for token_ids in found]
+
+
+def check_penalties(params: generation_pb2.SamplingParams) -> tuple[float, float, float]:
+    """Return the repetition, presence and frequency penalties."""
+    repetition = params.repetition_penalty if params.HasField("repetition_penalty") else 1.0
+    limit = f"above 0 and at most {MAX_REPETITION_PENALTY:g}"
+    require_param(0 < repetition <= MAX_REPETITION_PENALTY, "repetition_penalty", repetition, limit)
+    limit = f"from {-MAX_OUTPUT_PENALTY:g} to {MAX_OUTPUT_PENALTY:g}"
+    for field in ("presence_penalty", "frequency_penalty"):
+        value = getattr(params, field)
+        require_param(abs(value) <= MAX_OUTPUT_PENALTY, field, value, limit)
+    return repetition, params.presence_penalty, params.frequency_penalty
+
+
+def check_min_tokens(params: generation_pb2.SamplingParams) -> int:
+    """Return min_tokens, which max_tokens leaves room for."""
+    most = params.max_tokens if params.HasField("max_tokens") else INT32_MAX
+    rule = f"from 0 to {most} (max_tokens)" if params.HasField("max_tokens") else f"from 0 to {most}"
+    require_param(params.min_tokens <= most, "min_tokens", params.min_tokens, rule)
+    return params.min_tokens
+
+
+def check_alternatives(params: generation_pb2.SamplingParams, field: str, vocab_size: int) -> int | None:
+    """Return the number in `logprobs` or `prompt_logprobs`; None: it is not set."""
+    if not params.HasField(field):  # type: ignore[arg-type]
+        return None
+    value: int = getattr(params, field)
+    most = min(MAX_ALTERNATIVES, vocab_size)
+    require_param(value <= most, field, value, f"from 0 to {most}")
+    return value
+
+
+def token_rules(
+    params: generation_pb2.SamplingParams, words: Sequence[Sequence[int]], limits: RequestLimits
+) -> TokenRules | None:
+    """Return the rules on single tokens; None: there are none.
+
+    Args:
+        params: What the client asks for; its stop tokens were checked.
+        words: Its banned words, as token ids.
+        limits: The vocabulary and the end-of-sequence tokens.
+
+    Raises: InvalidFieldError: a token is unknown, a list is too long, or no token could ever come.
+    """
+    # A word with a token that the model does not know, though its tokenizer does, can never come.
+    words = [word for word in words if max(word) < limits.vocab_size]
+    banned = check_token_ids(params.banned_token_ids, "banned_token_ids", MAX_BANNED_TOKENS, limits.vocab_size)
+    allowed = check_token_ids(params.allowed_token_ids, "allowed_token_ids", limits.vocab_size, limits.vocab_size)
+    single = {word[0] for word in words if len(word) == 1} - set(limits.eos_token_ids)
+    longer = [word for word in words if len(word) > 1]
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(limits.eos_token_ids))
+    biased_token_ids, biases = _check_biases(params, limits.vocab_size)
+    rules = TokenRules(
+        biased_token_ids=np.array(biased_token_ids, np.int32),
+        biases=np.array(biases, np.float32),
+        stop_token_ids=np.array(sorted(stops) if params.min_tokens else [], np.int32),
+        banned_token_ids=np.array(sorted({*banned.tolist(), *single}), np.int32),
+        banned_words=pad_words(longer),
+        allowed_mask=pack_mask(allowed, limits.vocab_size) if len(allowed) else None,
+    )
+    if rules.is_neutral:
+        return None
+    last_ids = np.array([word[-1] for word in longer], np.int32)
+    kept_out = np.unique(np.concatenate((rules.banned_token_ids, rules.stop_token_ids, last_ids)))
+    num_left = int(np.isin(allowed, kept_out, invert=True).sum()) if len(allowed) else limits.vocab_size - len(kept_out)
+    shown = f"{len(allowed)} ids long" if len(allowed) else "empty"
+    rule = "such that a token is left that is not banned, the end of a banned word, or before min_tokens a stop token"
+    require_param(num_left > 0, "allowed_token_ids", shown, rule)
+    return rules
+
+
+def check_token_ids(token_ids: Sequence[int], field: str, most: int, vocab_size: int) -> Int32Array:
+    """Return token ids without repetitions, ascending; at most `most`, each in the vocabulary."""
+    require_param(len(token_ids) <= most, field, f"{len(token_ids)} ids long", f"at most {most} ids long")
+    ids = np.array(token_ids, np.int64)
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(outside):
+        shown, limit = f"a list with token id {outside[0]}", f"ids from 0 to {vocab_size - 1}"
+        raise InvalidFieldError(f"sampling_params.{field}", shown, limit)
+    return np.unique(ids).astype(np.int32)
+
+
+def _check_biases(params: generation_pb2.SamplingParams, vocab_size: int) -> tuple[list[int], list[float]]:
+    field = "logit_bias"
+    token_ids, biases = [entry.token_id for entry in params.logit_bias], [entry.bias for entry in params.logit_bias]
+    distinct = check_token_ids(token_ids, field, MAX_BIASED_TOKENS, vocab_size)
+    require_param(len(distinct) == len(token_ids), field, "a list with a token twice", "a list with each token once")
+    for token_id, bias in zip(token_ids, biases, strict=True):
+        shown = f"a list with bias {bias:g} for token id {token_id}"
+        require_param(abs(bias) <= MAX_BIAS, field, shown, f"biases from {-MAX_BIAS:g} to {MAX_BIAS:g}")
+    return token_ids, biases

@@ -1,0 +1,132 @@
+"""One output of a request while it is made, and what of it is new to its client."""
+
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.results import Alternatives
+from scheduler_svc.core.stop_conditions import FinishReason
+from scheduler_svc.front.text.output_text import TextOptions
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """Which outputs of a group make up the answer, and what is told about them.
+
+    Attributes:
+        num_returned: Outputs in the answer (n).
+        num_sampled: Outputs that the group samples (best_of); 0: a beam search finds them.
+        returns_logprobs: Whether the client asked for log-probabilities.
+        text: How tokens become text.
+    """
+
+    num_returned: int
+    num_sampled: int
+    returns_logprobs: bool
+    text: TextOptions
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether only the end decides which outputs are returned, best first; none is streamed before."""
+        return self.num_sampled != self.num_returned
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New tokens and text of one output. `text` may lag behind `token_ids`."""
+
+    output_index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[float]
+    alternatives: Alternatives = field(default_factory=lambda: Alternatives([], []))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDelta:
+    """Log-probabilities of the next tokens of the prompt, and of the likeliest ones in their places."""
+
+    logprobs: list[float]
+    alternatives: Alternatives
+
+
+class Output:
+    """One output: its tokens, its text, how it ended, and how much of it was taken as deltas.
+
+    Args:
+        output_index: Its place in the answer; of ranked outputs, once that is known.
+        returns_logprobs: Whether to keep the log-probability of each token.
+    """
+
+    __slots__ = (
+        "_num_taken_alternatives",
+        "_num_taken_pieces",
+        "_num_taken_tokens",
+        "_pieces",
+        "_returns_logprobs",
+        "alternatives",
+        "beam_score",
+        "cumulative_logprob",
+        "finish_reason",
+        "logprobs",
+        "output_index",
+        "stop_string",
+        "token_ids",
+    )
+
+    def __init__(self, output_index: int, returns_logprobs: bool) -> None:
+        self.output_index = output_index
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.alternatives = Alternatives([], [])
+        self.cumulative_logprob: float | None = None
+        self.beam_score: float | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stop_string: str | None = None
+        self._returns_logprobs = returns_logprobs
+        self._pieces: list[str] = []
+        self._num_taken_tokens = 0
+        self._num_taken_pieces = 0
+        self._num_taken_alternatives = 0
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self._pieces)
+
+    @property
+    def stop_token_id(self) -> int | None:
+        """The token that ended it, if a token did."""
+        ended_by_token = self.finish_reason is FinishReason.STOP and self.stop_string is None
+        return self.token_ids[-1] if ended_by_token else None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something that `take` has not returned yet."""
+        return self._num_taken_tokens < len(self.token_ids) or self._num_taken_pieces < len(self._pieces)
+
+    def append_token(self, token_id: int, logprob: float | None, alternatives: Alternatives | None = None) -> None:
+        """Add a token; `logprob` None: it was not computed; `alternatives` None: they were not asked for."""
+        self.token_ids.append(token_id)
+        if logprob is not None:
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + logprob
+            if self._returns_logprobs:
+                self.logprobs.append(logprob)
+        if alternatives is not None:
+            self.alternatives.extend(alternatives)
+
+    def append_text(self, text: str) -> None:
+        """Add text; it may be empty."""
+        if text:
+            self._pieces.append(text)
+
+    def take(self) -> Delta:
+        """Return what is new since the last time."""
+        delta = Delta(
+            self.output_index,
+            "".join(self._pieces[self._num_taken_pieces :]),
+            self.token_ids[self._num_taken_tokens :],
+            self.logprobs[self._num_taken_tokens :],
+            self.alternatives.since(self._num_taken_alternatives),
+        )
+        self._num_taken_tokens, self._num_taken_pieces = len(self.token_ids), len(self._pieces)
+        self._num_taken_alternatives = len(self.alternatives.token_ids)
+        return delta

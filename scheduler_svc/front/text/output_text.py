@@ -1,0 +1,59 @@
+"""The text of one output: tokens in, text to deliver out, and the end if a stop string comes.
+
+Puts `detokenizer.py` before `stop_strings.py`; both may hold text back.
+"""
+
+from dataclasses import dataclass
+
+from scheduler_svc.front.text.detokenizer import Detokenizer
+from scheduler_svc.front.text.stop_strings import StopStringMatcher
+from scheduler_svc.front.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How tokens become text, and where it ends; the fields are those of `SamplingParams`.
+
+    `stop_strings` is its `stop`: checked already, none empty.
+    """
+
+    stop_strings: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    min_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What a token brought: text, and the stop string if the token completed one."""
+
+    text: str
+    stop_string: str | None
+
+
+class OutputText:
+    """Turns the tokens of one output into text.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        options: How to do it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, options: TextOptions) -> None:
+        self._detokenizer = Detokenizer(tokenizer, options.skip_special_tokens)
+        self._matcher = StopStringMatcher(options.stop_strings, options.include_stop_str_in_output)
+        self._num_early_tokens = options.min_tokens - 1  # those that no stop string ends with
+
+    def push(self, token_id: int) -> TextDelta:
+        """Add a token; return the text that may be delivered now. Push nothing after a stop string."""
+        is_early, self._num_early_tokens = self._num_early_tokens > 0, self._num_early_tokens - 1
+        text, stop_string = self._matcher.push(self._detokenizer.push((token_id,)), may_stop=not is_early)
+        return TextDelta(text, stop_string)
+
+    def finish(self) -> str:
+        """Return the rest of the text; the output has ended for another reason than a stop string.
+
+        Should the last, broken character complete a stop string, the text ends there all the same.
+        """
+        text, stop_string = self._matcher.push(self._detokenizer.finish())
+        return text if stop_string is not None else text + self._matcher.finish()

@@ -1,0 +1,221 @@
+"""The model's tokenizer: text to token ids and back, and conversations to prompts.
+
+Built on `tokenizers` and `chat_template.py` alone: transformers would bring torch into the
+scheduler. Text that grows token by token is `detokenizer.py`'s business.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import jinja2
+import tokenizers
+
+from scheduler_svc.front.text.chat_template import ChatTemplate
+from shared.errors import InvalidFieldError, TokenizerFileError
+from shared.executor_info import TokenizerFile
+
+TOKENIZER = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+
+# The variables that a chat template finds, where the model has such a token.
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+# To tokenize so many characters takes a few milliseconds. `encode` keeps Python's interpreter locked, and a prompt of
+# a megabyte for seconds; `encode_batch_fast` lets it go, and costs 10 us more.
+SHORT_TEXT_CHARS = 4096
+
+NO_LIMIT = sys.maxsize
+
+
+class TooManyTokensError(Exception):
+    """A text has `num_tokens`, more than were allowed."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+        super().__init__(f"{num_tokens} tokens")
+
+
+class Tokenizer:
+    """Tokenizes, detokenizes and renders conversations for one model. Threads may share one.
+
+    Args:
+        files: The model's tokenizer files; only tokenizer.json is required. They are kept as `files`. None at
+            all: the model has no tokenizer, every output is the empty text, and nothing may be encoded.
+
+    Raises: TokenizerFileError: a file is missing or broken.
+    """
+
+    def __init__(self, files: Iterable[TokenizerFile]) -> None:
+        self.files = tuple(files)
+        contents = {file.name: file.content for file in self.files}
+        self._tokenizer = _load_tokenizer(contents) if self.files else tokenizers.Tokenizer(tokenizers.models.BPE())
+        config = _load_json_object(contents, CONFIG)
+        self._special_tokens = _special_tokens(_load_json_object(contents, SPECIAL_TOKENS_MAP) | config)
+        self._chat_template = _load_chat_template(contents, config, self._special_tokens)
+        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
+        self._max_token_length = max(map(len, vocab), default=1)
+        self._largest_id = max(vocab.values(), default=-1)
+        self._special_token_ids = frozenset(
+            token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+
+    @classmethod
+    def from_directory(cls, path: Path | str) -> "Tokenizer":
+        """Read the files of a model directory.
+
+        Raises: TokenizerFileError: a file is missing, unreadable or broken.
+        """
+        files = []
+        for name in (TOKENIZER, CONFIG, SPECIAL_TOKENS_MAP, CHAT_TEMPLATE):
+            file = Path(path) / name
+            try:
+                files.append(TokenizerFile(name, file.read_bytes()))
+            except FileNotFoundError as error:
+                if name == TOKENIZER:
+                    raise TokenizerFileError(str(file), "does not exist") from error
+            except OSError as error:
+                raise TokenizerFileError(str(file), f"cannot be read: {error.strerror}") from error
+        return cls(files)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the model has no tokenizer, so that it takes token ids only."""
+        return not self.files
+
+    @property
+    def largest_id(self) -> int:
+        """The largest id that `encode` may return, -1: none; the model may have fewer ids, and mostly has more."""
+        return self._largest_id
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; the model may have room for more ids."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def max_token_length(self) -> int:
+        """Characters of the longest token: a text has at least its length divided by this many tokens."""
+        return self._max_token_length
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render_chat` works."""
+        return self._chat_template is not None
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """The tokens that `decode` leaves out with `skip_special_tokens`."""
+        return self._special_token_ids
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token written as in the vocabulary, if there is one."""
+        return self._tokenizer.token_to_id(token)
+
+    def token_of(self, token_id: int) -> str:
+        """Return a token as it is written in the vocabulary; empty: there is none with this id."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    def has_id(self, token_id: int) -> bool:
+        """Return whether there is such a token; `decode` passes over ids without one."""
+        return self._tokenizer.id_to_token(token_id) is not None
+
+    def encode(self, text: str, max_tokens: int = NO_LIMIT) -> list[int]:
+        """Tokenize a prompt, with the special tokens that the tokenizer adds (often a BOS token).
+
+        Raises: TooManyTokensError: there are more than `max_tokens`.
+        """
+        return self._encode(text, max_tokens, add_special_tokens=True)
+
+    def encode_part(self, text: str) -> list[int]:
+        """Tokenize a piece of text as it is, without the special tokens of a prompt."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Return the text of a whole token sequence; bytes that are no UTF-8 become U+FFFD."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def render_chat(self, messages: Sequence[tuple[str, str]], max_tokens: int = NO_LIMIT) -> list[int]:
+        """Turn (role, content) pairs into the prompt for the assistant's next turn.
+
+        No special tokens are added, as the template writes them itself. Special tokens in a message's
+        content are recognised too, as they are in transformers: a client can imitate turns.
+
+        Raises:
+            InvalidFieldError: the model has no chat template, or it refuses the messages.
+            TooManyTokensError: there are more than `max_tokens`.
+        """
+        if self._chat_template is None:
+            raise InvalidFieldError("messages", "set", "unset: this model has no chat template; send text or token_ids")
+        return self._encode(self._chat_template.render(messages), max_tokens, add_special_tokens=False)
+
+    def _encode(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a text; other threads run meanwhile, unless it is short."""
+        if len(text) <= SHORT_TEXT_CHARS:
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        if len(encoding) > max_tokens:  # a list of them would be the only thing here that takes long
+            raise TooManyTokensError(len(encoding))
+        return encoding.ids
+
+
+def _load_tokenizer(contents: dict[str, bytes]) -> tokenizers.Tokenizer:
+    if TOKENIZER not in contents:
+        raise TokenizerFileError(TOKENIZER, "is missing")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(contents[TOKENIZER])
+    except Exception as error:  # the library has no narrower class for everything it finds in the file
+        raise TokenizerFileError(TOKENIZER, f"is not a tokenizer: {error}") from error
+    # Settings of whoever trained it; a prompt must never be cut or padded silently.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _load_json_object(contents: dict[str, bytes], name: str) -> dict[str, object]:
+    try:
+        value = json.loads(contents.get(name, b"{}"))
+    except (ValueError, RecursionError) as error:
+        raise TokenizerFileError(name, f"is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TokenizerFileError(name, "is not a JSON object")
+    return value
+
+
+def _special_tokens(config: dict[str, object]) -> dict[str, str]:
+    """Return the named special tokens; a token is its text, or an object with its `content`."""
+    found = {}
+    for name in SPECIAL_TOKEN_NAMES:
+        token = config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _load_chat_template(
+    contents: dict[str, bytes], config: dict[str, object], special_tokens: dict[str, str]
+) -> ChatTemplate | None:
+    name = CHAT_TEMPLATE if CHAT_TEMPLATE in contents else CONFIG
+    try:
+        source = contents[name].decode() if name == CHAT_TEMPLATE else _configured_template(config)
+        return None if source is None else ChatTemplate(source, special_tokens)
+    except UnicodeDecodeError as error:
+        raise TokenizerFileError(name, f"is not UTF-8: {error}") from error
+    except jinja2.TemplateError as error:
+        raise TokenizerFileError(name, f"holds no valid chat template: {error}") from error
+
+
+def _configured_template(config: dict[str, object]) -> str | None:
+    """Return the template of tokenizer_config.json: a string, or a list of which "default" is taken."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default")
+    if template is None or isinstance(template, str):
+        return template
+    raise TokenizerFileError(CONFIG, "has a chat_template that is neither a text nor a list of named texts")

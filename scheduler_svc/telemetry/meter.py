@@ -1,0 +1,112 @@
+"""What the scheduler counts of things that leave no trace in its state: tokens, times, ends, losses.
+
+The engine's parts tell the meter what happens, in plain numbers; nothing here knows Prometheus' library, and
+nothing is done for a single token. What can be seen in the state (queue, batch, blocks) is not counted but
+looked at when somebody asks. `metrics.py` turns both into metrics.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.front.request import Request
+from scheduler_svc.telemetry.step_log import LoggedStep
+from shared.grpc_status import status_code
+from shared.histogram import Histogram
+from shared.step import NO_LOGPROBS
+
+# Doubling from 10 ms to 82 s, as OpenTelemetry's conventions for generative AI have it for the duration of a
+# request; from 1.25 ms on, since a prompt in the prefix cache of a small model has its first token so soon.
+REQUEST_BOUNDS_S = tuple(0.01 * 2**power for power in range(-3, 14))
+
+# The bounds of the same conventions for the time of an output token, and 1, 2.5 and 5 ms below them: a step of a
+# small model on a GPU.
+TOKEN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+
+# From a decision for one sequence to a step that is timed out by people; each at most 2.5 times the one before.
+STEP_BOUNDS_S = (*(scale * 10**power for power in range(-4, 1) for scale in (1.0, 2.5, 5.0)), 10.0)
+
+PHASES = ("schedule", "wait", "execute", "process")
+
+
+class Meter:
+    """Counts of one scheduler since its start, over all attachments.
+
+    Attributes:
+        time_to_first_token: Of requests that got one, in seconds.
+        inter_token_latency: Between steps that brought tokens to the same request, in seconds.
+        queue_time: From the arrival to the first step, in seconds.
+        request_duration: Of requests that finished, in seconds.
+        step_durations: Of each phase, in seconds.
+        num_finished: Requests that finished, by the reason of their first output.
+        num_errors: Requests that ended with an error, by its status code.
+    """
+
+    def __init__(self) -> None:
+        self.time_to_first_token = Histogram(REQUEST_BOUNDS_S)
+        self.inter_token_latency = Histogram(TOKEN_BOUNDS_S)
+        self.queue_time = Histogram(REQUEST_BOUNDS_S)
+        self.request_duration = Histogram(REQUEST_BOUNDS_S)
+        self.step_durations = {phase: Histogram(STEP_BOUNDS_S) for phase in PHASES}
+        self.num_prompt_tokens = 0
+        self.num_output_tokens = 0
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        self.num_finished: Counter[str] = Counter()
+        self.num_errors: Counter[str] = Counter()
+        self.num_executor_losses = 0
+        self.num_recovered = 0
+
+    def step_processed(self, logged: LoggedStep) -> None:
+        """A step's result was given to the requests: its times are complete."""
+        assert logged.result is not None
+        execute_s = logged.result.execute_duration_us * 1e-6
+        durations = self.step_durations
+        durations["schedule"].observe(logged.logged_at_s - logged.decided_at_s)
+        durations["wait"].observe(max(0.0, logged.answered_at_s - logged.logged_at_s - execute_s))
+        durations["execute"].observe(execute_s)
+        durations["process"].observe(logged.processed_at_s - logged.answered_at_s)
+
+    def tokens_delivered(self, num_tokens: int, last_tokens_at_s: Sequence[float], now_s: float) -> None:
+        """A step brought tokens.
+
+        Args:
+            num_tokens: How many, over all outputs.
+            last_tokens_at_s: When the requests that got some had their tokens before, those that had any.
+            now_s: When these came.
+        """
+        self.num_output_tokens += num_tokens
+        if not last_tokens_at_s:
+            return
+        # Nearly always all had their last token with the same step, and to see that is cheaper than to count.
+        first_s = last_tokens_at_s[0]
+        is_same = last_tokens_at_s.count(first_s) == len(last_tokens_at_s)
+        num_requests_of = {first_s: len(last_tokens_at_s)} if is_same else Counter(last_tokens_at_s)
+        for last_s, num_requests in num_requests_of.items():
+            if last_s < now_s:  # not another output of the same request in this step
+                self.inter_token_latency.observe(now_s - last_s, num_requests)
+
+    def first_token(self, request: Request, core: ExecutorCore) -> None:
+        """A request got its first token, by a step of a core: its prompt is computed."""
+        group, times = request.group, request.times
+        if times.time_to_first_token_s is not None:
+            self.time_to_first_token.observe(times.time_to_first_token_s)
+        if times.queue_s is not None:
+            self.queue_time.observe(times.queue_s)
+        self.num_prompt_tokens += group.num_prompt_tokens
+        if core.blocks.prefix_cache is not None and group.num_prompt_logprobs == NO_LOGPROBS:
+            self.num_queried_tokens += group.num_prompt_tokens
+            self.num_hit_tokens += group.num_cached_tokens
+
+    def request_ended(self, request: Request) -> None:
+        """A request has ended, however it did."""
+        times = request.times
+        if times.first_token_at_s is None and times.queue_s is not None:
+            self.queue_time.observe(times.queue_s)
+        if request.error is not None:
+            self.num_errors[status_code(request.error).name] += 1
+            return
+        self.num_finished[request.finish_reason.value] += 1
+        self.num_recovered += request.num_lost_executors > 0
+        if times.duration_s is not None:
+            self.request_duration.observe(times.duration_s)

@@ -1,0 +1,227 @@
+"""The scheduler's metrics: what `Meter` counted, and what the engine's state shows at the moment of a scrape.
+
+Their names, types and meanings are the constants below; docs/metrics.md is made from them. Labels have values
+that are known beforehand, and the addresses of the executors that are in the fleet now.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.executors.driver import ExecutorDriver
+from shared.metric import Family, LabelValues, Metric
+
+_EXECUTOR = ("executor",)
+_VLLM = ("model_name", "engine")
+
+WAITING = Metric(
+    "octavo_requests_waiting",
+    "gauge",
+    "Requests that wait for a place in a batch, for an executor, or for their prompt to be tokenized.",
+)
+RUNNING = Metric("octavo_requests_running", "gauge", "Requests in the batch of an executor.", _EXECUTOR)
+SWAPPED = Metric(
+    "octavo_requests_swapped", "gauge", "Preempted requests whose blocks are in the host pools of their executors."
+)
+KV_USAGE = Metric(
+    "octavo_kv_cache_usage_ratio",
+    "gauge",
+    "Share of the device pool's blocks that requests use, 0 to 1; cached prefixes that nobody uses do not count.",
+    _EXECUTOR,
+)
+KV_BLOCKS = Metric(
+    "octavo_kv_cache_blocks",
+    "gauge",
+    "Blocks of the device pool: used by requests, cached (nobody uses them, they hold a prefix), or free.",
+    (*_EXECUTOR, "state"),
+)
+QUERIED_TOKENS = Metric(
+    "octavo_prefix_cache_queried_tokens_total",
+    "counter",
+    "Prompt tokens that were looked up in the prefix cache, of requests that got their first token.",
+)
+HIT_TOKENS = Metric(
+    "octavo_prefix_cache_hit_tokens_total", "counter", "Those of the queried tokens that were found and not computed."
+)
+PREEMPTIONS = Metric(
+    "octavo_preemptions_total",
+    "counter",
+    "Running requests that made room for others, by what became of their blocks.",
+    ("mode",),
+)
+TIME_TO_FIRST_TOKEN = Metric(
+    "octavo_time_to_first_token_seconds",
+    "histogram",
+    "Time from a request's arrival (checked and tokenized) to its first token, in seconds.",
+)
+INTER_TOKEN_LATENCY = Metric(
+    "octavo_inter_token_latency_seconds",
+    "histogram",
+    "Time between two steps that brought a request tokens, in seconds; outputs of one request count together.",
+)
+QUEUE_TIME = Metric(
+    "octavo_request_queue_seconds",
+    "histogram",
+    "Time from a request's arrival to the step that first admitted it, in seconds.",
+)
+REQUEST_DURATION = Metric(
+    "octavo_request_duration_seconds",
+    "histogram",
+    "Time from a request's arrival to its last token, in seconds, of requests that finished.",
+)
+STEP_DURATION = Metric(
+    "octavo_step_duration_seconds",
+    "histogram",
+    "Time of a step by phase, in seconds. schedule: the decision; wait: network, and the queue before the executor's "
+    "device; execute: the executor's own measure; process: the result, up to the requests, with the decision and the "
+    "sending of the next step in between.",
+    ("phase",),
+)
+PROMPT_TOKENS = Metric("octavo_prompt_tokens_total", "counter", "Prompt tokens of requests that got their first token.")
+OUTPUT_TOKENS = Metric(
+    "octavo_output_tokens_total", "counter", "Tokens sampled, over all outputs; of a beam search those of its answer."
+)
+FINISHED = Metric(
+    "octavo_requests_finished_total",
+    "counter",
+    "Requests that finished, by why their first output ended.",
+    ("finish_reason",),
+)
+ERRORS = Metric(
+    "octavo_request_errors_total",
+    "counter",
+    "Accepted requests that ended with an error, by gRPC status code; ABORTED: Abort was called, or the client left. "
+    "What was refused before is in grpc_server_handled_total.",
+    ("code",),
+)
+EXECUTORS = Metric(
+    "octavo_executors",
+    "gauge",
+    "Executors of the fleet: attached, leaving (attached, takes no new requests), connecting, or spare (beyond "
+    "--max-executors, not dialled).",
+    ("state",),
+)
+LOSSES = Metric("octavo_executor_losses_total", "counter", "Attachments to executors that were lost.")
+RECOVERED = Metric(
+    "octavo_requests_recovered_total",
+    "counter",
+    "Requests that finished although an executor was lost that ran them.",
+)
+LOOP_LAG = Metric(
+    "octavo_event_loop_lag_max_seconds",
+    "gauge",
+    "Longest time in the last minute for which the scheduler's event loop was kept busy by one thing, in seconds: all "
+    "streams stood still meanwhile.",
+)
+VLLM_WAITING = Metric("vllm:num_requests_waiting", "gauge", "Alias: octavo_requests_waiting.", _VLLM)
+VLLM_RUNNING = Metric("vllm:num_requests_running", "gauge", "Alias: the sum of octavo_requests_running.", _VLLM)
+VLLM_KV_USAGE = Metric(
+    "vllm:kv_cache_usage_perc", "gauge", "Alias: octavo_kv_cache_usage_ratio over all executors, 0 to 1.", _VLLM
+)
+VLLM_CACHE_CONFIG = Metric(
+    "vllm:cache_config_info",
+    "gauge",
+    "Always 1; the size of a block in tokens, and the blocks of all executors.",
+    (*_VLLM, "block_size", "num_gpu_blocks"),
+)
+
+METRICS = (
+    WAITING,
+    RUNNING,
+    SWAPPED,
+    KV_USAGE,
+    KV_BLOCKS,
+    QUERIED_TOKENS,
+    HIT_TOKENS,
+    PREEMPTIONS,
+    TIME_TO_FIRST_TOKEN,
+    INTER_TOKEN_LATENCY,
+    QUEUE_TIME,
+    REQUEST_DURATION,
+    STEP_DURATION,
+    PROMPT_TOKENS,
+    OUTPUT_TOKENS,
+    FINISHED,
+    ERRORS,
+    EXECUTORS,
+    LOSSES,
+    RECOVERED,
+    LOOP_LAG,
+)
+ALIASES = (VLLM_WAITING, VLLM_RUNNING, VLLM_KV_USAGE, VLLM_CACHE_CONFIG)
+
+# Finish reasons and status codes that are there from the start: a rate needs the zero before the first one.
+_FINISH_REASONS = ("stop", "length")
+_ERROR_CODES = ("ABORTED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
+_EXECUTOR_STATES = ("attached", "leaving", "connecting", "spare")
+
+
+def scheduler_families(engine: Engine) -> Iterator[Family]:
+    """Yield the metrics of a scheduler as they are now."""
+    drivers = list(engine.drivers.values())
+    cores = {driver.address: driver.core for driver in drivers if driver.core is not None}
+    running = {address: len(core.batch.running) for address, core in cores.items()}
+    yield WAITING.single(engine.num_waiting)
+    yield RUNNING.family(by_label(running))
+    yield SWAPPED.single(sum(len(core.swapped) for core in cores.values()))
+    yield from _cache_families(cores)
+    yield PREEMPTIONS.family(by_label({mode.value: num for mode, num in engine.num_preemptions.items()}))
+    states = Counter(dict.fromkeys(_EXECUTOR_STATES, 0))
+    states.update(map(_state_of, drivers))
+    yield EXECUTORS.family(by_label(states))
+    yield from _counted_families(engine)
+    yield from _alias_families(engine, sum(running.values()), list(cores.values()))
+
+
+def by_label(values: dict[str, int] | dict[str, float]) -> dict[LabelValues, float]:
+    """Return the values of a metric with one label."""
+    return {(label,): value for label, value in values.items()}
+
+
+def _cache_families(cores: dict[str, ExecutorCore]) -> Iterator[Family]:
+    pools = {address: core.blocks.allocator for address, core in cores.items()}
+    yield KV_USAGE.family({(address,): pool.num_used_blocks / pool.num_blocks for address, pool in pools.items()})
+    blocks: dict[LabelValues, float] = {}
+    for address, pool in pools.items():
+        blocks[address, "used"] = pool.num_used_blocks
+        blocks[address, "cached"] = pool.num_cached_blocks
+        blocks[address, "free"] = pool.num_free_blocks - pool.num_cached_blocks
+    yield KV_BLOCKS.family(blocks)
+
+
+def _counted_families(engine: Engine) -> Iterator[Family]:
+    meter = engine.meter
+    yield QUERIED_TOKENS.single(meter.num_queried_tokens)
+    yield HIT_TOKENS.single(meter.num_hit_tokens)
+    yield PROMPT_TOKENS.single(meter.num_prompt_tokens)
+    yield OUTPUT_TOKENS.single(meter.num_output_tokens)
+    yield TIME_TO_FIRST_TOKEN.histogram_family({(): meter.time_to_first_token})
+    yield INTER_TOKEN_LATENCY.histogram_family({(): meter.inter_token_latency})
+    yield QUEUE_TIME.histogram_family({(): meter.queue_time})
+    yield REQUEST_DURATION.histogram_family({(): meter.request_duration})
+    yield STEP_DURATION.histogram_family({(phase,): counts for phase, counts in meter.step_durations.items()})
+    yield FINISHED.family(by_label(dict.fromkeys(_FINISH_REASONS, 0) | meter.num_finished))
+    yield ERRORS.family(by_label(dict.fromkeys(_ERROR_CODES, 0) | meter.num_errors))
+    yield LOSSES.single(meter.num_executor_losses)
+    yield RECOVERED.single(meter.num_recovered)
+
+
+def _alias_families(engine: Engine, num_running: int, cores: list[ExecutorCore]) -> Iterator[Family]:
+    """Yield what others look for under vLLM's names, for the fleet as one engine; none before a model is known."""
+    if engine.model is None:
+        return
+    labels = (engine.model.info.model_id, "0")
+    pools = [core.blocks.allocator for core in cores]
+    num_blocks, num_used = sum(pool.num_blocks for pool in pools), sum(pool.num_used_blocks for pool in pools)
+    block_size = engine.model.info.block_size_tokens
+    yield VLLM_WAITING.family({labels: engine.num_waiting})
+    yield VLLM_RUNNING.family({labels: num_running})
+    yield VLLM_KV_USAGE.family({labels: num_used / num_blocks if num_blocks else 0.0})
+    yield VLLM_CACHE_CONFIG.family({(*labels, str(block_size), str(num_blocks)): 1})
+
+
+def _state_of(driver: ExecutorDriver) -> str:
+    if driver.core is None:
+        return "spare" if driver.is_spare else "connecting"
+    return "leaving" if driver.is_retired else "attached"

@@ -1,0 +1,226 @@
+"""The spans of requests: one for each, with its phases as children. Imported only with --tracing.
+
+    text_completion smollm2      the request: from the call to its end
+    ├── tokenize                 fields are checked, the prompt is tokenized
+    ├── queue                    until the first step that admits it
+    ├── prefill                  until its first token
+    ├── decode                   until its end
+    └── execute                  made by each executor that has it: `executor_svc/service/traced_worker.py`
+
+Names of attributes that begin with gen_ai. are those of OpenTelemetry's semantic conventions for generative
+AI (status: development); docs/tracing.md has the list. No attribute holds a prompt or anything written by a
+model, and nothing is recorded for a token.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from types import TracebackType
+from typing import Self
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from octavo.generation.v1 import generation_service_pb2
+from scheduler_svc.engine.request_times import RequestTimes
+from scheduler_svc.front.request import Request
+from shared.errors import InvalidFieldError, OctavoServiceError
+from shared.grpc_status import status_code
+from shared.tracing import traceparent_of
+
+# A refused request may have an id or a tenant of any length.
+MAX_NAME_CHARS = 256
+
+PROPAGATED_KEYS = ("traceparent", "tracestate")
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+class RequestTrace:
+    """The span of one request.
+
+    As a context manager it stands around all that may refuse the request; what is raised there ends the
+    span. A request that was queued ends it with `end`.
+
+    Args:
+        tracer: Makes the spans of the phases.
+        span: That of the request, just begun, with the name of the operation.
+        operation: That name.
+        begin_ns: When it began, in nanoseconds since 1970.
+        begin_s: The same moment in the monotonic seconds of `RequestTimes`.
+    """
+
+    def __init__(self, tracer: Tracer, span: Span, operation: str, begin_ns: int, begin_s: float) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._operation = operation
+        self._begin_ns = begin_ns
+        self._begin_s = begin_s
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._set_error(error)
+            self._span.end()
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace that it belongs to, 32 hexadecimal digits, sampled or not; None: OTEL_SDK_DISABLED is set."""
+        context = self._span.get_span_context()
+        return f"{context.trace_id:032x}" if context.is_valid else None
+
+    def follow(self, request: Request, model_id: str) -> None:
+        """The request was queued: its executors are to name this span, and `end` is to be called at its end.
+
+        Called before any core has looked at the request.
+        """
+        request.trace_id = self.trace_id
+        span, group = self._span, request.group
+        if not span.is_recording():
+            return
+        group.traceparent = traceparent_of(span.get_span_context())
+        span.update_name(f"{self._operation} {model_id}")
+        attributes: dict[str, AttributeValue] = {
+            "gen_ai.request.model": model_id,
+            "gen_ai.request.temperature": group.sampling.temperature,
+            "gen_ai.request.top_p": group.sampling.top_p,
+            "octavo.request_id": request.request_id,
+            "octavo.tenant": group.tenant,
+        }
+        if group.stop_conditions.max_tokens is not None:
+            attributes["gen_ai.request.max_tokens"] = group.stop_conditions.max_tokens
+        span.set_attributes(attributes)
+
+    def end(self, request: Request) -> None:
+        """The request has ended: make the spans of its phases, end its own."""
+        span, times = self._span, request.times
+        if not span.is_recording():
+            return
+        assert times.ended_at_s is not None
+        parent = set_span_in_context(span, Context())
+        for name, begin_s, end_s in phases(times, self._begin_s):
+            phase = self._tracer.start_span(name, context=parent, start_time=self._ns(begin_s))
+            phase.end(self._ns(end_s))
+        for event in request.life.events:
+            where = {"octavo.executor": event.executor} if event.executor else None
+            span.add_event(event.kind.value, where, self._ns(event.at_s))
+        span.set_attributes(outcome(request))
+        if times.first_token_at_s is not None:
+            span.set_attribute("gen_ai.response.time_to_first_chunk", times.first_token_at_s - self._begin_s)
+        if request.error is not None:
+            self._set_error(request.error)
+        span.end(self._ns(times.ended_at_s))
+
+    def _set_error(self, error: BaseException) -> None:
+        self._span.set_attribute("error.type", error_type(error))
+        self._span.set_status(StatusCode.ERROR, describe(error))
+
+    def _ns(self, at_s: float) -> int:
+        """Return a monotonic time as nanoseconds since 1970."""
+        return self._begin_ns + round((at_s - self._begin_s) * 1e9)
+
+
+class RequestTracer:
+    """Begins the spans of requests.
+
+    Args:
+        tracer: Makes spans.
+        clock_ns: Nanoseconds since 1970.
+        clock: Monotonic time in seconds, that of `RequestTimes`.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        clock_ns: Callable[[], int] = time.time_ns,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tracer = tracer
+        self._clock_ns = clock_ns
+        self._clock = clock
+        self._propagator = TraceContextTextMapPropagator()
+
+    def receive(self, request: generation_service_pb2.GenerateRequest, metadata: Metadata) -> RequestTrace:
+        """Begin the span of a request, as a child of the one that the call's metadata names, if it names one.
+
+        A malformed `traceparent` counts as none. Whether it is sampled is for OTEL_TRACES_SAMPLER to say, by
+        default as the caller does.
+        """
+        begin_ns, begin_s = self._clock_ns(), self._clock()
+        operation = "chat" if request.WhichOneof("prompt") == "messages" else "text_completion"
+        span = self._tracer.start_span(
+            operation,
+            context=self._propagator.extract(propagated(metadata), Context()),
+            kind=SpanKind.SERVER,
+            start_time=begin_ns,
+            attributes={
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": "octavo",
+                "octavo.request_id": request.request_id[:MAX_NAME_CHARS],
+                "octavo.tenant": request.tenant[:MAX_NAME_CHARS],
+            },
+        )
+        return RequestTrace(self._tracer, span, operation, begin_ns, begin_s)
+
+
+def propagated(metadata: Metadata) -> dict[str, list[str]]:
+    """Return what the metadata of a call says about its trace."""
+    carrier: dict[str, list[str]] = {}
+    for key, value in metadata:
+        if key in PROPAGATED_KEYS and isinstance(value, str):
+            carrier.setdefault(key, []).append(value)
+    return carrier
+
+
+def phases(times: RequestTimes, received_at_s: float) -> Iterator[tuple[str, float, float]]:
+    """Yield name, begin and end of the phases that a request went through; each begins where the last one ended.
+
+    Those that took no time are left out: a single token has no decode.
+    """
+    begins = [
+        ("tokenize", received_at_s),
+        ("queue", times.arrived_at_s),
+        ("prefill", times.first_scheduled_at_s),
+        ("decode", times.first_token_at_s),
+        ("end", times.ended_at_s),
+    ]
+    reached = [(name, at_s) for name, at_s in begins if at_s is not None]
+    for (name, begin_s), (_, end_s) in pairwise(reached):
+        if begin_s < end_s:
+            yield name, begin_s, end_s
+
+
+def outcome(request: Request) -> dict[str, AttributeValue]:
+    """Return the attributes that are known at the end."""
+    group = request.group
+    attributes: dict[str, AttributeValue] = {
+        "gen_ai.usage.input_tokens": group.num_prompt_tokens,
+        "gen_ai.usage.output_tokens": request.num_output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": group.num_cached_tokens,
+        "octavo.num_preemptions": group.num_preemptions,
+        "octavo.num_losses": request.num_lost_executors,
+    }
+    reasons = [output.finish_reason.value for output in request.outputs if output.finish_reason is not None]
+    if reasons:
+        attributes["gen_ai.response.finish_reasons"] = reasons
+    if len(request.outputs) > 1:
+        attributes["gen_ai.request.choice.count"] = len(request.outputs)
+    return attributes
+
+
+def error_type(error: BaseException) -> str:
+    """Return the name of the status that a call with this error ends with."""
+    return status_code(error).name if isinstance(error, Exception) else "CANCELLED"
+
+
+def describe(error: BaseException) -> str:
+    """Return the reason in words, none of which can be of a prompt: only our own errors are quoted."""
+    if isinstance(error, InvalidFieldError):  # its message shows what was sent
+        return f"{error.field} is invalid"
+    return str(error) if isinstance(error, OctavoServiceError) else type(error).__name__

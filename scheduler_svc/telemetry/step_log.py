@@ -1,0 +1,139 @@
+"""The last steps, kept for people: `AdminService` shows them (`scheduler_svc/admin/steps.py`)."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.batch_table import StepLayout
+from shared.step import Step, StepResult
+from shared.step_size import step_bytes
+
+NUM_KEPT_STEPS = 256
+
+# Arrays that the kept steps hold together; 256 steps of 4,096 sequences would be 57 MiB an executor. The last few are
+# kept whatever they hold: those in flight are among them.
+MAX_KEPT_BYTES = 8 * 2**20
+MIN_KEPT_STEPS = 16
+
+# About what the objects around the arrays of a step take.
+OBJECT_BYTES = 2000
+
+
+@dataclass(slots=True)
+class LoggedStep:
+    """One step: `request_bytes` is 0 until it is sent, `result` None until it is processed.
+
+    Monotonic times in seconds: `decided_at_s`, when the core began to decide it, is the driver's to set; the log
+    sets `logged_at_s`, when it is about to be sent, `answered_at_s`, when its result had come, and
+    `processed_at_s`, when the requests had what it brought. `num_kept_bytes` is the log's own count.
+    """
+
+    step: Step
+    layout: StepLayout
+    request_bytes: int = 0
+    result: StepResult | None = None
+    decided_at_s: float = 0.0
+    logged_at_s: float = 0.0
+    answered_at_s: float = 0.0
+    processed_at_s: float = 0.0
+    num_kept_bytes: int = 0
+
+    @property
+    def round_trip_us(self) -> int:
+        """Microseconds from the decision to the result; only with a result."""
+        return round((self.answered_at_s - self.decided_at_s) * 1e6)
+
+
+class StepLog:
+    """The last steps of the current epoch by id, oldest first.
+
+    Args:
+        capacity: How many are kept at most.
+        max_bytes: How much they hold together, but for the last `MIN_KEPT_STEPS`.
+        clock: Monotonic time in seconds.
+        observe: Called with each step when its result has been processed.
+    """
+
+    def __init__(
+        self,
+        capacity: int = NUM_KEPT_STEPS,
+        max_bytes: int = MAX_KEPT_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+        observe: Callable[[LoggedStep], None] = lambda step: None,
+    ) -> None:
+        self._capacity = capacity
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._clock = clock
+        self._observe = observe
+        self._steps: OrderedDict[int, LoggedStep] = OrderedDict()
+
+    def clear(self) -> None:
+        """Forget all steps: a new epoch counts from 1."""
+        self._steps.clear()
+        self._num_bytes = 0
+
+    def add(self, logged: LoggedStep) -> None:
+        """Keep a step that is about to be sent."""
+        logged.logged_at_s = self._clock()
+        self._steps[logged.step.step_id] = logged
+        self._hold(logged, decided_bytes(logged))
+
+    def set_result(self, result: StepResult, answered_at_s: float) -> None:
+        """Keep a step's result, which came at a time and has just been processed."""
+        logged = self._steps.get(result.step_id)
+        if logged is not None:
+            logged.result, logged.answered_at_s, logged.processed_at_s = result, answered_at_s, self._clock()
+            self._hold(logged, result_bytes(result))
+            self._observe(logged)
+
+    def _hold(self, logged: LoggedStep, num_bytes: int) -> None:
+        """Count what a step holds more, and drop the oldest ones."""
+        logged.num_kept_bytes += num_bytes
+        self._num_bytes += num_bytes
+        while len(self._steps) > self._capacity or (
+            self._num_bytes > self._max_bytes and len(self._steps) > min(MIN_KEPT_STEPS, self._capacity)
+        ):
+            _, dropped = self._steps.popitem(last=False)
+            self._num_bytes -= dropped.num_kept_bytes
+
+    def get(self, step_id: int) -> LoggedStep | None:
+        """Return a step, the last one for 0; None if it is not kept."""
+        if step_id == 0:
+            return next(reversed(self._steps.values()), None)
+        return self._steps.get(step_id)
+
+    def last(self, num_steps: int) -> list[LoggedStep]:
+        """Return the last steps, oldest first; as many as are kept."""
+        return list(self._steps.values())[-num_steps:]
+
+    @property
+    def kept_ids(self) -> tuple[int, int]:
+        """First and last id kept; (0, 0): none."""
+        return (next(iter(self._steps)), next(reversed(self._steps))) if self._steps else (0, 0)
+
+
+def decided_bytes(logged: LoggedStep) -> int:
+    """Return about what a step and its layout hold; its arrays take as much as its message."""
+    layout = logged.layout
+    optional = (layout.num_candidates, layout.num_alternatives, layout.num_prompt_logprobs)
+    num_numbers = 4 * (len(layout.slots) + len(layout.sample_slots)) + sum(
+        len(array) for array in optional if array is not None
+    )
+    return OBJECT_BYTES + step_bytes(logged.step) + 4 * num_numbers
+
+
+def result_bytes(result: StepResult) -> int:
+    """Return what a result holds."""
+    optional = (
+        result.logprobs,
+        result.candidate_token_ids,
+        result.candidate_logprobs,
+        result.alternative_token_ids,
+        result.alternative_logprobs,
+        result.prompt_logprobs,
+        result.prompt_alternative_token_ids,
+        result.prompt_alternative_logprobs,
+    )
+    return result.sampled_token_ids.nbytes + sum(array.nbytes for array in optional if array is not None)

@@ -1,0 +1,287 @@
+"""The attention backend is the one that was asked for, or the best; what cannot be is refused in one sentence."""
+
+import sys
+import warnings
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import pytest
+import torch
+
+from executor_svc.attention import AttentionLayer, TorchAttentionBackend
+from executor_svc.attention.flash_attn_rules import FlashAttention2Rules, FlashAttention3Rules
+from executor_svc.attention.library_rules import InstalledLibraries, find_installed_libraries
+from executor_svc.attention.needs import AttentionNeeds, BackendRules
+from executor_svc.attention.selection import BackendName, ChosenBackend, choose_backend
+from executor_svc.attention.torch_rules import TorchRules
+from executor_svc.attention.triton_rules import TritonRules
+from executor_svc.attention.xformers_rules import XformersRules
+from executor_svc.config import ExecutorConfig, FakeConfig
+from executor_svc.device.devices import find_device
+from shared.errors import ModelLoadError
+
+FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16
+NOTHING = InstalledLibraries()
+ALL = InstalledLibraries(flash_attn="2.8.3.post2", has_flash_attn_3=True, xformers="0.0.35", triton="3.6.0")
+FLASH_2 = InstalledLibraries(flash_attn="2.8.3.post2")
+XFORMERS = InstalledLibraries(xformers="0.0.35", triton="3.7.1")
+PLAIN, WINDOW, CAP = AttentionLayer(0.1), AttentionLayer(0.1, 64), AttentionLayer(0.1, soft_cap=30.0)
+ALIBI = AttentionLayer(0.1, alibi_slopes=(0.5, 0.25))
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is asked for, on which device, for which model."""
+
+    name: BackendName = "auto"
+    capability: tuple[int, int] | None = (8, 0)
+    dtype: torch.dtype = BFLOAT16
+    installed: InstalledLibraries = NOTHING
+    head_dim: int = 128
+    layers: tuple[AttentionLayer, ...] = (PLAIN,)
+    block_size: int | None = None
+
+    def choose(self) -> ChosenBackend:
+        needs = AttentionNeeds(self.dtype, 2, 1, self.head_dim, self.layers, self.capability)
+        return choose_backend(self.name, needs, self.block_size, self.installed)
+
+
+CHOSEN: list[tuple[Situation, type[BackendRules], int]] = [
+    # auto
+    (Situation(capability=None, dtype=FLOAT32), TorchRules, 16),
+    (Situation(capability=None, dtype=FLOAT32, installed=ALL, block_size=3), TorchRules, 3),
+    (Situation(), TritonRules, 16),
+    (Situation(installed=ALL), TritonRules, 16),
+    (Situation(capability=(9, 0)), TritonRules, 16),
+    (Situation(capability=(9, 0), installed=FLASH_2), TritonRules, 16),
+    (Situation(capability=(9, 0), installed=ALL), FlashAttention3Rules, 16),
+    (Situation(capability=(9, 0), installed=ALL, block_size=24), FlashAttention3Rules, 24),
+    (Situation(capability=(9, 0), installed=ALL, layers=(WINDOW, CAP)), FlashAttention3Rules, 16),
+    (Situation(capability=(9, 0), installed=ALL, layers=(PLAIN, ALIBI)), TritonRules, 16),
+    (Situation(capability=(9, 0), installed=ALL, dtype=FLOAT32), TritonRules, 16),
+    (Situation(capability=(10, 0), installed=ALL), TritonRules, 16),
+    (Situation(capability=(7, 5), dtype=FLOAT16, installed=ALL), TorchRules, 16),
+    (Situation(block_size=24), TorchRules, 24),
+    # by name
+    (Situation("torch", capability=None, dtype=FLOAT32), TorchRules, 16),
+    (Situation("torch", capability=(9, 0), installed=ALL), TorchRules, 16),
+    (Situation("triton", block_size=32), TritonRules, 32),
+    (Situation("flash_attn", installed=FLASH_2), FlashAttention2Rules, 256),
+    (Situation("flash_attn", installed=FLASH_2, dtype=FLOAT16, block_size=512), FlashAttention2Rules, 512),
+    (Situation("flash_attn", installed=FLASH_2, layers=(WINDOW, CAP, ALIBI)), FlashAttention2Rules, 256),
+    (Situation("flash_attn", installed=ALL), FlashAttention2Rules, 256),
+    (Situation("flash_attn", capability=(9, 0), installed=ALL), FlashAttention3Rules, 16),
+    (Situation("flash_attn", capability=(9, 0), installed=ALL, layers=(ALIBI,)), FlashAttention2Rules, 256),
+    (Situation("flash_attn", capability=(12, 0), installed=ALL), FlashAttention2Rules, 256),
+    (Situation("xformers", installed=XFORMERS), XformersRules, 64),
+    (Situation("xformers", installed=XFORMERS, block_size=128), XformersRules, 128),
+]
+
+REFUSED: list[tuple[Situation, str]] = [
+    (
+        Situation(capability=(7, 5)),
+        "dtype is bfloat16, which this device (capability 7.5) lacks; --dtype float16 would work",
+    ),
+    (
+        Situation("triton", capability=None, dtype=FLOAT32),
+        "attention_backend is triton, but it needs a CUDA device; --attention-backend auto would work",
+    ),
+    (
+        Situation("flash_attn", capability=None, installed=ALL),
+        "attention_backend is flash_attn, but it needs a CUDA device; --attention-backend auto would work",
+    ),
+    (
+        Situation("xformers", capability=None, installed=ALL),
+        "attention_backend is xformers, but it needs a CUDA device; --attention-backend auto would work",
+    ),
+    (
+        Situation("triton", capability=(7, 5), dtype=FLOAT16),
+        "attention_backend is triton, but it needs a device of capability 8.0 or more, not 7.5; "
+        "--attention-backend torch would work",
+    ),
+    (
+        Situation("flash_attn", dtype=FLOAT32, installed=FLASH_2),
+        "attention_backend is flash_attn, but it takes float16 and bfloat16, not float32; "
+        "--dtype bfloat16 or --attention-backend triton would work",
+    ),
+    (
+        Situation("flash_attn", capability=(9, 0), dtype=FLOAT32, installed=ALL),
+        "attention_backend is flash_attn, but it takes float16 and bfloat16, not float32; "
+        "--dtype bfloat16 or --attention-backend triton would work",
+    ),
+    (
+        # Neither would the library be there.
+        Situation("flash_attn", dtype=FLOAT32),
+        "attention_backend is flash_attn, but it takes float16 and bfloat16, not float32; "
+        "--attention-backend triton would work",
+    ),
+    (
+        Situation("flash_attn"),
+        "attention_backend is flash_attn, but the package flash-attn is not installed "
+        "(pip install 'octavo[flash-attn]'); --attention-backend triton would work",
+    ),
+    (
+        Situation("flash_attn", installed=InstalledLibraries(flash_attn="2.7.4.post1")),
+        "attention_backend is flash_attn, but flash-attn is 2.7.4.post1, and 2.8 or newer is needed "
+        "(pip install 'octavo[flash-attn]'); --attention-backend triton would work",
+    ),
+    (
+        Situation("flash_attn", installed=FLASH_2, block_size=16),
+        "attention_backend is flash_attn, but version 2 takes blocks of a multiple of 256 tokens, not 16; "
+        "--block-size-tokens 256 or --attention-backend triton would work",
+    ),
+    (
+        Situation("flash_attn", installed=FLASH_2, head_dim=320),
+        "attention_backend is flash_attn, but it takes a head_dim of up to 256, in steps of 8, not 320; "
+        "--attention-backend torch would work",
+    ),
+    (
+        Situation("flash_attn", installed=FLASH_2, head_dim=100),
+        "attention_backend is flash_attn, but it takes a head_dim of up to 256, in steps of 8, not 100; "
+        "--attention-backend triton would work",
+    ),
+    (
+        Situation(
+            "flash_attn", capability=(9, 0), installed=InstalledLibraries(has_flash_attn_3=True), layers=(ALIBI,)
+        ),
+        "attention_backend is flash_attn, but version 3 has no ALiBi, which this model needs; "
+        "--attention-backend triton would work",
+    ),
+    (
+        Situation("xformers"),
+        "attention_backend is xformers, but the package xformers is not installed (pip install 'octavo[xformers]'); "
+        "--attention-backend triton would work",
+    ),
+    (
+        Situation("xformers", installed=InstalledLibraries(xformers="0.0.29")),
+        "attention_backend is xformers, but xformers is 0.0.29, and 0.0.35 or newer is needed "
+        "(pip install 'octavo[xformers]'); --attention-backend triton would work",
+    ),
+    (
+        Situation("xformers", installed=InstalledLibraries(xformers="0.0.35", triton="3.8.0")),
+        "attention_backend is xformers, but its kernel needs a Triton before 3.8, not 3.8.0; "
+        "--attention-backend triton would work",
+    ),
+    (
+        Situation("xformers", installed=XFORMERS, layers=(PLAIN, WINDOW)),
+        "attention_backend is xformers, but it has no sliding window on a paged cache, which this model needs; "
+        "--attention-backend triton would work",
+    ),
+    (
+        Situation("xformers", installed=XFORMERS, layers=(CAP,)),
+        "attention_backend is xformers, but it has no soft cap on a paged cache, which this model needs; "
+        "--attention-backend triton would work",
+    ),
+    (
+        Situation("xformers", installed=XFORMERS, layers=(ALIBI,)),
+        "attention_backend is xformers, but it has no ALiBi on a paged cache, which this model needs; "
+        "--attention-backend triton would work",
+    ),
+    (
+        Situation("xformers", installed=XFORMERS, head_dim=96),
+        "attention_backend is xformers, but it takes a head_dim of 16, 32, 64, 128, 256, not 96; "
+        "--attention-backend triton would work",
+    ),
+    (
+        Situation("xformers", installed=XFORMERS, dtype=FLOAT32, block_size=96),
+        "attention_backend is xformers, but it takes float16 and bfloat16, not float32; "
+        "--attention-backend triton would work",
+    ),
+    (
+        Situation("xformers", installed=ALL, capability=(9, 0), block_size=300),
+        "attention_backend is xformers, but it takes blocks of a multiple of 64 tokens, not 300; "
+        "--block-size-tokens 64 or --attention-backend flash_attn would work",
+    ),
+]
+
+
+@pytest.mark.parametrize(("situation", "rules", "block_size"), CHOSEN)
+def test_chosen(situation: Situation, rules: type[BackendRules], block_size: int) -> None:
+    chosen = situation.choose()
+
+    assert (type(chosen.rules), chosen.block_size) == (rules, block_size)
+
+
+@pytest.mark.parametrize(("situation", "sentence"), REFUSED)
+def test_refused_in_one_sentence(situation: Situation, sentence: str) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        situation.choose()
+
+    assert str(caught.value) == sentence
+
+
+def test_the_reason_says_what_better_ones_lack() -> None:
+    assert Situation("torch").choose().reason == "asked for"
+    assert Situation(capability=None).choose().reason == "cpu_kernels decides"
+    assert Situation(capability=(9, 0), installed=ALL).choose().reason == "the best"
+    assert Situation(capability=(9, 0), block_size=24).choose().reason == (
+        "not flash_attn: flash-attn 3 (the module flash_attn_interface) is not installed; "
+        "not triton: it takes block sizes that are multiples of 16 from 16 to 256, not 24"
+    )
+
+
+def test_the_environment_is_looked_up_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "xformers", raising=False)
+
+    installed = find_installed_libraries()
+
+    assert (installed.xformers, installed.triton) == (version("xformers"), version("triton"))
+    assert "xformers" not in sys.modules
+
+
+def test_a_library_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
+    chosen = Situation("flash_attn", capability=(9, 0), installed=ALL).choose()
+
+    with pytest.raises(ModelLoadError, match=r"^attention_backend is flash_attn, but its library cannot be imported"):
+        chosen.make()
+
+
+def test_torch_is_made_on_every_device() -> None:
+    assert isinstance(Situation(capability=None).choose().make(), TorchAttentionBackend)
+
+
+def test_block_sizes_are_the_backend_s_unless_they_are_configured() -> None:
+    assert ExecutorConfig(model="any").block_size_tokens is None
+    assert FakeConfig().block_size_tokens == 16
+
+
+@pytest.mark.parametrize("is_raised", [False, True])
+def test_a_driver_that_is_too_old_is_named(is_raised: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = (
+        "CUDA initialization: The NVIDIA driver on your system is too old (found version 12020). Please update your "
+        "GPU driver by downloading and installing a new version."
+    )
+
+    def is_available() -> bool:
+        if is_raised:
+            raise RuntimeError(message)
+        warnings.warn(message, UserWarning, stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+    with pytest.raises(ModelLoadError) as caught:
+        find_device("cuda", 0)
+    assert str(caught.value) == (
+        f"the NVIDIA driver is too old for the installed torch {torch.__version__}: it supports CUDA 12.2, and torch "
+        "is built for CUDA 13.0; update the driver, or install a torch for CUDA 12.2"
+    )
+
+
+def test_a_rank_needs_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    assert find_device("cuda", 1) == torch.device("cuda", 1)
+    with pytest.raises(ModelLoadError, match="rank 2 of this machine needs a CUDA device of its own; torch finds 2"):
+        find_device("cuda", 2)
+
+
+def test_no_device_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    sentence = r"^the device is cuda, but torch finds no CUDA device( \(.*without CUDA\))?; --device cpu would work$"
+    with pytest.raises(ModelLoadError, match=sentence):
+        find_device("cuda", 0)

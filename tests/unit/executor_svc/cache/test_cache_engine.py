@@ -1,0 +1,139 @@
+"""Blocks keep every bit when they move, and moves keep their order."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from executor_svc.cache.cache_engine import CacheEngine, CacheShape
+from shared.step import Step, TableDelta, pairs
+
+SHAPE = CacheShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+
+
+def filled_engine(num_host_blocks: int = 4, device: str = "cpu", dtype: torch.dtype = torch.float32) -> CacheEngine:
+    shape = CacheShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=dtype)
+    engine = CacheEngine(shape, 6, num_host_blocks, torch.device(device))
+    generator = torch.Generator().manual_seed(0)
+    for layer in engine.layers:
+        for pool in (layer.keys, layer.values):
+            pool.copy_(torch.randn(pool.shape, generator=generator))
+    engine.host_blocks.zero_()
+    return engine
+
+
+def contents(engine: CacheEngine) -> torch.Tensor:
+    """Return a copy of the blocks of sequences, [num_blocks, 2 * num_layers, block_size, num_kv_heads, head_dim]."""
+    return torch.stack([pool[:-1] for layer in engine.layers for pool in (layer.keys, layer.values)], dim=1).cpu()
+
+
+@pytest.mark.parametrize("max_staged_blocks", [1, 2, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_swapped_blocks_come_back_bit_for_bit(
+    dtype: torch.dtype, max_staged_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor_svc.cache.cache_engine.MAX_STAGED_BLOCKS", max_staged_blocks)
+    engine = filled_engine(dtype=dtype)
+    before = contents(engine)
+
+    engine.move(Step(1, 1, TableDelta(), blocks_to_swap_out=pairs((0, 3), (4, 0), (2, 1))))
+    engine.move(Step(1, 2, TableDelta(), blocks_to_swap_in=pairs((3, 5), (0, 1), (1, 0))))
+
+    after = contents(engine)
+    assert torch.equal(after[[5, 1, 0]], before[[0, 4, 2]])
+    assert torch.equal(after[[2, 3, 4]], before[[2, 3, 4]])
+
+
+def test_a_block_leaves_for_the_host_before_it_is_copied_over() -> None:
+    engine = filled_engine()
+    before = contents(engine)
+
+    engine.move(Step(1, 1, TableDelta(), blocks_to_swap_out=pairs((1, 0)), blocks_to_copy=pairs((2, 1), (2, 3))))
+
+    assert torch.equal(engine.host_blocks[0], before[1])
+    assert torch.equal(contents(engine)[[1, 3]], before[[2, 2]])
+
+
+def test_a_block_is_copied_after_it_came_from_the_host() -> None:
+    engine = filled_engine()
+    before = contents(engine)
+    engine.move(Step(1, 1, TableDelta(), blocks_to_swap_out=pairs((1, 0))))
+
+    engine.move(Step(1, 2, TableDelta(), blocks_to_swap_in=pairs((0, 4)), blocks_to_copy=pairs((4, 5))))
+
+    assert torch.equal(contents(engine)[[4, 5]], before[[1, 1]])
+
+
+def test_a_step_without_moves_and_an_engine_without_a_host_pool_change_nothing() -> None:
+    engine = filled_engine(num_host_blocks=0)
+    before = contents(engine)
+
+    engine.move(Step(1, 1, TableDelta()))
+
+    assert torch.equal(contents(engine), before)
+    assert len(engine.host_blocks) == 0
+
+
+def test_a_block_has_the_bytes_of_keys_and_values_of_all_layers() -> None:
+    engine = CacheEngine(SHAPE, 1, 1, torch.device("cpu"))
+
+    assert engine.host_blocks[0].nbytes == SHAPE.bytes_per_block == contents(engine).nbytes
+
+
+class RecordedOrder:
+    """Notes what swaps and computation wait for."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    @contextmanager
+    def beside_compute(self) -> Iterator[None]:
+        self.events.append("swaps wait for nothing")
+        yield
+        self.events.append("swaps end")
+
+    @contextmanager
+    def behind_compute(self) -> Iterator[None]:
+        self.events.append("swaps wait for compute")
+        yield
+        self.events.append("swaps end")
+
+    def hold_compute(self) -> None:
+        self.events.append("compute waits for swaps")
+
+    def hold_swaps(self) -> None:
+        self.events.append("swaps wait for compute")
+
+
+def test_computation_waits_for_swaps_and_swaps_for_computation_only_where_blocks_are_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order = RecordedOrder()
+    monkeypatch.setattr("executor_svc.cache.cache_engine.swap_stream", lambda _: order)
+    engine = filled_engine()
+
+    engine.move(Step(1, 1, TableDelta(), blocks_to_swap_out=pairs((1, 0), (2, 1))))
+    engine.move(Step(1, 2, TableDelta(), blocks_to_swap_in=pairs((0, 4), (1, 5))))
+
+    # Blocks that leave are read behind their last write, and may be written again as soon as they were read.
+    assert order.events[:3] == ["swaps wait for compute", "compute waits for swaps", "swaps end"]
+    # Blocks that return cross while earlier steps compute; what is computed from then on waits.
+    assert order.events[3:] == [
+        "swaps wait for nothing",
+        "swaps end",
+        "compute waits for swaps",
+        "swaps wait for compute",  # staging is theirs again
+    ]
+
+
+@pytest.mark.gpu
+def test_a_host_pool_beside_a_gpu_is_pinned_and_keeps_every_bit() -> None:
+    engine = filled_engine(device="cuda")
+    before = contents(engine)
+
+    engine.move(Step(1, 1, TableDelta(), blocks_to_swap_out=pairs((0, 3), (4, 0))))
+    engine.move(Step(1, 2, TableDelta(), blocks_to_swap_in=pairs((3, 5), (0, 1))))
+
+    assert engine.host_blocks.is_pinned()
+    assert torch.equal(contents(engine)[[5, 1]], before[[0, 4]])

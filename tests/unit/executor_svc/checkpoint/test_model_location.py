@@ -1,0 +1,185 @@
+"""Whatever `--model` names, it is found or refused in one sentence that says what to do."""
+
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from executor_svc.checkpoint.model_location import find_model_directory
+from shared.errors import ModelLoadError
+
+FORMAT = "config.json and model.safetensors (or shards with model.safetensors.index.json)"
+SAVED = "(or shards with model.safetensors.index.json), as save_pretrained of transformers writes them"
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A test that asks the hub says so; whatever else does fails."""
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", pytest.fail)
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(model: str) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        find_model_directory(model)
+    return str(caught.value)
+
+
+def write_files(*names: str) -> None:
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "model.safetensors.index.json"])
+def test_a_directory_with_a_configuration_and_weights_is_found(weights: str) -> None:
+    write_files("tiny/config.json", f"tiny/{weights}")
+
+    assert find_model_directory("tiny").path == Path("tiny")
+
+
+# What is there, what is asked for, the sentence.
+NO_MODEL: list[tuple[tuple[str, ...], str, str]] = [
+    ((), "", "--model is empty; it takes a directory or a hub id"),
+    ((), "./tiny", "the model directory tiny does not exist"),
+    ((), "/none/tiny", "the model directory /none/tiny does not exist"),
+    ((), "a/b/c", "the model directory a/b/c does not exist"),
+    ((), "tiny/", "the model directory tiny does not exist"),
+    ((), "tiny.gguf", "the model directory tiny.gguf does not exist"),
+    ((), "~nobody-here/tiny", "the model directory ~nobody-here/tiny does not exist: there is no such user"),
+    (("README.md",), "./README.md", f"README.md is a file; --model takes a directory with {FORMAT}, or a hub id"),
+    (("README.md",), "README.md", f"README.md is a file; --model takes a directory with {FORMAT}, or a hub id"),
+    (
+        ("tiny.gguf",),
+        "tiny.gguf",
+        f"tiny.gguf is a GGUF file, which Octavo does not read; --model takes a directory with {FORMAT}, or a hub id",
+    ),
+    (
+        ("tiny/config.json", "tiny/model.safetensors"),
+        "tiny/model.safetensors",
+        "tiny/model.safetensors is a file; give --model its directory, tiny",
+    ),
+    (("tiny/a.txt",), "tiny", "the model directory tiny has no config.json"),
+    (
+        ("tiny/big/config.json", "tiny/README.md"),
+        "tiny",
+        "the model directory tiny has no config.json, but tiny/big has one: give --model that",
+    ),
+    (
+        tuple(f"tiny/{name}/config.json" for name in "abcd"),
+        "tiny",
+        "the model directory tiny has no config.json; tiny/a, tiny/b, tiny/c have one: give --model one of them",
+    ),
+    (
+        ("tiny/tiny-Q4.gguf",),
+        "tiny",
+        f"the model directory tiny holds tiny-Q4.gguf: Octavo does not read GGUF; it needs a directory with {FORMAT}",
+    ),
+    (
+        ("tiny/adapter_config.json",),
+        "tiny",
+        "the model directory tiny is an adapter (such as LoRA), not a model: merge it into its base model first",
+    ),
+    (
+        ("models--big--tiny/snapshots/0/config.json", "models--big--tiny/blobs/1"),
+        "models--big--tiny",
+        "the model directory models--big--tiny is a cache of the hub: give --model the hub id, big/tiny",
+    ),
+    (
+        ("tiny/params.json", "tiny/consolidated.safetensors"),
+        "tiny",
+        "the model directory tiny has params.json, a format of its makers: Octavo needs its Hugging Face form, with "
+        + FORMAT,
+    ),
+    (
+        ("tiny/config.json", "tiny/optimizer.bin", "tiny/pytorch_model.bin"),
+        "tiny",
+        "the model directory tiny holds its weights as pytorch_model.bin, which Octavo does not read; it needs "
+        f"model.safetensors {SAVED}",
+    ),
+    (
+        ("tiny/config.json", "tiny/training_args.bin"),
+        "tiny",
+        "the model directory tiny has no weights: neither model.safetensors nor model.safetensors.index.json",
+    ),
+]
+
+
+@pytest.mark.parametrize(("files", "model", "sentence"), NO_MODEL)
+def test_what_is_no_model_is_refused_without_the_hub(files: tuple[str, ...], model: str, sentence: str) -> None:
+    write_files(*files)
+
+    assert refused(model) == sentence
+
+
+def test_an_empty_directory_is_refused() -> None:
+    Path("tiny").mkdir()
+
+    assert refused("tiny") == "the model directory tiny is empty"
+
+
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    assert refused("x" * 300).endswith(" cannot be read: File name too long")
+
+
+def test_a_git_lfs_pointer_is_named() -> None:
+    write_files("tiny/config.json", "tiny/model.safetensors")
+    Path("tiny/model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+
+    assert refused("tiny") == ("tiny/model.safetensors is a pointer of Git LFS, not the file: run git lfs pull there")
+
+
+FAILED_DOWNLOADS: list[tuple[type[Exception], str, str]] = [
+    (errors.HFValidationError, "bad", "a b is neither a directory nor a hub id, which is name or organisation/name"),
+    (
+        errors.GatedRepoError,
+        "gated",
+        "a b is gated: accept its terms at https://huggingface.co/a b, and set HF_TOKEN",
+    ),
+    (
+        errors.RepositoryNotFoundError,
+        "none",
+        "a b is neither a directory here nor a model of the hub; one that is private needs HF_TOKEN",
+    ),
+    (
+        errors.LocalEntryNotFoundError,
+        "Got: ConnectError: no route\nPlease check your internet connection.",
+        "there is no directory a b here, the hub cannot be reached (ConnectError: no route), and no earlier download "
+        "is in CACHE",
+    ),
+    (OSError, "No space left on device", "there is no directory a b here, and its download failed: No space left on"),
+]
+
+
+@pytest.mark.parametrize(("kind", "message", "sentence"), FAILED_DOWNLOADS)
+def test_a_download_that_fails_says_what_to_do(
+    kind: type[Exception], message: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> str:
+        error = kind.__new__(kind)  # some want the answer of a server too, of one of several libraries
+        error.args = (message,)
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", "CACHE")
+
+    assert refused("a b").startswith(sentence)
+
+
+def test_without_a_network_the_real_library_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+    assert refused("octavo/none").startswith(
+        "there is no directory octavo/none here, HF_HUB_OFFLINE is set, and no earlier download is in "
+    )
+
+
+def test_a_hub_model_without_safetensors_is_called_by_its_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_files("snapshot/config.json")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path / "snapshot"))
+
+    assert refused("octavo/old") == (
+        "the hub model octavo/old has no weights: neither model.safetensors nor model.safetensors.index.json"
+    )

@@ -1,0 +1,118 @@
+"""What a family does not read and would have to ignore is refused by name."""
+
+from pathlib import Path
+
+import pytest
+
+from executor_svc.models.families import parse_config
+from shared.errors import ModelLoadError, UnsupportedModelError
+
+SOURCE = Path("config.json")
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "ffn_dim": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "n_head": 4,
+    "n_layer": 2,
+    "num_local_experts": 4,
+    "moe_intermediate_size": 16,
+    "num_experts_per_tok": 2,
+}
+
+REFUSED: list[tuple[str, dict[str, object], str]] = [
+    (
+        "BloomForCausalLM",
+        {"apply_residual_connection_post_layernorm": True},
+        "apply_residual_connection_post_layernorm",
+    ),
+    ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+    ("Gemma3ForCausalLM", {"layer_types": ["full_attention", "linear_attention"]}, "supported are full_attention and"),
+    ("LlamaForCausalLM", {"sliding_window": 9}, "sliding_window 9"),
+    ("MptForCausalLM", {"attn_config": {"clip_qkv": 6}}, "attn_config.clip_qkv 6"),
+    ("MptForCausalLM", {"logit_scale": 0.5}, "logit_scale 0.5"),
+    ("OPTForCausalLM", {"do_layer_norm_before": False}, "do_layer_norm_before False"),
+    ("OPTForCausalLM", {"word_embed_proj_dim": 16}, "word_embed_proj_dim 16"),
+    (
+        "Phi3ForCausalLM",
+        {"rope_scaling": {"type": "longrope"}},
+        "type longrope; supported are default, linear and llama3",
+    ),
+    ("Qwen3MoeForCausalLM", {"mlp_only_layers": [1]}, "mlp_only_layers"),
+    ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 2}, "decoder_sparse_step 2"),
+]
+
+WRONG: list[tuple[str, dict[str, object], str]] = [
+    ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "chooses 5 experts of 4"),
+    ("MptForCausalLM", {"attn_config": 3}, "attn_config 3; it must be an object"),
+    ("Gemma2ForCausalLM", {"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
+    ("Qwen2ForCausalLM", {"max_window_layers": -1}, "max_window_layers -1; it must be a whole number of at least 0"),
+    ("Qwen2ForCausalLM", {"use_sliding_window": "yes"}, "use_sliding_window 'yes'; it must be true or false"),
+]
+
+
+# What config.json says, and the name in the sentence.
+QUANTIZED: list[tuple[dict[str, object], str]] = [
+    ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
+    ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+    ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+    ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes"),
+    ({"quantization_config": {"bits": 4}}, "a method that its quantization_config does not name"),
+    ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+    ({"quantization": {"group_size": 64, "bits": 4}}, "MLX"),
+]
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "OlmoForCausalLM"])
+@pytest.mark.parametrize(("settings", "method"), QUANTIZED)
+def test_quantized_weights_are_refused_once_and_by_name(
+    architecture: str, settings: dict[str, object], method: str
+) -> None:
+    with pytest.raises(ModelLoadError) as refused:
+        parse_config({"architectures": [architecture], **SIZES, **settings}, Path("tiny/config.json"))
+    assert str(refused.value) == (
+        f"the weights of tiny are quantized with {method}, which Octavo does not read; give --model the checkpoint "
+        "without quantization, and --quantization int8 if memory is short"
+    )
+    assert not isinstance(refused.value, UnsupportedModelError)
+
+
+def test_weights_of_modelopt_are_refused_though_config_json_is_silent(tmp_path: Path) -> None:
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    with pytest.raises(ModelLoadError, match=r"are quantized with modelopt \(FP8\), which Octavo does not read"):
+        parse_config({"architectures": ["LlamaForCausalLM"], **SIZES}, tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("settings", [{"quantization_config": None}, {"quantization_config": {}}])
+def test_an_empty_quantization_is_none(settings: dict[str, object]) -> None:
+    assert parse_config({"architectures": ["LlamaForCausalLM"], **SIZES, **settings}, SOURCE).vocab_size == 97
+
+
+# Whether a window of 7 is on, the layers without it, the window of each layer.
+QWEN_WINDOWS = [(True, 0, (7, 7)), (True, 1, (None, 7)), (True, 2, (None, None)), (False, 0, (None, None))]
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize(("is_on", "num_whole", "windows"), QWEN_WINDOWS)
+def test_the_first_layers_of_qwen_have_no_window(
+    architecture: str, is_on: bool, num_whole: int, windows: tuple[int | None, ...]
+) -> None:
+    settings = {"use_sliding_window": is_on, "sliding_window": 7, "max_window_layers": num_whole}
+    config = parse_config({"architectures": [architecture], **SIZES, **settings}, SOURCE)
+    assert tuple(layer.attention.window_tokens for layer in config.layers) == windows
+
+
+@pytest.mark.parametrize(("architecture", "settings", "reason"), REFUSED)
+def test_settings_that_are_left_to_others(architecture: str, settings: dict[str, object], reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=reason):
+        parse_config({"architectures": [architecture], **SIZES, **settings}, SOURCE)
+
+
+@pytest.mark.parametrize(("architecture", "settings", "reason"), WRONG)
+def test_settings_that_nothing_can_run(architecture: str, settings: dict[str, object], reason: str) -> None:
+    with pytest.raises(ModelLoadError, match=reason) as caught:
+        parse_config({"architectures": [architecture], **SIZES, **settings}, SOURCE)
+    assert not isinstance(caught.value, UnsupportedModelError)

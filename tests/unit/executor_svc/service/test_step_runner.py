@@ -1,0 +1,215 @@
+"""Steps on a device: the next is launched while one runs, and answers come in the order of the steps."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.service.attachment import Attachment
+from executor_svc.service.step_runner import Response, StepRunner
+from executor_svc.worker.running_step import DoneStep, RunningStep
+from octavo.execution.v1 import step_pb2
+from shared.errors import DeviceLostError, StepFailedError, StepGapError, UnavailableError
+from shared.step import Step, TableDelta, pairs
+from shared.wire import encode_step
+from tests.support.steps import StepOnDevice
+from tests.support.tables import admission
+
+
+class WorkerOfDevice(FakeWorker):
+    """A fake whose steps run on until the test ends them, but for those of `done_step_ids`."""
+
+    def __init__(self) -> None:
+        super().__init__(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
+        self.launched: list[StepOnDevice] = []
+        self.done_step_ids: set[int] = set()
+        self.launches = threading.Semaphore(0)
+
+    def launch(self, step: Step) -> RunningStep:
+        result = self.execute(step)
+        self.launches.release()
+        if step.step_id in self.done_step_ids:
+            return DoneStep(result)
+        self.launched.append(StepOnDevice(result))
+        return self.launched[-1]
+
+
+class Runner:
+    def __init__(self) -> None:
+        self.worker = WorkerOfDevice()
+        self.attachment = Attachment()
+        self.runner = StepRunner(self.attachment)
+        self.answers: asyncio.Queue[Response | Exception] = asyncio.Queue()
+
+    async def start(self) -> None:
+        await self.runner.load(lambda: self.worker)
+        self.epoch = self.attachment.acquire("a", 1_000.0, now=0.0)
+        await self.runner.reset()
+
+    def request(self, step_id: int) -> step_pb2.ExecuteModelRequest:
+        delta = TableDelta()
+        if step_id == 1:
+            delta = TableDelta(admissions=(admission(num_tokens=3, blocks=(0,)),), prefill_chunks=pairs((0, 3)))
+        return encode_step(Step(self.epoch, step_id, delta))
+
+    async def submit(self, *step_ids: int) -> None:
+        """Submit steps and wait until all of them were launched."""
+        for step_id in step_ids:
+            self.runner.submit(self.request(step_id), self.answers.put_nowait)
+        for _ in step_ids:
+            await asyncio.to_thread(self.worker.launches.acquire)
+
+    async def answered_id(self) -> int:
+        answer = await self.answers.get()
+        assert not isinstance(answer, Exception), answer
+        return answer.step_id
+
+    def end(self, *indices: int) -> None:
+        for index in indices:
+            self.worker.launched[index].ended.set()
+
+    def fail(self, index: int) -> None:
+        self.worker.launched[index].error = StepFailedError("step failed: out of memory")
+        self.end(index)
+
+
+@pytest.fixture
+async def steps() -> AsyncIterator[Runner]:
+    runner = Runner()
+    await runner.start()
+    yield runner
+    runner.end(*range(len(runner.worker.launched)))
+    runner.runner.close()
+
+
+async def test_the_next_step_is_launched_while_one_runs(steps: Runner) -> None:
+    await steps.submit(1, 2)
+    assert steps.answers.empty()
+    assert not steps.worker.launched[0].is_done()
+
+    steps.end(0)
+    assert await steps.answered_id() == 1
+    await steps.submit(3)  # behind a step that runs, while the thread waits for nothing
+    steps.end(1, 2)
+    assert [await steps.answered_id(), await steps.answered_id()] == [2, 3]
+
+
+async def test_a_step_that_ends_early_is_answered_in_its_turn(steps: Runner) -> None:
+    steps.worker.done_step_ids = {2}
+    await steps.submit(1, 2)
+    assert steps.answers.empty()
+
+    steps.end(0)
+    assert [await steps.answered_id(), await steps.answered_id()] == [1, 2]
+
+
+async def test_steps_that_are_done_are_answered_at_once(steps: Runner) -> None:
+    steps.worker.done_step_ids = {1, 2}
+    await steps.submit(1, 2)
+    assert [await steps.answered_id(), await steps.answered_id()] == [1, 2]
+    assert steps.runner.last_executed_step_id == 2
+
+
+async def test_what_fails_on_the_device_fails_every_step_behind_it_until_the_next_epoch(steps: Runner) -> None:
+    await steps.submit(1, 2)
+    steps.fail(0)
+    steps.end(1)
+
+    errors = [await steps.answers.get() for _ in range(2)]
+    assert [type(error) for error in errors] == [StepFailedError, StepFailedError]
+    assert "out of memory" in str(errors[0])
+    assert "attach anew" in str(errors[1])
+    assert steps.runner.last_executed_step_id == 0
+
+    steps.epoch = steps.attachment.acquire("a", 1_000.0, now=0.0)
+    await steps.runner.reset()
+    await steps.submit(1)
+    steps.end(2)
+    assert await steps.answered_id() == 1
+
+
+async def test_a_lost_device_is_told_and_no_epoch_begins_any_more(steps: Runner) -> None:
+    told = asyncio.create_task(steps.runner.device_lost())
+    await steps.submit(1)
+    steps.worker.launched[0].error = DeviceLostError("step 1 failed: no launch; the device is lost: no answer")
+    steps.end(0)
+
+    assert isinstance(await steps.answers.get(), DeviceLostError)
+    assert str(await told) == "step 1 failed: no launch; the device is lost: no answer"
+    with pytest.raises(UnavailableError, match="the device is lost: no answer; the process ends"):
+        await steps.runner.reset()
+
+
+async def test_an_attach_that_finds_the_device_lost_begins_no_epoch(steps: Runner) -> None:
+    await steps.submit(1)
+    steps.worker.launched[0].error = DeviceLostError("the device is lost")
+    steps.epoch = steps.attachment.acquire("a", 1_000.0, now=0.0)
+    reset = asyncio.create_task(steps.runner.reset())
+    steps.end(0)
+    with pytest.raises(UnavailableError, match="the device is lost"):
+        await reset
+
+
+async def test_a_step_that_fails_on_a_device_that_computes_loses_nothing(steps: Runner) -> None:
+    told = asyncio.create_task(steps.runner.device_lost())
+    await steps.submit(1)
+    steps.fail(0)
+    await steps.answers.get()
+    await steps.runner.reset()
+    assert not told.done()
+    told.cancel()
+
+
+async def test_a_step_that_is_sent_again_while_it_runs_is_answered_twice_and_run_once(steps: Runner) -> None:
+    await steps.submit(1)
+    steps.runner.submit(steps.request(1), steps.answers.put_nowait)
+    steps.end(0)
+
+    assert [await steps.answered_id(), await steps.answered_id()] == [1, 1]
+    assert len(steps.worker.launched) == 1
+
+
+async def test_a_gap_is_seen_behind_running_steps(steps: Runner) -> None:
+    await steps.submit(1)
+    steps.runner.submit(steps.request(3), steps.answers.put_nowait)
+    steps.end(0)
+
+    assert await steps.answered_id() == 1
+    error = await steps.answers.get()
+    assert isinstance(error, StepGapError)
+    assert str(error) == "step 3 came after step 1; 2 is missing"
+
+
+async def test_a_look_at_the_table_waits_for_the_steps_that_run(steps: Runner) -> None:
+    await steps.submit(1)
+    look = asyncio.create_task(steps.runner.between_steps(lambda _, log: log.last_step_id))
+    steps.end(0)
+    assert await look == 1
+
+
+async def test_a_new_epoch_begins_behind_the_steps_that_run(steps: Runner) -> None:
+    await steps.submit(1)
+    steps.epoch = steps.attachment.acquire("a", 1_000.0, now=0.0)
+    reset = asyncio.create_task(steps.runner.reset())
+    steps.end(0)
+    await reset
+    assert await steps.answered_id() == 1
+    assert steps.runner.last_executed_step_id == 0
+    assert not steps.worker.table.live.any()
+
+
+async def test_draining_waits_for_the_steps_that_run(steps: Runner) -> None:
+    await steps.submit(1)
+    drained = asyncio.create_task(steps.runner.drain())
+    steps.end(0)
+    await drained
+    assert await steps.answered_id() == 1
+
+
+async def test_one_step_alone_is_answered_when_it_has_run(steps: Runner) -> None:
+    running = asyncio.create_task(steps.runner.run(steps.request(1)))
+    await asyncio.to_thread(steps.worker.launches.acquire)
+    steps.end(0)
+    assert (await running).step_id == 1

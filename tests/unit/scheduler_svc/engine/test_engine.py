@@ -1,0 +1,182 @@
+"""The engine's own rules, on cores that nobody drives."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from executor_svc.fake.worker import FakeWorker
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.executors.served_model import ServedModel
+from scheduler_svc.front.request import Request
+from shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError
+from shared.step import Step
+from tests.support.driving import group, small_limits
+from tests.support.idle_engine import IdleEngine
+from tests.support.tokenizers import byte_level_backend, make_tokenizer
+from tests.support.toy_executor import ToyExecutor, count_up
+
+
+def crowded() -> IdleEngine:
+    """An engine where a tenant may let one request wait, and the nameless one does."""
+    idle = IdleEngine(["a"], small_limits())
+    engine = idle.engine
+    engine.settings = replace(engine.settings, max_waiting_requests_per_tenant=1)
+    engine.adoption.model = ServedModel(FakeWorker().info, make_tokenizer(byte_level_backend()), 24, 4)
+    idle.add(group(0, 4))
+    return idle
+
+
+def test_a_tenant_whose_share_of_the_queue_is_full_is_refused() -> None:
+    with pytest.raises(QueueFullError, match="of tenant ''"):
+        crowded().engine.admitting_model("new", "")
+
+
+def test_a_full_share_of_the_queue_keeps_nobody_else_out() -> None:
+    engine = crowded().engine
+    assert engine.admitting_model("new", "another") is engine.model
+
+
+def test_a_request_that_is_being_tokenized_has_its_place_in_the_queue() -> None:
+    idle = crowded()
+    engine = idle.engine
+    engine.settings = replace(engine.settings, max_waiting_requests=3)
+    with engine.checking("first", "another"):
+        with pytest.raises(QueueFullError, match="of tenant 'another'"):
+            engine.admitting_model("second", "another")
+        with engine.checking("second", "a third one"):
+            assert engine.num_waiting == 3
+            with pytest.raises(QueueFullError, match=r"full \(3 requests\)"):
+                engine.admitting_model("third", "a fourth one")
+    assert engine.num_waiting == 1
+    assert engine.admitting_model("third", "another") is engine.model
+
+
+def test_a_request_that_is_refused_while_it_is_tokenized_leaves_its_place() -> None:
+    engine = crowded().engine
+    with pytest.raises(InvalidFieldError), engine.checking("bad", "another"):
+        raise InvalidFieldError("text", "empty", "at least 1 character long")
+    assert engine.num_waiting == 1
+
+
+async def test_a_scheduler_whose_last_executor_leaves_is_not_ready_until_one_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "scheduler_svc.engine.readiness")
+    idle = IdleEngine(["a", "b"], small_limits())
+    engine, (first, second) = idle.engine, idle.engine.drivers.values()
+    await engine.on_addresses_changed()
+    for retired in ([first], [first, second], [second], []):
+        for driver in (first, second):
+            driver.retire(is_retired=driver in retired)
+        await engine.on_addresses_changed()
+    await engine.start_draining()
+    assert idle.readiness == [True, True, False, True, True, False]
+    assert caplog.messages == [
+        "event=ready",
+        "event=not_ready cause='every executor is leaving the fleet'",
+        "event=ready",
+        "event=not_ready cause='the scheduler is draining'",
+    ]
+
+
+async def test_a_scheduler_without_executors_is_not_ready_and_says_why() -> None:
+    idle = IdleEngine(["a"], None)
+    idle.engine.drivers["a"].last_trouble = "it loads"
+    await idle.engine.on_detached(idle.engine.drivers["a"])
+    assert idle.readiness == [False]
+    assert idle.engine.readiness.why_not == "no executor is attached (a: it loads)"
+
+
+def test_a_bug_ends_the_requests_of_its_core_and_those_that_wait_and_no_others() -> None:
+    idle = IdleEngine(["a", "b"], small_limits(max_num_seqs=1))
+    broken, sound = idle.cores
+    failed, kept = idle.add(group(0, 4)), idle.add(group(1, 4))
+    broken.schedule(0.0)
+    sound.schedule(0.0)
+    waiting, suspect, parked = (
+        idle.add(group(2, 4)),
+        idle.add(group(3, 4), num_losses=2),
+        idle.add(group(4, 4), num_losses=2),
+    )
+    assert (idle.engine.suspect, idle.engine.parked) == (suspect, [parked])
+    idle.engine.fail_all(broken)
+    assert list(idle.engine.requests.values()) == [kept]
+    assert not idle.engine.queue
+    assert (idle.engine.suspect, idle.engine.parked) == (None, [])
+    assert idle.engine.fleet.cores == [sound]
+    assert [type(request.error) for request in (failed, waiting, suspect, parked)] == [OctavoServiceError] * 4
+    assert kept.error is None
+
+
+@pytest.mark.parametrize("end", ["take_back", "fail_all"])
+def test_preemptions_of_a_core_that_is_gone_still_count(end: str) -> None:
+    idle = IdleEngine(["a", "b"], small_limits())
+    for count, core in enumerate(idle.cores, start=1):
+        core.preemption.num_preemptions[PreemptionMode.SWAP] = count
+    if end == "take_back":
+        idle.engine.take_back(idle.cores[0], "a", "it is gone")
+    else:
+        idle.engine.fail_all(idle.cores[0])
+    assert idle.engine.num_preemptions == {PreemptionMode.RECOMPUTE: 0, PreemptionMode.SWAP: 3}
+
+
+# Whom a loss counts against ---------------------------------------------------------------------------
+
+
+def decide(idle: IdleEngine, core: ExecutorCore) -> Step:
+    """Let a core decide a step, and the engine note it."""
+    step = core.schedule(0.0)
+    assert step is not None
+    idle.engine.note_decision(core, "a", step.step_id)
+    return step
+
+
+def lost(*, has_result: bool) -> tuple[IdleEngine, Request, Request]:
+    """Return two requests that ran on a lost executor: one from its first step on, and one that came later."""
+    idle = IdleEngine(["a"], small_limits())
+    [core] = idle.cores
+    executor = ToyExecutor(core.limits, count_up)
+    first = idle.add(group(0, 4))
+    result = executor.execute(decide(idle, core))
+    if has_result:
+        idle.engine.deliver(core, core.process(result))
+    later = idle.add(group(1, 4))
+    decide(idle, core)
+    idle.engine.take_back(core, "a", "it is gone")
+    return idle, first, later
+
+
+def test_a_loss_counts_at_once_against_those_that_came_after_a_finished_step() -> None:
+    _, first, later = lost(has_result=True)
+    assert (first.num_losses, later.num_losses) == (0, 1)
+    assert (first.group.lost_on, later.group.lost_on) == ("a", "a")
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_loss_without_a_result_counts_if_a_probe_succeeds_and_is_forgotten_if_it_fails(works: bool) -> None:
+    idle, *both = lost(has_result=False)
+    assert [request.num_losses for request in both] == [0, 0]
+    idle.engine.on_probed("b", works=True)
+    assert [request.num_losses for request in both] == [0, 0], "another executor says nothing"
+    idle.engine.on_probed("a", works=works)
+    assert [request.num_losses for request in both] == [works, works]
+    idle.engine.on_probed("a", works=True)
+    assert [request.num_losses for request in both] == [works, works]
+
+
+def test_who_had_a_token_since_is_not_counted() -> None:
+    idle, first, later = lost(has_result=False)
+    first.push(0, 65, None)
+    idle.engine.on_probed("a", works=True)
+    assert (first.num_losses, later.num_losses) == (0, 1)
+    assert first.group.lost_on == ""
+
+
+def test_the_fourth_loss_that_counts_ends_a_request_and_the_second_makes_a_suspect() -> None:
+    idle, first, later = lost(has_result=False)
+    first.num_losses, later.num_losses = 3, 1
+    idle.engine.on_probed("a", works=True)
+    assert str(first.error) == "the executor was lost 4 times in a row while it ran this request"
+    assert idle.engine.suspect is later

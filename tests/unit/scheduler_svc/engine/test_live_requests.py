@@ -1,0 +1,148 @@
+"""When what happened to a request, and who is told of its end."""
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.engine.live_requests import LiveRequests
+from scheduler_svc.engine.request_times import RequestTimes
+from scheduler_svc.front.output import AnswerOptions
+from scheduler_svc.front.request import Request
+from scheduler_svc.front.text.output_text import TextOptions
+from scheduler_svc.telemetry.meter import Meter
+from shared.errors import RequestAbortedError
+from tests.support.driving import Bench, group, max_tokens, small_limits
+from tests.support.tokenizers import byte_level_backend, make_tokenizer
+
+TOKENIZER = make_tokenizer(byte_level_backend())
+
+
+class Stage:
+    """A scheduler whose clock is set by hand, and the requests that it computes."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.ended: list[Request] = []
+        self.bench = Bench(small_limits())
+        self.meter = Meter()
+        self.live = LiveRequests(
+            self.bench.queue, lambda: None, self.meter, [self.ended.append, self._check_end], lambda: self.now_s
+        )
+
+    def add(self, added: SequenceGroup) -> Request:
+        """Take a request that arrives now."""
+        options = AnswerOptions(added.num_sequences, added.num_sequences, False, TextOptions())
+        request = Request(added, options, TOKENIZER, self.now_s)
+        self.live.add(request)
+        return request
+
+    def step(self, scheduled_at_s: float, delivered_at_s: float) -> None:
+        """Decide a step at a time, and deliver its result at another."""
+        step = self.bench.scheduler.schedule(scheduled_at_s)
+        assert step is not None
+        updates = self.bench.scheduler.process(self.bench.executor.execute(step))
+        self.now_s = delivered_at_s
+        self.live.deliver(self.bench.scheduler, updates)
+
+    def _check_end(self, request: Request) -> None:
+        assert request.has_ended
+        assert request.times.ended_at_s == self.now_s
+        assert request.request_id not in self.live
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def prompt(num_tokens: int) -> list[int]:
+    return np.arange(10, 10 + num_tokens).tolist()
+
+
+def test_the_times_of_a_request_from_arrival_to_end(stage: Stage) -> None:
+    stage.now_s = 1.0
+    request = stage.add(group(0, prompt(4), max_tokens(3)))
+    assert request.times == RequestTimes(1.0)
+    stage.step(scheduled_at_s=2.0, delivered_at_s=4.0)
+    assert request.times == RequestTimes(1.0, 2.0, 4.0, 4.0)
+    stage.step(scheduled_at_s=5.0, delivered_at_s=6.0)
+    assert request.times == RequestTimes(1.0, 2.0, 4.0, 6.0)
+    stage.step(scheduled_at_s=7.0, delivered_at_s=9.0)
+    assert request.times == RequestTimes(1.0, 2.0, 4.0, 9.0, 9.0)
+    assert (request.times.queue_s, request.times.time_to_first_token_s, request.times.duration_s) == (1.0, 3.0, 8.0)
+    assert stage.ended == [request]
+    assert (stage.meter.inter_token_latency.num_observed, stage.meter.inter_token_latency.sum) == (2, 5.0)
+
+
+def test_who_fails_before_it_is_scheduled_has_no_more_times_than_its_end(stage: Stage) -> None:
+    request = stage.add(group(0, prompt(4), max_tokens(3)))
+    stage.now_s = 2.0
+    stage.live.fail(request, RequestAbortedError("aborted"))
+    assert request.times == RequestTimes(0.0, ended_at_s=2.0)
+    assert (request.times.queue_s, request.times.time_to_first_token_s, request.times.duration_s) == (None, None, 2.0)
+    assert stage.ended == [request]
+
+
+def test_outputs_that_come_in_one_step_have_one_time_and_make_one_gap(stage: Stage) -> None:
+    request = stage.add(group(0, prompt(4), max_tokens(2), num_sequences=3))
+    stage.step(scheduled_at_s=1.0, delivered_at_s=2.0)
+    stage.step(scheduled_at_s=3.0, delivered_at_s=5.0)
+    assert request.times == RequestTimes(0.0, 1.0, 2.0, 5.0, 5.0)
+    assert stage.meter.num_output_tokens == 6
+    assert stage.meter.time_to_first_token.num_observed == 1
+    # Each output's second token; which output is told of first does not matter.
+    assert stage.meter.inter_token_latency.sum == 3.0 * stage.meter.inter_token_latency.num_observed
+
+
+def test_every_request_is_told_of_once(stage: Stage) -> None:
+    requests = [stage.add(group(arrival, prompt(4), max_tokens(1 + arrival))) for arrival in range(3)]
+    for step in range(3):
+        stage.step(scheduled_at_s=step, delivered_at_s=step + 0.5)
+    assert stage.ended == requests
+    assert stage.meter.num_finished == {"length": 3}
+    assert len(stage.live) == 0
+
+
+def test_who_ended_between_the_result_and_its_delivery_gets_nothing_and_harms_nobody(stage: Stage) -> None:
+    """The next step may be decided in between, and a client may leave."""
+    gone, stays = (stage.add(group(arrival, prompt(4), max_tokens(3))) for arrival in (0, 1))
+    scheduler = stage.bench.scheduler
+    step = scheduler.schedule(0.0)
+    assert step is not None
+    updates = scheduler.process(stage.bench.executor.execute(step))
+    stage.live.fail(gone, RequestAbortedError("aborted"))
+    scheduler.abort(gone.group)
+    namesake = group(0, prompt(5), max_tokens(3))
+    namesake.request_id = gone.request_id
+    comes = stage.add(namesake)
+
+    stage.live.deliver(scheduler, updates)
+
+    assert (gone.num_output_tokens, stays.num_output_tokens, comes.num_output_tokens) == (0, 1, 0)
+    assert stage.ended == [gone]
+    scheduler.check_integrity()
+
+
+def test_a_stop_string_found_after_the_next_decision_ends_the_sequence_and_drops_the_surplus_token(
+    stage: Stage,
+) -> None:
+    scheduler, executor = stage.bench.scheduler, stage.bench.executor
+    request = stage.add(group(0, prompt(4), max_tokens(9)))
+    step = scheduler.schedule(0.0)
+    assert step is not None
+    result = executor.execute(step)
+    stops = AnswerOptions(
+        1, 1, False, TextOptions(stop_strings=(TOKENIZER.decode(result.sampled_token_ids.tolist(), True),))
+    )
+    request = stage.live._requests[request.request_id] = Request(request.group, stops, TOKENIZER, 0.0)
+    updates = scheduler.process(result)
+    surplus = scheduler.schedule(1.0)
+    assert surplus is not None
+
+    stage.live.deliver(scheduler, updates)
+    assert request.has_ended
+    assert scheduler.process(executor.execute(surplus)).sequences == []
+
+    assert request.num_output_tokens == 1
+    assert scheduler.num_unfinished == 0
+    scheduler.check_integrity()

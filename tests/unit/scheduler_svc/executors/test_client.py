@@ -1,0 +1,117 @@
+"""The session of one executor where timing decides; what it does over gRPC is in tests/contract."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import grpc
+import grpc.aio
+import pytest
+
+from octavo.execution.v1 import execution_service_pb2 as pb
+from octavo.execution.v1 import step_pb2
+from scheduler_svc.executors.client import MAX_SIZES, ExecutorRefusedError, check_sizes
+from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
+from shared.step import Step, TableDelta
+
+
+class StallingStream:
+    """A stream that holds up the whole event loop for longer than a resume may take, then breaks."""
+
+    def __init__(self, stall_s: float) -> None:
+        self.stall_s = stall_s
+
+    async def write(self, message: object) -> None:
+        """Take everything."""
+
+    async def read(self) -> None:
+        """Break late."""
+        await asyncio.sleep(0)
+        time.sleep(self.stall_s)  # noqa: ASYNC251 a busy machine does this to the loop
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "the connection broke"
+        )
+
+
+class UnfitStream:
+    """A stream that starts, and breaks whenever a step was sent."""
+
+    def cancel(self) -> None:
+        """It is over anyway."""
+
+    async def write(self, message: object) -> None:
+        """Take everything."""
+
+    async def read(self) -> pb.StreamStepsResponse:
+        """Start, then break."""
+        if hasattr(self, "has_started"):
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata(), "message too large"
+            )
+        self.has_started = True
+        return pb.StreamStepsResponse(started=pb.StreamStarted(instance_id="one"))
+
+
+class ScriptedStream(UnfitStream):
+    """A stream that says what it is told to say."""
+
+    def __init__(self, messages: list[pb.StreamStepsResponse]) -> None:
+        self.messages = messages
+
+    async def read(self) -> pb.StreamStepsResponse:
+        """Say the next thing."""
+        return self.messages.pop(0)
+
+
+async def test_a_step_that_no_stream_carries_ends_the_session() -> None:
+    stub = SimpleNamespace(StreamSteps=UnfitStream)
+    session = ExecutorSession(stub, 1, SimpleNamespace(instance_id="one"), SessionTimings(resume_interval_s=0.0), "a:1")  # type: ignore[arg-type]
+    await session.open()
+    await session.send(Step(epoch=1, step_id=7, delta=TableDelta()))
+    with pytest.raises(ExecutorLostError, match="the stream broke 6 times at step 7: RESOURCE_EXHAUSTED: message too"):
+        await session.receive()
+    session.close()
+
+
+async def test_a_resume_gives_up_in_time_on_a_loop_that_stalls() -> None:
+    # asyncio.wait_for of Python 3.11 swallows the cancellation here, and the retries never end.
+    stub = SimpleNamespace(StreamSteps=lambda: StallingStream(stall_s=0.05))
+    info = SimpleNamespace(instance_id="one")
+    session = ExecutorSession(stub, 1, info, SessionTimings(resume_timeout_s=0.02, resume_interval_s=0.001), "a:1")  # type: ignore[arg-type]
+    session._stream = StallingStream(stall_s=0.0)  # type: ignore[assignment]
+    started_s = time.monotonic()
+    with pytest.raises(ExecutorLostError, match=r"no answer within 0\.02 s"):
+        await session.receive()
+    assert time.monotonic() - started_s < 30
+
+
+@pytest.mark.parametrize("name", MAX_SIZES)
+def test_an_executor_larger_than_any_machine_is_refused(name: str) -> None:
+    info = pb.GetExecutorInfoResponse()
+    setattr(info, name, MAX_SIZES[name])
+    check_sizes(info)
+    setattr(info, name, 2**32 - 1)
+    with pytest.raises(ExecutorRefusedError, match=f"its {name} is 4294967295; this scheduler takes at most"):
+        check_sizes(info)
+
+
+Answer = step_pb2.ExecuteModelResponse
+HOSTILE = {
+    "half a token": Answer(step_id=1, sampled_token_ids=bytes(2**20 + 1)),
+    "more log-probabilities than tokens": Answer(step_id=1, sampled_token_ids=bytes(4), logprobs=bytes(2**20)),
+    "candidates without log-probabilities": Answer(step_id=1, candidate_token_ids=bytes(4 * 10**6)),
+    "half a log-probability of a prompt": Answer(step_id=1, prompt_logprobs=bytes(2**20 + 1)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_an_answer_of_absurd_size_is_a_loss_in_words(name: str) -> None:
+    started = pb.StreamStarted(instance_id="one")
+    messages = [pb.StreamStepsResponse(started=started), pb.StreamStepsResponse(step=HOSTILE[name])]
+    stub = SimpleNamespace(StreamSteps=lambda: ScriptedStream(messages))
+    session = ExecutorSession(stub, 1, SimpleNamespace(instance_id="one"), SessionTimings(), "a:1")  # type: ignore[arg-type]
+    await session.open()
+    with pytest.raises(ExecutorLostError, match="step 1 cannot be read: ") as caught:
+        await session.receive()
+    assert len(str(caught.value)) < 200
+    session.close()

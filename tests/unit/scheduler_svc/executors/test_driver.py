@@ -1,0 +1,652 @@
+"""The driver on a virtual session: no gRPC, real cores, the fake worker; the test answers step by step."""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from executor_svc.fake.worker import FakeWorker
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.fleet import Fleet
+from scheduler_svc.core.policy import FcfsPolicy
+from scheduler_svc.core.results import StepUpdates
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.executors import driver as executor_driver
+from scheduler_svc.executors.circuit_breaker import Backoff, CircuitBreaker
+from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
+from scheduler_svc.executors.driver import DriverSettings, ExecutorDriver
+from scheduler_svc.executors.served_model import CoreSettings, serving_limits
+from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
+from scheduler_svc.telemetry.meter import Meter
+from shared.errors import OctavoServiceError
+from shared.step import SamplingRow, Step, StepResult
+
+ADDRESS = "virtual:1"
+
+
+class VirtualSession(ExecutorSession):
+    """An attachment whose steps wait until the test answers them."""
+
+    def __init__(self, epoch: int, worker: FakeWorker) -> None:
+        self.worker = worker
+        self.worker.reset()
+        self.epoch = epoch
+        self.info = self.worker.info
+        self.sent: list[Step] = []
+        self.num_answered = 0
+        self._is_resuming = False
+        self._incoming: asyncio.Queue[StepResult | OctavoServiceError] = asyncio.Queue()
+
+    async def send(self, step: Step) -> int:
+        self.sent.append(step)
+        return 1
+
+    async def receive(self) -> StepResult:
+        incoming = await self._incoming.get()
+        if isinstance(incoming, OctavoServiceError):
+            raise incoming
+        return incoming
+
+    def answer(self, **changes: int) -> None:
+        """Execute the oldest unanswered step; its result arrives, with these fields changed."""
+        result = self.worker.execute(self.sent[self.num_answered])
+        self.num_answered += 1
+        self._incoming.put_nowait(replace(result, **changes))  # type: ignore[arg-type]
+
+    def lose(self) -> None:
+        self._incoming.put_nowait(ExecutorLostError("the connection is gone"))
+
+
+class VirtualClient(ExecutorClient):
+    """Attaches to a new executor each time, or to `worker`; `refusals` come first."""
+
+    def __init__(self) -> None:
+        super().__init__(ADDRESS, "the test", SessionTimings(), 2**20)
+        self.refusals: list[OctavoServiceError] = []
+        self.sessions: list[VirtualSession] = []
+        self.worker: FakeWorker | None = None
+
+    @asynccontextmanager
+    async def attach(self, claim: Callable[[str], None]) -> AsyncIterator[VirtualSession]:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        session = VirtualSession(len(self.sessions) + 1, self.worker or FakeWorker())
+        claim(session.info.instance_id)
+        self.sessions.append(session)
+        yield session
+
+
+class Owner:
+    """Stands in for the engine: queues what comes back, and notes what it is told."""
+
+    has_room = True
+
+    def __init__(self) -> None:
+        self.fleet = Fleet(WaitingQueue(FcfsPolicy()), FcfsPolicy())
+        self.token_ids: list[int] = []
+        self.events: list[str] = []
+        self.when_adopted: Callable[[], None] = lambda: None
+        self.holder: ExecutorDriver | None = None
+
+    async def on_addresses_changed(self) -> None:
+        raise AssertionError("a driver does not say so")
+
+    def holder_of(self, instance_id: str) -> ExecutorDriver | None:
+        return self.holder
+
+    async def adopt(self, session: ExecutorSession, address: str) -> ExecutorCore:
+        self.when_adopted()
+        return self.fleet.join(serving_limits(session.info, CoreSettings()), session.epoch, address)
+
+    async def on_attached(self, driver: ExecutorDriver) -> None:
+        assert driver.core is not None
+        assert driver.core.takes_groups is not driver.is_retired
+        self.events.append("attached")
+
+    async def on_detached(self, driver: ExecutorDriver) -> None:
+        assert driver.core is None
+        assert driver.session is None
+        self.events.append("detached")
+
+    def deliver(self, core: ExecutorCore, updates: StepUpdates) -> None:
+        assert core in self.fleet.cores
+        self.token_ids += updates.token_ids
+
+    def note_decision(self, core: ExecutorCore, address: str, step_id: int | None) -> None:
+        self.events += [failure.message for failure in core.take_failures()]
+
+    def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
+        groups = self.fleet.leave(core)
+        self.events.append(f"took {len(groups)} back")
+        for group in groups:
+            self.fleet.queue.add(group)
+
+    def on_probed(self, address: str, *, works: bool) -> None:
+        self.events.append("probe succeeded" if works else "probe failed")
+
+    def fail_all(self, core: ExecutorCore | None) -> None:
+        assert core is not None
+        self.fleet.cores.remove(core)
+        self.events.append("failed all")
+
+    @property
+    def has_waiting(self) -> bool:
+        return len(self.fleet.queue) > 0
+
+    def wake_sleepers(self) -> None:
+        self.events.append("woke sleepers")
+
+
+class Stage:
+    """A driver that runs, and all around it."""
+
+    def __init__(
+        self, steps_in_flight: int = 2, *, checks_batch_table: bool = False, backoff: Backoff | None = None
+    ) -> None:
+        self.client = VirtualClient()
+        self.owner = Owner()
+        self.driver = ExecutorDriver(
+            self.client,
+            self.owner,
+            DriverSettings(steps_in_flight, checks_batch_table, retry_interval_s=0.0),
+            Meter(),
+            CircuitBreaker(lambda: 1.0, backoff or Backoff(0.0, 0.0)),
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["asyncio.Task[None]"]:
+        task = asyncio.create_task(self.driver.run())
+        await settle()
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    @property
+    def session(self) -> VirtualSession:
+        """The last attachment."""
+        return self.client.sessions[-1]
+
+    def add(self, max_tokens: int = 100, arrival: int = 1) -> SequenceGroup:
+        """Queue a group, without waking anybody."""
+        prompt = np.array([65 + arrival, 66, 67], np.int32)
+        group = SequenceGroup(f"r{arrival}", prompt, SamplingRow(), StopConditions(max_tokens), arrival)
+        self.owner.fleet.queue.add(group)
+        return group
+
+    async def submit(self, max_tokens: int = 100, arrival: int = 1) -> SequenceGroup:
+        """Queue a group and wake the driver."""
+        group = self.add(max_tokens, arrival)
+        self.driver.work.set()
+        await settle()
+        return group
+
+    async def answer(self, num_steps: int = 1, **changes: int) -> None:
+        for _ in range(num_steps):
+            self.session.answer(**changes)
+            await settle()
+
+
+async def settle() -> None:
+    """Let everything happen that can happen by itself."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+async def test_no_more_steps_are_sent_than_may_be_in_flight(steps_in_flight: int) -> None:
+    stage = Stage(steps_in_flight)
+    async with stage.running():
+        await stage.submit()
+        for num_answered in range(4):
+            assert [step.step_id for step in stage.session.sent] == list(range(1, num_answered + steps_in_flight + 1))
+            await stage.answer()
+
+
+async def test_a_failed_group_is_told_before_the_next_step_is_sent() -> None:
+    stage = Stage()
+
+    async def send(step: Step) -> int:
+        assert stage.driver.core is not None
+        assert stage.driver.core.take_failures() == [], "a failed group is still live while a step is sent"
+        return await sent(step)
+
+    async with stage.running():
+        sent = stage.session.send
+        stage.session.send = send  # type: ignore[method-assign]
+        too_wide = stage.add(arrival=1)
+        too_wide.sequences *= 300
+        too_wide.has_run = True
+        await stage.submit(max_tokens=2, arrival=2)
+        assert ["slots of the batch" in event for event in stage.owner.events if "needs" in event] == [True]
+        assert len(stage.session.sent) == 2
+
+
+async def test_tokens_are_delivered_as_results_come_and_the_last_step_releases_the_slot() -> None:
+    stage = Stage()
+    async with stage.running():
+        await stage.submit(max_tokens=4)
+        for num_tokens in range(1, 5):
+            await stage.answer()
+            assert len(stage.owner.token_ids) == num_tokens
+        assert stage.session.sent[-1].delta.released_slots.tolist() == [0]
+        await stage.answer()
+        assert stage.session.num_answered == len(stage.session.sent) == 5
+
+
+async def test_the_next_step_is_sent_before_what_the_last_one_brought_is_delivered() -> None:
+    stage = Stage(1)
+    num_sent_at_delivery = []
+
+    def deliver(core: ExecutorCore, updates: StepUpdates) -> None:
+        num_sent_at_delivery.append(len(stage.session.sent))
+
+    stage.owner.deliver = deliver  # type: ignore[method-assign]
+    async with stage.running():
+        await stage.submit(max_tokens=3)
+        await stage.answer(3)
+    assert num_sent_at_delivery == [2, 3, 4]  # the last one releases the slot
+
+
+@pytest.mark.parametrize("how", ["retires", "fails", "cancelled"])
+async def test_what_was_processed_is_delivered_whatever_the_sender_does_meanwhile(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(1)
+    async with stage.running() as running:
+        await stage.submit(max_tokens=1)
+        if how == "retires":
+            stage.driver.is_retired = True  # the sender has nothing left to do when the token is processed
+        elif how == "fails":
+            monkeypatch.setattr(ExecutorCore, "schedule", lambda *_: 1 / 0)
+        else:
+            process = ExecutorCore.process
+
+            def cancel_in_between(core: ExecutorCore, result: StepResult) -> StepUpdates:
+                running.cancel()
+                return process(core, result)
+
+            monkeypatch.setattr(ExecutorCore, "process", cancel_in_between)
+        await stage.answer()
+    assert len(stage.owner.token_ids) == 1
+
+
+async def test_the_step_log_keeps_steps_with_their_results_and_begins_anew_with_each_attachment() -> None:
+    stage = Stage(1)
+    async with stage.running():
+        await stage.submit()
+        await stage.answer(2)
+        logged = stage.driver.step_log.get(2)
+        assert logged is not None
+        assert logged.result is not None
+        assert logged.request_bytes == 1
+        stage.session.lose()
+        await settle()
+        assert stage.driver.step_log.kept_ids == (1, 1)
+
+
+async def test_a_lost_executor_gives_its_groups_back_and_the_next_one_goes_on() -> None:
+    undisturbed, stage = Stage(), Stage()
+    async with undisturbed.running():
+        await undisturbed.submit(max_tokens=9)
+        await undisturbed.answer(9)
+    async with stage.running():
+        await stage.submit(max_tokens=9)
+        await stage.answer(4)
+        stage.session.lose()
+        await settle()
+        assert stage.owner.events == ["attached", "took 1 back", "detached", "attached"]
+        assert stage.driver.num_losses == 1
+        assert stage.driver.last_trouble == ""  # it is attached again
+        await stage.answer(5)
+        assert stage.session.epoch == 2
+        assert stage.owner.token_ids == undisturbed.owner.token_ids
+
+
+async def test_a_refusal_is_no_loss_and_is_logged_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage()
+    reasons = ["it is held for 3.5 s", "it is held for 2.5 s", "it loads", "it is held for 1 s"]
+    stage.client.refusals = [ExecutorRefusedError(reason) for reason in reasons]
+    async with stage.running():
+        await settle()
+        assert stage.driver.session is not None
+    assert stage.driver.num_losses == 0
+    assert stage.owner.events == [*["detached"] * 4, "attached"]
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    told = [reasons[0], *reasons[2:]]
+    assert warned == [f"event=no_executor address={ADDRESS} cause={reason!r}" for reason in told]
+
+
+async def test_an_executor_of_another_driver_is_not_attached_a_second_time_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stage, other = Stage(), Stage()
+    stage.owner.holder = other.driver
+    async with stage.running():
+        await settle()
+        assert stage.client.sessions == []
+        assert stage.owner.events.count("detached") > 1
+        was_held = [stage.driver.holds_instance]
+        stage.owner.holder = None
+        await settle()
+        was_held.append(stage.driver.holds_instance)
+        assert was_held == [False, True]
+        assert stage.driver.instance_id == stage.session.info.instance_id
+    assert stage.driver.num_losses == 0
+    cause = f"it is the executor of {ADDRESS}, under another address; used only there"
+    assert caplog.messages == [f"event=no_executor address={ADDRESS} cause={cause!r}"]
+
+
+async def test_an_address_where_nobody_answers_any_more_has_no_executor() -> None:
+    stage = Stage()
+    async with stage.running():
+        stage.client.refusals = [ExecutorLostError("nobody answers")] * 100
+        stage.session.lose()
+        await settle()
+        assert stage.driver.instance_id == ""
+        assert not stage.driver.holds_instance
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"step_id": 3}, "epoch 1 step 3 came instead of 1 2"),
+        ({"step_id": 1}, "epoch 1 step 1 came instead of 1 2"),
+        ({"epoch": 7}, "epoch 7 step 2 came instead of 1 2"),
+    ],
+)
+async def test_the_result_of_another_step_is_a_loss_and_the_log_says_so(
+    changes: dict[str, int], cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage()
+    async with stage.running():
+        await stage.submit()
+        await stage.answer()
+        await stage.answer(**changes)
+        assert stage.driver.num_losses == 1
+        assert stage.owner.events == ["attached", "took 1 back", "detached", "attached"]
+        assert len(stage.owner.token_ids) == 1
+    assert f"event=no_executor address={ADDRESS} cause={cause!r}" in caplog.messages
+
+
+async def test_a_bug_of_ours_asks_the_core_nothing_any_more_and_begins_with_an_empty_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise AssertionError("an invariant does not hold")
+
+    stage = Stage()
+    async with stage.running():
+        await stage.submit()
+        for method in ("process", "evacuate"):
+            monkeypatch.setattr(stage.driver.core, method, broken)
+        await stage.answer()
+        assert stage.owner.events == ["attached", "failed all", "detached", "attached"]
+        assert stage.driver.num_losses == 0
+        await stage.submit(max_tokens=1, arrival=2)
+        await stage.answer()
+        assert len(stage.owner.token_ids) == 1
+    assert "an invariant does not hold" in caplog.text
+
+
+async def test_a_retired_executor_without_work_is_let_go_and_not_counted_as_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stage = Stage()
+    async with stage.running() as running:
+        stage.driver.retire(is_retired=True)
+        await settle()
+        assert running.done()
+    assert stage.owner.events == ["attached", "took 0 back", "detached"]
+    assert not stage.owner.fleet.cores
+    assert stage.driver.num_losses == 0
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize(
+    ("is_retired", "is_killed", "event"),
+    [
+        (True, False, "event=retired executor=virtual:1 requests=0"),
+        (True, True, "event=retired executor=virtual:1 requests=1"),
+        (False, True, "event=executor_lost executor=virtual:1 requests=1"),
+    ],
+)
+async def test_the_log_says_lost_only_of_an_executor_that_was_not_retired(
+    is_retired: bool, is_killed: bool, event: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    stage = Stage()
+    async with stage.running():
+        await stage.submit(max_tokens=2)
+        if is_retired:
+            stage.driver.retire(is_retired=True)
+        if is_killed:
+            stage.session.lose()
+            await settle()
+        else:
+            await stage.answer(2)
+        assert stage.driver.num_losses == is_killed
+    gone = ("event=retired", "event=executor_lost")
+    assert [message for message in caplog.messages if message.startswith(gone)] == [event]
+
+
+async def test_an_executor_that_is_retired_while_it_is_attached_takes_no_groups() -> None:
+    stage = Stage()
+    waiting = stage.add()
+    stage.owner.when_adopted = lambda: stage.driver.retire(is_retired=True)
+    async with stage.running() as running:
+        assert running.done()
+    assert stage.owner.events == ["attached", "took 0 back", "detached"]
+    assert waiting in stage.owner.fleet.queue
+    assert not stage.session.sent
+
+
+async def test_a_retired_executor_ends_its_work_and_takes_no_more() -> None:
+    stage = Stage()
+    async with stage.running() as running:
+        await stage.submit(max_tokens=5)
+        await stage.answer()
+        stage.driver.retire(is_retired=True)
+        waiting = await stage.submit(arrival=2)
+        await stage.answer(3)
+        assert not running.done()
+        assert waiting in stage.owner.fleet.queue
+        await stage.answer()
+        assert running.done()
+    assert len(stage.owner.token_ids) == 5
+    assert waiting in stage.owner.fleet.queue
+    assert stage.driver.num_losses == 0
+
+
+async def test_an_executor_that_is_no_longer_retired_takes_groups_again() -> None:
+    stage = Stage()
+    async with stage.running() as running:
+        await stage.submit()
+        stage.driver.retire(is_retired=True)
+        waiting = await stage.submit(arrival=2)
+        stage.driver.retire(is_retired=False)
+        await stage.answer()
+        assert waiting not in stage.owner.fleet.queue
+        assert not running.done()
+
+
+async def test_a_retired_executor_that_is_lost_is_not_looked_for_again() -> None:
+    stage = Stage()
+    async with stage.running() as running:
+        await stage.submit()
+        stage.driver.retire(is_retired=True)
+        stage.session.lose()
+        await settle()
+        assert running.done()
+    assert stage.owner.events[-2:] == ["took 1 back", "detached"]
+    assert stage.driver.num_losses == 1
+
+
+async def test_a_driver_sleeps_while_nobody_waits_and_looks_again_and_again_while_somebody_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(executor_driver, "RECHECK_INTERVAL_S", 0.001)
+    stage = Stage()
+    was_asleep: list[bool] = []
+    async with stage.running():
+        was_asleep.append(stage.driver.is_asleep)
+        assert stage.driver.core is not None
+        stage.driver.core.takes_groups = False
+        group = await stage.submit()
+        was_asleep.append(stage.driver.is_asleep)
+        stage.driver.core.takes_groups = True  # and nobody says so
+        while group in stage.owner.fleet.queue:
+            await asyncio.sleep(0)
+        await settle()
+        was_asleep.append(stage.driver.is_asleep)
+    assert was_asleep == [True, False, True]
+    assert "woke sleepers" in stage.owner.events
+
+
+async def test_groups_that_can_never_go_on_are_reported_even_if_there_is_no_step() -> None:
+    stage = Stage()
+    async with stage.running():
+        assert stage.driver.core is not None
+        group = stage.add()
+        group.sequences = [replace(group.sequences[0]) for _ in range(stage.driver.core.limits.max_num_seqs + 1)]
+        group.has_run = True
+        stage.driver.work.set()
+        await settle()
+        assert not stage.session.sent
+        assert group not in stage.owner.fleet.queue
+        assert len(stage.owner.events) == 2
+
+
+@pytest.mark.parametrize("checks_batch_table", [False, True])
+async def test_steps_carry_a_digest_only_for_debugging(checks_batch_table: bool) -> None:
+    stage = Stage(checks_batch_table=checks_batch_table)
+    async with stage.running():
+        await stage.submit()
+        await stage.answer(3)
+        assert all((step.table_digest is not None) == checks_batch_table for step in stage.session.sent)
+        assert stage.driver.num_losses == 0
+
+
+# After a loss without a result -----------------------------------------------------------------------
+
+
+async def answer_probe(stage: Stage) -> None:
+    """Answer the steps of the probe that runs."""
+    session = stage.session
+    while stage.session is session:
+        await stage.answer()
+
+
+async def lose_without_a_result(stage: Stage) -> None:
+    """Lose an attachment whose first step is on its way."""
+    await stage.submit(max_tokens=5)
+    stage.session.lose()
+    await settle()
+
+
+async def test_an_executor_lost_without_a_result_runs_a_probe_and_then_one_group_until_a_step_has_finished() -> None:
+    stage = Stage()
+    async with stage.running():
+        await lose_without_a_result(stage)
+        assert (stage.driver.core, len(stage.client.sessions)) == (None, 2)
+        await answer_probe(stage)
+        assert stage.owner.events[-2:] == ["probe succeeded", "attached"]
+        assert stage.driver.core is not None
+        await stage.submit(arrival=2)
+        assert (stage.driver.core.is_probing, stage.driver.core.num_unfinished) == (True, 1)
+        await stage.answer()
+        assert (stage.driver.core.is_probing, stage.driver.core.num_unfinished) == (False, 2)
+        assert stage.driver.num_losses == 1
+
+
+async def test_a_probe_that_is_lost_costs_no_group_anything_and_counts_as_a_loss() -> None:
+    stage = Stage()
+    async with stage.running():
+        await lose_without_a_result(stage)
+        for num_losses in (1, 2, 3):
+            assert stage.driver.num_losses == num_losses
+            stage.session.lose()
+            await settle()
+        assert stage.owner.events.count("took 1 back") == 1
+        assert stage.owner.events.count("probe failed") == 3
+
+
+async def test_an_executor_lost_before_it_was_asked_for_anything_is_attached_again_without_a_probe() -> None:
+    stage = Stage()
+    async with stage.running():
+        stage.session.lose()
+        await settle()
+        assert stage.driver.core is not None
+        assert not stage.driver.core.is_probing
+
+
+async def test_an_executor_that_failed_is_left_alone_for_a_while_and_says_so() -> None:
+    stage = Stage(backoff=Backoff(100.0, 100.0))
+    stage.client.worker = FakeWorker()  # the same process each time
+    async with stage.running():
+        await lose_without_a_result(stage)
+        assert len(stage.client.sessions) == 1
+        assert re.fullmatch(
+            r"the connection is gone; it failed 1 time in a row before a first result, and is tried again in \d+\.\d s",
+            stage.driver.last_trouble,
+        )
+        stage.client.worker = FakeWorker()  # restarted
+        await settle()
+        assert len(stage.client.sessions) == 2
+
+
+# A step that hangs -----------------------------------------------------------------------------------
+
+
+async def until_lost(stage: Stage, num_losses: int) -> None:
+    async with asyncio.timeout(10):
+        while stage.driver.num_losses < num_losses:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_step_that_takes_much_longer_than_it_should_is_given_up_and_the_next_one_gets_more_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(executor_driver, "WATCH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(executor_driver, "HANG_AFTER_S", 0.02)
+    stage = Stage(1)
+    stage.client.worker = FakeWorker()
+    async with stage.running():
+        await stage.submit()
+        await asyncio.sleep(0.1)
+        assert stage.driver.num_losses == 0, "nothing is known of the first step"
+        assert stage.driver.core is not None
+        cost = stage.driver.core.step_cost
+        await stage.answer(3)
+        await until_lost(stage, 1)
+        assert stage.owner.events == ["attached", "took 1 back", "detached", "attached"]
+        assert stage.driver.core.step_cost is cost
+        assert cost.slack > 2.0
+        stage.client.worker = FakeWorker()
+        stage.session.lose()
+        await settle()
+        await answer_probe(stage)
+        assert stage.driver.core.step_cost is not cost, "another process may be slower"
+    assert "event=no_executor address=virtual:1 cause='step 4 hangs: it has been running for" in caplog.text
+
+
+async def test_a_step_does_not_hang_while_its_stream_is_being_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_driver, "WATCH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(executor_driver, "HANG_AFTER_S", 0.02)
+    stage = Stage(1)
+    async with stage.running():
+        await stage.submit()
+        stage.session._is_resuming = True
+        await stage.answer(3)
+        await asyncio.sleep(0.1)
+        assert stage.driver.num_losses == 0
+        stage.session._is_resuming = False
+        await until_lost(stage, 1)

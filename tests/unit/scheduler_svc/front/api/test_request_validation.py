@@ -1,0 +1,221 @@
+"""What a checked request holds, and every refusal that is not about groups (test_group_validation.py)."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.generation.v1 import generation_pb2
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
+from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.front.api.group_validation import hash_cache_salt
+from scheduler_svc.front.api.request_limits import RequestLimits
+from scheduler_svc.front.api.request_validation import ValidRequest, check_request_fields, validate_request
+from scheduler_svc.front.output import AnswerOptions
+from scheduler_svc.front.text.output_text import TextOptions
+from shared.errors import InvalidFieldError
+from shared.step import NO_LOGPROBS, SamplingRow
+
+LIMITS = RequestLimits(max_model_len=64, max_cached_tokens=64, vocab_size=100, max_num_seqs=8, max_beam_width=4)
+PROMPT = [1, 2, 3]
+
+
+def request(prompt: list[int] = PROMPT, **params: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=prompt),
+        sampling_params=generation_pb2.SamplingParams(**params),
+    )
+
+
+def validate(sent: pb.GenerateRequest, limits: RequestLimits = LIMITS) -> ValidRequest:
+    check_request_fields(sent)
+    return validate_request(sent, list(sent.token_ids.ids), limits)
+
+
+# What is valid ---------------------------------------------------------------------------------------
+
+
+def test_defaults_are_those_of_the_proto() -> None:
+    valid = validate(request())
+    assert (valid.sampling.temperature, valid.sampling.top_k, valid.sampling.top_p, valid.sampling.min_p) == (
+        1,
+        0,
+        1,
+        0,
+    )
+    assert valid.sampling.num_logprobs == NO_LOGPROBS
+    assert valid.stop_conditions == StopConditions()
+    assert valid.answer_options == AnswerOptions(1, 1, False, TextOptions())
+    assert (valid.num_sequences, valid.beam_search) == (1, None)
+    assert (valid.priority, valid.tenant, valid.cache_salt) == (0, "", 0)
+
+
+def test_every_sampling_field_arrives() -> None:
+    valid = validate(
+        request(
+            temperature=0.5,
+            top_k=4,
+            top_p=0.25,
+            min_p=0.125,
+            seed=2**64 - 1,
+            max_tokens=9,
+            stop=["END"],
+            stop_token_ids=[5, 6],
+            ignore_eos=True,
+            include_stop_str_in_output=True,
+            skip_special_tokens=False,
+            logprobs=0,
+            n=2,
+        )
+    )
+    assert valid.sampling == SamplingRow(0.5, 4, 0.25, 0.125, 2**64 - 1, 0, 0)
+    assert valid.stop_conditions == StopConditions(9, frozenset({5, 6}), ignore_eos=True)
+    assert valid.answer_options == AnswerOptions(2, 2, True, TextOptions(("END",), True, False))
+
+
+def test_a_request_without_id_and_seed_gets_both() -> None:
+    first, second = validate(request()), validate(request())
+    assert first.request_id != second.request_id
+    assert first.sampling.seed != second.sampling.seed
+
+
+def test_best_of_above_n_is_sampled_with_logprobs_that_are_not_returned() -> None:
+    valid = validate(request(n=2, best_of=5))
+    assert (valid.num_sequences, valid.sampling.num_logprobs) == (5, 0)
+    assert valid.answer_options == AnswerOptions(2, 5, False, TextOptions())
+    assert valid.answer_options.is_ranked
+
+
+def test_best_of_equal_to_n_is_plain_sampling() -> None:
+    valid = validate(request(n=3, best_of=3))
+    assert (valid.num_sequences, valid.sampling.num_logprobs) == (3, NO_LOGPROBS)
+    assert not valid.answer_options.is_ranked
+
+
+@pytest.mark.parametrize("logprobs", [{}, {"logprobs": 0}])
+def test_a_beam_search_samples_nothing(logprobs: dict[str, Any]) -> None:
+    never = generation_pb2.EARLY_STOPPING_NEVER
+    valid = validate(request(beam_width=4, n=2, length_penalty=0.5, early_stopping=never, seed=3, **logprobs))
+    assert valid.beam_search == BeamSearchParams(4, 2, 0.5, EarlyStopping.NEVER)
+    assert (valid.num_sequences, valid.sampling) == (1, SamplingRow())
+    assert valid.answer_options == AnswerOptions(2, 0, bool(logprobs), TextOptions())
+    assert valid.answer_options.is_ranked
+
+
+def test_a_group_gets_all_that_was_asked_for() -> None:
+    sent = request(n=2, best_of=3, max_tokens=7)
+    sent.request_id, sent.priority, sent.tenant, sent.cache_salt = "mine", -5, "red", "secret"
+    valid = validate(sent)
+    group = valid.to_group(arrival=11, max_model_len=32)
+    assert (group.request_id, group.prompt_token_ids.tolist(), group.arrival) == ("mine", PROMPT, 11)
+    assert group.prompt_token_ids.dtype == np.int32
+    assert (group.sampling, group.stop_conditions) == (valid.sampling, StopConditions(max_tokens=7, accepted_len=10))
+    assert (group.num_sequences, len(group.sequences), group.beam_search) == (3, 3, None)
+    assert (group.priority, group.tenant, group.cache_salt) == (-5, "red", hash_cache_salt("red", "secret"))
+
+
+def test_a_group_of_beams_gets_its_search() -> None:
+    group = validate(request(beam_width=2)).to_group(arrival=0, max_model_len=32)
+    assert (group.num_sequences, group.beam_search) == (1, BeamSearchParams(2))
+
+
+def test_more_tokens_than_fit_in_an_int_are_asked_for_in_vain() -> None:
+    max_tokens = validate(request(max_tokens=2**32 - 1)).stop_conditions.max_tokens
+    assert max_tokens is not None
+    assert max_tokens + LIMITS.max_model_len < 2**31
+
+
+# What is not -----------------------------------------------------------------------------------------
+
+LONG = "x" * 1025
+RULES: dict[str, tuple[pb.GenerateRequest, str]] = {
+    "no prompt": (pb.GenerateRequest(), "prompt is absent; it must be one of text, token_ids and messages"),
+    "empty prompt": (request([]), "token_ids is empty; it must be at least 1 token long"),
+    "long prompt": (
+        request([1] * 64),
+        "token_ids is 64 tokens long; it must be at most 63 tokens long "
+        "(max_model_len is 64, and one token is left for the output)",
+    ),
+    "token beyond the vocabulary": (
+        request([1, 100]),
+        "token_ids is a list with token id 100; it must be ids from 0 to 99",
+    ),
+    "negative token": (request([-1]), "token_ids is a list with token id -1; it must be ids from 0 to 99"),
+    "long request_id": (
+        pb.GenerateRequest(request_id="x" * 257, text="a"),
+        "request_id is 257 characters long; it must be at most 256 characters long",
+    ),
+    "temperature": (request(temperature=-1.0), "sampling_params.temperature is -1; it must be from 0 to 100"),
+    "temperature NaN": (request(temperature=math.nan), "sampling_params.temperature is nan; it must be from 0 to 100"),
+    "top_p 0": (request(top_p=0.0), "sampling_params.top_p is 0; it must be above 0 and at most 1"),
+    "top_p above 1": (request(top_p=1.5), "sampling_params.top_p is 1.5; it must be above 0 and at most 1"),
+    "min_p": (request(min_p=2.0), "sampling_params.min_p is 2; it must be from 0 to 1"),
+    "top_k": (request(top_k=2**31), "sampling_params.top_k is 2147483648; it must be from 0 to 2147483647"),
+    "max_tokens 0": (request(max_tokens=0), "sampling_params.max_tokens is 0; it must be at least 1"),
+    "many stop tokens": (
+        request(stop_token_ids=[1] * 65),
+        "sampling_params.stop_token_ids is 65 ids long; it must be at most 64 ids long",
+    ),
+    "stop token beyond the vocabulary": (
+        request(stop_token_ids=[100]),
+        "sampling_params.stop_token_ids is a list with token id 100; it must be ids from 0 to 99",
+    ),
+    "many stop strings": (
+        request(stop=["a"] * 17),
+        "sampling_params.stop is 17 strings; it must be at most 16 strings",
+    ),
+    "empty stop string": (
+        request(stop=[""]),
+        "sampling_params.stop is a list with a string of 0 characters; it must be strings of 1 to 1024 characters",
+    ),
+    "long stop string": (
+        request(stop=[LONG]),
+        "sampling_params.stop is a list with a string of 1025 characters; it must be strings of 1 to 1024 characters",
+    ),
+    "logprobs of alternatives": (
+        request(logprobs=21),
+        "sampling_params.logprobs is 21; it must be from 0 to 20",
+    ),
+    "logprobs of alternatives of beams": (
+        request(logprobs=5, beam_width=2),
+        "sampling_params.logprobs is 5; it must be 0 or unset with beam_width: beams have no alternatives",
+    ),
+    "n": (request(n=9), "sampling_params.n is 9; it must be from 1 to 8 (max_num_seqs: the outputs run at once)"),
+    "beam_width": (
+        request(beam_width=5),
+        "sampling_params.beam_width is 5; it must be from 2 to 4 (max_beam_width), or 0",
+    ),
+    "cache_salt": (
+        pb.GenerateRequest(token_ids=pb.TokenIds(ids=PROMPT), cache_salt="x" * 257),
+        "cache_salt is 257 characters long; it must be at most 256 characters long",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_is_wrong_is_refused_with_field_value_and_limit(name: str) -> None:
+    sent, sentence = RULES[name]
+    with pytest.raises(InvalidFieldError) as caught:
+        validate(sent)
+    assert str(caught.value) == sentence
+
+
+UNSUPPORTED: dict[str, pb.GenerateRequest] = {
+    "lora_adapter": pb.GenerateRequest(text="a", lora_adapter="x"),
+    "sampling_params.grammar": request(grammar=generation_pb2.Grammar(regex="a")),
+}
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED)
+def test_what_is_not_supported_is_refused_and_not_ignored(field: str) -> None:
+    with pytest.raises(InvalidFieldError, match="it must be unset: this release does not support it") as caught:
+        check_request_fields(UNSUPPORTED[field])
+    assert caught.value.field == field
+
+
+def test_a_small_cache_is_named_as_the_cause() -> None:
+    small = RequestLimits(64, 32, 100, 8, 4)
+    with pytest.raises(InvalidFieldError, match=r"at most 31 tokens long \(the size of the KV cache is 32, "):
+        validate(request([1] * 32), small)

@@ -1,0 +1,318 @@
+"""From a GenerateRequest to the events of its stream, with an engine that the test plays itself."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc.aio
+import numpy as np
+import pytest
+
+from octavo.generation.v1 import generation_pb2
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.core.beam_search import Hypothesis
+from scheduler_svc.core.stop_conditions import FinishReason
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.executors.served_model import ServedModel
+from scheduler_svc.front.access import identity
+from scheduler_svc.front.api import servicer as generation_servicer
+from scheduler_svc.front.api.request_body import RequestBody
+from scheduler_svc.front.api.request_limits import RequestLimits
+from scheduler_svc.front.api.request_validation import ValidRequest
+from scheduler_svc.front.api.servicer import GenerationServicer
+from scheduler_svc.front.request import Request
+from shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError, RequestAbortedError, RequestExistsError
+from tests.support.tokenizers import byte_level_backend, make_tokenizer
+
+TOKENIZER = make_tokenizer(byte_level_backend())
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+Context = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
+
+
+class PlayedEngine:
+    """Queues requests for the test to play; none of their tokens comes by itself."""
+
+    def __init__(self) -> None:
+        info = SimpleNamespace(max_model_len=64, max_cached_tokens=64, vocab_size=256, eos_token_ids=(0,))
+        self.model = SimpleNamespace(info=info, tokenizer=TOKENIZER, max_model_len=64, max_num_seqs=8)
+        self.settings = SimpleNamespace(max_beam_width=4, tenants=frozenset({"", "red"}), has_priorities=False)
+        self.submitted: asyncio.Queue[Request] = asyncio.Queue()
+        self.aborted: list[str] = []
+        self.abort_errors: list[OctavoServiceError | None] = []
+        self.crowded_tenant: str | None = None
+        self.num_checked = 0
+        self.requests: dict[str, Request] = {}
+
+    @contextmanager
+    def checking(self, request_id: str, tenant: str) -> Iterator[SimpleNamespace]:
+        if tenant == self.crowded_tenant:
+            raise QueueFullError(1, 1.0, tenant)
+        self.num_checked += 1
+        try:
+            yield self.model
+        finally:
+            self.num_checked -= 1
+
+    def submit(self, valid: ValidRequest, checked_for: SimpleNamespace) -> Request:
+        assert checked_for is self.model
+        assert not self.num_checked, "it counts as checked and as submitted"
+        request = Request(valid.to_group(arrival=1, max_model_len=32), valid.answer_options, TOKENIZER, 0.0)
+        self.submitted.put_nowait(request)
+        return request
+
+    def abort(self, request_id: str, error: OctavoServiceError | None = None) -> bool:
+        self.aborted.append(request_id)
+        self.abort_errors.append(error)
+        return True
+
+
+@pytest.fixture
+def engine() -> PlayedEngine:
+    return PlayedEngine()
+
+
+class TimedContext:
+    """A call with a deadline; None: without one."""
+
+    def __init__(self, remaining_s: float | None) -> None:
+        self._remaining_s = remaining_s
+
+    def time_remaining(self) -> float | None:
+        return self._remaining_s
+
+
+def generate(
+    engine: PlayedEngine, *, remaining_s: float | None = None, **params: Any
+) -> AsyncIterator[pb.GenerateResponse]:
+    servicer = GenerationServicer(cast("Engine", engine))
+    request = pb.GenerateRequest(request_id="a", text="Why?", sampling_params=generation_pb2.SamplingParams(**params))
+    return servicer.Generate(request, cast("Context", TimedContext(remaining_s)))
+
+
+async def accepted(engine: PlayedEngine, events: AsyncIterator[pb.GenerateResponse]) -> Request:
+    """Take the first event; return the live request behind it."""
+    assert (await anext(events)).accepted == pb.Accepted(request_id="a", num_prompt_tokens=4)
+    return engine.submitted.get_nowait()
+
+
+def push_text(request: Request, output_index: int, text: str, logprob: float | None = None) -> None:
+    for token_id in text.encode():
+        request.push(output_index, token_id, logprob)
+
+
+async def test_a_request_holds_a_place_in_the_queue_while_it_is_tokenized(
+    engine: PlayedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenize, held = generation_servicer.tokenize, []
+
+    def watched(request: pb.GenerateRequest, model: ServedModel, limits: RequestLimits) -> object:
+        held.append(engine.num_checked)
+        return tokenize(request, model, limits)
+
+    monkeypatch.setattr(generation_servicer, "tokenize", watched)
+    await accepted(engine, generate(engine))
+    assert held == [1]
+    assert engine.num_checked == 0
+
+
+@contextmanager
+def held_checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Let no check go on in its thread until the event is set."""
+    tokenize, may_go_on = generation_servicer.tokenize, threading.Event()
+
+    def held(request: pb.GenerateRequest, model: ServedModel, limits: RequestLimits) -> object:
+        may_go_on.wait()
+        return tokenize(request, model, limits)
+
+    monkeypatch.setattr(generation_servicer, "tokenize", held)
+    try:
+        yield may_go_on
+    finally:
+        may_go_on.set()
+
+
+@pytest.mark.parametrize(("tenant", "is_aborted"), [(None, True), ("", True), ("red", False)])
+async def test_an_abort_while_the_prompt_is_checked_ends_the_request(
+    engine: PlayedEngine, monkeypatch: pytest.MonkeyPatch, tenant: str | None, is_aborted: bool
+) -> None:
+    servicer = GenerationServicer(cast("Engine", engine))
+    with held_checks(monkeypatch) as may_go_on:
+        request, context = pb.GenerateRequest(request_id="a", text="Why?"), cast("Context", TimedContext(None))
+        events = servicer.Generate(request, context)
+        answer = asyncio.ensure_future(anext(events))
+        while not engine.num_checked:
+            await asyncio.sleep(0)
+        with pytest.raises(RequestExistsError, match="'a'"):  # the id is taken already
+            await anext(servicer.Generate(pb.GenerateRequest(request_id="a", text="b"), cast("Context", None)))
+        token = identity._identity.set(identity.Identity(tenant))
+        said = await servicer.Abort(pb.AbortRequest(request_id="a"), cast("Any", None))
+        identity._identity.reset(token)
+        may_go_on.set()
+        assert said.was_live is is_aborted
+        if is_aborted:
+            with pytest.raises(RequestAbortedError, match="request 'a' was aborted"):
+                await answer
+            assert engine.submitted.empty()
+        else:
+            await answer
+            await cast("Any", events).aclose()
+    assert not servicer._checks.abort("a")  # its check is over
+
+
+async def test_a_tenant_whose_share_of_the_queue_is_full_is_refused_and_no_other(engine: PlayedEngine) -> None:
+    engine.crowded_tenant = "red"
+    servicer = GenerationServicer(cast("Engine", engine))
+    with pytest.raises(QueueFullError, match="of tenant 'red'"):
+        await anext(servicer.Generate(pb.GenerateRequest(text="Why?", tenant="red"), cast("Context", None)))
+    await accepted(engine, generate(engine))
+
+
+async def test_several_outputs_share_a_stream(engine: PlayedEngine) -> None:
+    events = generate(engine, n=2, stop=["!"])
+    request = await accepted(engine, events)
+    push_text(request, 1, "b")
+    push_text(request, 0, "a!")
+    assert (await anext(events)).delta == pb.OutputDelta(output_index=1, text="b", token_ids=b"b")
+    assert (await anext(events)).delta == pb.OutputDelta(output_index=0, text="a", token_ids=b"a!")
+    request.finish_output(1, STOP)
+    request.group.num_cached_tokens = 3
+    first = generation_pb2.Output(
+        output_index=0,
+        text="a",
+        token_ids=b"a!",
+        finish_reason=generation_pb2.FINISH_REASON_STOP,
+        stop_string="!",
+    )
+    second = generation_pb2.Output(
+        output_index=1,
+        text="b",
+        token_ids=b"b",
+        finish_reason=generation_pb2.FINISH_REASON_STOP,
+        stop_token_id=ord("b"),
+    )
+    usage = generation_pb2.Usage(num_prompt_tokens=4, num_output_tokens=3, num_cached_tokens=3)
+    assert (await anext(events)).finished == pb.RequestFinished(outputs=[first, second], usage=usage)
+    assert [event async for event in events] == []
+    assert engine.aborted == []
+
+
+async def test_the_best_outputs_come_ranked_with_what_ranked_them(engine: PlayedEngine) -> None:
+    events = generate(engine, n=1, best_of=2)
+    request = await accepted(engine, events)
+    push_text(request, 0, "aa", -1.0)
+    push_text(request, 1, "b", -0.5)
+    for index in range(2):
+        request.finish_output(index, LENGTH)
+
+    delta, last = [event async for event in events]
+    assert delta.delta == pb.OutputDelta(output_index=0, text="b", token_ids=b"b")
+    [output] = last.finished.outputs
+    assert (output.text, output.cumulative_logprob, list(output.logprobs)) == ("b", -0.5, [])
+    assert not output.HasField("beam_score")
+    assert last.finished.usage.num_output_tokens == 3
+
+
+async def test_beams_come_ranked_by_their_score(engine: PlayedEngine) -> None:
+    events = generate(engine, n=2, beam_width=4, logprobs=0)
+    request = await accepted(engine, events)
+    hypotheses = [
+        Hypothesis(np.frombuffer(text, np.uint8).astype(np.int32), np.full(len(text), -0.5, np.float32), score, LENGTH)
+        for text, score in ((b"ab", -0.5), (b"c", -0.75))
+    ]
+    request.finish_search(hypotheses)
+
+    first, second, last = [event async for event in events]
+    assert first.delta == pb.OutputDelta(output_index=0, text="ab", token_ids=b"ab", logprobs=[-0.5, -0.5])
+    assert second.delta == pb.OutputDelta(output_index=1, text="c", token_ids=b"c", logprobs=[-0.5])
+    outputs = last.finished.outputs
+    assert [(output.beam_score, output.cumulative_logprob) for output in outputs] == [(-0.5, -1.0), (-0.75, -0.5)]
+    assert [list(output.logprobs) for output in outputs] == [[-0.5, -0.5], [-0.5]]
+    assert last.finished.usage.num_output_tokens == 3
+
+
+async def test_a_failure_of_a_request_ends_the_call_with_it(engine: PlayedEngine) -> None:
+    events = generate(engine, n=2)
+    request = await accepted(engine, events)
+    request.fail(RequestAbortedError("aborted"))
+    with pytest.raises(RequestAbortedError):
+        await anext(events)
+    assert engine.aborted == []
+
+
+@pytest.mark.parametrize(
+    ("remaining_s", "cause"),
+    [
+        (None, generation_servicer.CLIENT_LEFT),
+        (3.5, generation_servicer.CLIENT_LEFT),
+        (0.0, generation_servicer.DEADLINE_PASSED),
+        (-0.1, generation_servicer.DEADLINE_PASSED),
+    ],
+)
+async def test_a_client_that_leaves_before_the_last_output_aborts_the_request(
+    engine: PlayedEngine, remaining_s: float | None, cause: str
+) -> None:
+    events = generate(engine, n=2, remaining_s=remaining_s)
+    request = await accepted(engine, events)
+    push_text(request, 0, "a")
+    request.finish_output(0, LENGTH)
+    await anext(events)
+    await cast("Any", events).aclose()
+    assert engine.aborted == ["a"]
+    assert [str(error) for error in engine.abort_errors] == [cause]
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("sampling_params.n", "from 1 to 8 .max_num_seqs"),
+        ("sampling_params.beam_width", "from 2 to 4 .max_beam_width"),
+        ("tenant", "one of the 2 tenants"),
+        ("priority", "order of arrival"),
+    ],
+)
+async def test_the_servers_limits_bound_the_request(field: str, message: str, engine: PlayedEngine) -> None:
+    request = pb.GenerateRequest(text="Why?")
+    match field.rpartition(".")[2]:
+        case "n":
+            request.sampling_params.n = 9
+        case "beam_width":
+            request.sampling_params.beam_width = 5
+        case "tenant":
+            request.tenant = "green"
+        case "priority":
+            request.priority = 1
+    events = GenerationServicer(cast("Engine", engine)).Generate(request, cast("Context", None))
+    with pytest.raises(InvalidFieldError, match=message) as caught:
+        await anext(events)
+    assert caught.value.field == field
+    assert engine.submitted.empty()
+
+
+@pytest.mark.parametrize(("num_characters", "is_in_thread"), [(10, False), (20_000, True)])
+async def test_only_a_small_request_is_read_on_the_event_loop(
+    engine: PlayedEngine, monkeypatch: pytest.MonkeyPatch, num_characters: int, is_in_thread: bool
+) -> None:
+    decode, read_by = RequestBody.decode, []
+
+    def watched(self: RequestBody[Any], *args: Any) -> object:
+        read_by.append((threading.current_thread(), engine.num_checked))
+        return decode(self, *args)
+
+    monkeypatch.setattr(RequestBody, "decode", watched)
+    content = pb.GenerateRequest(text="a" * num_characters, request_id="a").SerializeToString()
+    events = GenerationServicer(cast("Engine", engine)).Generate(
+        RequestBody(content, pb.GenerateRequest), cast("Context", TimedContext(None))
+    )
+    if is_in_thread:
+        with pytest.raises(InvalidFieldError, match=r"^text is 20000 "):
+            await anext(events)
+    else:
+        await anext(events)
+    [(thread, num_waiting)] = read_by
+    assert (thread is not threading.main_thread()) is is_in_thread
+    assert num_waiting == 1, "who is being read counts as waiting"
+    assert engine.num_checked == 0

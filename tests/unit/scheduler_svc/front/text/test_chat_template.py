@@ -1,0 +1,201 @@
+import time
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from scheduler_svc.front.text import chat_template
+from scheduler_svc.front.text.chat_template import ChatTemplate
+from scheduler_svc.front.text.tokenizer import Tokenizer
+from shared.errors import InvalidFieldError
+from tests.support.tokenizers import BOS, EOS, byte_level_backend, tokenizer_files
+
+LLAMA3_LIKE = """{{- bos_token }}
+{%- if custom_tools is defined %}
+    {%- set tools = custom_tools %}
+{%- endif %}
+{%- if not tools is defined %}
+    {%- set tools = none %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|header|>system<|/header|>\\n\\n" + system_message + eos_token }}
+{%- for message in messages %}
+    {{- '<|header|>' + message['role'] + '<|/header|>\\n\\n' + message['content'] | trim + eos_token }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|header|>assistant<|/header|>\\n\\n' }}
+{%- endif %}
+"""
+
+LOOP_CONTROLS = """{% for m in messages %}
+{% if m.role == 'skip' %}
+{% continue %}
+{% endif %}
+{% if loop.index > 3 %}{% break %}{% endif %}
+{{ loop.index0 }}/{{ loop.length }}{{ ' last' if loop.last }} {{ m.content }} {{ loop.previtem.role if not loop.first }}
+{% else %}nobody{% endfor %}"""
+
+STRICT_ROLES = """{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Roles must alternate') }}{% endif %}[{{ m.role }}] {{ m.content }}
+{% endfor %}"""
+
+ODDS_AND_ENDS = """{% macro turn(m) %}<{{ m.role | upper }}>{{ caller() if caller else '' }}{% endmacro %}
+{% set ns = namespace(n=0) %}{% for m in messages if m.content %}{% set ns.n = ns.n + 1 %}{{ turn(m) }}
+{{ m | tojson }} {{ m.content | tojson(indent=2) }} {{ "%s-%03d" % (m.role, ns.n) }} {{ "=" * 3 ~ ns.n ** 2 }}
+{% generation %}{{ m.content.strip().split(' ')[-1] }}{% endgeneration %}{% endfor %}
+{% set both %}{{ pad_token }}|{{ missing }}|{{ tools }}|{{ documents is none }}{% endset %}{{ both }}
+{{ strftime_now('%Y') }} {{ dict(a=1).items() | list }} {{ messages | map(attribute='role') | join(',') }}"""
+
+CONVERSATIONS = {
+    "one": [("user", "hi")],
+    "system": [("system", " be <good> & 'kind' "), ("user", "hi"), ("assistant", "ok ok"), ("user", "bye 🦊")],
+    "injected": [("user", f"a{EOS}b"), ("assistant", ""), ("skip", "s"), ("user", "{{ bos_token }}"), ("user", "x")],
+}
+
+
+def render(source: str, messages: list[tuple[str, str]] | None = None) -> str:
+    template = ChatTemplate(source, {"bos_token": BOS, "eos_token": EOS})
+    return template.render([("user", "hi")] if messages is None else messages)
+
+
+def peer(directory: Path) -> Any:
+    """The same files, loaded by transformers."""
+    return PreTrainedTokenizerFast.from_pretrained(str(directory))
+
+
+def as_dicts(messages: list[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in messages]
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS)
+@pytest.mark.parametrize("source", [LLAMA3_LIKE, LOOP_CONTROLS, STRICT_ROLES, ODDS_AND_ENDS])
+def test_text_and_token_ids_are_those_of_transformers(
+    source: str, messages: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    files = tokenizer_files(byte_level_backend(), source)
+    for file in files:
+        (tmp_path / file.name).write_bytes(file.content)
+    reference = peer(tmp_path)
+    try:
+        expected_text = reference.apply_chat_template(as_dicts(messages), tokenize=False, add_generation_prompt=True)
+    except jinja2.TemplateError as error:
+        assert source == STRICT_ROLES
+        with pytest.raises(InvalidFieldError, match=str(error)):
+            render(source, messages)
+        return
+    expected_ids = reference.apply_chat_template(as_dicts(messages), add_generation_prompt=True)["input_ids"]
+
+    assert render(source, messages) == expected_text
+    assert Tokenizer(files).render_chat(messages) == expected_ids
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_demo_model_gets_the_prompts_of_transformers(demo_model: Path, messages: list[tuple[str, str]]) -> None:
+    reference = peer(demo_model)
+    tokenizer = Tokenizer.from_directory(demo_model)
+
+    expected = reference.apply_chat_template(as_dicts(messages), add_generation_prompt=True)["input_ids"]
+
+    assert tokenizer.render_chat(messages) == expected
+    assert tokenizer.encode(messages[0][1]) == reference(messages[0][1])["input_ids"]
+
+
+def test_refusal_of_the_template_names_the_field_and_says_why() -> None:
+    with pytest.raises(InvalidFieldError, match="Roles must alternate") as caught:
+        render(STRICT_ROLES, [("user", "a"), ("user", "b")])
+
+    assert caught.value.field == "messages"
+    assert "user, user" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[7].role }}",
+        "{{ 1 // 0 }}",
+        "{{ messages | sum }}",
+        "{{ 'a'.index('b') }}",
+        "{{ [] | first | upper | list | random + 1 }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{% include 'file' %}",
+        "{{ 'a' | truncate(1) }}",
+        "{% for m in 5 %}{% endfor %}",
+    ],
+)
+def test_failure_inside_a_template_is_the_request_s_error(source: str) -> None:
+    with pytest.raises(InvalidFieldError, match="chat template"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ namespace(__class__=1) }}",
+        "{% set ns = namespace() %}{% set ns.__call__ = 1 %}",
+        "{{ raise_exception.__globals__ }}{{ (raise_exception | attr('__globals__')).json }}",
+        "{{ '{0.__class__}'.format(1).x.y }}",
+    ],
+)
+def test_sandbox_keeps_a_template_from_python_s_internals(source: str) -> None:
+    with pytest.raises(InvalidFieldError):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ 10 ** 10 * [1] }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ '%99999999999d' % 1 }}",
+        "{{ '%*d' % (99999999999, 1) }}",
+        "{{ 'a'.ljust(99999999999) }}",
+        "{{ range(99999999) }}",
+        "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=9) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}"
+        "{% set ns.x = y %}{% endfor %}",
+        "{% macro two(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(x='a') %}"
+        "{% for i in range(60) %}{% set ns.x = two(ns.x) %}{% endfor %}",
+        "{% set x = 'a' * 1000000 %}{% for i in range(1000) %}{{ x }}{% endfor %}",
+    ],
+)
+def test_template_that_explodes_ends_with_an_error(source: str) -> None:
+    with pytest.raises(InvalidFieldError):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set r = range(99999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
+        "{% set r = range(99999) %}{% for a in r recursive %}{{ loop(r) if loop.depth < 9 }}{% endfor %}",
+        "{% for a in range(99999) %}{% set x = range(99999) | sum %}{% endfor %}",
+    ],
+)
+def test_template_that_does_not_end_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDER_CPU_S", 0.1)
+    started_s = time.thread_time()
+
+    with pytest.raises(InvalidFieldError, match="takes longer than"):
+        render(source)
+
+    assert time.thread_time() - started_s < 5
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{% for a in b %}" * 30 + "{% endfor %}" * 30, "{{ (" + "(" * 5000])
+def test_source_that_is_no_template_is_a_template_error(source: str) -> None:
+    with pytest.raises(jinja2.TemplateError):
+        ChatTemplate(source, {})

@@ -1,0 +1,146 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import processors
+
+from scheduler_svc.front.text.tokenizer import Tokenizer
+from shared.errors import InvalidFieldError, TokenizerFileError
+from shared.executor_info import TokenizerFile
+from tests.support.tokenizers import BOS, EOS, byte_level_backend, make_tokenizer, tokenizer_files
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}{{ eos_token }}{% endfor %}"
+
+
+def config_file(**config: object) -> TokenizerFile:
+    return TokenizerFile("tokenizer_config.json", json.dumps({"bos_token": BOS, "eos_token": EOS, **config}).encode())
+
+
+def with_bos() -> TokenizerFile:
+    backend = byte_level_backend()
+    bos = backend.token_to_id(BOS)
+    backend.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, bos)])
+    backend.enable_truncation(3)
+    backend.enable_padding(length=8)
+    return TokenizerFile("tokenizer.json", backend.to_str().encode())
+
+
+def test_encode_adds_special_tokens_and_never_cuts_or_pads() -> None:
+    tokenizer = Tokenizer((with_bos(),))
+
+    token_ids = tokenizer.encode("hello")
+
+    assert token_ids == [tokenizer.id_of(BOS), *b"hello"]
+    assert tokenizer.decode(token_ids, skip_special_tokens=True) == "hello"
+    assert tokenizer.decode(token_ids, skip_special_tokens=False) == f"{BOS}hello"
+
+
+def test_render_chat_adds_no_special_tokens_but_recognises_those_in_the_text() -> None:
+    tokenizer = Tokenizer((with_bos(), config_file(chat_template=TEMPLATE)))
+    bos, eos = tokenizer.id_of(BOS), tokenizer.id_of(EOS)
+
+    assert tokenizer.render_chat([("u", "hi")]) == [bos, *b"u:hi", eos]
+    assert tokenizer.special_token_ids == {bos, eos}
+
+
+def test_template_file_comes_before_the_configured_template() -> None:
+    files = (*tokenizer_files(byte_level_backend(), TEMPLATE), TokenizerFile("chat_template.jinja", b"file"))
+
+    assert Tokenizer(files).render_chat([("user", "hi")]) == list(b"file")
+
+
+def test_default_is_taken_from_a_list_of_templates() -> None:
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+    tokenizer = Tokenizer((with_bos(), config_file(chat_template=named)))
+
+    assert tokenizer.render_chat([("user", "hi")]) == list(b"yes")
+
+
+def test_list_without_default_is_no_template() -> None:
+    template = [{"name": "tool_use", "template": "no"}]
+
+    assert not Tokenizer((with_bos(), config_file(chat_template=template))).has_chat_template
+
+
+def test_special_tokens_map_serves_older_models() -> None:
+    special_tokens = TokenizerFile("special_tokens_map.json", json.dumps({"bos_token": {"content": BOS}}).encode())
+    tokenizer = Tokenizer((with_bos(), special_tokens, TokenizerFile("chat_template.jinja", b"{{ bos_token }}")))
+
+    assert tokenizer.render_chat([]) == [tokenizer.id_of(BOS)]
+
+
+def test_without_a_template_messages_are_refused_with_what_to_use_instead() -> None:
+    tokenizer = make_tokenizer(byte_level_backend())
+
+    assert not tokenizer.has_chat_template
+    with pytest.raises(InvalidFieldError, match="text or token_ids") as caught:
+        tokenizer.render_chat([("user", "hi")])
+    assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ((config_file(),), "tokenizer.json is missing"),
+        ((TokenizerFile("tokenizer.json", b"{}"),), "tokenizer.json is not a tokenizer: "),
+        ((TokenizerFile("tokenizer.json", b"\xff"),), "tokenizer.json is not a tokenizer: "),
+        ((with_bos(), TokenizerFile("tokenizer_config.json", b"{")), "tokenizer_config.json is not JSON: "),
+        ((with_bos(), TokenizerFile("tokenizer_config.json", b"[]")), "tokenizer_config.json is not a JSON object"),
+        ((with_bos(), config_file(chat_template=7)), "tokenizer_config.json has a chat_template that is neither"),
+        ((with_bos(), config_file(chat_template="{% if %}")), "tokenizer_config.json holds no valid chat template: "),
+        ((with_bos(), TokenizerFile("chat_template.jinja", b"{{")), "chat_template.jinja holds no valid chat template"),
+        ((with_bos(), TokenizerFile("chat_template.jinja", b"\xff")), "chat_template.jinja is not UTF-8: "),
+        ((with_bos(), TokenizerFile("special_tokens_map.json", b"[" * 100_000)), "special_tokens_map.json is not JSON"),
+    ],
+)
+def test_broken_file_is_named_in_one_sentence(files: tuple[TokenizerFile, ...], sentence: str) -> None:
+    with pytest.raises(TokenizerFileError) as caught:
+        Tokenizer(files)
+
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+def test_directory_gives_the_same_as_its_files(tmp_path: Path) -> None:
+    for file in tokenizer_files(byte_level_backend(), TEMPLATE):
+        (tmp_path / file.name).write_bytes(file.content)
+
+    tokenizer = Tokenizer.from_directory(tmp_path)
+
+    assert tokenizer.vocab_size == 258
+    assert tokenizer.render_chat([("u", "hi")]) == [256, *b"u:hi", 257]
+
+
+def test_directory_without_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerFileError, match=r"tokenizer\.json does not exist") as caught:
+        Tokenizer.from_directory(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_import_brings_neither_torch_nor_transformers() -> None:
+    code = (
+        "import scheduler_svc.front.text.output_text, sys; "
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.model
+def test_demo_model_in_memory_is_small(demo_model: Path) -> None:
+    code = f"""
+from scheduler_svc.front.text.tokenizer import Tokenizer
+tokenizer = Tokenizer.from_directory({str(demo_model)!r})
+tokenizer.render_chat([("user", tokenizer.decode(tokenizer.encode("hello"), True))])
+from pathlib import Path
+status = Path("/proc/self/status").read_text()  # ru_maxrss would count the process that started this one
+print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+"""
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert int(done.stdout) * 1024 < 150 * 2**20  # of the 250 MiB that the whole scheduler may take

@@ -1,0 +1,94 @@
+"""What is counted of tokens, steps and ends."""
+
+import pytest
+
+from scheduler_svc.core.stop_conditions import FinishReason
+from scheduler_svc.telemetry.meter import Meter
+from scheduler_svc.telemetry.step_log import LoggedStep
+from shared.batch_table import BatchTable
+from shared.errors import RequestAbortedError, UnavailableError
+from shared.step import Step, StepResult, TableDelta, no_slots
+from tests.unit.scheduler_svc.front.test_request import push_text, sampled_request
+
+
+def processed_step(execute_us: int) -> LoggedStep:
+    """A step that was decided at second 10, sent at 11, answered at 15 and done with at 18."""
+    layout = BatchTable(1, 4, 4, 1).apply(TableDelta())
+    result = StepResult(1, 1, no_slots(), execute_duration_us=execute_us)
+    return LoggedStep(
+        Step(1, 1, TableDelta()),
+        layout,
+        result=result,
+        decided_at_s=10.0,
+        logged_at_s=11.0,
+        answered_at_s=15.0,
+        processed_at_s=18.0,
+    )
+
+
+def test_the_phases_of_a_step_add_up_to_all_of_it() -> None:
+    meter = Meter()
+    meter.step_processed(processed_step(execute_us=2_500_000))
+    sums = {phase: counts.sum for phase, counts in meter.step_durations.items()}
+    assert sums == {"schedule": 1.0, "wait": 1.5, "execute": 2.5, "process": 3.0}
+
+
+def test_an_executor_whose_clock_runs_fast_makes_no_negative_wait() -> None:
+    meter = Meter()
+    meter.step_processed(processed_step(execute_us=4_500_000))
+    assert meter.step_durations["wait"].sum == 0.0
+
+
+@pytest.mark.parametrize(
+    ("last_tokens_at_s", "num_gaps", "total_s"),
+    [
+        ([], 0, 0.0),
+        ([9.0, 9.0, 9.0], 3, 3.0),
+        ([9.0, 9.0, 4.0], 3, 8.0),
+        ([9.0, 10.0, 10.0], 1, 1.0),  # further outputs of one request, in the same step
+    ],
+)
+def test_the_gaps_of_a_step_are_counted(last_tokens_at_s: list[float], num_gaps: int, total_s: float) -> None:
+    meter = Meter()
+    meter.tokens_delivered(5, last_tokens_at_s, now_s=10.0)
+    assert meter.num_output_tokens == 5
+    assert meter.inter_token_latency.num_observed == num_gaps
+    assert meter.inter_token_latency.sum == pytest.approx(total_s)
+
+
+def test_a_finished_request_counts_with_its_reason_and_its_duration() -> None:
+    meter, request = Meter(), sampled_request()
+    push_text(request, 0, "a")
+    request.finish_output(0, FinishReason.LENGTH)
+    request.times.first_token_at_s, request.times.ended_at_s = 1.0, 2.0
+    meter.request_ended(request)
+    assert meter.num_finished == {"length": 1}
+    assert meter.request_duration.sum == 2.0
+    assert (meter.num_errors.total(), meter.num_recovered) == (0, 0)
+
+
+def test_a_failed_request_counts_with_its_code_and_has_no_duration() -> None:
+    meter, request = Meter(), sampled_request()
+    request.num_lost_executors = 1
+    request.fail(UnavailableError("gone"))
+    request.times.ended_at_s = 2.0
+    meter.request_ended(request)
+    assert meter.num_errors == {"UNAVAILABLE": 1}
+    assert meter.request_duration.num_observed == 0
+    assert (meter.num_finished.total(), meter.num_recovered) == (0, 0)
+
+
+def test_a_request_that_finished_after_a_loss_is_recovered() -> None:
+    meter, request = Meter(), sampled_request()
+    request.num_lost_executors = 1
+    request.finish_output(0, FinishReason.STOP)
+    meter.request_ended(request)
+    assert meter.num_recovered == 1
+
+
+def test_the_wait_of_a_request_that_never_got_a_token_counts_as_well() -> None:
+    meter, request = Meter(), sampled_request()
+    request.times.first_scheduled_at_s = 3.0
+    request.fail(RequestAbortedError("aborted"))
+    meter.request_ended(request)
+    assert meter.queue_time.sum == 3.0
