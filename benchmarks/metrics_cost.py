@@ -32,10 +32,12 @@ from scheduler_svc.core.policy import FcfsPolicy
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.engine.interface import EngineRequest
+from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.front.api.servicer import event_message
 from scheduler_svc.front.output import AnswerOptions
-from scheduler_svc.front.request import Request
+from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.output_text import TextOptions
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.metrics import METRICS, scheduler_families
@@ -92,7 +94,7 @@ class _Unmetered(Meter):
 class _Unwatched(LiveRequests):
     """Live requests without times."""
 
-    def _note_progress(self, request: Request, *args: object) -> None:
+    def _note_progress(self, request: LiveRequest, *args: object) -> None:
         if request.has_ended:
             self._forget(request, 0.0)
         elif self.suspects.current is not None:
@@ -113,6 +115,7 @@ class Side:
         )
         self.meter = Meter()
         self.requests = LiveRequests(self.core.queue, lambda: None, self.meter)
+        self._responses: list[Response] = []
         self._step_log = StepLog(observe=self.meter.step_processed)
         unwatched = _Unwatched(WaitingQueue(FcfsPolicy()), lambda: None, _Unmetered())
         for number in range(num_sequences):
@@ -123,8 +126,10 @@ class Side:
                 stop_conditions=StopConditions(None, ignore_eos=True),
                 arrival=number,
             )
-            options = AnswerOptions(1, 1, False, TextOptions())
-            request = Request(group, options, tokenizer, time.monotonic())
+            asked = EngineRequest(group.request_id, group.prompt_token_ids, group.sampling, group.stop_conditions)
+            response = Response(asked, AnswerOptions(1, 1, False, TextOptions()), tokenizer)
+            request = LiveRequest(group, response, time.monotonic())
+            self._responses.append(response)
             self.requests.add(request)
             unwatched.add(request)
         self._sets = ((unwatched, StepLog()), (self.requests, self._step_log))
@@ -145,8 +150,8 @@ class Side:
         answered_at_s = time.monotonic()
         requests.deliver(self.core.scheduler, self.core.scheduler.process(result))
         step_log.set_result(result, answered_at_s)
-        for request in self.requests.values():
-            _send_news(request)
+        for response in self._responses:
+            _send_news(response)
         return (scheduled_ns - begin_ns + time.thread_time_ns() - answered_ns) / 1000
 
 
@@ -155,10 +160,10 @@ class _PrintableCore(Core):
         return FIRST_ORDINARY_ID + 30 + super().random_tokens(num_tokens) % NUM_PRINTABLE
 
 
-def _send_news(request: Request) -> None:
+def _send_news(response: Response) -> None:
     """Make the message of what is new, as the request's stream does."""
     try:
-        request.next_delta().send(None)
+        response.next_delta().send(None)
     except StopIteration as done:
         event_message(done.value).SerializeToString()
 
@@ -222,20 +227,21 @@ def measure_end(side: Side) -> float:
     logger.setLevel(logging.INFO)
     logger.propagate = False
     try:
-        ended = list(side.requests.values())
-        for request in ended:
-            request.finish_output(0, FinishReason.LENGTH)
+        requests = list(side.requests.values())
+        for request in requests:
+            request.note_finished_output(0, FinishReason.LENGTH)
         times = []
-        for request in ended:
+        for request in requests:
             begin_ns = time.thread_time_ns()
-            side.meter.request_ended(request)
-            log_end(request)
+            ended = request.summary()
+            side.meter.request_ended(ended)
+            log_end(ended)
             times.append((time.thread_time_ns() - begin_ns) / 1000)
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagates
-    assert len(stream.getvalue().splitlines()) == len(ended)
+    assert len(stream.getvalue().splitlines()) == len(requests)
     return float(np.percentile(times, QUIET_PERCENTILE))
 
 

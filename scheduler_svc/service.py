@@ -6,7 +6,6 @@ import logging
 import secrets
 import socket
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
@@ -25,17 +24,16 @@ from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver import DriverSettings
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.served_model import CoreSettings
-from scheduler_svc.executors.session import ExecutorSession, SessionTimings
+from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.executors.tls import executor_tls, read_credentials
 from scheduler_svc.front.access.access_control import access_interceptors
 from scheduler_svc.front.api.request_body import KeepBodies
+from scheduler_svc.front.api.request_limits import FrontSettings
 from scheduler_svc.front.api.servicer import GenerationServicer
-from scheduler_svc.front.api.text_validation import TOKENIZER_FIX
 from scheduler_svc.front.api.vllm_engine import SERVICE_NAME as VLLM_ENGINE_SERVICE
 from scheduler_svc.front.api.vllm_engine import add_vllm_engine, generate_request_class
-from scheduler_svc.front.text.tokenizer import Tokenizer
+from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.telemetry.metrics import LOOP_LAG, scheduler_families
-from shared.events import Event
 from shared.exposure import warn_if_exposed
 from shared.grpc_metrics import CallMetrics
 from shared.grpc_server import GrpcServer, Port, Ports, probe_server, shut_down
@@ -83,13 +81,16 @@ class SchedulerService:
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
         health = Health([*client_services(config), ADMIN_SERVICE])
+        tokenizer = ModelTokenizer(config.tokenizer)
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
             functools.partial(executor_client, config, scheduler_id(config)),
             engine_settings(config),
-            TokenizerLoader(config.tokenizer),
+            tokenizer.load,
             health.set_ready,
         )
+        tracer = request_tracer(self._tracing)
+        self.generation = GenerationServicer(self.engine, tokenizer, front_settings(config), tracer)
         self._ports = Ports(self._main_server(config, health), self._other_ports(config, health))
 
     async def start(self) -> str:
@@ -157,10 +158,9 @@ class SchedulerService:
             interceptors=[*self._interceptors, KeepBodies(prompt_methods(config))],
             call_metrics=self._calls,
         )
-        generation = GenerationServicer(self.engine, request_tracer(self._tracing))
-        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(generation, port.server)
+        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, port.server)
         if config.vllm_engine:
-            add_vllm_engine(port.server, self.engine, generation, config.gateway_tenant)
+            add_vllm_engine(port.server, self.generation, config.gateway_tenant)
         return port
 
     def _other_ports(self, config: SchedulerConfig, health: Health) -> dict[str, Port]:
@@ -233,6 +233,15 @@ def executor_client(config: SchedulerConfig, own_id: str, address: str) -> Execu
     return ExecutorClient(address, own_id, timings, config.max_message_bytes, executor_tls(config))
 
 
+def front_settings(config: SchedulerConfig) -> FrontSettings:
+    """Return the front's part of the configuration."""
+    return FrontSettings(
+        max_beam_width=config.max_beam_width,
+        tenants=frozenset(config.weights_of_tenants) or None,
+        has_priorities=config.policy == "priority",
+    )
+
+
 def engine_settings(config: SchedulerConfig) -> EngineSettings:
     """Return the engine's part of the configuration."""
     core = CoreSettings(
@@ -257,31 +266,6 @@ def engine_settings(config: SchedulerConfig) -> EngineSettings:
         has_priorities=config.policy == "priority",
         max_waiting_requests=config.max_waiting_requests,
         max_waiting_requests_per_tenant=config.max_waiting_requests_per_tenant or config.max_waiting_requests,
-        max_beam_width=config.max_beam_width,
         tenant_weights=config.weights_of_tenants,
         orphan_timeout_s=config.orphan_timeout_s,
     )
-
-
-class TokenizerLoader:
-    """Makes the tokenizer from the operator's directory if there is one, else from the executor's files.
-
-    Raises: OctavoServiceError: the directory is broken (at construction, so that the process ends).
-    """
-
-    def __init__(self, directory: Path | None) -> None:
-        self._own = Tokenizer.from_directory(directory) if directory else None
-
-    async def __call__(self, session: ExecutorSession) -> Tokenizer:
-        """Return the tokenizer for the model of `session`."""
-        tokenizer, vocab_size = self._own, session.info.vocab_size
-        if tokenizer is None:
-            files = await session.get_tokenizer()
-            tokenizer = await asyncio.to_thread(Tokenizer, files)
-        if tokenizer.is_absent:
-            log.warning(Event("no_tokenizer", model=session.info.model_id, serves="token ids only", fix=TOKENIZER_FIX))
-        elif tokenizer.largest_id >= vocab_size:  # texts of unknown tokens are refused one by one
-            largest = tokenizer.largest_id
-            token = tokenizer.token_of(largest)
-            log.warning(Event("tokenizer_larger_than_model", token=token, token_id=largest, vocab_size=vocab_size))
-        return tokenizer

@@ -17,6 +17,13 @@ Float32Array = npt.NDArray[np.float32]
 # Stands in front of a word that is shorter than the longest one, and before the beginning of a history.
 NO_TOKEN = -1
 
+# The most that a request may have of each.
+MAX_BIASED_TOKENS = 300
+MAX_STOP_TOKEN_IDS = 64
+MAX_BANNED_TOKENS = 1024
+MAX_BANNED_WORDS = 64
+MAX_BANNED_WORD_TOKENS = 16
+
 _NO_TOKENS: Int32Array = np.empty(0, np.int32)
 _NO_BIASES: Float32Array = np.empty(0, np.float32)
 _NO_WORDS: Int32Array = np.empty((0, 2), np.int32)

@@ -15,9 +15,9 @@ from scheduler_svc.admin.state import Place, Places, num_output_tokens
 from scheduler_svc.core.admission import Obstacle, Wait
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.engine.ended_requests import EndedRequest
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.front.request import Request
+from scheduler_svc.engine.interface import EndedRequest
+from scheduler_svc.engine.live_request import LiveRequest
 from shared.wording import counted, duration_text
 
 MAX_EXECUTORS_IN_TEXT = 3
@@ -27,7 +27,7 @@ FITS = "fits, and waits for the token budget of a step"
 FITS_BEHIND = "fits, once those ahead are gone"
 
 
-def explain(engine: Engine, request: Request, now_s: float) -> pb.ExplainRequestResponse:
+def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainRequestResponse:
     """Say why a live request waits, or that it runs; `now_s` is the monotonic time."""
     place = Places(engine).of(request)
     core, group = place.core, request.group
@@ -101,7 +101,7 @@ def _lets_others_pass(obstacles: Sequence[Obstacle | None]) -> bool:
 # In numbers --------------------------------------------------------------------------------------
 
 
-def _explain_waiting(engine: Engine, request: Request, now_s: float, explained: pb.ExplainRequestResponse) -> None:
+def _explain_waiting(engine: Engine, request: LiveRequest, now_s: float, explained: pb.ExplainRequestResponse) -> None:
     group = request.group
     num_ahead = engine.queue.num_ahead_of(group)
     fits = _fits(engine, group, engine.fleet.obstacles(group, now_s), now_s)
@@ -223,14 +223,14 @@ def late_tokens_text(group: SequenceGroup) -> str:
     return f"{counted(num_late_tokens, 'token')} {verb} still on the way"
 
 
-def parked_text(request: Request, suspect: Request | None) -> str:
+def parked_text(request: LiveRequest, suspect: LiveRequest | None) -> str:
     """Say that a request is suspected, and whom it waits for."""
     lost = counted(request.num_losses, "time")
     other = f"{suspect.request_id!r}, suspected too, is" if suspect is not None else "others are"
     return f"parked: it is suspected to have broken an executor {lost}; {other} computed first"
 
 
-def running_text(request: Request, place: Place) -> str:
+def running_text(request: LiveRequest, place: Place) -> str:
     """Say how far a running request has come."""
     group, core = request.group, place.core
     assert core is not None, "what runs has a core"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from octavo.admin.v1 import admin_pb2
 from scheduler_svc.core.group_event import EventKind
-from scheduler_svc.engine.ended_requests import EndedRequest
+from scheduler_svc.engine.interface import EndedRequest
 from scheduler_svc.engine.request_life import LifeEvent
 from scheduler_svc.engine.request_times import RequestTimes
 from shared.wording import counted

@@ -19,8 +19,9 @@ from scheduler_svc.admin.state import Places, executor_state, request_state
 from scheduler_svc.admin.steps import step_state, step_summary
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.engine.ended_requests import NUM_KEPT_REQUESTS, EndedRequest
+from scheduler_svc.engine.ended_requests import NUM_KEPT_REQUESTS
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.interface import EndedRequest
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.telemetry.step_log import NUM_KEPT_STEPS
 from shared.errors import CallerError, InvalidFieldError, NoExecutorError, UnknownNameError

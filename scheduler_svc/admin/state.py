@@ -13,8 +13,8 @@ from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.swapping import NO_BLOCK
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.executors.driver import ExecutorDriver
-from scheduler_svc.front.request import Request
 
 SEQUENCE_STATUS: Mapping[SequenceStatus, "admin_pb2.SequenceStatus.ValueType"] = {
     SequenceStatus.WAITING: admin_pb2.SEQUENCE_STATUS_WAITING,
@@ -44,7 +44,7 @@ class Places:
             if driver.core is not None:
                 self._add_core(driver.address, driver.core)
 
-    def of(self, request: Request) -> Place:
+    def of(self, request: LiveRequest) -> Place:
         """Return where a live request is."""
         return self._places.get(request.group) or Place(admin_pb2.REQUEST_STATUS_WAITING)
 
@@ -97,7 +97,7 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
     return state
 
 
-def request_state(request: Request, place: Place, now_s: float, *, is_whole: bool = True) -> admin_pb2.RequestState:
+def request_state(request: LiveRequest, place: Place, now_s: float, *, is_whole: bool = True) -> admin_pb2.RequestState:
     """Return a live request and its sequences; `now_s` is the monotonic time.
 
     `is_whole` False: without block tables and events, for lists.
@@ -134,7 +134,7 @@ def request_state(request: Request, place: Place, now_s: float, *, is_whole: boo
     return state
 
 
-def num_output_tokens(request: Request) -> int:
+def num_output_tokens(request: LiveRequest) -> int:
     """Return the tokens made so far, over all outputs or live beams."""
     beams = request.group.beams
     return request.num_output_tokens if beams is None else sum(len(beam.token_ids) for beam in beams.live)

@@ -2,7 +2,7 @@
 
     clients ── submit, abort ──> Engine ── queue ──> Fleet of cores (pure)
        ^                           │                    │ schedule, process
-       └── Request.next_delta <────┘ deliver <── ExecutorDriver, one for each executor
+       └──── TokenSink <───────────┘ deliver <── ExecutorDriver, one for each executor
 
 Everything here runs on one event loop, and the cores are only touched between two awaits, so they need
 no lock.
@@ -28,21 +28,20 @@ from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.engine.ended_requests import EndedRequests
+from scheduler_svc.engine.interface import EngineLoad, EngineRequest, TokenSink
+from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.engine.orphans import Orphans
 from scheduler_svc.engine.readiness import Readiness
 from scheduler_svc.engine.request_life import LifeEvent
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.executors.client import ExecutorClient
-from scheduler_svc.executors.compatibility import Adoption
+from scheduler_svc.executors.compatibility import Adoption, LoadTokenizer
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.drivers import Drivers
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.served_model import ServedModel
 from scheduler_svc.executors.session import ExecutorSession
-from scheduler_svc.front.api.request_validation import ValidRequest
-from scheduler_svc.front.request import Request
-from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.request_log import log_end
 from shared.errors import (
@@ -65,7 +64,8 @@ class Engine:
         membership: The addresses of the executors.
         connect: Makes the client of an address.
         settings: Limits of queue, requests and steps.
-        load_tokenizer: Makes the tokenizer from a session, or from the operator's own directory.
+        load_tokenizer: Called before a model is served, with its executor's description and with what fetches its
+            tokenizer files; refuses the executor by raising TokenizerFileError.
         set_ready: Called with whether new requests find an executor, whenever that may have changed.
     """
 
@@ -74,7 +74,7 @@ class Engine:
         membership: Membership,
         connect: Callable[[str], ExecutorClient],
         settings: EngineSettings,
-        load_tokenizer: Callable[[ExecutorSession], Awaitable[Tokenizer]],
+        load_tokenizer: LoadTokenizer,
         set_ready: Callable[[bool], Awaitable[None]],
     ) -> None:
         self.settings = settings
@@ -90,7 +90,7 @@ class Engine:
         self.meter = Meter()
         self.drivers = Drivers(membership, connect, self, settings.driver, self.meter)
         self.ended = EndedRequests()
-        self.requests = LiveRequests(self.queue, self.deal, self.meter, [log_end, self.ended.note_end])
+        self.requests = LiveRequests(self.queue, self.deal, self.meter, [log_end, self.ended.add])
         self.adoption = Adoption(
             self.fleet, lambda: self.drivers.membership.addresses, settings.core, load_tokenizer, self._abort_all
         )
@@ -139,27 +139,31 @@ class Engine:
             self._num_checked_of[tenant] -= 1
             self._num_checked_of += Counter()  # forgets tenants with none
 
-    def submit(self, valid: ValidRequest, checked_for: ServedModel) -> Request:
+    def submit(self, request: EngineRequest, sink: TokenSink, checked_for: ServedModel) -> None:
         """Queue a request that was checked for a model, right after `checking`.
 
         Raises:
             UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it was not queued.
             CacheTooSmallError: no executor can ever hold it.
         """
-        model = self.admitting_model(valid.request_id, valid.tenant)
+        model = self.admitting_model(request.request_id, request.tenant)
         if model.info.model_hash != checked_for.info.model_hash:
             raise UnavailableError(
                 "the executor came back with another model, number format or quantization; send the request again"
             )
-        group = valid.to_group(self._num_arrivals + 1, checked_for.max_model_len)
+        group = request.to_group(self._num_arrivals + 1, checked_for.max_model_len)
         if self.drivers.is_complete and not self.fleet.can_ever_take(group):
             raise CacheTooSmallError(self.fleet.why_never(group))
         self._num_arrivals += 1
-        request = Request(group, valid.answer_options, model.tokenizer, time.monotonic())
-        self.requests.add(request)
+        live = LiveRequest(group, sink, time.monotonic(), request.trace_id)
+        self.requests.add(live)
         if not self.fleet.can_ever_take(group):
-            self.orphans.add(request, request.times.arrived_at_s)
-        return request
+            self.orphans.add(live, live.times.arrived_at_s)
+
+    def tenant_of(self, request_id: str) -> str | None:
+        """Return the tenant of a live request; None: there is none."""
+        request = self.requests.get(request_id)
+        return None if request is None else request.group.tenant
 
     def abort(self, request_id: str, error: OctavoServiceError | None = None) -> bool:
         """End a live request with an error and free its blocks; return False if there is none."""
@@ -171,11 +175,11 @@ class Engine:
         self.drivers.wake()
         return True
 
-    def _waiting_requests(self) -> list[Request]:
+    def _waiting_requests(self) -> list[LiveRequest]:
         """Return the requests that no executor has: those in the queue, and those that are parked."""
         return [*(self.requests.of(group) for group in self.queue), *self.parked]
 
-    def _end_orphan(self, request: Request, error: UnavailableError) -> None:
+    def _end_orphan(self, request: LiveRequest, error: UnavailableError) -> None:
         self.abort(request.request_id, error)
 
     def _abort_all(self, message: str) -> None:
@@ -205,6 +209,31 @@ class Engine:
     # What there is -------------------------------------------------------------------------------
 
     @property
+    def why_not_ready(self) -> str:
+        """Why new requests find no executor, in words; empty: they find one."""
+        return self.readiness.why_not
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether admission was stopped."""
+        return self.readiness.is_draining
+
+    @property
+    def load(self) -> EngineLoad:
+        """What it has to do now."""
+        cores = self.fleet.cores
+        pools = [(core.blocks.allocator, core.limits.block_size) for core in cores]
+        return EngineLoad(
+            num_requests=len(self.requests),
+            num_running=sum(len(core.batch.running) for core in cores),
+            num_waiting_prompt_tokens=sum(group.num_prompt_tokens for group in self.queue),
+            max_num_seqs=sum(core.limits.max_num_seqs for core in cores),
+            num_taken_slots=sum(core.limits.max_num_seqs - core.batch.num_free_slots for core in cores),
+            num_cache_tokens=sum(pool.num_blocks * block_size for pool, block_size in pools),
+            num_used_cache_tokens=sum(pool.num_used_blocks * block_size for pool, block_size in pools),
+        )
+
+    @property
     def model(self) -> ServedModel | None:
         """What is served, or was last; None: no executor has been attached yet."""
         return self.adoption.model
@@ -228,12 +257,12 @@ class Engine:
         return len(self.queue) > 0
 
     @property
-    def parked(self) -> Sequence[Request]:
+    def parked(self) -> Sequence[LiveRequest]:
         """Requests that wait because of `suspect`: see `suspects.py`."""
         return self.requests.suspects.parked
 
     @property
-    def suspect(self) -> Request | None:
+    def suspect(self) -> LiveRequest | None:
         """The one that may be computed of those that are suspected to break executors; None: nobody is."""
         return self.requests.suspects.current
 
@@ -298,7 +327,7 @@ class Engine:
         for request in self.requests.count_losses(address):
             self._end_if_lost_too_often(request)
 
-    def _end_if_lost_too_often(self, request: Request) -> bool:
+    def _end_if_lost_too_often(self, request: LiveRequest) -> bool:
         """End a request that breaks executors, as it seems; return whether it does."""
         if request.num_losses <= self.settings.max_losses:
             return False
@@ -345,7 +374,7 @@ class Engine:
         self.drivers.wake_sleepers()
 
 
-def _ran_without(core: ExecutorCore, request: Request) -> bool:
+def _ran_without(core: ExecutorCore, request: LiveRequest) -> bool:
     """Return whether the executor of a core, now lost, had finished a step before the request came to it."""
     if not core.last_processed_step_id:
         return False

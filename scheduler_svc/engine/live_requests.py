@@ -1,7 +1,7 @@
 """The live requests: which ones there are, whether they wait, what steps bring them.
 
 The engine adds them, and puts those in the queue again whose executor is gone; the cores take them from
-the queue. A request leaves when it has ended, by whatever comes first. Read next: `request.py`,
+the queue. A request leaves when it has ended, by whatever comes first. Read next: `live_request.py`,
 `suspects.py`.
 """
 
@@ -14,18 +14,20 @@ from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.group_event import EventKind, GroupEvent
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.stop_conditions import FinishReason
 from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.engine.interface import EndedRequest
+from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.request_life import LifeEvent
 from scheduler_svc.engine.suspects import Suspects
-from scheduler_svc.front.request import Request
 from scheduler_svc.telemetry.meter import Meter
 from shared.errors import CacheTooSmallError, OctavoServiceError
 
-# Told that a request has ended: finished, or with `Request.error`. `Request.times` is complete.
-EndObserver: TypeAlias = Callable[[Request], None]
+# Told that a request has ended.
+EndObserver: TypeAlias = Callable[[EndedRequest], None]
 
 
-class LiveRequests(Mapping[str, Request]):
+class LiveRequests(Mapping[str, LiveRequest]):
     """The live requests by id, in order of arrival.
 
     Args:
@@ -50,11 +52,11 @@ class LiveRequests(Mapping[str, Request]):
         self._clock = clock
         self._queue = queue
         self._wake = wake
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, LiveRequest] = {}
         self._all_ended = asyncio.Event()
         self._all_ended.set()
 
-    def __getitem__(self, request_id: str) -> Request:
+    def __getitem__(self, request_id: str) -> LiveRequest:
         return self._requests[request_id]
 
     def __iter__(self) -> Iterator[str]:
@@ -63,11 +65,11 @@ class LiveRequests(Mapping[str, Request]):
     def __len__(self) -> int:
         return len(self._requests)
 
-    def of(self, group: SequenceGroup) -> Request:
+    def of(self, group: SequenceGroup) -> LiveRequest:
         """Return the live request that a group belongs to."""
         return self._requests[group.request_id]
 
-    def _live(self, group: SequenceGroup) -> Request | None:
+    def _live(self, group: SequenceGroup) -> LiveRequest | None:
         """Return the request of a group, None if it has ended; its id may be another one's by now."""
         request = self._requests.get(group.request_id)
         return request if request is not None and request.group is group else None
@@ -78,13 +80,13 @@ class LiveRequests(Mapping[str, Request]):
 
     # From arrival to end -------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
+    def add(self, request: LiveRequest) -> None:
         """Take a new request, and queue it."""
         self._requests[request.request_id] = request
         self._all_ended.clear()
         self.enqueue(request)
 
-    def enqueue(self, request: Request) -> None:
+    def enqueue(self, request: LiveRequest) -> None:
         """Queue a live request, or park it: a suspect behind other suspects."""
         if self.suspects.may_run(request):
             self._queue.add(request.group)
@@ -92,7 +94,7 @@ class LiveRequests(Mapping[str, Request]):
         else:
             request.life.add(LifeEvent(EventKind.PARKED, self._clock()))
 
-    def count_losses(self, executor: str) -> list[Request]:
+    def count_losses(self, executor: str) -> list[LiveRequest]:
         """The executor at an address works: count its loss against those that ran there and had no token since.
 
         Those that are suspects now are parked, all but one. Returns those that a loss was counted against.
@@ -109,26 +111,28 @@ class LiveRequests(Mapping[str, Request]):
         for request in self.values():
             request.unclear_losses.discard(executor)
 
-    def fail(self, request: Request, error: OctavoServiceError) -> None:
+    def fail(self, request: LiveRequest, error: OctavoServiceError) -> None:
         """End a request with an error; whoever calls ends its group."""
-        request.fail(error)
+        request.error = error
         self._forget(request, self._clock())
 
-    def _clear_suspect(self, request: Request) -> None:
+    def _clear_suspect(self, request: LiveRequest) -> None:
         """A request got a token, or ended: if others are parked because of it, the next one may run."""
         following = self.suspects.clear(request)
         if following is not None:
             self._queue.add(following.group)
             self._wake()
 
-    def _forget(self, request: Request, now_s: float) -> None:
+    def _forget(self, request: LiveRequest, now_s: float) -> None:
         """A request has ended."""
         del self._requests[request.request_id]
         self._clear_suspect(request)
         request.times.first_scheduled_at_s = request.group.first_scheduled_at_s
         request.times.ended_at_s = now_s
+        ended = request.summary()
+        request.sink.end(ended, request.error)
         for observe in self._observers:
-            observe(request)
+            observe(ended)
         if not self._requests:
             self._all_ended.set()
 
@@ -145,17 +149,21 @@ class LiveRequests(Mapping[str, Request]):
         logprobs: Sequence[float | None] = updates.logprobs or [None] * len(updates.token_ids)
         for prompt in updates.prompt_logprobs:
             if (request := self._live(prompt.group)) is not None:
-                request.push_prompt(prompt.logprobs, prompt.alternatives)
+                request.sink.push_prompt(prompt.logprobs, prompt.alternatives)
         for row, sequence in enumerate(updates.sequences):
             request = self._live(sequence.group)
             if request is None:
                 continue
-            alternatives = updates.alternatives.get(row)
-            has_stop_string = request.push(sequence.index, updates.token_ids[row], logprobs[row], alternatives)
-            if row in updates.finished:
-                request.finish_output(sequence.index, updates.finished[row])
-            elif has_stop_string:
-                core.finish(sequence)
+            request.forgive_losses()
+            request.num_output_tokens += 1
+            index, alternatives = sequence.index, updates.alternatives.get(row)
+            if request.sink.push(index, updates.token_ids[row], logprobs[row], alternatives):
+                request.note_finished_output(index, FinishReason.STOP)
+                if row not in updates.finished:
+                    core.finish(sequence)
+            elif row in updates.finished:
+                request.sink.finish_output(index, updates.finished[row])
+                request.note_finished_output(index, updates.finished[row])
             self._note_progress(request, core, now_s, last_tokens_at_s)
         for group in updates.advanced_searches:
             request = self._live(group)
@@ -169,8 +177,11 @@ class LiveRequests(Mapping[str, Request]):
             request = self._live(group)
             if request is None:
                 continue
-            request.finish_search(group.beams.finished_hypotheses())
-            num_tokens += request.num_output_tokens
+            hypotheses = group.beams.finished_hypotheses()
+            request.sink.finish_search(hypotheses)
+            num_found = sum(len(hypothesis.token_ids) for hypothesis in hypotheses)
+            request.note_finished_search(num_found, hypotheses[0].finish_reason)
+            num_tokens += num_found
             self._note_progress(request, core, now_s, last_tokens_at_s)
         self._meter.tokens_delivered(num_tokens, last_tokens_at_s, now_s)
 
@@ -185,7 +196,9 @@ class LiveRequests(Mapping[str, Request]):
         for failure in core.take_failures():
             self.fail(self.of(failure.group), CacheTooSmallError(failure.message))
 
-    def _note_progress(self, request: Request, core: ExecutorCore, now_s: float, last_tokens_at_s: list[float]) -> None:
+    def _note_progress(
+        self, request: LiveRequest, core: ExecutorCore, now_s: float, last_tokens_at_s: list[float]
+    ) -> None:
         """A request got a token of a core, and may have ended with it; the time of the one before is added."""
         times = request.times
         last_s, times.last_token_at_s = times.last_token_at_s, now_s

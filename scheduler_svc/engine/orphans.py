@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from scheduler_svc.core.fleet import Fleet
-from scheduler_svc.front.request import Request
+from scheduler_svc.engine.live_request import LiveRequest
 from shared.errors import UnavailableError
 from shared.events import Event
 
@@ -34,27 +34,27 @@ class Orphans:
     def __init__(
         self,
         fleet: Fleet,
-        waiting: Callable[[], Iterable[Request]],
-        end: Callable[[Request, UnavailableError], object],
+        waiting: Callable[[], Iterable[LiveRequest]],
+        end: Callable[[LiveRequest, UnavailableError], object],
         timeout_s: float,
     ) -> None:
         self.timeout_s = timeout_s
         self._fleet = fleet
         self._waiting = waiting
         self._end = end
-        self._since_s: dict[Request, float] = {}
-        self._told: set[Request] = set()  # that the log has said to be too large
+        self._since_s: dict[LiveRequest, float] = {}
+        self._told: set[LiveRequest] = set()  # that the log has said to be too large
         self._is_stale = False
 
     def note_change(self) -> None:
         """Executors have come, or gone, or are to go: at the next look all that wait are looked at."""
         self._is_stale = True
 
-    def add(self, request: Request, now_s: float) -> None:
+    def add(self, request: LiveRequest, now_s: float) -> None:
         """A request was queued that no attached executor can take."""
         self._since_s[request] = now_s
 
-    def left_s(self, request: Request, now_s: float) -> float | None:
+    def left_s(self, request: LiveRequest, now_s: float) -> float | None:
         """Return how long a request is still waited for; None: it is no orphan, as far as was seen."""
         since_s = self._since_s.get(request)
         return None if since_s is None else max(0.0, since_s + self.timeout_s - now_s)
@@ -81,7 +81,7 @@ class Orphans:
             if not request.has_ended:
                 self._end(request, self._error(request))
 
-    def _warn(self, orphans: list[Request]) -> None:
+    def _warn(self, orphans: list[LiveRequest]) -> None:
         """Log once of each that it is too large for the executors; that none is there has a line of its own."""
         new = [request for request in orphans if request not in self._told]
         if not (new and self._fleet.cores):
@@ -98,7 +98,7 @@ class Orphans:
             )
         )
 
-    def _error(self, request: Request) -> UnavailableError:
+    def _error(self, request: LiveRequest) -> UnavailableError:
         waited = f"within {self.timeout_s:g} s (--orphan-timeout-s)"
         if not self._fleet.cores:
             return UnavailableError(f"no executor was attached {waited}; send the request again later")

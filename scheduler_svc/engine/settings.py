@@ -22,14 +22,8 @@ class EngineSettings:
     policy: Policy
     max_waiting_requests: int
     max_waiting_requests_per_tenant: int
-    max_beam_width: int
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     has_priorities: bool = False
     max_losses: int = 3
     queue_retry_after_s: float = 1.0
     orphan_timeout_s: float = 300.0
-
-    @property
-    def tenants(self) -> frozenset[str] | None:
-        """The only tenants that are served; None: any."""
-        return frozenset(self.tenant_weights) if self.tenant_weights else None

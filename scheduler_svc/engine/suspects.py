@@ -5,7 +5,7 @@ cause. Suspects are computed one at a time, so that the innocent are not counted
 its executor once too often ends with an error instead of breaking executors for ever.
 """
 
-from scheduler_svc.front.request import Request
+from scheduler_svc.engine.live_request import LiveRequest
 
 LOSSES_OF_A_SUSPECT = 2
 
@@ -14,15 +14,15 @@ class Suspects:
     """Says which suspect may be computed now; the others are parked here, in order of arrival."""
 
     def __init__(self) -> None:
-        self.parked: list[Request] = []
-        self._current: Request | None = None
+        self.parked: list[LiveRequest] = []
+        self._current: LiveRequest | None = None
 
     @property
-    def current(self) -> Request | None:
+    def current(self) -> LiveRequest | None:
         """The suspect that may be computed; None: nobody is suspected."""
         return self._current
 
-    def may_run(self, request: Request) -> bool:
+    def may_run(self, request: LiveRequest) -> bool:
         """Return whether the request may be queued now; if not, it is parked."""
         if request.num_losses < LOSSES_OF_A_SUSPECT or self._current is request:
             return True
@@ -33,7 +33,7 @@ class Suspects:
         self.parked.sort(key=lambda parked: parked.group.arrival)
         return False
 
-    def clear(self, request: Request) -> Request | None:
+    def clear(self, request: LiveRequest) -> LiveRequest | None:
         """The request got a token, or ended; return the next suspect, which may be queued now."""
         if request in self.parked:
             self.parked.remove(request)

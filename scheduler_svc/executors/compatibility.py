@@ -9,6 +9,7 @@ it was last attached counts. So it does not matter who comes first. Read next: `
 import asyncio
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.fleet import Fleet
@@ -16,8 +17,12 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.executors.client import ExecutorRefusedError
 from scheduler_svc.executors.served_model import CoreSettings, ServedModel, serving_limits
 from scheduler_svc.executors.session import ExecutorSession
-from scheduler_svc.front.text.tokenizer import Tokenizer
-from shared.executor_info import ExecutorInfo
+from shared.executor_info import ExecutorInfo, TokenizerFile
+
+FetchFiles: TypeAlias = Callable[[], Awaitable[tuple[TokenizerFile, ...]]]
+
+# Called before a model is served, with its executor's description and with what fetches its tokenizer files.
+LoadTokenizer: TypeAlias = Callable[[ExecutorInfo, FetchFiles], Awaitable[None]]
 
 
 class Adoption:
@@ -27,7 +32,7 @@ class Adoption:
         fleet: Where the cores join.
         addresses: Returns those that there ought to be an executor at.
         settings: Of the cores.
-        load_tokenizer: Makes the tokenizer from a session, or from the operator's own directory.
+        load_tokenizer: Refuses an executor whose tokenizer is broken, by raising TokenizerFileError.
         on_other_model: Called with a sentence before another model is served than before.
 
     Attributes:
@@ -39,7 +44,7 @@ class Adoption:
         fleet: Fleet,
         addresses: Callable[[], Container[str]],
         settings: CoreSettings,
-        load_tokenizer: Callable[[ExecutorSession], Awaitable[Tokenizer]],
+        load_tokenizer: LoadTokenizer,
         on_other_model: Callable[[str], None],
     ) -> None:
         self.model: ServedModel | None = None
@@ -75,7 +80,7 @@ class Adoption:
             return
         largest = max(members, key=lambda member: member.max_model_len)
         most = max(member.max_num_seqs for member in members)
-        self.model = ServedModel(largest.info, self.model.tokenizer, largest.max_model_len, most)
+        self.model = ServedModel(largest.info, largest.max_model_len, most)
 
     def _require_same_model(self, session: ExecutorSession, address: str, *, is_first: bool) -> None:
         """Refuse another model as long as an executor serves ours, or did when it was last attached, and may return."""
@@ -98,10 +103,9 @@ class Adoption:
             self._on_other_model("the executor came back with another model, number format or quantization")
             self._members.clear()
         if old is None or self._tokenizer_of != info.instance_id:
-            tokenizer, self._tokenizer_of = await self._load_tokenizer(session), info.instance_id
-        else:
-            tokenizer = old.tokenizer
-        self.model = ServedModel(info, tokenizer, limits.max_model_len, limits.max_num_seqs)
+            await self._load_tokenizer(info, session.get_tokenizer)
+            self._tokenizer_of = info.instance_id
+        self.model = ServedModel(info, limits.max_model_len, limits.max_num_seqs)
 
 
 @dataclass(frozen=True, slots=True)

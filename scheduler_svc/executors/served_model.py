@@ -5,19 +5,18 @@ from dataclasses import dataclass
 
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.executors.client import ExecutorRefusedError
-from scheduler_svc.front.api.token_rule_validation import (
+from shared.errors import ExecutorFaultError
+from shared.events import Event
+from shared.executor_info import ExecutorInfo
+from shared.step_size import admission_bytes, max_rules_bytes, other_bytes
+from shared.token_rules import (
     MAX_BANNED_TOKENS,
     MAX_BANNED_WORD_TOKENS,
     MAX_BANNED_WORDS,
     MAX_BIASED_TOKENS,
     MAX_STOP_TOKEN_IDS,
+    num_mask_bytes,
 )
-from scheduler_svc.front.text.tokenizer import Tokenizer
-from shared.errors import ExecutorFaultError
-from shared.events import Event
-from shared.executor_info import ExecutorInfo
-from shared.step_size import admission_bytes, max_rules_bytes, other_bytes
-from shared.token_rules import num_mask_bytes
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,6 @@ class ServedModel:
     """
 
     info: ExecutorInfo
-    tokenizer: Tokenizer
     max_model_len: int
     max_num_seqs: int
 

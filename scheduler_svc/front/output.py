@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.results import Alternatives
-from scheduler_svc.core.stop_conditions import FinishReason
+from scheduler_svc.engine.interface import Alternatives, FinishReason
 from scheduler_svc.front.text.output_text import TextOptions
 
 

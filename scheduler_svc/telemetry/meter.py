@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.front.request import Request
+from scheduler_svc.engine.interface import EndedRequest
+from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.telemetry.step_log import LoggedStep
-from shared.grpc_status import status_code
 from shared.histogram import Histogram
 from shared.step import NO_LOGPROBS
 
@@ -86,7 +86,7 @@ class Meter:
             if last_s < now_s:  # not another output of the same request in this step
                 self.inter_token_latency.observe(now_s - last_s, num_requests)
 
-    def first_token(self, request: Request, core: ExecutorCore) -> None:
+    def first_token(self, request: LiveRequest, core: ExecutorCore) -> None:
         """A request got its first token, by a step of a core: its prompt is computed."""
         group, times = request.group, request.times
         if times.time_to_first_token_s is not None:
@@ -98,15 +98,16 @@ class Meter:
             self.num_queried_tokens += group.num_prompt_tokens
             self.num_hit_tokens += group.num_cached_tokens
 
-    def request_ended(self, request: Request) -> None:
+    def request_ended(self, ended: EndedRequest) -> None:
         """A request has ended, however it did."""
-        times = request.times
+        times = ended.times
         if times.first_token_at_s is None and times.queue_s is not None:
             self.queue_time.observe(times.queue_s)
-        if request.error is not None:
-            self.num_errors[status_code(request.error).name] += 1
+        if ended.error_code is not None:
+            self.num_errors[ended.error_code] += 1
             return
-        self.num_finished[request.finish_reason.value] += 1
-        self.num_recovered += request.num_lost_executors > 0
+        assert ended.finish_reason is not None, "it finished"
+        self.num_finished[ended.finish_reason.value] += 1
+        self.num_recovered += ended.num_losses > 0
         if times.duration_s is not None:
             self.request_duration.observe(times.duration_s)

@@ -14,6 +14,7 @@ model, and nothing is recorded for a token.
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from types import TracebackType
 from typing import Self
@@ -24,8 +25,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from octavo.generation.v1 import generation_service_pb2
-from scheduler_svc.engine.request_times import RequestTimes
-from scheduler_svc.front.request import Request
+from scheduler_svc.engine.interface import EngineRequest, RequestTimes
+from scheduler_svc.front.response import Response
 from shared.errors import InvalidFieldError, OctavoServiceError
 from shared.grpc_status import status_code
 from shared.tracing import traceparent_of
@@ -75,46 +76,44 @@ class RequestTrace:
         context = self._span.get_span_context()
         return f"{context.trace_id:032x}" if context.is_valid else None
 
-    def follow(self, request: Request, model_id: str) -> None:
-        """The request was queued: its executors are to name this span, and `end` is to be called at its end.
-
-        Called before any core has looked at the request.
-        """
-        request.trace_id = self.trace_id
-        span, group = self._span, request.group
+    def follow(self, request: EngineRequest, model_id: str) -> EngineRequest:
+        """The request is about to be queued: return it with its span, which its executors are to name."""
+        span, conditions = self._span, request.stop_conditions
         if not span.is_recording():
-            return
-        group.traceparent = traceparent_of(span.get_span_context())
+            return replace(request, trace_id=self.trace_id)
         span.update_name(f"{self._operation} {model_id}")
         attributes: dict[str, AttributeValue] = {
             "gen_ai.request.model": model_id,
-            "gen_ai.request.temperature": group.sampling.temperature,
-            "gen_ai.request.top_p": group.sampling.top_p,
+            "gen_ai.request.temperature": request.sampling.temperature,
+            "gen_ai.request.top_p": request.sampling.top_p,
             "octavo.request_id": request.request_id,
-            "octavo.tenant": group.tenant,
+            "octavo.tenant": request.tenant,
         }
-        if group.stop_conditions.max_tokens is not None:
-            attributes["gen_ai.request.max_tokens"] = group.stop_conditions.max_tokens
+        if conditions.max_tokens is not None:
+            attributes["gen_ai.request.max_tokens"] = conditions.max_tokens
         span.set_attributes(attributes)
+        return replace(request, trace_id=self.trace_id, traceparent=traceparent_of(span.get_span_context()))
 
-    def end(self, request: Request) -> None:
+    def end(self, response: Response) -> None:
         """The request has ended: make the spans of its phases, end its own."""
-        span, times = self._span, request.times
+        span, ended = self._span, response.ended
         if not span.is_recording():
             return
+        assert ended is not None, "the request has ended"
+        times = ended.times
         assert times.ended_at_s is not None
         parent = set_span_in_context(span, Context())
         for name, begin_s, end_s in phases(times, self._begin_s):
             phase = self._tracer.start_span(name, context=parent, start_time=self._ns(begin_s))
             phase.end(self._ns(end_s))
-        for event in request.life.events:
+        for event in ended.events:
             where = {"octavo.executor": event.executor} if event.executor else None
             span.add_event(event.kind.value, where, self._ns(event.at_s))
-        span.set_attributes(outcome(request))
+        span.set_attributes(outcome(response))
         if times.first_token_at_s is not None:
             span.set_attribute("gen_ai.response.time_to_first_chunk", times.first_token_at_s - self._begin_s)
-        if request.error is not None:
-            self._set_error(request.error)
+        if response.error is not None:
+            self._set_error(response.error)
         span.end(self._ns(times.ended_at_s))
 
     def _set_error(self, error: BaseException) -> None:
@@ -196,21 +195,22 @@ def phases(times: RequestTimes, received_at_s: float) -> Iterator[tuple[str, flo
             yield name, begin_s, end_s
 
 
-def outcome(request: Request) -> dict[str, AttributeValue]:
+def outcome(response: Response) -> dict[str, AttributeValue]:
     """Return the attributes that are known at the end."""
-    group = request.group
+    ended = response.ended
+    assert ended is not None, "the request has ended"
     attributes: dict[str, AttributeValue] = {
-        "gen_ai.usage.input_tokens": group.num_prompt_tokens,
-        "gen_ai.usage.output_tokens": request.num_output_tokens,
-        "gen_ai.usage.cache_read.input_tokens": group.num_cached_tokens,
-        "octavo.num_preemptions": group.num_preemptions,
-        "octavo.num_losses": request.num_lost_executors,
+        "gen_ai.usage.input_tokens": ended.num_prompt_tokens,
+        "gen_ai.usage.output_tokens": ended.num_output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": ended.num_cached_tokens,
+        "octavo.num_preemptions": ended.num_preemptions,
+        "octavo.num_losses": ended.num_losses,
     }
-    reasons = [output.finish_reason.value for output in request.outputs if output.finish_reason is not None]
+    reasons = [output.finish_reason.value for output in response.outputs if output.finish_reason is not None]
     if reasons:
         attributes["gen_ai.response.finish_reasons"] = reasons
-    if len(request.outputs) > 1:
-        attributes["gen_ai.request.choice.count"] = len(request.outputs)
+    if len(response.outputs) > 1:
+        attributes["gen_ai.request.choice.count"] = len(response.outputs)
     return attributes
 
 

@@ -12,7 +12,6 @@ from executor_svc.fake.tokenizer import EOS_TOKEN_ID
 from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
 from scheduler_svc.front.api.request_body import RequestBody
-from scheduler_svc.front.api.servicer import GenerationServicer
 from scheduler_svc.front.api.vllm_engine.servicer import VllmEngineServicer
 from tests.support.stack import collect
 from tests.support.vllm_engine import (
@@ -224,7 +223,7 @@ async def test_abort_skips_empty_ids() -> None:
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_an_abort_while_the_end_is_written_adds_no_other_end(is_streamed: bool) -> None:
     async with running_gateway_stack() as gateway:
-        servicer = VllmEngineServicer(gateway.stack.engine, GenerationServicer(gateway.stack.engine), "")
+        servicer = VllmEngineServicer(gateway.stack.service.generation, "")
         reasons = []
         body = RequestBody(engine_request(stream=is_streamed).SerializeToString(), pb.GenerateRequest)
         async for response in servicer.Generate(body, cast("Any", None)):

@@ -75,24 +75,24 @@ FAULTS = (
     ),
     Fault(
         "best_of returns the least likely outputs",
-        f"{SERVICE}/front/request.py",
+        f"{SERVICE}/front/response.py",
         "sorted(self._made, key=_cumulative_logprob, reverse=True)",
         "sorted(self._made, key=_cumulative_logprob)",
-        (f"{UNIT}/front/test_request.py",),
+        (f"{UNIT}/front/test_response.py",),
     ),
     Fault(
         "text that was held back is lost at the end",
-        f"{SERVICE}/front/request.py",
+        f"{SERVICE}/front/response.py",
         "        if rest:\n",
         "        if False:\n",
-        (f"{UNIT}/front/test_request.py",),
+        (f"{UNIT}/front/test_response.py",),
     ),
     Fault(
         "log-probabilities that a neighbour asked for are returned",
-        f"{SERVICE}/front/request.py",
+        f"{SERVICE}/front/response.py",
         "logprob if self._has_logprobs else None",
         "logprob",
-        (f"{UNIT}/front/test_request.py",),
+        (f"{UNIT}/front/test_response.py",),
     ),
     # Who may call
     Fault(
@@ -211,7 +211,7 @@ FAULTS = (
     Fault(
         "a request that outlived an executor does not count as recovered",
         f"{SERVICE}/telemetry/meter.py",
-        "        self.num_recovered += request.num_lost_executors > 0\n",
+        "        self.num_recovered += ended.num_losses > 0\n",
         "",
         (f"{UNIT}/telemetry/test_meter.py::test_a_request_that_finished_after_a_loss_is_recovered",),
     ),

@@ -7,22 +7,20 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import FcfsPolicy
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver import DriverSettings
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.served_model import CoreSettings
-from scheduler_svc.executors.session import ExecutorSession, SessionTimings
-from scheduler_svc.front.output import AnswerOptions
-from scheduler_svc.front.request import Request
-from scheduler_svc.front.text.output_text import TextOptions
-from scheduler_svc.front.text.tokenizer import Tokenizer
-from tests.support.tokenizers import byte_level_backend, make_tokenizer
+from scheduler_svc.executors.session import SessionTimings
+from shared.executor_info import ExecutorInfo
+from tests.support.live_requests import live_request
 
 TIMINGS = SessionTimings(lease_s=10.0, heartbeat_interval_s=2.0, step_timeout_s=600.0)
 
 
-async def _load_no_tokenizer(session: ExecutorSession) -> Tokenizer:
+async def _load_no_tokenizer(info: ExecutorInfo, fetch: object) -> None:
     raise AssertionError("nobody attaches")
 
 
@@ -44,23 +42,19 @@ class IdleEngine:
             policy=FcfsPolicy(),
             max_waiting_requests=1000,
             max_waiting_requests_per_tenant=1000,
-            max_beam_width=4,
         )
         self.readiness: list[bool] = []
         self.engine = Engine(Membership(addresses, 1.0), _client, settings, _load_no_tokenizer, self._set_ready)
         self.cores: list[ExecutorCore] = []
-        self._tokenizer = make_tokenizer(byte_level_backend())
         for address in addresses:
             driver = self.engine.drivers.add(address)
             if limits is not None:
                 driver.core = self.engine.fleet.join(limits, epoch=1)
                 self.cores.append(driver.core)
 
-    def add(self, group: SequenceGroup, *, num_losses: int = 0) -> Request:
+    def add(self, group: SequenceGroup, *, num_losses: int = 0) -> LiveRequest:
         """Let a request wait, which arrived at second 0 and lost so many executors since."""
-        options = AnswerOptions(group.num_sequences, group.num_sequences, False, TextOptions())
-        request = Request(group, options, self._tokenizer, 0.0)
-        request.num_losses = num_losses
+        request = live_request(group, num_losses=num_losses)
         self.engine.requests.add(request)
         return request
 

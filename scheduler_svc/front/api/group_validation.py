@@ -7,7 +7,7 @@ itself is refused, with the rule. `request_validation.py` calls this and checks 
 import hashlib
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
-from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
+from scheduler_svc.engine.interface import BeamSearchParams, EarlyStopping
 from scheduler_svc.front.api.request_limits import RequestLimits, require, require_param
 from shared.errors import InvalidFieldError
 

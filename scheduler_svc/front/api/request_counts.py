@@ -7,12 +7,7 @@ be decoded first.
 from scheduler_svc.front.api.message_scan import CountLimit
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.api.request_validation import MAX_CHAT_MESSAGES, MAX_STOP_STRINGS
-from scheduler_svc.front.api.token_rule_validation import (
-    MAX_BANNED_TOKENS,
-    MAX_BANNED_WORDS,
-    MAX_BIASED_TOKENS,
-    MAX_STOP_TOKEN_IDS,
-)
+from shared.token_rules import MAX_BANNED_TOKENS, MAX_BANNED_WORDS, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS
 
 
 def prompt_limit(limits: RequestLimits) -> CountLimit:

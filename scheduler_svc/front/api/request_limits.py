@@ -2,8 +2,19 @@
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
+from scheduler_svc.front.text.text_model import TextModel
 from shared.errors import InvalidFieldError
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSettings:
+    """The front's part of the configuration; `RequestLimits` describes each field."""
+
+    max_beam_width: int
+    tenants: frozenset[str] | None = None
+    has_priorities: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,20 @@ class RequestLimits:
     tenants: frozenset[str] | None = None
     has_priorities: bool = True
     eos_token_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, model: TextModel, settings: FrontSettings) -> Self:
+        """Return what bounds a request for a model."""
+        return cls(
+            max_model_len=model.info.max_model_len,
+            max_cached_tokens=model.max_model_len,
+            vocab_size=model.info.vocab_size,
+            max_num_seqs=model.max_num_seqs,
+            max_beam_width=settings.max_beam_width,
+            tenants=settings.tenants,
+            has_priorities=settings.has_priorities,
+            eos_token_ids=model.info.eos_token_ids,
+        )
 
     @property
     def max_prompt_tokens(self) -> int:

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
-from scheduler_svc.core.beam_search import BeamSearchParams
-from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.engine.interface import EngineRequest, StopConditions
 from scheduler_svc.front.api.group_validation import beam_search_params, check_account, hash_cache_salt, output_counts
 from scheduler_svc.front.api.request_limits import RequestLimits, require, require_param
 from scheduler_svc.front.api.token_rule_validation import (
-    MAX_STOP_TOKEN_IDS,
     check_alternatives,
     check_min_tokens,
     check_penalties,
@@ -29,7 +26,7 @@ from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.text.output_text import TextOptions
 from shared.errors import InvalidFieldError
 from shared.step import INT32_MAX, NO_LOGPROBS, Int32Array, SamplingRow
-from shared.token_rules import TokenRules
+from shared.token_rules import MAX_STOP_TOKEN_IDS
 
 MAX_REQUEST_ID_LENGTH = 256
 MAX_TEMPERATURE = 100.0
@@ -40,37 +37,10 @@ MAX_STOP_STRING_LENGTH = 1024
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """A request that may be queued; the names are those of `SequenceGroup`."""
+    """A checked request: what the engine computes, and what the client gets of it."""
 
-    request_id: str
-    prompt_token_ids: Int32Array
-    sampling: SamplingRow
-    stop_conditions: StopConditions
-    num_sequences: int
-    beam_search: BeamSearchParams | None
-    priority: int
-    tenant: str
-    cache_salt: int
-    token_rules: TokenRules | None
-    num_prompt_logprobs: int
+    engine: EngineRequest
     answer_options: AnswerOptions
-
-    def to_group(self, arrival: int, max_model_len: int) -> SequenceGroup:
-        """Return the group that the core is to run, where sequences of at most `max_model_len` tokens are served."""
-        return SequenceGroup(
-            request_id=self.request_id,
-            prompt_token_ids=self.prompt_token_ids,
-            sampling=self.sampling,
-            stop_conditions=self.stop_conditions.accept(len(self.prompt_token_ids), max_model_len),
-            arrival=arrival,
-            num_sequences=self.num_sequences,
-            beam_search=self.beam_search,
-            priority=self.priority,
-            tenant=self.tenant,
-            cache_salt=self.cache_salt,
-            token_rules=self.token_rules,
-            num_prompt_logprobs=self.num_prompt_logprobs,
-        )
 
 
 def validate_request(
@@ -104,7 +74,7 @@ def validate_request(
         sampling = sampling_row(params, num_logprobs)
     num_prompt_logprobs = check_alternatives(params, "prompt_logprobs", limits.vocab_size)
     conditions = stop_conditions(params, limits.vocab_size)
-    return ValidRequest(
+    engine_request = EngineRequest(
         request_id=request.request_id or f"request-{secrets.token_hex(8)}",
         prompt_token_ids=prompt,
         sampling=sampling,
@@ -116,8 +86,9 @@ def validate_request(
         cache_salt=hash_cache_salt(request.tenant, request.cache_salt),
         token_rules=token_rules(params, banned_words, limits),
         num_prompt_logprobs=NO_LOGPROBS if num_prompt_logprobs is None else num_prompt_logprobs,
-        answer_options=AnswerOptions(num_returned, num_sampled, params.HasField("logprobs"), text_options(params)),
     )
+    answer_options = AnswerOptions(num_returned, num_sampled, params.HasField("logprobs"), text_options(params))
+    return ValidRequest(engine_request, answer_options)
 
 
 def check_request_fields(request: generation_service_pb2.GenerateRequest) -> None:

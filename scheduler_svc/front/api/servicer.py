@@ -11,16 +11,12 @@ from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.core.results import Alternatives
-from scheduler_svc.core.stop_conditions import FinishReason
-from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.settings import EngineSettings
-from scheduler_svc.executors.served_model import ServedModel
+from scheduler_svc.engine.interface import Alternatives, EngineClient, FinishReason
 from scheduler_svc.front.access.identity import current_identity, private_deployment
 from scheduler_svc.front.api.message_scan import CountLimit
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.request_counts import generate_request_limits
-from scheduler_svc.front.api.request_limits import RequestLimits
+from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.request_validation import (
     ValidRequest,
     check_prompt_length,
@@ -31,7 +27,8 @@ from scheduler_svc.front.api.running_checks import RunningChecks
 from scheduler_svc.front.api.text_validation import check_known, refuse_text
 from scheduler_svc.front.api.token_rule_validation import tokenize_words
 from scheduler_svc.front.output import Delta, Output, PromptDelta
-from scheduler_svc.front.request import Request
+from scheduler_svc.front.response import Response
+from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
 from scheduler_svc.front.text.tokenizer import TooManyTokensError
 from shared.errors import InvalidFieldError, NoExecutorError, OctavoServiceError, RequestAbortedError
 from shared.step import NO_LOGPROBS, Int32Array
@@ -52,13 +49,34 @@ DEADLINE_PASSED = "the deadline that the client had set for the call passed"
 
 
 class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
-    """Serves clients from one engine. Errors of the service's tree become statuses outside."""
+    """Serves clients from one engine. Errors of the service's tree become statuses outside.
 
-    def __init__(self, engine: Engine, tracer: "RequestTracer | None" = None) -> None:
-        self._engine = engine
+    Args:
+        engine: Computes the requests.
+        tokenizer: That of the served model.
+        settings: The front's part of the configuration.
+        tracer: Makes the spans of requests; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        tokenizer: ModelTokenizer,
+        settings: FrontSettings,
+        tracer: "RequestTracer | None" = None,
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self._tokenizer = tokenizer
         self._tracer = tracer
         self._checks = RunningChecks()
         self._reading = asyncio.Lock()  # one at a time: each thread that runs Python makes the event loop wait
+
+    @property
+    def model(self) -> TextModel | None:
+        """What is served, or was last; None: no executor has been attached yet."""
+        served = self.engine.model
+        return None if served is None else self._tokenizer.model(served)
 
     async def Generate(  # noqa: N802 (named by the proto)
         self,
@@ -74,34 +92,35 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
                     raise
         request.tenant = current_identity().tenant_for(request.tenant)
         with private_deployment(), self._traced(request, context) as trace:
-            with self._engine.checking(request.request_id, request.tenant) as model, self._checks.running(request):
-                valid = await asyncio.to_thread(check_request, request, model, self._engine.settings)
-            live = self._engine.submit(valid, checked_for=model)
+            with self.engine.checking(request.request_id, request.tenant) as served, self._checks.running(request):
+                model = self._tokenizer.model(served)
+                valid = await asyncio.to_thread(check_request, request, model, self.settings)
+            asked = valid.engine if trace is None else trace.follow(valid.engine, model.info.model_id)
+            response = Response(asked, valid.answer_options, model.tokenizer)
+            self.engine.submit(asked, response, checked_for=served)
         try:
-            if trace is not None:
-                trace.follow(live, model.info.model_id)
             yield pb.GenerateResponse(
-                accepted=pb.Accepted(request_id=live.request_id, num_prompt_tokens=live.group.num_prompt_tokens)
+                accepted=pb.Accepted(request_id=asked.request_id, num_prompt_tokens=len(asked.prompt_token_ids))
             )
-            while (delta := await live.next_delta()) is not None:
+            while (delta := await response.next_delta()) is not None:
                 yield event_message(delta)
-            yield pb.GenerateResponse(finished=finished_message(live, is_lean=request.lean_finished))
+            yield pb.GenerateResponse(finished=finished_message(response, is_lean=request.lean_finished))
         finally:
-            if not live.has_ended:  # cancelled, past its deadline, or the connection is gone
+            if response.ended is None:  # cancelled, past its deadline, or the connection is gone
                 remaining_s = context.time_remaining()
                 is_late = remaining_s is not None and remaining_s <= 0
                 cause = DEADLINE_PASSED if is_late else CLIENT_LEFT
-                self._engine.abort(live.request_id, RequestAbortedError(cause))
+                self.engine.abort(asked.request_id, RequestAbortedError(cause))
             if trace is not None:
-                trace.end(live)
+                trace.end(response)
 
     async def read(self, body: RequestBody[M], limits_of: Callable[[RequestLimits], Mapping[str, CountLimit]]) -> M:
         """Return the request of a call; it counts as waiting while it is read in a thread.
 
-        Raises: CallerError: it is no such request, or absurd; and what `Engine.checking` raises.
+        Raises: CallerError: it is no such request, or absurd; and what `EngineClient.checking` raises.
         """
-        with private_deployment(), self._engine.checking("", current_identity().tenant_for("")) as model:
-            limits = limits_of(request_limits(model, self._engine.settings))
+        with private_deployment(), self.engine.checking("", current_identity().tenant_for("")) as served:
+            limits = limits_of(RequestLimits.of(self._tokenizer.model(served), self.settings))
             if body.is_small:
                 return body.decode(limits)
             async with self._reading:
@@ -123,19 +142,19 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             raise InvalidFieldError("request_id", "empty", "the id of a request")
         if self._checks.abort(request.request_id):
             return pb.AbortResponse(was_live=True)
-        live = self._engine.requests.get(request.request_id)
-        if live is None or not current_identity().may_act_for(live.group.tenant):
+        tenant = self.engine.tenant_of(request.request_id)
+        if tenant is None or not current_identity().may_act_for(tenant):
             return pb.AbortResponse(was_live=False)
-        return pb.AbortResponse(was_live=self._engine.abort(request.request_id))
+        return pb.AbortResponse(was_live=self.engine.abort(request.request_id))
 
     async def GetModel(  # noqa: N802
         self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext[pb.GetModelRequest, pb.GetModelResponse]
     ) -> pb.GetModelResponse:
         """Describe the model."""
-        model = self._engine.model
+        model = self.model
         if model is None:
             with private_deployment():
-                raise NoExecutorError("no executor has been attached yet", self._engine.last_trouble or "none answers")
+                raise NoExecutorError("no executor has been attached yet", self.engine.last_trouble or "none answers")
         return pb.GetModelResponse(
             model_id=model.info.model_id,
             max_model_len=model.max_model_len,
@@ -146,19 +165,19 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         )
 
 
-def check_request(request: pb.GenerateRequest, model: ServedModel, settings: EngineSettings) -> ValidRequest:
+def check_request(request: pb.GenerateRequest, model: TextModel, settings: FrontSettings) -> ValidRequest:
     """Return the request in the service's own values; for a thread, as it may take long.
 
     Raises: InvalidFieldError: the first wrong field.
     """
     check_request_fields(request)
-    limits = request_limits(model, settings)
+    limits = RequestLimits.of(model, settings)
     prompt_token_ids, banned_words = tokenize(request, model, limits)
     return validate_request(request, prompt_token_ids, limits, banned_words)
 
 
 def tokenize(
-    request: pb.GenerateRequest, model: ServedModel, limits: RequestLimits
+    request: pb.GenerateRequest, model: TextModel, limits: RequestLimits
 ) -> tuple[Sequence[int] | Int32Array, list[list[int]]]:
     """Return the token ids of the prompt and of the banned words; may take long.
 
@@ -169,9 +188,7 @@ def tokenize(
     return tokenize_prompt(request, model, limits), tokenize_words(request.sampling_params, model.tokenizer)
 
 
-def tokenize_prompt(
-    request: pb.GenerateRequest, model: ServedModel, limits: RequestLimits
-) -> Sequence[int] | Int32Array:
+def tokenize_prompt(request: pb.GenerateRequest, model: TextModel, limits: RequestLimits) -> Sequence[int] | Int32Array:
     """Return the token ids of whichever prompt the request has.
 
     Raises: InvalidFieldError: it is empty, refused by the chat template, too long, or has a token that the
@@ -195,26 +212,12 @@ def tokenize_prompt(
     return np.array(request.token_ids.ids, np.int32)
 
 
-def check_text_length(field: str, num_characters: int, model: ServedModel) -> None:
+def check_text_length(field: str, num_characters: int, model: TextModel) -> None:
     """Refuse a text that cannot fit whatever its tokens are: to tokenize it could cost gigabytes."""
     limit = model.max_model_len * model.tokenizer.max_token_length
     if num_characters > limit:
         shown, rule = f"{num_characters} characters long", f"at most {limit} characters long"
         raise InvalidFieldError(field, shown, f"{rule} (max_model_len is {model.max_model_len} tokens)")
-
-
-def request_limits(model: ServedModel, settings: EngineSettings) -> RequestLimits:
-    """Return what bounds a request for a model."""
-    return RequestLimits(
-        max_model_len=model.info.max_model_len,
-        max_cached_tokens=model.max_model_len,
-        vocab_size=model.info.vocab_size,
-        max_num_seqs=model.max_num_seqs,
-        max_beam_width=settings.max_beam_width,
-        tenants=settings.tenants,
-        has_priorities=settings.has_priorities,
-        eos_token_ids=model.info.eos_token_ids,
-    )
 
 
 def event_message(delta: Delta | PromptDelta) -> pb.GenerateResponse:
@@ -241,20 +244,23 @@ def prompt_message(logprobs: list[float], alternatives: Alternatives) -> generat
     )
 
 
-def finished_message(live: Request, *, is_lean: bool) -> pb.RequestFinished:
-    """Return the last event of a request; a lean one leaves out what the deltas brought."""
+def finished_message(response: Response, *, is_lean: bool) -> pb.RequestFinished:
+    """Return the last event of a request that has finished; a lean one leaves out what the deltas brought."""
+    ended = response.ended
+    assert ended is not None, "it has finished"
     usage = generation_pb2.Usage(
-        num_prompt_tokens=live.group.num_prompt_tokens,
-        num_output_tokens=live.num_output_tokens,
-        num_cached_tokens=live.group.num_cached_tokens,
+        num_prompt_tokens=ended.num_prompt_tokens,
+        num_output_tokens=ended.num_output_tokens,
+        num_cached_tokens=ended.num_cached_tokens,
     )
     finished = pb.RequestFinished(
-        outputs=[output_message(output, is_lean=is_lean) for output in live.outputs], usage=usage
+        outputs=[output_message(output, is_lean=is_lean) for output in response.outputs], usage=usage
     )
-    if live.group.num_prompt_logprobs != NO_LOGPROBS and is_lean:
+    has_prompt_logprobs = response.request.num_prompt_logprobs != NO_LOGPROBS
+    if has_prompt_logprobs and is_lean:
         finished.prompt_logprobs.SetInParent()
-    elif live.group.num_prompt_logprobs != NO_LOGPROBS:
-        finished.prompt_logprobs.CopyFrom(prompt_message(live.prompt_logprobs, live.prompt_alternatives))
+    elif has_prompt_logprobs:
+        finished.prompt_logprobs.CopyFrom(prompt_message(response.prompt_logprobs, response.prompt_alternatives))
     return finished
 
 

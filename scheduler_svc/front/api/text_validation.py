@@ -7,10 +7,8 @@ model knows. Such a token never comes, and hardly anybody sends it.
 from collections.abc import Sequence
 
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.executors.served_model import ServedModel
+from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
 from shared.errors import InvalidFieldError
-
-TOKENIZER_FIX = "start the scheduler with --tokenizer DIRECTORY, which has a tokenizer.json"
 
 
 def refuse_text(request: pb.GenerateRequest) -> None:
@@ -34,7 +32,7 @@ def refuse_text(request: pb.GenerateRequest) -> None:
             raise InvalidFieldError(field, "set", rule)
 
 
-def check_known(field: str, token_ids: Sequence[int], model: ServedModel) -> list[int]:
+def check_known(field: str, token_ids: Sequence[int], model: TextModel) -> list[int]:
     """Return the tokens of a text, all of which the model knows.
 
     Raises: InvalidFieldError: it does not know one.

@@ -12,16 +12,19 @@ from scheduler_svc.front.api.request_limits import RequestLimits, require_param
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from shared.errors import InvalidFieldError
 from shared.step import INT32_MAX, Int32Array
-from shared.token_rules import TokenRules, pack_mask, pad_words
+from shared.token_rules import (
+    MAX_BANNED_TOKENS,
+    MAX_BANNED_WORD_TOKENS,
+    MAX_BANNED_WORDS,
+    MAX_BIASED_TOKENS,
+    TokenRules,
+    pack_mask,
+    pad_words,
+)
 
 MAX_REPETITION_PENALTY = 100.0
 MAX_OUTPUT_PENALTY = 100.0
 MAX_BIAS = 100.0
-MAX_BIASED_TOKENS = 300
-MAX_STOP_TOKEN_IDS = 64
-MAX_BANNED_TOKENS = 1024
-MAX_BANNED_WORDS = 64
-MAX_BANNED_WORD_TOKENS = 16
 MAX_ALTERNATIVES = 20
 
 

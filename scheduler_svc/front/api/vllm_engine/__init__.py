@@ -11,7 +11,6 @@ the scheduler is set up for it, so a scheduler without --vllm-engine needs none.
 import grpc.aio
 from google.protobuf.message import Message
 
-from scheduler_svc.engine.engine import Engine
 from scheduler_svc.front.api.servicer import GenerationServicer
 from shared.errors import OctavoServiceError
 
@@ -30,27 +29,24 @@ def generate_request_class() -> type[Message]:
     return request_class
 
 
-def add_vllm_engine(
-    server: grpc.aio.Server, engine: Engine, generation: GenerationServicer, gateway_tenant: str
-) -> None:
+def add_vllm_engine(server: grpc.aio.Server, generation: GenerationServicer, gateway_tenant: str) -> None:
     """Serve `SERVICE_NAME` on a server that has not started yet.
 
     Args:
         server: The scheduler's.
-        engine: To look at.
         generation: Runs the requests.
         gateway_tenant: The tenant of all of them.
 
-    Raises: OctavoServiceError: the engine does not serve such a tenant.
+    Raises: OctavoServiceError: no such tenant is served.
     """
     from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
     from scheduler_svc.front.api.vllm_engine.servicer import VllmEngineServicer
 
-    tenants = engine.settings.tenants
+    tenants = generation.settings.tenants
     if tenants is not None and gateway_tenant not in tenants:
         raise OctavoServiceError(
             f"--gateway-tenant is {gateway_tenant or 'empty'}; it must be one of the tenants in --tenant-weights"
         )
-    servicer = VllmEngineServicer(engine, generation, gateway_tenant)
+    servicer = VllmEngineServicer(generation, gateway_tenant)
     vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]

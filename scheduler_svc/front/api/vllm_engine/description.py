@@ -6,9 +6,8 @@ from datetime import UTC, datetime
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 import octavo
-from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.engine.engine import Engine
-from scheduler_svc.executors.served_model import ServedModel
+from scheduler_svc.engine.interface import EngineClient, EngineLoad
+from scheduler_svc.front.text.text_model import TextModel
 
 # What gateways tell engines apart by.
 SERVER_TYPE = "vllm-grpc"
@@ -18,7 +17,7 @@ SERVER_TYPE = "vllm-grpc"
 NOWHERE = "octavo://"
 
 
-def model_info(model: ServedModel) -> pb.GetModelInfoResponse:
+def model_info(model: TextModel) -> pb.GetModelInfoResponse:
     """Describe the model; clients of the gateway call it by its model id."""
     return pb.GetModelInfoResponse(
         model_path=NOWHERE + model.info.model_id,
@@ -32,50 +31,42 @@ def model_info(model: ServedModel) -> pb.GetModelInfoResponse:
 
 
 def server_info(
-    engine: Engine, model: ServedModel, started_at_s: float, received_at_s: float
+    engine: EngineClient, model: TextModel, started_at_s: float, received_at_s: float
 ) -> pb.GetServerInfoResponse:
     """Describe the scheduler; the times are those of its start and its last request, in seconds since 1970."""
+    load = engine.load
     return pb.GetServerInfoResponse(
-        active_requests=len(engine.requests),
-        is_paused=engine.readiness.is_draining,
+        active_requests=load.num_requests,
+        is_paused=engine.is_draining,
         last_receive_timestamp=received_at_s,
         uptime_seconds=time.time() - started_at_s,
         server_type=SERVER_TYPE,
         data_parallel_size=1,  # a fleet is one engine to its clients
         block_size=model.info.block_size_tokens,
         model_dtype=model.info.dtype,
-        max_num_seqs=sum(core.limits.max_num_seqs for core in engine.fleet.cores),
+        max_num_seqs=load.max_num_seqs,
     )
 
 
-def loads(engine: Engine) -> pb.GetLoadsResponse:
+def loads(engine: EngineClient) -> pb.GetLoadsResponse:
     """Return the load of the whole fleet as that of one rank; rates are 0, not measured here."""
     return pb.GetLoadsResponse(
         timestamp=datetime.now(UTC).isoformat(),
         version=octavo.__version__,
         dp_rank_count=1,
-        loads=[_fleet_load(engine)],
+        loads=[_fleet_load(engine.load)],
     )
 
 
-def _fleet_load(engine: Engine) -> pb.SchedulerLoad:
-    cores = engine.fleet.cores
-    num_running = sum(len(core.batch.running) for core in cores)
-    num_used_tokens = sum(core.blocks.allocator.num_used_blocks * core.limits.block_size for core in cores)
-    num_tokens = sum(core.blocks.allocator.num_blocks * core.limits.block_size for core in cores)
-    max_num_seqs = sum(core.limits.max_num_seqs for core in cores)
+def _fleet_load(load: EngineLoad) -> pb.SchedulerLoad:
     return pb.SchedulerLoad(
-        num_running_reqs=num_running,
-        num_waiting_reqs=len(engine.requests) - num_running,
-        num_total_reqs=len(engine.requests),
-        num_used_tokens=num_used_tokens,
-        max_total_num_tokens=num_tokens,
-        token_usage=num_used_tokens / num_tokens if num_tokens else 0.0,
-        utilization=sum(_num_taken_slots(core) for core in cores) / max_num_seqs if max_num_seqs else 0.0,
-        max_running_requests=max_num_seqs,
-        num_waiting_uncached_tokens=sum(group.num_prompt_tokens for group in engine.queue),
+        num_running_reqs=load.num_running,
+        num_waiting_reqs=load.num_waiting,
+        num_total_reqs=load.num_requests,
+        num_used_tokens=load.num_used_cache_tokens,
+        max_total_num_tokens=load.num_cache_tokens,
+        token_usage=load.num_used_cache_tokens / load.num_cache_tokens if load.num_cache_tokens else 0.0,
+        utilization=load.num_taken_slots / load.max_num_seqs if load.max_num_seqs else 0.0,
+        max_running_requests=load.max_num_seqs,
+        num_waiting_uncached_tokens=load.num_waiting_prompt_tokens,
     )
-
-
-def _num_taken_slots(core: ExecutorCore) -> int:
-    return core.limits.max_num_seqs - core.batch.num_free_slots

@@ -12,15 +12,13 @@ from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from octavo.generation.v1 import generation_service_pb2
-from scheduler_svc.engine.engine import Engine
-from scheduler_svc.executors.served_model import ServedModel
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.servicer import GenerationServicer
-from scheduler_svc.front.api.text_validation import TOKENIZER_FIX
 from scheduler_svc.front.api.vllm_engine.description import loads, model_info, server_info
 from scheduler_svc.front.api.vllm_engine.requests import engine_request_limits, generation_request
 from scheduler_svc.front.api.vllm_engine.responses import Answer
 from scheduler_svc.front.api.vllm_engine.tokenizer_archive import TokenizerArchive
+from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
 from shared.errors import RequestAbortedError, UnavailableError, UnknownNameError
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -30,13 +28,12 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
     """Serves a gateway from the native servicer. Errors of the service's tree become statuses outside.
 
     Args:
-        engine: To look at.
         generation: Runs the requests.
         tenant: The tenant of all of them.
     """
 
-    def __init__(self, engine: Engine, generation: GenerationServicer, tenant: str) -> None:
-        self._engine = engine
+    def __init__(self, generation: GenerationServicer, tenant: str) -> None:
+        self._engine = generation.engine
         self._generation = generation
         self._tenant = tenant
         self._tokenizer = TokenizerArchive()
@@ -72,7 +69,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         self, request: pb.HealthCheckRequest, context: Context
     ) -> pb.HealthCheckResponse:
         """Say whether requests find an executor, and if not, why."""
-        why_not = self._engine.readiness.why_not
+        why_not = self._engine.why_not_ready
         return pb.HealthCheckResponse(healthy=not why_not, message=why_not)
 
     async def GetModelInfo(  # noqa: N802
@@ -115,7 +112,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
             "AsyncGenerator[generation_service_pb2.GenerateResponse]", self._generation.Generate(native, context)
         )
 
-    def _model(self) -> ServedModel:
-        if self._engine.model is None:
-            raise UnavailableError(f"{self._engine.readiness.why_not}; retry in a moment")
-        return self._engine.model
+    def _model(self) -> TextModel:
+        model = self._generation.model
+        if model is None:
+            raise UnavailableError(f"{self._engine.why_not_ready}; retry in a moment")
+        return model

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from smg_grpc_proto.generated import common_pb2
 
-from scheduler_svc.executors.served_model import ServedModel
+from scheduler_svc.front.text.text_model import TextModel
 
 CONFIG = "config.json"
 
@@ -25,23 +25,23 @@ class TokenizerArchive:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        self._model: ServedModel | None = None
+        self._model: TextModel | None = None
         self._chunks: Sequence[common_pb2.GetTokenizerChunk] = ()
 
-    async def chunks(self, model: ServedModel) -> Sequence[common_pb2.GetTokenizerChunk]:
+    async def chunks(self, model: TextModel) -> Sequence[common_pb2.GetTokenizerChunk]:
         """Return the messages for a model; those of the last one are kept."""
         async with self._lock:  # calls that come together wait for one archive
-            if model is not self._model:
+            if model != self._model:
                 self._chunks = await asyncio.to_thread(_make_chunks, model)
                 self._model = model
             return self._chunks
 
 
-def _make_chunks(model: ServedModel) -> Sequence[common_pb2.GetTokenizerChunk]:
+def _make_chunks(model: TextModel) -> Sequence[common_pb2.GetTokenizerChunk]:
     return tuple(archive_chunks(tokenizer_archive(model)))
 
 
-def tokenizer_archive(model: ServedModel) -> bytes:
+def tokenizer_archive(model: TextModel) -> bytes:
     """Return the zip: the tokenizer's files, and a config.json with what the scheduler knows of the model."""
     contents = {CONFIG: model_config(model)} | {file.name: file.content for file in model.tokenizer.files}
     buffer = io.BytesIO()
@@ -51,7 +51,7 @@ def tokenizer_archive(model: ServedModel) -> bytes:
     return buffer.getvalue()
 
 
-def model_config(model: ServedModel) -> bytes:
+def model_config(model: TextModel) -> bytes:
     """Return a config.json in the terms of transformers, without what only an executor knows."""
     config = {
         "vocab_size": model.info.vocab_size,

@@ -10,14 +10,14 @@ from scheduler_svc.admin.explanation import ahead_text, explain, obstacle_texts,
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.stop_conditions import StopConditions
-from scheduler_svc.front.request import Request
+from scheduler_svc.engine.live_request import LiveRequest
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.idle_engine import IdleEngine
 
 A, B = "10.0.0.1:50061", "10.0.0.2:50061"
 
 
-def why(idle: IdleEngine, request: Request, now_s: float = 1.0) -> str:
+def why(idle: IdleEngine, request: LiveRequest, now_s: float = 1.0) -> str:
     return explain(idle.engine, request, now_s).explanation
 
 
@@ -192,7 +192,7 @@ def test_the_explained_order_is_the_order_of_admission() -> None:
 # Preempted ---------------------------------------------------------------------------------------
 
 
-def preempted(limits_mode: PreemptionMode, *, beams: bool = False) -> tuple[IdleEngine, Request]:
+def preempted(limits_mode: PreemptionMode, *, beams: bool = False) -> tuple[IdleEngine, LiveRequest]:
     """Return an engine whose second request was preempted with tokens on their way."""
     idle = IdleEngine([A], small_limits(blocks=6, host_blocks=8, preemption_mode=limits_mode))
     idle.add(group(0, 8, max_tokens(16)))

@@ -8,7 +8,7 @@ from octavo.admin.v1 import admin_pb2
 from scheduler_svc.admin.explanation import explain_ended
 from scheduler_svc.admin.life import EVENT_KIND, ended_state, event_states
 from scheduler_svc.core.group_event import EventKind
-from scheduler_svc.engine.ended_requests import EndedRequest
+from scheduler_svc.engine.interface import EndedRequest, FinishReason
 from scheduler_svc.engine.request_life import LifeEvent
 from scheduler_svc.engine.request_times import RequestTimes
 from shared.wording import duration_text
@@ -30,8 +30,9 @@ ENDED = EndedRequest(
         LifeEvent(EventKind.ADMITTED, 101.5, "e2", 2, 15),
     ),
     ended_at_unix_s=1_800_000_000.0,
-    outcome="length",
-    has_failed=False,
+    finish_reason=FinishReason.LENGTH,
+    error_code=None,
+    error_message="",
 )
 
 
@@ -75,8 +76,9 @@ def test_one_that_never_ran_has_no_times_that_never_came() -> None:
         events=(),
         num_output_tokens=0,
         num_preemptions=0,
-        outcome="ABORTED: request 'a' was aborted",
-        has_failed=True,
+        finish_reason=None,
+        error_code="ABORTED",
+        error_message="request 'a' was aborted",
     )
     state = ended_state(never_ran, 110.0)
     assert not state.HasField("queue_ms")

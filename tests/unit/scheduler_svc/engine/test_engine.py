@@ -8,13 +8,12 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.executors.served_model import ServedModel
-from scheduler_svc.front.request import Request
 from shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError
 from shared.step import Step
 from tests.support.driving import group, small_limits
 from tests.support.idle_engine import IdleEngine
-from tests.support.tokenizers import byte_level_backend, make_tokenizer
 from tests.support.toy_executor import ToyExecutor, count_up
 
 
@@ -23,7 +22,7 @@ def crowded() -> IdleEngine:
     idle = IdleEngine(["a"], small_limits())
     engine = idle.engine
     engine.settings = replace(engine.settings, max_waiting_requests_per_tenant=1)
-    engine.adoption.model = ServedModel(FakeWorker().info, make_tokenizer(byte_level_backend()), 24, 4)
+    engine.adoption.model = ServedModel(FakeWorker().info, 24, 4)
     idle.add(group(0, 4))
     return idle
 
@@ -133,7 +132,7 @@ def decide(idle: IdleEngine, core: ExecutorCore) -> Step:
     return step
 
 
-def lost(*, has_result: bool) -> tuple[IdleEngine, Request, Request]:
+def lost(*, has_result: bool) -> tuple[IdleEngine, LiveRequest, LiveRequest]:
     """Return two requests that ran on a lost executor: one from its first step on, and one that came later."""
     idle = IdleEngine(["a"], small_limits())
     [core] = idle.cores
@@ -168,7 +167,7 @@ def test_a_loss_without_a_result_counts_if_a_probe_succeeds_and_is_forgotten_if_
 
 def test_who_had_a_token_since_is_not_counted() -> None:
     idle, first, later = lost(has_result=False)
-    first.push(0, 65, None)
+    first.forgive_losses()
     idle.engine.on_probed("a", works=True)
     assert (first.num_losses, later.num_losses) == (0, 1)
     assert first.group.lost_on == ""

@@ -4,17 +4,14 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.engine.interface import EndedRequest, FinishReason
+from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.engine.request_times import RequestTimes
-from scheduler_svc.front.output import AnswerOptions
-from scheduler_svc.front.request import Request
-from scheduler_svc.front.text.output_text import TextOptions
 from scheduler_svc.telemetry.meter import Meter
 from shared.errors import RequestAbortedError
 from tests.support.driving import Bench, group, max_tokens, small_limits
-from tests.support.tokenizers import byte_level_backend, make_tokenizer
-
-TOKENIZER = make_tokenizer(byte_level_backend())
+from tests.support.live_requests import live_request, sink_of
 
 
 class Stage:
@@ -22,19 +19,23 @@ class Stage:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.ended: list[Request] = []
+        self.ended: list[EndedRequest] = []
         self.bench = Bench(small_limits())
         self.meter = Meter()
         self.live = LiveRequests(
             self.bench.queue, lambda: None, self.meter, [self.ended.append, self._check_end], lambda: self.now_s
         )
 
-    def add(self, added: SequenceGroup) -> Request:
+    def add(self, added: SequenceGroup, *, stop_after: int | None = None) -> LiveRequest:
         """Take a request that arrives now."""
-        options = AnswerOptions(added.num_sequences, added.num_sequences, False, TextOptions())
-        request = Request(added, options, TOKENIZER, self.now_s)
+        request = live_request(added, self.now_s, stop_after=stop_after)
         self.live.add(request)
         return request
+
+    @property
+    def ended_ids(self) -> list[str]:
+        """The requests that observers were told of, in order."""
+        return [ended.request_id for ended in self.ended]
 
     def step(self, scheduled_at_s: float, delivered_at_s: float) -> None:
         """Decide a step at a time, and deliver its result at another."""
@@ -44,10 +45,9 @@ class Stage:
         self.now_s = delivered_at_s
         self.live.deliver(self.bench.scheduler, updates)
 
-    def _check_end(self, request: Request) -> None:
-        assert request.has_ended
-        assert request.times.ended_at_s == self.now_s
-        assert request.request_id not in self.live
+    def _check_end(self, ended: EndedRequest) -> None:
+        assert ended.times.ended_at_s == self.now_s
+        assert ended.request_id not in self.live
 
 
 @pytest.fixture
@@ -70,7 +70,8 @@ def test_the_times_of_a_request_from_arrival_to_end(stage: Stage) -> None:
     stage.step(scheduled_at_s=7.0, delivered_at_s=9.0)
     assert request.times == RequestTimes(1.0, 2.0, 4.0, 9.0, 9.0)
     assert (request.times.queue_s, request.times.time_to_first_token_s, request.times.duration_s) == (1.0, 3.0, 8.0)
-    assert stage.ended == [request]
+    assert stage.ended_ids == [request.request_id]
+    assert sink_of(request).ended is stage.ended[0]
     assert (stage.meter.inter_token_latency.num_observed, stage.meter.inter_token_latency.sum) == (2, 5.0)
 
 
@@ -80,7 +81,8 @@ def test_who_fails_before_it_is_scheduled_has_no_more_times_than_its_end(stage: 
     stage.live.fail(request, RequestAbortedError("aborted"))
     assert request.times == RequestTimes(0.0, ended_at_s=2.0)
     assert (request.times.queue_s, request.times.time_to_first_token_s, request.times.duration_s) == (None, None, 2.0)
-    assert stage.ended == [request]
+    assert stage.ended_ids == [request.request_id]
+    assert sink_of(request).ended is stage.ended[0]
 
 
 def test_outputs_that_come_in_one_step_have_one_time_and_make_one_gap(stage: Stage) -> None:
@@ -98,7 +100,7 @@ def test_every_request_is_told_of_once(stage: Stage) -> None:
     requests = [stage.add(group(arrival, prompt(4), max_tokens(1 + arrival))) for arrival in range(3)]
     for step in range(3):
         stage.step(scheduled_at_s=step, delivered_at_s=step + 0.5)
-    assert stage.ended == requests
+    assert stage.ended_ids == [request.request_id for request in requests]
     assert stage.meter.num_finished == {"length": 3}
     assert len(stage.live) == 0
 
@@ -119,7 +121,7 @@ def test_who_ended_between_the_result_and_its_delivery_gets_nothing_and_harms_no
     stage.live.deliver(scheduler, updates)
 
     assert (gone.num_output_tokens, stays.num_output_tokens, comes.num_output_tokens) == (0, 1, 0)
-    assert stage.ended == [gone]
+    assert stage.ended_ids == [gone.request_id]
     scheduler.check_integrity()
 
 
@@ -127,15 +129,10 @@ def test_a_stop_string_found_after_the_next_decision_ends_the_sequence_and_drops
     stage: Stage,
 ) -> None:
     scheduler, executor = stage.bench.scheduler, stage.bench.executor
-    request = stage.add(group(0, prompt(4), max_tokens(9)))
+    request = stage.add(group(0, prompt(4), max_tokens(9)), stop_after=1)
     step = scheduler.schedule(0.0)
     assert step is not None
-    result = executor.execute(step)
-    stops = AnswerOptions(
-        1, 1, False, TextOptions(stop_strings=(TOKENIZER.decode(result.sampled_token_ids.tolist(), True),))
-    )
-    request = stage.live._requests[request.request_id] = Request(request.group, stops, TOKENIZER, 0.0)
-    updates = scheduler.process(result)
+    updates = scheduler.process(executor.execute(step))
     surplus = scheduler.schedule(1.0)
     assert surplus is not None
 
@@ -144,5 +141,6 @@ def test_a_stop_string_found_after_the_next_decision_ends_the_sequence_and_drops
     assert scheduler.process(executor.execute(surplus)).sequences == []
 
     assert request.num_output_tokens == 1
+    assert stage.ended[0].finish_reason is FinishReason.STOP
     assert scheduler.num_unfinished == 0
     scheduler.check_integrity()

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_svc.core.stop_conditions import StopConditions
-from scheduler_svc.front.request import Request
+from scheduler_svc.engine.live_request import LiveRequest
 from shared.errors import UnavailableError
 from tests.support.driving import group, small_limits
 from tests.support.idle_engine import IdleEngine
@@ -17,7 +17,7 @@ def look(idle: IdleEngine, now_s: float, *, has_changed: bool = False) -> None:
     idle.engine.orphans.look(now_s)
 
 
-def too_long(idle: IdleEngine, arrival: int = 0) -> Request:
+def too_long(idle: IdleEngine, arrival: int = 0) -> LiveRequest:
     """Return a request that waits for an executor with room for 64 tokens; those that are there have 24."""
     return idle.add(group(arrival, 5, StopConditions(100).accept(5, 64)))
 

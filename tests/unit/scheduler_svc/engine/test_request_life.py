@@ -1,24 +1,10 @@
 """How much of a request's life is remembered, and for how long after its end."""
 
 from scheduler_svc.core.group_event import EventKind
-from scheduler_svc.core.stop_conditions import FinishReason
 from scheduler_svc.engine.ended_requests import EndedRequests
 from scheduler_svc.engine.request_life import MAX_EVENTS, LifeEvent, RequestLife
-from scheduler_svc.front.request import Request
 from shared.errors import UnavailableError
-from tests.unit.scheduler_svc.front.test_request import push_text, sampled_request
-
-
-def ended_request(request_id: str, *, error: bool = False) -> Request:
-    request = sampled_request()
-    request.group.request_id = request_id
-    if error:
-        request.fail(UnavailableError("the executor is gone"))
-    else:
-        push_text(request, 0, "hello")
-        request.finish_output(0, FinishReason.LENGTH)
-    request.times.ended_at_s = 2.0
-    return request
+from tests.support.live_requests import ended_request
 
 
 def test_a_long_life_keeps_its_beginning_and_its_end() -> None:
@@ -36,7 +22,7 @@ def test_a_long_life_keeps_its_beginning_and_its_end() -> None:
 def test_the_last_ones_are_kept_and_the_newest_comes_first() -> None:
     ended = EndedRequests(capacity=3)
     for request_id in "abcde":
-        ended.note_end(ended_request(request_id))
+        ended.add(ended_request(request_id))
     assert [request.request_id for request in ended.newest(2)] == ["e", "d"]
     assert [request.request_id for request in ended.newest(99)] == ["e", "d", "c"]
     assert ended.get("a") is None
@@ -46,15 +32,7 @@ def test_the_last_ones_are_kept_and_the_newest_comes_first() -> None:
 def test_of_two_with_the_same_id_the_later_one_is_kept() -> None:
     ended = EndedRequests(capacity=3)
     for request_id, fails in (("a", False), ("b", False), ("a", True)):
-        ended.note_end(ended_request(request_id, error=fails))
+        ended.add(ended_request(request_id, error=UnavailableError("the executor is gone") if fails else None))
     assert [request.request_id for request in ended.newest(9)] == ["a", "b"]
     assert ended["a"].outcome == "UNAVAILABLE: the executor is gone"
     assert ended["a"].has_failed
-
-
-def test_nothing_that_a_client_or_the_model_said_is_kept() -> None:
-    ended = EndedRequests()
-    request = ended_request("a")
-    ended.note_end(request)
-    assert "hello" not in repr(ended["a"])
-    assert ended["a"].num_output_tokens == request.num_output_tokens == 5

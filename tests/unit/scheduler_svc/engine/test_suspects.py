@@ -1,23 +1,12 @@
-import numpy as np
-
-from executor_svc.fake.tokenizer import fake_tokenizer_files
-from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.suspects import LOSSES_OF_A_SUSPECT, Suspects
-from scheduler_svc.front.output import AnswerOptions
-from scheduler_svc.front.request import Request
-from scheduler_svc.front.text.output_text import TextOptions
-from scheduler_svc.front.text.tokenizer import Tokenizer
-from shared.step import SamplingRow
+from tests.support.driving import group
+from tests.support.live_requests import live_request
 
 
-def request(arrival: int, num_losses: int = LOSSES_OF_A_SUSPECT) -> Request:
+def request(arrival: int, num_losses: int = LOSSES_OF_A_SUSPECT) -> LiveRequest:
     """Return a request that ran on an executor when it was lost so many times."""
-    group = SequenceGroup(f"r{arrival}", np.array([1], np.int32), SamplingRow(), StopConditions(), arrival)
-    options = AnswerOptions(1, 1, False, TextOptions())
-    made = Request(group, options, Tokenizer(fake_tokenizer_files()), 0.0)
-    made.num_losses = num_losses
-    return made
+    return live_request(group(arrival, 1), num_losses=num_losses)
 
 
 def test_who_lost_an_executor_once_is_no_suspect() -> None:

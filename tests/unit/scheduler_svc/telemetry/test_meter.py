@@ -2,13 +2,12 @@
 
 import pytest
 
-from scheduler_svc.core.stop_conditions import FinishReason
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.step_log import LoggedStep
 from shared.batch_table import BatchTable
 from shared.errors import RequestAbortedError, UnavailableError
 from shared.step import Step, StepResult, TableDelta, no_slots
-from tests.unit.scheduler_svc.front.test_request import push_text, sampled_request
+from tests.support.live_requests import ended_request
 
 
 def processed_step(execute_us: int) -> LoggedStep:
@@ -57,38 +56,29 @@ def test_the_gaps_of_a_step_are_counted(last_tokens_at_s: list[float], num_gaps:
 
 
 def test_a_finished_request_counts_with_its_reason_and_its_duration() -> None:
-    meter, request = Meter(), sampled_request()
-    push_text(request, 0, "a")
-    request.finish_output(0, FinishReason.LENGTH)
-    request.times.first_token_at_s, request.times.ended_at_s = 1.0, 2.0
-    meter.request_ended(request)
+    meter = Meter()
+    meter.request_ended(ended_request())
     assert meter.num_finished == {"length": 1}
     assert meter.request_duration.sum == 2.0
     assert (meter.num_errors.total(), meter.num_recovered) == (0, 0)
 
 
 def test_a_failed_request_counts_with_its_code_and_has_no_duration() -> None:
-    meter, request = Meter(), sampled_request()
-    request.num_lost_executors = 1
-    request.fail(UnavailableError("gone"))
-    request.times.ended_at_s = 2.0
-    meter.request_ended(request)
+    meter = Meter()
+    meter.request_ended(ended_request(error=UnavailableError("gone"), num_losses=1))
     assert meter.num_errors == {"UNAVAILABLE": 1}
     assert meter.request_duration.num_observed == 0
     assert (meter.num_finished.total(), meter.num_recovered) == (0, 0)
 
 
 def test_a_request_that_finished_after_a_loss_is_recovered() -> None:
-    meter, request = Meter(), sampled_request()
-    request.num_lost_executors = 1
-    request.finish_output(0, FinishReason.STOP)
-    meter.request_ended(request)
+    meter = Meter()
+    meter.request_ended(ended_request(num_losses=1))
     assert meter.num_recovered == 1
 
 
 def test_the_wait_of_a_request_that_never_got_a_token_counts_as_well() -> None:
-    meter, request = Meter(), sampled_request()
-    request.times.first_scheduled_at_s = 3.0
-    request.fail(RequestAbortedError("aborted"))
-    meter.request_ended(request)
+    meter, ended = Meter(), ended_request(error=RequestAbortedError("aborted"))
+    ended.times.first_scheduled_at_s = 3.0
+    meter.request_ended(ended)
     assert meter.queue_time.sum == 3.0

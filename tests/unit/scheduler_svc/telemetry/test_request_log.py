@@ -2,23 +2,23 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 
-from scheduler_svc.core.stop_conditions import FinishReason
-from scheduler_svc.front.request import Request
+from scheduler_svc.engine.interface import EndedRequest
 from scheduler_svc.telemetry.request_log import log_end
 from shared.errors import UnavailableError
 from shared.events import JsonFormatter
-from tests.unit.scheduler_svc.front.test_request import push_text, sampled_request
+from tests.support.live_requests import ended_request
 
 LOGGER = "scheduler_svc.telemetry.request_log"
 
 
-def logged(request: Request, caplog: pytest.LogCaptureFixture) -> dict[str, object]:
+def logged(ended: EndedRequest, caplog: pytest.LogCaptureFixture) -> dict[str, object]:
     """Return the fields of the one line."""
     with caplog.at_level(logging.INFO, LOGGER):
-        log_end(request)
+        log_end(ended)
     [record] = caplog.records
     fields: dict[str, object] = json.loads(JsonFormatter().format(record))
     assert (fields.pop("level"), fields.pop("logger"), fields.pop("event")) == ("info", LOGGER, "request_ended")
@@ -27,12 +27,9 @@ def logged(request: Request, caplog: pytest.LogCaptureFixture) -> dict[str, obje
 
 
 def test_a_finished_request(caplog: pytest.LogCaptureFixture) -> None:
-    request = sampled_request()
-    push_text(request, 0, "secret")
-    request.finish_output(0, FinishReason.LENGTH)
-    times = request.times
-    times.first_scheduled_at_s, times.first_token_at_s, times.ended_at_s = 0.25, 0.50000049, 2.0
-    fields = logged(request, caplog)
+    ended = ended_request(num_tokens=6)
+    ended.times.first_scheduled_at_s, ended.times.first_token_at_s = 0.25, 0.50000049
+    fields = logged(ended, caplog)
     assert fields == {
         "request_id": "a",
         "finish_reason": "length",
@@ -48,11 +45,8 @@ def test_a_finished_request(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_request_that_failed_before_it_ran_has_its_code_and_no_times_that_never_came(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    request = sampled_request()
-    request.group.tenant = "ml"
-    request.fail(UnavailableError("the executor is gone"))
-    request.times.ended_at_s = 2.0
-    fields = logged(request, caplog)
+    failed = ended_request(num_tokens=0, error=UnavailableError("the executor is gone"))
+    fields = logged(replace(failed, tenant="ml"), caplog)
     assert fields == {
         "request_id": "a",
         "tenant": "ml",
@@ -69,5 +63,5 @@ def test_nothing_is_made_for_a_level_that_nobody_reads(
 ) -> None:
     monkeypatch.setattr("scheduler_svc.telemetry.request_log.Event", None)
     with caplog.at_level(logging.WARNING, LOGGER):
-        log_end(sampled_request())
+        log_end(ended_request())
     assert not caplog.records

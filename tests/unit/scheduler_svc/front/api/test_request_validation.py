@@ -39,17 +39,13 @@ def validate(sent: pb.GenerateRequest, limits: RequestLimits = LIMITS) -> ValidR
 
 def test_defaults_are_those_of_the_proto() -> None:
     valid = validate(request())
-    assert (valid.sampling.temperature, valid.sampling.top_k, valid.sampling.top_p, valid.sampling.min_p) == (
-        1,
-        0,
-        1,
-        0,
-    )
-    assert valid.sampling.num_logprobs == NO_LOGPROBS
-    assert valid.stop_conditions == StopConditions()
+    sampling = valid.engine.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (1, 0, 1, 0)
+    assert valid.engine.sampling.num_logprobs == NO_LOGPROBS
+    assert valid.engine.stop_conditions == StopConditions()
     assert valid.answer_options == AnswerOptions(1, 1, False, TextOptions())
-    assert (valid.num_sequences, valid.beam_search) == (1, None)
-    assert (valid.priority, valid.tenant, valid.cache_salt) == (0, "", 0)
+    assert (valid.engine.num_sequences, valid.engine.beam_search) == (1, None)
+    assert (valid.engine.priority, valid.engine.tenant, valid.engine.cache_salt) == (0, "", 0)
 
 
 def test_every_sampling_field_arrives() -> None:
@@ -70,27 +66,27 @@ def test_every_sampling_field_arrives() -> None:
             n=2,
         )
     )
-    assert valid.sampling == SamplingRow(0.5, 4, 0.25, 0.125, 2**64 - 1, 0, 0)
-    assert valid.stop_conditions == StopConditions(9, frozenset({5, 6}), ignore_eos=True)
+    assert valid.engine.sampling == SamplingRow(0.5, 4, 0.25, 0.125, 2**64 - 1, 0, 0)
+    assert valid.engine.stop_conditions == StopConditions(9, frozenset({5, 6}), ignore_eos=True)
     assert valid.answer_options == AnswerOptions(2, 2, True, TextOptions(("END",), True, False))
 
 
 def test_a_request_without_id_and_seed_gets_both() -> None:
     first, second = validate(request()), validate(request())
-    assert first.request_id != second.request_id
-    assert first.sampling.seed != second.sampling.seed
+    assert first.engine.request_id != second.engine.request_id
+    assert first.engine.sampling.seed != second.engine.sampling.seed
 
 
 def test_best_of_above_n_is_sampled_with_logprobs_that_are_not_returned() -> None:
     valid = validate(request(n=2, best_of=5))
-    assert (valid.num_sequences, valid.sampling.num_logprobs) == (5, 0)
+    assert (valid.engine.num_sequences, valid.engine.sampling.num_logprobs) == (5, 0)
     assert valid.answer_options == AnswerOptions(2, 5, False, TextOptions())
     assert valid.answer_options.is_ranked
 
 
 def test_best_of_equal_to_n_is_plain_sampling() -> None:
     valid = validate(request(n=3, best_of=3))
-    assert (valid.num_sequences, valid.sampling.num_logprobs) == (3, NO_LOGPROBS)
+    assert (valid.engine.num_sequences, valid.engine.sampling.num_logprobs) == (3, NO_LOGPROBS)
     assert not valid.answer_options.is_ranked
 
 
@@ -98,8 +94,8 @@ def test_best_of_equal_to_n_is_plain_sampling() -> None:
 def test_a_beam_search_samples_nothing(logprobs: dict[str, Any]) -> None:
     never = generation_pb2.EARLY_STOPPING_NEVER
     valid = validate(request(beam_width=4, n=2, length_penalty=0.5, early_stopping=never, seed=3, **logprobs))
-    assert valid.beam_search == BeamSearchParams(4, 2, 0.5, EarlyStopping.NEVER)
-    assert (valid.num_sequences, valid.sampling) == (1, SamplingRow())
+    assert valid.engine.beam_search == BeamSearchParams(4, 2, 0.5, EarlyStopping.NEVER)
+    assert (valid.engine.num_sequences, valid.engine.sampling) == (1, SamplingRow())
     assert valid.answer_options == AnswerOptions(2, 0, bool(logprobs), TextOptions())
     assert valid.answer_options.is_ranked
 
@@ -108,21 +104,24 @@ def test_a_group_gets_all_that_was_asked_for() -> None:
     sent = request(n=2, best_of=3, max_tokens=7)
     sent.request_id, sent.priority, sent.tenant, sent.cache_salt = "mine", -5, "red", "secret"
     valid = validate(sent)
-    group = valid.to_group(arrival=11, max_model_len=32)
+    group = valid.engine.to_group(arrival=11, max_model_len=32)
     assert (group.request_id, group.prompt_token_ids.tolist(), group.arrival) == ("mine", PROMPT, 11)
     assert group.prompt_token_ids.dtype == np.int32
-    assert (group.sampling, group.stop_conditions) == (valid.sampling, StopConditions(max_tokens=7, accepted_len=10))
+    assert (group.sampling, group.stop_conditions) == (
+        valid.engine.sampling,
+        StopConditions(max_tokens=7, accepted_len=10),
+    )
     assert (group.num_sequences, len(group.sequences), group.beam_search) == (3, 3, None)
     assert (group.priority, group.tenant, group.cache_salt) == (-5, "red", hash_cache_salt("red", "secret"))
 
 
 def test_a_group_of_beams_gets_its_search() -> None:
-    group = validate(request(beam_width=2)).to_group(arrival=0, max_model_len=32)
+    group = validate(request(beam_width=2)).engine.to_group(arrival=0, max_model_len=32)
     assert (group.num_sequences, group.beam_search) == (1, BeamSearchParams(2))
 
 
 def test_more_tokens_than_fit_in_an_int_are_asked_for_in_vain() -> None:
-    max_tokens = validate(request(max_tokens=2**32 - 1)).stop_conditions.max_tokens
+    max_tokens = validate(request(max_tokens=2**32 - 1)).engine.stop_conditions.max_tokens
     assert max_tokens is not None
     assert max_tokens + LIMITS.max_model_len < 2**31
 

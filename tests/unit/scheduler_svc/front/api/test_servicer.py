@@ -13,18 +13,16 @@ import pytest
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.core.beam_search import Hypothesis
-from scheduler_svc.core.stop_conditions import FinishReason
-from scheduler_svc.engine.engine import Engine
-from scheduler_svc.executors.served_model import ServedModel
+from scheduler_svc.engine.interface import EngineClient, EngineRequest, FinishReason, Hypothesis, ServedModel, TokenSink
 from scheduler_svc.front.access import identity
 from scheduler_svc.front.api import servicer as generation_servicer
 from scheduler_svc.front.api.request_body import RequestBody
-from scheduler_svc.front.api.request_limits import RequestLimits
-from scheduler_svc.front.api.request_validation import ValidRequest
+from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.servicer import GenerationServicer
-from scheduler_svc.front.request import Request
+from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
 from shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError, RequestAbortedError, RequestExistsError
+from shared.executor_info import ExecutorInfo
+from tests.support.live_requests import PlayedEngineSide
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
 
 TOKENIZER = make_tokenizer(byte_level_backend())
@@ -38,17 +36,15 @@ class PlayedEngine:
 
     def __init__(self) -> None:
         info = SimpleNamespace(max_model_len=64, max_cached_tokens=64, vocab_size=256, eos_token_ids=(0,))
-        self.model = SimpleNamespace(info=info, tokenizer=TOKENIZER, max_model_len=64, max_num_seqs=8)
-        self.settings = SimpleNamespace(max_beam_width=4, tenants=frozenset({"", "red"}), has_priorities=False)
-        self.submitted: asyncio.Queue[Request] = asyncio.Queue()
+        self.model = ServedModel(cast("ExecutorInfo", info), max_model_len=64, max_num_seqs=8)
+        self.submitted: asyncio.Queue[PlayedEngineSide] = asyncio.Queue()
         self.aborted: list[str] = []
         self.abort_errors: list[OctavoServiceError | None] = []
         self.crowded_tenant: str | None = None
         self.num_checked = 0
-        self.requests: dict[str, Request] = {}
 
     @contextmanager
-    def checking(self, request_id: str, tenant: str) -> Iterator[SimpleNamespace]:
+    def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
         if tenant == self.crowded_tenant:
             raise QueueFullError(1, 1.0, tenant)
         self.num_checked += 1
@@ -57,17 +53,30 @@ class PlayedEngine:
         finally:
             self.num_checked -= 1
 
-    def submit(self, valid: ValidRequest, checked_for: SimpleNamespace) -> Request:
+    def submit(self, request: EngineRequest, sink: TokenSink, checked_for: ServedModel) -> None:
         assert checked_for is self.model
         assert not self.num_checked, "it counts as checked and as submitted"
-        request = Request(valid.to_group(arrival=1, max_model_len=32), valid.answer_options, TOKENIZER, 0.0)
-        self.submitted.put_nowait(request)
-        return request
+        self.submitted.put_nowait(PlayedEngineSide(request, sink))
+
+    def tenant_of(self, request_id: str) -> str | None:
+        return None
 
     def abort(self, request_id: str, error: OctavoServiceError | None = None) -> bool:
         self.aborted.append(request_id)
         self.abort_errors.append(error)
         return True
+
+
+class PlayedTokenizer:
+    """The tokenizer of whatever is served."""
+
+    def model(self, served: ServedModel) -> TextModel:
+        return TextModel(served, TOKENIZER)
+
+
+def servicer_of(engine: PlayedEngine) -> GenerationServicer:
+    settings = FrontSettings(max_beam_width=4, tenants=frozenset({"", "red"}))
+    return GenerationServicer(cast("EngineClient", engine), cast("ModelTokenizer", PlayedTokenizer()), settings)
 
 
 @pytest.fixture
@@ -88,18 +97,18 @@ class TimedContext:
 def generate(
     engine: PlayedEngine, *, remaining_s: float | None = None, **params: Any
 ) -> AsyncIterator[pb.GenerateResponse]:
-    servicer = GenerationServicer(cast("Engine", engine))
+    servicer = servicer_of(engine)
     request = pb.GenerateRequest(request_id="a", text="Why?", sampling_params=generation_pb2.SamplingParams(**params))
     return servicer.Generate(request, cast("Context", TimedContext(remaining_s)))
 
 
-async def accepted(engine: PlayedEngine, events: AsyncIterator[pb.GenerateResponse]) -> Request:
+async def accepted(engine: PlayedEngine, events: AsyncIterator[pb.GenerateResponse]) -> PlayedEngineSide:
     """Take the first event; return the live request behind it."""
     assert (await anext(events)).accepted == pb.Accepted(request_id="a", num_prompt_tokens=4)
     return engine.submitted.get_nowait()
 
 
-def push_text(request: Request, output_index: int, text: str, logprob: float | None = None) -> None:
+def push_text(request: PlayedEngineSide, output_index: int, text: str, logprob: float | None = None) -> None:
     for token_id in text.encode():
         request.push(output_index, token_id, logprob)
 
@@ -109,7 +118,7 @@ async def test_a_request_holds_a_place_in_the_queue_while_it_is_tokenized(
 ) -> None:
     tokenize, held = generation_servicer.tokenize, []
 
-    def watched(request: pb.GenerateRequest, model: ServedModel, limits: RequestLimits) -> object:
+    def watched(request: pb.GenerateRequest, model: TextModel, limits: RequestLimits) -> object:
         held.append(engine.num_checked)
         return tokenize(request, model, limits)
 
@@ -124,7 +133,7 @@ def held_checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Let no check go on in its thread until the event is set."""
     tokenize, may_go_on = generation_servicer.tokenize, threading.Event()
 
-    def held(request: pb.GenerateRequest, model: ServedModel, limits: RequestLimits) -> object:
+    def held(request: pb.GenerateRequest, model: TextModel, limits: RequestLimits) -> object:
         may_go_on.wait()
         return tokenize(request, model, limits)
 
@@ -139,7 +148,7 @@ def held_checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 async def test_an_abort_while_the_prompt_is_checked_ends_the_request(
     engine: PlayedEngine, monkeypatch: pytest.MonkeyPatch, tenant: str | None, is_aborted: bool
 ) -> None:
-    servicer = GenerationServicer(cast("Engine", engine))
+    servicer = servicer_of(engine)
     with held_checks(monkeypatch) as may_go_on:
         request, context = pb.GenerateRequest(request_id="a", text="Why?"), cast("Context", TimedContext(None))
         events = servicer.Generate(request, context)
@@ -165,7 +174,7 @@ async def test_an_abort_while_the_prompt_is_checked_ends_the_request(
 
 async def test_a_tenant_whose_share_of_the_queue_is_full_is_refused_and_no_other(engine: PlayedEngine) -> None:
     engine.crowded_tenant = "red"
-    servicer = GenerationServicer(cast("Engine", engine))
+    servicer = servicer_of(engine)
     with pytest.raises(QueueFullError, match="of tenant 'red'"):
         await anext(servicer.Generate(pb.GenerateRequest(text="Why?", tenant="red"), cast("Context", None)))
     await accepted(engine, generate(engine))
@@ -178,8 +187,8 @@ async def test_several_outputs_share_a_stream(engine: PlayedEngine) -> None:
     push_text(request, 0, "a!")
     assert (await anext(events)).delta == pb.OutputDelta(output_index=1, text="b", token_ids=b"b")
     assert (await anext(events)).delta == pb.OutputDelta(output_index=0, text="a", token_ids=b"a!")
+    request.live.group.num_cached_tokens = 3
     request.finish_output(1, STOP)
-    request.group.num_cached_tokens = 3
     first = generation_pb2.Output(
         output_index=0,
         text="a",
@@ -285,7 +294,7 @@ async def test_the_servers_limits_bound_the_request(field: str, message: str, en
             request.tenant = "green"
         case "priority":
             request.priority = 1
-    events = GenerationServicer(cast("Engine", engine)).Generate(request, cast("Context", None))
+    events = servicer_of(engine).Generate(request, cast("Context", None))
     with pytest.raises(InvalidFieldError, match=message) as caught:
         await anext(events)
     assert caught.value.field == field
@@ -304,9 +313,7 @@ async def test_only_a_small_request_is_read_on_the_event_loop(
 
     monkeypatch.setattr(RequestBody, "decode", watched)
     content = pb.GenerateRequest(text="a" * num_characters, request_id="a").SerializeToString()
-    events = GenerationServicer(cast("Engine", engine)).Generate(
-        RequestBody(content, pb.GenerateRequest), cast("Context", TimedContext(None))
-    )
+    events = servicer_of(engine).Generate(RequestBody(content, pb.GenerateRequest), cast("Context", TimedContext(None)))
     if is_in_thread:
         with pytest.raises(InvalidFieldError, match=r"^text is 20000 "):
             await anext(events)

@@ -1,45 +1,61 @@
 """What becomes of the tokens of a request's outputs: deltas while it runs, the answer at its end."""
 
 import asyncio
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.core.beam_search import Hypothesis
-from scheduler_svc.core.results import Alternatives
-from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
+from scheduler_svc.engine.interface import Alternatives, EngineRequest, FinishReason, Hypothesis, StopConditions
 from scheduler_svc.front.output import AnswerOptions, Delta, Output, PromptDelta
-from scheduler_svc.front.request import Request
+from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.output_text import TextOptions
 from shared.errors import OctavoServiceError, RequestAbortedError
 from shared.step import NO_LOGPROBS, SamplingRow
+from tests.support.live_requests import PlayedEngineSide
 from tests.support.tokenizers import EOS, byte_level_backend, make_tokenizer
 
 TOKENIZER = make_tokenizer(byte_level_backend())
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
-def sampled_request(n: int = 1, best_of: int | None = None, *, logprobs: bool = False, stop: str = "") -> Request:
+class Played(PlayedEngineSide):
+    """A response, and the engine's side of it in the hands of the test."""
+
+    def __init__(self, request: EngineRequest, options: AnswerOptions) -> None:
+        self.response = Response(request, options, TOKENIZER)
+        super().__init__(request, self.response)
+
+    @property
+    def outputs(self) -> Sequence[Output]:
+        return self.response.outputs
+
+    async def next_delta(self) -> Delta | PromptDelta | None:
+        return await self.response.next_delta()
+
+
+def sampled_request(
+    n: int = 1, best_of: int | None = None, *, logprobs: bool = False, stop: str = "", num_prompt_logprobs: int = -1
+) -> Played:
     """Return a request for `n` outputs; tokens are bytes of text."""
     num_sampled = best_of or n
     has_logprobs = logprobs or num_sampled > n
-    group = SequenceGroup(
+    request = EngineRequest(
         "a",
         np.arange(3, dtype=np.int32),
         SamplingRow(num_logprobs=0 if has_logprobs else NO_LOGPROBS),
         StopConditions(),
-        arrival=0,
         num_sequences=num_sampled,
+        num_prompt_logprobs=num_prompt_logprobs,
     )
-    return Request(group, AnswerOptions(n, num_sampled, logprobs, TextOptions((stop,) if stop else ())), TOKENIZER, 0.0)
+    return Played(request, AnswerOptions(n, num_sampled, logprobs, TextOptions((stop,) if stop else ())))
 
 
-def beam_request(*, logprobs: bool = False) -> Request:
-    group = SequenceGroup("a", np.arange(3, dtype=np.int32), SamplingRow(), StopConditions(), arrival=0)
-    return Request(group, AnswerOptions(2, 0, logprobs, TextOptions()), TOKENIZER, 0.0)
+def beam_request(*, logprobs: bool = False) -> Played:
+    request = EngineRequest("a", np.arange(3, dtype=np.int32), SamplingRow(), StopConditions())
+    return Played(request, AnswerOptions(2, 0, logprobs, TextOptions()))
 
 
 def hypothesis_of(text: str, score: float, reason: FinishReason = LENGTH, *, eos: bool = False) -> Hypothesis:
@@ -49,12 +65,12 @@ def hypothesis_of(text: str, score: float, reason: FinishReason = LENGTH, *, eos
     )
 
 
-def push_text(request: Request, output_index: int, text: str, logprob: float | None = None) -> bool:
+def push_text(request: Played, output_index: int, text: str, logprob: float | None = None) -> bool:
     """Push a token a byte; return what the last push said."""
     return [request.push(output_index, token_id, logprob) for token_id in text.encode()][-1]
 
 
-async def take_all(request: Request) -> list[Delta]:
+async def take_all(request: Played) -> list[Delta]:
     """Take the deltas of a request that has ended."""
     deltas = []
     while (delta := await next_delta(request)) is not None:
@@ -62,14 +78,14 @@ async def take_all(request: Request) -> list[Delta]:
     return deltas
 
 
-async def next_delta(request: Request) -> Delta | None:
+async def next_delta(request: Played) -> Delta | None:
     """Take the next delta of an output."""
     delta = await request.next_delta()
     assert not isinstance(delta, PromptDelta), "nobody asked for log-probabilities of the prompt"
     return delta
 
 
-def texts(request: Request) -> list[str]:
+def texts(request: Played) -> list[str]:
     return [output.text for output in request.outputs]
 
 
@@ -106,7 +122,7 @@ async def test_a_stop_string_ends_the_output_and_push_says_so() -> None:
     [output] = request.outputs
     assert (output.text, output.stop_string, output.finish_reason) == ("a", "END", STOP)
     assert output.stop_token_id is None
-    assert request.has_ended
+    assert request.response.ended is not None
 
 
 async def test_text_that_was_held_back_comes_with_the_end() -> None:
@@ -144,14 +160,6 @@ async def test_a_failure_comes_after_what_was_made_before_it() -> None:
         await request.next_delta()
 
 
-def test_a_token_shows_that_the_executor_survived() -> None:
-    request = sampled_request()
-    request.note_loss("a", counts=True)
-    request.note_loss("b", counts=True)
-    push_text(request, 0, "a")
-    assert request.num_losses == 0
-
-
 # It ends once ----------------------------------------------------------------------------------------
 
 
@@ -165,7 +173,7 @@ async def test_nothing_changes_after_the_end() -> None:
     request.fail(OctavoServiceError("too late"))
     assert [delta.text for delta in await take_all(request)] == ["a", "a"]
     assert [output.finish_reason for output in request.outputs] == [LENGTH, LENGTH]
-    assert request.error is None
+    assert request.response.error is None
 
 
 async def test_nothing_changes_after_a_failure() -> None:
@@ -176,7 +184,7 @@ async def test_nothing_changes_after_a_failure() -> None:
     request.fail(OctavoServiceError("second"))
     with pytest.raises(RequestAbortedError, match="first"):
         await request.next_delta()
-    assert request.num_output_tokens == 0
+    assert request.outputs[0].token_ids == []
 
 
 async def test_a_search_that_ends_after_a_failure_changes_nothing() -> None:
@@ -204,15 +212,15 @@ async def test_each_output_ends_by_itself_and_the_request_with_the_last() -> Non
     assert push_text(request, 1, "b!")
     push_text(request, 0, "a")
     request.finish_output(0, LENGTH)
-    had_ended = request.has_ended
+    had_ended = request.response.ended is not None
     assert not request.push(1, 98, None), "output 1 has ended"
     push_text(request, 2, "c")
     request.finish_output(2, STOP)
-    assert (had_ended, request.has_ended) == (False, True)
+    assert (had_ended, request.response.ended is not None) == (False, True)
     assert texts(request) == ["a", "b", "c"]
     assert [output.finish_reason for output in request.outputs] == [LENGTH, STOP, STOP]
     assert [output.stop_string for output in request.outputs] == [None, "!", None]
-    assert request.num_output_tokens == 4
+    assert request.live.num_output_tokens == 4
 
 
 async def test_characters_are_put_together_for_each_output_alone() -> None:
@@ -274,7 +282,6 @@ async def test_best_of_returns_the_best_by_cumulative_logprob_in_one_delta_each(
     assert await take_all(request) == [Delta(0, "cc", [99, 99], []), Delta(1, "b", [98], [])]
     assert [output.cumulative_logprob for output in request.outputs] == [-0.25, -0.5]
     assert [output.output_index for output in request.outputs] == [0, 1]
-    assert request.num_output_tokens == 6, "the outputs that are not returned were made as well"
 
 
 async def test_best_of_streams_nothing_before_the_last_output_has_ended() -> None:
@@ -329,8 +336,7 @@ async def test_hypotheses_come_at_the_end_in_their_order(is_wanted: bool) -> Non
     assert first.stop_token_id == TOKENIZER.id_of(EOS)
     assert (first.cumulative_logprob, first.logprobs) == (-2.0, [-0.5] * 4 if is_wanted else [])
     assert (second.output_index, second.beam_score, second.finish_reason) == (1, -0.75, LENGTH)
-    assert request.num_output_tokens == 5
-    assert request.has_ended
+    assert request.response.ended is not None
 
 
 def test_an_output_that_is_still_made_has_no_stop_token() -> None:
@@ -343,14 +349,14 @@ def test_an_output_that_is_still_made_has_no_stop_token() -> None:
 
 
 async def test_prompt_logprobs_come_before_the_tokens_each_once_and_stay_readable() -> None:
-    request = sampled_request()
-    request.group.num_prompt_logprobs = 2
+    played = sampled_request(num_prompt_logprobs=2)
+    request = played.response
     request.push_prompt([-0.5], Alternatives([7, 8], [-0.1, -0.2]))
-    push_text(request, 0, "a")
+    push_text(played, 0, "a")
     request.push_prompt([-1.0], Alternatives([9, 3], [-0.3, -0.4]))
 
     assert await request.next_delta() == PromptDelta([-0.5, -1.0], Alternatives([7, 8, 9, 3], [-0.1, -0.2, -0.3, -0.4]))
-    assert (await next_delta(request) or Delta(0, "", [], [])).text == "a"
+    assert (await next_delta(played) or Delta(0, "", [], [])).text == "a"
     request.push_prompt([-2.0], Alternatives([1, 2], [-0.5, -0.6]))
     assert await request.next_delta() == PromptDelta([-2.0], Alternatives([1, 2], [-0.5, -0.6]))
     assert request.prompt_logprobs == [-0.5, -1.0, -2.0]

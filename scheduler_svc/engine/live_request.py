@@ -1,0 +1,117 @@
+"""A live request as the engine sees it: tokens, times, losses; no text.
+
+What its client gets is made elsewhere, by the `TokenSink` that came with it (`interface.py`).
+"""
+
+import time
+
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.stop_conditions import FinishReason
+from scheduler_svc.engine.interface import EndedRequest, TokenSink
+from scheduler_svc.engine.request_life import RequestLife
+from scheduler_svc.engine.request_times import RequestTimes
+from shared.errors import OctavoServiceError
+from shared.grpc_status import status_code
+
+
+class LiveRequest:
+    """One request from its arrival to its end.
+
+    Args:
+        group: The request in the core's terms.
+        sink: Takes its tokens.
+        arrived_at_s: Monotonic time of arrival, in seconds.
+        trace_id: The trace that its span belongs to; None: this process does not trace.
+
+    Attributes:
+        times: When what happened to it; kept by `LiveRequests`.
+        life: What else happened to it.
+        num_output_tokens: Tokens made so far, over all sampled outputs; of beams, those in the answer, at the end.
+        finish_reason: Why its first output ended; None: it has not.
+        error: Why it failed; None: it has not.
+        num_losses: How many losses of an executor that ran it were counted against it, since its last token.
+        unclear_losses: Addresses of lost executors that ran it, since its last token, and that still have to show
+            whether they work without it.
+        num_lost_executors: How often one was lost that ran it, over its whole life.
+    """
+
+    def __init__(self, group: SequenceGroup, sink: TokenSink, arrived_at_s: float, trace_id: str | None = None) -> None:
+        self.group = group
+        self.sink = sink
+        self.times = RequestTimes(arrived_at_s)
+        self.life = RequestLife()
+        self.trace_id = trace_id
+        self.num_output_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self.error: OctavoServiceError | None = None
+        self.num_losses = 0
+        self.unclear_losses: set[str] = set()
+        self.num_lost_executors = 0
+        self._num_unfinished = group.num_sequences
+
+    @property
+    def request_id(self) -> str:
+        """The id that the client knows."""
+        return self.group.request_id
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all outputs are finished, or the request failed."""
+        return self._num_unfinished == 0 or self.error is not None
+
+    def note_finished_output(self, output_index: int, reason: FinishReason) -> None:
+        """A sampled output has ended: its last token was given to the sink."""
+        self._num_unfinished -= 1
+        if output_index == 0:
+            self.finish_reason = reason
+
+    def note_finished_search(self, num_tokens: int, reason: FinishReason) -> None:
+        """Its beam search has ended: how many tokens are in the answer, and why the best output ended."""
+        self.num_output_tokens = num_tokens
+        self.finish_reason = reason
+        self._num_unfinished = 0
+
+    def note_loss(self, executor: str, *, counts: bool) -> None:
+        """The executor at an address was lost, which ran it; `counts`: against the request, as far as is known now."""
+        self.num_lost_executors += 1
+        self.group.lost_on = executor
+        if counts:
+            self.num_losses += 1
+        else:
+            self.unclear_losses.add(executor)
+
+    def count_loss(self, executor: str) -> bool:
+        """Count a loss against it that was unclear: the executor works without it. Return whether there was one."""
+        if executor not in self.unclear_losses:
+            return False
+        self.unclear_losses.remove(executor)
+        self.num_losses += 1
+        return True
+
+    def forgive_losses(self) -> None:
+        """It got a token."""
+        if self.group.lost_on:
+            self.num_losses = 0
+            self.unclear_losses.clear()
+            self.group.lost_on = ""
+
+    def summary(self) -> EndedRequest:
+        """Return what is kept of it; it has ended."""
+        group = self.group
+        return EndedRequest(
+            request_id=group.request_id,
+            tenant=group.tenant,
+            priority=group.priority,
+            num_prompt_tokens=group.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_cached_tokens=group.num_cached_tokens,
+            num_preemptions=group.num_preemptions,
+            num_losses=self.num_lost_executors,
+            times=self.times,
+            events=self.life.events,
+            ended_at_unix_s=time.time(),
+            finish_reason=None if self.error is not None else self.finish_reason,
+            error_code=None if self.error is None else status_code(self.error).name,
+            error_message="" if self.error is None else str(self.error),
+            trace_id=self.trace_id,
+        )

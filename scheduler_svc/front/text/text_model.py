@@ -1,0 +1,75 @@
+"""The served model as the front sees it: what a request is checked against, and what makes text of its tokens."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scheduler_svc.engine.interface import ServedModel
+from scheduler_svc.front.text.tokenizer import Tokenizer
+from shared.events import Event
+from shared.executor_info import ExecutorInfo, TokenizerFile
+
+log = logging.getLogger(__name__)
+
+TOKENIZER_FIX = "start the scheduler with --tokenizer DIRECTORY, which has a tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """The served model with its tokenizer."""
+
+    served: ServedModel
+    tokenizer: Tokenizer
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """The model, as the executor with the longest sequences describes it."""
+        return self.served.info
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence that is served, in tokens."""
+        return self.served.max_model_len
+
+    @property
+    def max_num_seqs(self) -> int:
+        """The most sequences that run at once on one executor."""
+        return self.served.max_num_seqs
+
+
+class ModelTokenizer:
+    """The tokenizer of the served model: from the operator's own directory, else from the executor's files.
+
+    Args:
+        directory: The operator's; None: there is none.
+
+    Raises: OctavoServiceError: the directory is broken.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._own = Tokenizer.from_directory(directory) if directory else None
+        self._current = self._own
+
+    async def load(self, info: ExecutorInfo, fetch: Callable[[], Awaitable[Sequence[TokenizerFile]]]) -> None:
+        """Another executor process is the first one of the fleet: its model is about to be served.
+
+        Raises: TokenizerFileError: a file is missing or broken. What `fetch` raises.
+        """
+        tokenizer = self._own
+        if tokenizer is None:
+            files = tuple(await fetch())
+            tokenizer = await asyncio.to_thread(Tokenizer, files)
+        if tokenizer.is_absent:
+            log.warning(Event("no_tokenizer", model=info.model_id, serves="token ids only", fix=TOKENIZER_FIX))
+        elif tokenizer.largest_id >= info.vocab_size:  # texts of unknown tokens are refused one by one
+            largest = tokenizer.largest_id
+            token = tokenizer.token_of(largest)
+            log.warning(Event("tokenizer_larger_than_model", token=token, token_id=largest, vocab_size=info.vocab_size))
+        self._current = tokenizer
+
+    def model(self, served: ServedModel) -> TextModel:
+        """Return the served model with its tokenizer."""
+        assert self._current is not None, "a model is served once its tokenizer is loaded"
+        return TextModel(served, self._current)

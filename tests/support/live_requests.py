@@ -1,0 +1,135 @@
+"""Live requests of the engine without a client: their tokens go to a list."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.engine.interface import (
+    Alternatives,
+    EndedRequest,
+    EngineRequest,
+    FinishReason,
+    Hypothesis,
+    TokenSink,
+)
+from scheduler_svc.engine.live_request import LiveRequest
+from shared.errors import OctavoServiceError
+from tests.support.driving import group as make_group
+
+
+class RecordingSink:
+    """Keeps what it is given.
+
+    Args:
+        stop_after: An output of so many tokens ends as if its text held a stop string; None: none does.
+    """
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.token_ids: dict[int, list[int]] = defaultdict(list)
+        self.reasons: dict[int, FinishReason] = {}
+        self.hypotheses: Sequence[Hypothesis] = ()
+        self.prompt_logprobs: list[float] = []
+        self.ended: EndedRequest | None = None
+        self.error: OctavoServiceError | None = None
+        self._stop_after = stop_after
+
+    def push(
+        self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None
+    ) -> bool:
+        assert self.ended is None, "the end is the last call"
+        self.token_ids[output_index].append(token_id)
+        return len(self.token_ids[output_index]) == self._stop_after
+
+    def push_prompt(self, logprobs: Sequence[float], alternatives: Alternatives) -> None:
+        self.prompt_logprobs.extend(logprobs)
+
+    def finish_output(self, output_index: int, reason: FinishReason) -> None:
+        assert output_index not in self.reasons
+        self.reasons[output_index] = reason
+
+    def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None:
+        self.hypotheses = hypotheses
+
+    def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
+        assert self.ended is None, "a request ends once"
+        self.ended, self.error = ended, error
+
+
+def live_request(
+    group: SequenceGroup | None = None, arrived_at_s: float = 0.0, *, num_losses: int = 0, stop_after: int | None = None
+) -> LiveRequest:
+    """Return a request that lost its executor so often."""
+    request = LiveRequest(group or make_group(0, 3), RecordingSink(stop_after), arrived_at_s)
+    request.num_losses = num_losses
+    return request
+
+
+def sink_of(request: LiveRequest) -> RecordingSink:
+    """Return where the tokens of a request of these tests go."""
+    assert isinstance(request.sink, RecordingSink)
+    return request.sink
+
+
+def ended_request(
+    request_id: str = "a", *, num_tokens: int = 5, error: OctavoServiceError | None = None, num_losses: int = 0
+) -> EndedRequest:
+    """Return what is known of a request that arrived at second 0 and ended at 2."""
+    request = live_request()
+    request.group.request_id = request_id
+    request.num_output_tokens = num_tokens
+    request.num_lost_executors = num_losses
+    request.times.ended_at_s = 2.0
+    if error is None:
+        request.note_finished_output(0, FinishReason.LENGTH)
+    request.error = error
+    return request.summary()
+
+
+class PlayedEngineSide:
+    """What the engine does for one request, with a test in its place: it ends with its last output.
+
+    Args:
+        request: What was submitted.
+        sink: Where its tokens go.
+    """
+
+    def __init__(self, request: EngineRequest, sink: TokenSink) -> None:
+        self.live = LiveRequest(request.to_group(arrival=1, max_model_len=32), sink, 0.0)
+        self._finished: set[int] = set()
+
+    def push(
+        self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None
+    ) -> bool:
+        """Give it a token; return whether the output has ended with it."""
+        self.live.num_output_tokens += output_index not in self._finished
+        has_stop_string = self.live.sink.push(output_index, token_id, logprob, alternatives)
+        if has_stop_string:
+            self._note_finished(output_index, FinishReason.STOP)
+        return has_stop_string
+
+    def finish_output(self, output_index: int, reason: FinishReason) -> None:
+        """End an output."""
+        self.live.sink.finish_output(output_index, reason)
+        self._note_finished(output_index, reason)
+
+    def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None:
+        """End its beam search."""
+        self.live.sink.finish_search(hypotheses)
+        num_tokens = sum(len(hypothesis.token_ids) for hypothesis in hypotheses)
+        self.live.note_finished_search(num_tokens, hypotheses[0].finish_reason)
+        self._end()
+
+    def fail(self, error: OctavoServiceError) -> None:
+        """End it with an error."""
+        self.live.error = error
+        self._end()
+
+    def _note_finished(self, output_index: int, reason: FinishReason) -> None:
+        if output_index not in self._finished:
+            self._finished.add(output_index)
+            self.live.note_finished_output(output_index, reason)
+            if self.live.has_ended:
+                self._end()
+
+    def _end(self) -> None:
+        self.live.sink.end(self.live.summary(), self.live.error)
