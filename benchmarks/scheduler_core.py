@@ -127,7 +127,7 @@ class Core:
             self.queue.add(group)
 
     def schedule(self) -> Step:
-        step = self.scheduler.schedule(0.0)
+        step = self.scheduler.schedule(0.0).step
         assert step is not None, "there is nothing to do"
         return step
 
@@ -138,7 +138,7 @@ class Core:
 
     def run_until_idle(self) -> None:
         """Run all groups to their end."""
-        while self.scheduler.schedule(0.0) is not None:
+        while self.scheduler.schedule(0.0).step is not None:
             self.scheduler.process(self.next_result())
 
     def run_until_decoding(self) -> None:

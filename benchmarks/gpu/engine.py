@@ -91,7 +91,7 @@ class InProcessEngine:
         running: deque[RunningStep] = deque()
         while True:
             while len(running) < self._num_steps_in_flight:
-                step = self._core.schedule(time.perf_counter())
+                step = self._core.schedule(time.perf_counter()).step
                 if step is None:
                     break
                 running.append(self._worker.launch(step))

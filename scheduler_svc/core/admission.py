@@ -45,14 +45,6 @@ class AdmissionQueue(Protocol):
         """Count tokens that are computed for a tenant."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupFailure:
-    """A group that can never go on, and why, in one sentence."""
-
-    group: SequenceGroup
-    message: str
-
-
 class Wait(enum.Enum):
     """How a group waits that is not admitted."""
 
@@ -131,7 +123,6 @@ class Admissions:
         self._searches = searches
         self._swapped = swapped
         self._preemption = preemption
-        self.failures: list[GroupFailure] = []
 
     # From the host pool --------------------------------------------------------------------------
 
@@ -208,8 +199,8 @@ class Admissions:
                 return
             elif group.has_outgrown:
                 self._queue.remove(group)
-                self.failures.append(GroupFailure(group, verdict.reason))
                 group.end()
+                plan.fail(group, verdict.reason)
 
     def _fits_message(self, plan: StepPlan, group: SequenceGroup) -> bool:
         """Return whether the message of the step can carry the group as well."""

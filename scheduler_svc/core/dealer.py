@@ -83,11 +83,12 @@ class Dealer:
 
     # Dealing -------------------------------------------------------------------------------------
 
-    def deal(self, now_s: float) -> None:
-        """Give the first groups in line to cores that have room; `take_dealt` says which got some."""
+    def deal(self, now_s: float) -> set[ExecutorCore]:
+        """Give the first groups in line to cores that have room; return those cores, which are to look."""
         if self.queue.num_in_line and self.inboxes:
             for _ in self._groups_for(None, now_s):
                 raise AssertionError("a group was dealt to nobody")
+        return self.take_dealt()
 
     def serve(self, inbox: Inbox) -> Generator[SequenceGroup]:
         """Yield the groups that a core is to admit in the step that it decides, and deal others out on the way.
@@ -108,7 +109,7 @@ class Dealer:
             self._recall(inbox)
 
     def take_dealt(self) -> set[ExecutorCore]:
-        """Return the cores that have found something in their inbox since the last call; they are to look."""
+        """Return the cores that found something in their inbox since the last call, while others were served."""
         dealt_to, self._dealt_to = self._dealt_to, set()
         return dealt_to
 

@@ -8,7 +8,7 @@ from collections.abc import Sized
 
 import numpy as np
 
-from scheduler_svc.core.admission import Admissions, GroupFailure
+from scheduler_svc.core.admission import Admissions
 from scheduler_svc.core.batch import BY_ORDER, Batch
 from scheduler_svc.core.endings import Endings
 from scheduler_svc.core.growth import BlockNeeds, Decodes, Growth
@@ -32,7 +32,7 @@ class Decoding:
         prefills: They keep a block each for their next chunk.
         swapped: The host pool.
         preemption: Takes groups out of the batch.
-        admissions: Computes swapped groups again, and collects failures.
+        admissions: Computes swapped groups again.
         endings: Ends what can never go on.
         in_flight: The steps that were sent and are not answered.
     """
@@ -108,15 +108,15 @@ class Decoding:
         elif self._swapped.groups:
             self._admissions.recompute_swapped(plan, self._swapped.groups[-1])  # it may hold shared blocks
         else:
-            self._fail(victim)
+            self._fail(plan, victim)
         return True
 
-    def _fail(self, group: SequenceGroup) -> None:
+    def _fail(self, plan: StepPlan, group: SequenceGroup) -> None:
         """End a group that cannot grow although it has the pool for itself."""
         num_used = self._batch.blocks.allocator.num_used_blocks
         message = (
             f"{len(group.live_sequences)} sequences need more than the {self._limits.num_blocks} blocks of "
             f"{self._limits.block_size} tokens of the KV cache; {num_used} are in use, all by this request"
         )
-        self._admissions.failures.append(GroupFailure(group, message))
         self._endings.end_group(group)
+        plan.fail(group, message)

@@ -2,9 +2,9 @@
 
 A caller drives the core in a loop, with up to a few steps in flight:
 
-    step = scheduler.schedule(now_s)         decide; None: nothing to do
-    ... send it, run it, receive it ...
-    updates = scheduler.process(result)      results come back in step order
+    decision = core.schedule(now_s)     decide: a step, or none; which groups failed, what became of others
+    ... send the step, run it, receive its result ...
+    updates = core.process(result)      results come back in step order
 
 and between those calls it may `finish` sequences whose text holds a stop string and `abort` groups
 whose client left. New groups come from the queue, which belongs to the caller. One mechanism serves
@@ -45,13 +45,12 @@ from collections import deque
 
 import numpy as np
 
-from scheduler_svc.core.admission import HALF_OPEN, AdmissionQueue, Admissions, GroupFailure, Obstacle, Wait
+from scheduler_svc.core.admission import HALF_OPEN, AdmissionQueue, Admissions, Obstacle, Wait
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.block_holders import BlockHolders
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.decoding import Decoding
 from scheduler_svc.core.endings import Endings
-from scheduler_svc.core.group_event import GroupEvent
 from scheduler_svc.core.growth import Decodes
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode
@@ -63,10 +62,10 @@ from scheduler_svc.core.results import Results, StepUpdates
 from scheduler_svc.core.searches import Searches
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step_cost import StepCost
-from scheduler_svc.core.step_plan import StepInFlight, StepPlan
+from scheduler_svc.core.step_plan import Decision, StepInFlight, StepPlan
 from scheduler_svc.core.swapping import SwappedGroups
 from shared.errors import ExecutorFaultError
-from shared.step import Step, StepResult
+from shared.step import StepResult
 
 
 class ExecutorCore:
@@ -132,7 +131,6 @@ class ExecutorCore:
         self.now_s = 0.0
         self._progress_at_s = 0.0  # the first decision after the last result
         self._was_processed = False
-        self._events: list[GroupEvent] = []
         self._num_prefill_steps = 0  # in a row that kept somebody from decoding
         self.takes_groups = True
         self.last_scheduled_step_id = 0
@@ -140,11 +138,8 @@ class ExecutorCore:
 
     # The decision --------------------------------------------------------------------------------
 
-    def schedule(self, now_s: float) -> Step | None:
-        """Decide the next step and apply it to the batch table; None if there is nothing to do.
-
-        Groups that turn out to be unable ever to go on are in `take_failures` afterwards.
-        """
+    def schedule(self, now_s: float) -> Decision:
+        """Decide the next step, if there is something to do, and apply it to the batch table."""
         self.now_s = now_s
         if self._was_processed:
             self._was_processed, self._progress_at_s = False, now_s
@@ -163,7 +158,7 @@ class ExecutorCore:
                 self.admissions.swap_in(plan)
                 if is_mixed:
                     self.admissions.admit(plan)
-        return self._send(plan, decodes)
+        return Decision(self._send(plan, decodes), plan.failures, plan.events)
 
     def _prefill_first(self, plan: StepPlan) -> None:
         """Give the step to prefills if there are some, and to decodes when it is their turn."""
@@ -173,9 +168,8 @@ class ExecutorCore:
             self.admissions.admit(plan)
         self._num_prefill_steps = self._num_prefill_steps + 1 if plan.prefill_chunks and wants_decode else 0
 
-    def _send(self, plan: StepPlan, decodes: Decodes) -> Step | None:
-        """Turn the plan into a step and apply it to the batch table."""
-        self._events += plan.events
+    def _send(self, plan: StepPlan, decodes: Decodes) -> StepInFlight | None:
+        """Turn the plan into a step and apply it to the batch table; None: the plan is empty."""
         plan.released_slots = self.batch.take_left_slots()
         changed = decodes.slots ^ self.table.active
         if len(plan.released_slots):
@@ -193,10 +187,11 @@ class ExecutorCore:
         step = plan.to_step(self.epoch, self.last_scheduled_step_id + 1)
         layout = self.table.apply(step.delta, trusted=True)
         prompt_groups = self.batch.groups_with_prompt_logprobs(layout)
-        self.in_flight.append(StepInFlight(step, layout, plan.now_s, self.batch.num_left, prompt_groups))
+        in_flight = StepInFlight(step, layout, plan.now_s, self.batch.num_left, prompt_groups)
+        self.in_flight.append(in_flight)
         self.last_scheduled_step_id = step.step_id
         self._queue_again()
-        return step
+        return in_flight
 
     # The result ----------------------------------------------------------------------------------
 
@@ -241,16 +236,6 @@ class ExecutorCore:
         """
         self.in_flight.clear()
         return self._endings.evacuate()
-
-    def take_failures(self) -> list[GroupFailure]:
-        """Return the groups that turned out to be unable ever to go on, since the last call; they have ended."""
-        failures, self.admissions.failures = self.admissions.failures, []
-        return failures
-
-    def take_events(self) -> list[GroupEvent]:
-        """Return what decisions did to groups since the last call, for people."""
-        events, self._events = self._events, []
-        return events
 
     # Order and shares ----------------------------------------------------------------------------
 

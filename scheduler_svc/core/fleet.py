@@ -16,6 +16,7 @@ from scheduler_svc.core.inbox import Inbox
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step_plan import Decision
 from scheduler_svc.core.waiting_queue import WaitingQueue
 
 
@@ -71,6 +72,13 @@ class Fleet:
         """Forget a core without asking it any more; what it was dealt waits in line again."""
         self.cores.remove(core)
         self.dealer.remove(core)
+
+    # Decisions -----------------------------------------------------------------------------------
+
+    def schedule(self, core: ExecutorCore, now_s: float) -> tuple[Decision, set[ExecutorCore]]:
+        """Return what a core decides, and the cores that groups were dealt to meanwhile: they are to look."""
+        decision = core.schedule(now_s)
+        return decision, self.dealer.take_dealt()
 
     # Groups --------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What happened to groups in a decision, for people: the core notes it, and whoever drives the core takes it.
+"""What a decision tells of groups: what was done to them, for people, and which of them can never go on.
 
 Nothing in the core reads it again.
 """
@@ -43,3 +43,11 @@ class GroupEvent:
     kind: EventKind
     num_tokens: int
     num_computed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFailure:
+    """A group that can never go on, and has ended; why, in one sentence."""
+
+    group: SequenceGroup
+    message: str

@@ -1,10 +1,10 @@
-"""A step while it is being decided, lists that grow; and after it was sent."""
+"""A step while it is being decided, lists that grow; what was decided; and a step that was sent."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core.group_event import EventKind, GroupEvent
+from scheduler_svc.core.group_event import EventKind, GroupEvent, GroupFailure
 from scheduler_svc.core.sequence import SequenceGroup
 from shared.batch_table import StepLayout
 from shared.step import Admission, Fork, Int32Array, Step, TableDelta, no_pairs, no_slots, no_triples, pairs
@@ -16,7 +16,7 @@ class StepPlan:
 
     `now_s` is the time of the decision. `num_admissible_bytes` is what is left of
     `CoreLimits.max_admitted_bytes`. `preempted` groups make the step one without admissions.
-    `events` are for people.
+    `events` and `failures` are for the caller.
     """
 
     token_budget: int
@@ -24,6 +24,7 @@ class StepPlan:
     num_admissible_bytes: int
     preempted: list[SequenceGroup] = field(default_factory=list)
     events: list[GroupEvent] = field(default_factory=list)
+    failures: list[GroupFailure] = field(default_factory=list)
     has_held_back: bool = False
     admissions: list[Admission] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
@@ -51,6 +52,10 @@ class StepPlan:
         """Note what is being done to a group, for people."""
         num_tokens = len(group.live_sequences[0].token_ids)
         self.events.append(GroupEvent(group, kind, num_tokens, num_computed_tokens))
+
+    def fail(self, group: SequenceGroup, message: str) -> None:
+        """Tell that a group has ended because it can never go on."""
+        self.failures.append(GroupFailure(group, message))
 
     def to_step(self, epoch: int, step_id: int) -> Step:
         """Return the decided step."""
@@ -92,6 +97,26 @@ class StepInFlight:
     scheduled_at_s: float
     num_left: int
     prompt_groups: tuple[tuple[int, SequenceGroup], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a call of `ExecutorCore.schedule` decided. The caller ends the requests of `failures`, then sends the step.
+
+    Attributes:
+        in_flight: The step, which is in flight from now on; None: there is nothing to do.
+        failures: Groups that turned out to be unable ever to go on.
+        events: What was done to groups, in order.
+    """
+
+    in_flight: StepInFlight | None
+    failures: list[GroupFailure]
+    events: list[GroupEvent]
+
+    @property
+    def step(self) -> Step | None:
+        """The step to send."""
+        return None if self.in_flight is None else self.in_flight.step
 
 
 def _pairs(rows: list[tuple[int, int]]) -> Int32Array:

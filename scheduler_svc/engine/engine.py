@@ -26,6 +26,7 @@ from scheduler_svc.core.fleet import Fleet
 from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.results import StepUpdates
+from scheduler_svc.core.step_plan import StepInFlight
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.engine.ended_requests import EndedRequests
 from scheduler_svc.engine.interface import EngineLoad, EngineRequest, TokenSink
@@ -356,17 +357,18 @@ class Engine:
         """Give what a step of a core brought to its requests; end those that are complete."""
         self.requests.deliver(core, updates)
 
-    def note_decision(self, core: ExecutorCore, address: str, step_id: int | None) -> None:
-        """Remember what a core at an address did to requests; end those it gave up, since they can never go on."""
-        if events := core.take_events():
-            self.requests.note_events(events, address, step_id, core.now_s)
-        self.requests.take_failures(core)
-        self.drivers.wake_those_of(self.fleet.dealer.take_dealt())
+    def schedule(self, core: ExecutorCore, address: str, now_s: float) -> StepInFlight | None:
+        """Return the next step of a core at an address, None: nothing to do; end requests that can never go on."""
+        decision, dealt_to = self.fleet.schedule(core, now_s)
+        step_id = None if decision.step is None else decision.step.step_id
+        self.requests.note_events(decision.events, address, step_id, now_s)
+        self.requests.end_failed(decision.failures)
+        self.drivers.wake_those_of(dealt_to)
+        return decision.in_flight
 
     def deal(self) -> None:
         """Groups wait: give those that stand first to cores that have room, and let their drivers look."""
-        self.fleet.dealer.deal(time.monotonic())
-        self.drivers.wake_those_of(self.fleet.dealer.take_dealt())
+        self.drivers.wake_those_of(self.fleet.dealer.deal(time.monotonic()))
 
     def wake_sleepers(self) -> None:
         """A core left groups in the queue: drivers that do not look at it by themselves are to look."""

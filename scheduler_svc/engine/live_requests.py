@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.group_event import EventKind, GroupEvent
+from scheduler_svc.core.group_event import EventKind, GroupEvent, GroupFailure
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.stop_conditions import FinishReason
@@ -191,9 +191,9 @@ class LiveRequests(Mapping[str, LiveRequest]):
             life_event = LifeEvent(event.kind, now_s, executor, step_id, event.num_tokens, event.num_computed_tokens)
             self.of(event.group).life.add(life_event)
 
-    def take_failures(self, core: ExecutorCore) -> None:
+    def end_failed(self, failures: Sequence[GroupFailure]) -> None:
         """End the requests that a core gave up, since they can never go on."""
-        for failure in core.take_failures():
+        for failure in failures:
             self.fail(self.of(failure.group), CacheTooSmallError(failure.message))
 
     def _note_progress(

@@ -17,6 +17,7 @@ from typing import Protocol
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.step_cost import StepCost
+from scheduler_svc.core.step_plan import StepInFlight
 from scheduler_svc.executors.circuit_breaker import CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.probe import probe
@@ -71,8 +72,8 @@ class DriverOwner(Protocol):
     def deliver(self, core: ExecutorCore, updates: StepUpdates) -> None:
         """Give what a step of the core brought to the requests; some may have ended since it was processed."""
 
-    def note_decision(self, core: ExecutorCore, address: str, step_id: int | None) -> None:
-        """The core of an address has decided a step, None: it found nothing to do; end the requests it gave up."""
+    def schedule(self, core: ExecutorCore, address: str, now_s: float) -> StepInFlight | None:
+        """Return the next step of the core of an address, None: nothing to do. The requests that it gave up end."""
 
     def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
         """The executor is lost or retired, and why: keep the requests of its core for another one."""
@@ -311,15 +312,13 @@ class ExecutorDriver:
             self.work.clear()
             while len(core.in_flight) < self._settings.steps_in_flight:
                 decided_at_s = time.monotonic()
-                step = core.schedule(decided_at_s)
-                # Before anything is awaited: who failed must not be live meanwhile.
-                self._owner.note_decision(core, self.address, None if step is None else step.step_id)
-                if step is None:
+                scheduled = self._owner.schedule(core, self.address, decided_at_s)
+                if scheduled is None:
                     break
-                layout = core.in_flight[-1].layout
+                step = scheduled.step
                 if self._settings.checks_batch_table:
                     step = replace(step, table_digest=core.table.digest())
-                logged = LoggedStep(step, layout, decided_at_s=decided_at_s)
+                logged = LoggedStep(step, scheduled.layout, decided_at_s=decided_at_s)
                 self.step_log.add(logged)
                 logged.request_bytes = await session.send(step)
             await self._wait_for_work()

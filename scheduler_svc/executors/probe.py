@@ -37,7 +37,7 @@ async def probe(session: ExecutorSession, timeout_s: float = PROBE_TIMEOUT_S) ->
     queue.add(group)
     try:
         async with asyncio.timeout(timeout_s):
-            while group.live_sequences and (step := core.schedule(time.monotonic())) is not None:
+            while group.live_sequences and (step := core.schedule(time.monotonic()).step) is not None:
                 await session.send(step)
                 core.process(await session.receive())
     except TimeoutError as error:

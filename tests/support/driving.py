@@ -8,6 +8,7 @@ import numpy as np
 
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.policy import FcfsPolicy, Policy
 from scheduler_svc.core.results import StepUpdates
@@ -100,7 +101,8 @@ def max_tokens(num_tokens: int) -> StopConditions:
 class Bench:
     """A scheduler with a toy executor that counts up; results wait in `results` until `process`.
 
-    `outputs` holds what was delivered of each output so far, by the names of `delivered`.
+    `outputs` holds what was delivered of each output so far, by the names of `delivered`; `failures` and `events`
+    those of all decisions.
     """
 
     limits: CoreLimits
@@ -110,6 +112,8 @@ class Bench:
     tenant_weights: Mapping[str, float] | None = None
     results: deque[StepResult] = field(default_factory=deque)
     outputs: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    failures: list[GroupFailure] = field(default_factory=list)
+    events: list[GroupEvent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.queue = WaitingQueue(self.policy, self.tenant_weights)
@@ -151,7 +155,10 @@ class Bench:
 
     def try_schedule(self) -> Step | None:
         """Decide a step and run it, if there is one."""
-        step = self.scheduler.schedule(now_s=0.0)
+        decision = self.scheduler.schedule(now_s=0.0)
+        step = decision.step
+        self.failures += decision.failures
+        self.events += decision.events
         self.scheduler.check_integrity()
         if step is not None:
             self.results.append(self.executor.execute(step))
@@ -174,12 +181,13 @@ class Bench:
     def run(self, num_steps_in_flight: int = 1) -> list[Step]:
         """Go on until there is nothing left to do; return the steps. Nobody may fail or wait for ever."""
         steps: list[Step] = []
+        num_failures = len(self.failures)
         for _ in range(MAX_STEPS):
             step = self.try_schedule()
             if step is not None:
                 steps.append(step)
             elif not self.results:
-                assert not self.scheduler.take_failures()
+                assert len(self.failures) == num_failures
                 assert not len(self.queue), "somebody waits for ever"
                 return steps
             while self.results and (step is None or len(self.results) >= num_steps_in_flight):

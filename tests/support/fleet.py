@@ -188,14 +188,14 @@ class VirtualFleet:
 
     def schedule(self, member: Member, now_s: float) -> Step | None:
         """Decide the next step of a member; it is not executed yet."""
-        step = member.core.schedule(now_s)
-        for failure in member.core.take_failures():
+        decision, _ = self.fleet.schedule(member.core, now_s)
+        for failure in decision.failures:
             group = failure.group
             assert len(group.sequences) > 1 or group.beam_search is not None, f"a lone sequence failed: {failure}"
             assert group.arrival not in self.failures, "a group failed twice"
             self.failures[group.arrival] = failure.message
         self.check_integrity(member)
-        return step
+        return decision.step
 
     def execute(self, member: Member, step: Step) -> None:
         """Execute the step that was scheduled last; its result waits to be processed."""

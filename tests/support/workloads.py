@@ -229,18 +229,19 @@ class Driver:
             self.num_preemptions[mode] += count
 
     def schedule(self, now: int) -> bool:
-        step = self.scheduler.schedule(float(now))
-        for failure in self.scheduler.take_failures():
+        decision = self.scheduler.schedule(float(now))
+        for failure in decision.failures:
             assert len(failure.group.sequences) > 1, f"a lone sequence failed: {failure.message}"
             assert failure.group.arrival not in self.failed, "a group failed twice"
             self.failed.append(failure.group.arrival)
         self.scheduler.check_integrity()
-        happened = {event.kind for event in self.scheduler.take_events()}
-        if step is None:
+        happened = {event.kind for event in decision.events}
+        if decision.in_flight is None:
             return False
+        step, layout = decision.in_flight.step, decision.in_flight.layout
         if self.limits.prefill_mode is PrefillMode.FIRST and len(step.delta.prefill_chunks):
             swapped_in = EventKind.SWAPPED_IN in happened
-            assert swapped_in or not self.scheduler.in_flight[-1].layout.num_decodes, "prefill and decode are mixed"
+            assert swapped_in or not layout.num_decodes, "prefill and decode are mixed"
         digest = self.scheduler.table.digest()
         self.results.append(self.executor.execute(step))
         assert self.executor.table.digest() == digest

@@ -108,8 +108,9 @@ class Stage:
 
     def schedule(self) -> list[str]:
         preempted_before = {name: shown.num_preemptions for name, shown in self.groups.items()}
+        num_failures = len(self.bench.failures)
         step = self.bench.try_schedule()
-        failed = [f"failed   {f.group.request_id}: {f.message}" for f in self.scheduler.take_failures()]
+        failed = [f"failed   {f.group.request_id}: {f.message}" for f in self.bench.failures[num_failures:]]
         if step is None:
             return [*failed, "no step"]
         preempted = [name for name, shown in self.groups.items() if shown.num_preemptions > preempted_before[name]]

@@ -149,19 +149,21 @@ def test_an_aborted_group_leaves_its_inbox() -> None:
 
 
 def test_cores_are_told_once_that_they_have_something_to_admit() -> None:
-    bench = busy_bench()
-    assert bench.fleet.dealer.take_dealt() == {bench.members[0].core}
-    assert bench.fleet.dealer.take_dealt() == set()
+    bench = FleetBench(ROOMY, ROOMY)
+    bench.add(group(0, 2))
+    assert bench.fleet.dealer.deal(0.0) == {bench.members[0].core}
+    assert bench.fleet.dealer.deal(0.0) == set()
 
 
 def test_a_core_that_decides_tells_the_others_what_it_dealt_to_them() -> None:
     bench = FleetBench(ROOMY, ROOMY)
     for arrival in range(4):
         bench.add(group(arrival, 2))
-    bench.step(bench.members[0])
+    first, second = bench.fleet.cores
+    _, dealt_to = bench.fleet.schedule(first, 0.0)
 
     assert inboxes_of(bench) == [[], ["b", "d"]]
-    assert bench.fleet.dealer.take_dealt() == {bench.members[1].core}
+    assert dealt_to == {second}
 
 
 # Cost --------------------------------------------------------------------------------------------

@@ -132,11 +132,12 @@ def test_what_has_outgrown_the_executor_fails_with_numbers_when_it_is_its_turn()
 
     step = bench.schedule()
 
-    (failure,) = bench.scheduler.take_failures()
+    (failure,) = bench.failures
     assert failure.group is too_long
     assert "24 tokens" in failure.message
     assert admitted(step) == [200]
-    assert bench.scheduler.take_failures() == []
+    bench.schedule()
+    assert bench.failures == [failure]
 
 
 def test_tokens_count_as_computed_when_they_are_acknowledged() -> None:

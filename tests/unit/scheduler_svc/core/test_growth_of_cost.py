@@ -57,7 +57,7 @@ def cost_of_step(bench: Bench) -> int:
     """Run a step; return the lines of `schedule` and `process`."""
     counter = LineCounter()
     with counter:
-        step = bench.scheduler.schedule(now_s=0.0)
+        step = bench.scheduler.schedule(now_s=0.0).step
     assert step is not None
     result = bench.executor.execute(step)
     with counter:

@@ -302,6 +302,6 @@ def test_a_lone_search_that_cannot_grow_fails() -> None:
     while bench.try_schedule() is not None:
         bench.process()
 
-    (failure,) = bench.scheduler.take_failures()
+    (failure,) = bench.failures
     assert failure.group is a
     assert bench.num_free_blocks == 4

@@ -154,7 +154,7 @@ def test_wrong_logprobs_are_refused_and_the_right_ones_still_count(fault: str) -
     asking = group(0, [1, 2, 3])
     asking.sampling, asking.num_prompt_logprobs = SamplingRow(num_logprobs=2), 1
     bench.queue.add(asking)
-    assert bench.scheduler.schedule(0.0) is not None
+    assert bench.scheduler.schedule(0.0).step is not None
 
     with pytest.raises(ExecutorFaultError, match=message):
         bench.scheduler.process(replace(RIGHT, **changes))  # type: ignore[arg-type]

@@ -47,10 +47,9 @@ def test_a_group_that_has_grown_out_of_a_message_ends_with_the_numbers() -> None
         bench = Bench(replace(limits, max_admitted_bytes=2 * admission_bytes(8, 3)))
         bench.add(0, 4, max_tokens(12))
         wide = bench.add(1, 4, max_tokens(12), num_sequences=3)
-        while not (failures := bench.scheduler.take_failures()):
-            bench.schedule()
-            bench.process()
-        [failure] = failures
+        while not bench.failures:
+            bench.step()
+        [failure] = bench.failures
         assert failure.group is wide
         assert "to compute its 3 sequences takes a message of up to" in failure.message
         assert "--max-message-bytes" in failure.message

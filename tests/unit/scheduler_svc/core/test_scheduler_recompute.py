@@ -218,7 +218,7 @@ def test_a_lone_group_that_cannot_grow_fails_with_numbers() -> None:
 
     assert bench.try_schedule() is not None  # the release of its slots
 
-    (failure,) = bench.scheduler.take_failures()
+    (failure,) = bench.failures
     assert failure.group is a
     assert failure.message == (
         "2 sequences need more than the 4 blocks of 4 tokens of the KV cache; 4 are in use, all by this request"

@@ -246,5 +246,5 @@ def test_beams_give_back_what_fell_out_of_the_window() -> None:
         bench.scheduler.check_integrity()
         num_steps += 1
     assert num_steps > 180
-    assert bench.scheduler.take_failures() == []
+    assert bench.failures == []
     assert bench.num_free_blocks == 16

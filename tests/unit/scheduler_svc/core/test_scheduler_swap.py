@@ -222,7 +222,7 @@ def test_a_swapped_group_that_the_empty_pool_cannot_hold_fails_with_numbers() ->
     while bench.try_schedule() is not None:
         bench.process()
 
-    (failure,) = bench.scheduler.take_failures()
+    (failure,) = bench.failures
     assert failure.group is b
     assert "the request needs 10 blocks and does not fit into the KV cache of 8 blocks of 4 tokens" in failure.message
     assert bench.scheduler.preemption.num_preemptions[SWAP] == 1

@@ -1,9 +1,11 @@
 """The driver of random workloads (tests/support/workloads.py) notices what it is there to notice."""
 
+from dataclasses import replace
+
 import pytest
 
-from scheduler_svc.core.admission import GroupFailure
 from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.step_plan import Decision
 from scheduler_svc.core.stop_conditions import StopConditions
 from tests.support.driving import small_limits
 from tests.support.workloads import Request, Workload, play
@@ -20,11 +22,12 @@ def test_a_failure_that_is_told_once_is_fine() -> None:
 
 
 def test_a_failure_that_is_told_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_failures = ExecutorCore.take_failures
+    schedule = ExecutorCore.schedule
 
-    def twice(scheduler: ExecutorCore) -> list[GroupFailure]:
-        return [failure for failure in take_failures(scheduler) for _ in range(2)]
+    def tell_twice(core: ExecutorCore, now_s: float) -> Decision:
+        decision = schedule(core, now_s)
+        return replace(decision, failures=2 * decision.failures)
 
-    monkeypatch.setattr(ExecutorCore, "take_failures", twice)
+    monkeypatch.setattr(ExecutorCore, "schedule", tell_twice)
     with pytest.raises(AssertionError, match="a group failed twice"):
         play(GROWS_TOO_LARGE, 1)

@@ -10,7 +10,7 @@ from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.executors.served_model import ServedModel
-from shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError
+from shared.errors import CacheTooSmallError, InvalidFieldError, OctavoServiceError, QueueFullError
 from shared.step import Step
 from tests.support.driving import group, small_limits
 from tests.support.idle_engine import IdleEngine
@@ -125,11 +125,23 @@ def test_preemptions_of_a_core_that_is_gone_still_count(end: str) -> None:
 
 
 def decide(idle: IdleEngine, core: ExecutorCore) -> Step:
-    """Let a core decide a step, and the engine note it."""
-    step = core.schedule(0.0)
-    assert step is not None
-    idle.engine.note_decision(core, "a", step.step_id)
-    return step
+    """Let the engine have a core decide a step."""
+    scheduled = idle.engine.schedule(core, "a", 0.0)
+    assert scheduled is not None
+    return scheduled.step
+
+
+def test_a_request_that_can_never_go_on_has_ended_when_the_step_is_there() -> None:
+    """Nothing is awaited in between, so that nobody meets a live request whose group has ended."""
+    idle = IdleEngine(["a"], small_limits(max_model_len=24))
+    too_long = idle.add(group(0, 24))
+    too_long.group.has_run = True
+    kept = idle.add(group(1, 4))
+
+    decide(idle, idle.cores[0])
+
+    assert isinstance(too_long.error, CacheTooSmallError)
+    assert list(idle.engine.requests.values()) == [kept]
 
 
 def lost(*, has_result: bool) -> tuple[IdleEngine, LiveRequest, LiveRequest]:

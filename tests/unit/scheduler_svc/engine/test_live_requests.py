@@ -39,7 +39,7 @@ class Stage:
 
     def step(self, scheduled_at_s: float, delivered_at_s: float) -> None:
         """Decide a step at a time, and deliver its result at another."""
-        step = self.bench.scheduler.schedule(scheduled_at_s)
+        step = self.bench.scheduler.schedule(scheduled_at_s).step
         assert step is not None
         updates = self.bench.scheduler.process(self.bench.executor.execute(step))
         self.now_s = delivered_at_s
@@ -109,7 +109,7 @@ def test_who_ended_between_the_result_and_its_delivery_gets_nothing_and_harms_no
     """The next step may be decided in between, and a client may leave."""
     gone, stays = (stage.add(group(arrival, prompt(4), max_tokens(3))) for arrival in (0, 1))
     scheduler = stage.bench.scheduler
-    step = scheduler.schedule(0.0)
+    step = scheduler.schedule(0.0).step
     assert step is not None
     updates = scheduler.process(stage.bench.executor.execute(step))
     stage.live.fail(gone, RequestAbortedError("aborted"))
@@ -130,10 +130,10 @@ def test_a_stop_string_found_after_the_next_decision_ends_the_sequence_and_drops
 ) -> None:
     scheduler, executor = stage.bench.scheduler, stage.bench.executor
     request = stage.add(group(0, prompt(4), max_tokens(9)), stop_after=1)
-    step = scheduler.schedule(0.0)
+    step = scheduler.schedule(0.0).step
     assert step is not None
     updates = scheduler.process(executor.execute(step))
-    surplus = scheduler.schedule(1.0)
+    surplus = scheduler.schedule(1.0).step
     assert surplus is not None
 
     stage.live.deliver(scheduler, updates)
