@@ -13,8 +13,8 @@ from google.protobuf.message import Message
 
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
-from scheduler_svc.admin.port.port import AdminPort
-from scheduler_svc.admin.port.voucher import Voucher
+from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
+from scheduler_svc.admin.port.admin_port import AdminPort
 from scheduler_svc.admin.servicer import AdminServicer
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
@@ -166,14 +166,14 @@ class SchedulerService:
     def _other_ports(self, config: SchedulerConfig, health: Health) -> dict[str, Port]:
         """Return the ports of operators, of probes and of metrics, by name."""
 
-        def admin_server(listen: str, voucher: Voucher) -> GrpcServer:
+        def admin_server(listen: str, forwarded_cert: ForwardedClientCert) -> GrpcServer:
             server = GrpcServer(
                 listen=listen,
                 max_message_bytes=config.max_message_bytes,
                 service_names=[ADMIN_SERVICE],
                 health=health,
                 credentials=None if self.tls is None else self.tls.credentials(),
-                interceptors=voucher.around(self._interceptors),
+                interceptors=forwarded_cert.wrap(self._interceptors),
                 call_metrics=self._calls,
                 flag="--admin-listen",
             )
