@@ -23,9 +23,9 @@ from typing import TextIO
 import grpc
 import grpc.aio
 
+from octavo.address import exposure_warning, port_trouble
 from octavo.client import Client
 from octavo.errors import LocalServiceError, is_own_word
-from octavo.exposure import exposure_warning
 from octavo.gateway_flags import gateway_parser, smg_refusal
 from octavo.tls import handshake_trouble
 
@@ -229,9 +229,9 @@ def is_serving(url: str) -> bool:
 
 
 def _parse_address(address: str) -> tuple[str, int]:
+    if trouble := port_trouble(address, least_port=0):
+        raise LocalServiceError(f"the OpenAI API cannot listen on {address}: {trouble}")
     host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit():
-        raise LocalServiceError(f"the OpenAI API cannot listen on {address}: it is not HOST:PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

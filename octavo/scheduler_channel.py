@@ -5,6 +5,7 @@ from typing import ClassVar, Self
 import grpc
 import grpc.aio
 
+from octavo.address import target_trouble
 from octavo.bearer_token import token_metadata
 from octavo.errors import (
     ClosedError,
@@ -16,7 +17,6 @@ from octavo.errors import (
     from_rpc_error,
     is_own_word,
 )
-from octavo.host_port import target_trouble
 from octavo.tls import TlsOptions, channel_credentials, handshake_trouble
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024

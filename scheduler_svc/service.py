@@ -37,13 +37,12 @@ from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.telemetry.metrics import LOOP_LAG, scheduler_families
 from shared.events import Event
 from shared.exposure import warn_if_exposed
-from shared.grpc_metrics import CallMetrics
+from shared.grpc_metrics import CallMetrics, service_families
 from shared.grpc_server import GrpcServer, Port, Ports, probe_server, shut_down
 from shared.health import Health
 from shared.loop_lag import LoopLag
 from shared.metric import Family
 from shared.metrics_server import MetricsServer
-from shared.service_metrics import service_families
 from shared.tls import server_tls
 from shared.tracing import Tracing, start_tracing
 
