@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
+from octavo.address import is_loopback
 from octavo.errors import ConnectionOptionsError
-from octavo.loopback import is_loopback
 
 
 def token_metadata(address: str, token: str, *, is_encrypted: bool) -> tuple[tuple[str, str], ...]:

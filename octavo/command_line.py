@@ -17,7 +17,7 @@ from click.shell_completion import shell_complete
 import octavo
 from octavo.commands.completion import COMPLETION_VARIABLE
 from octavo.errors import NotConnectedError, OctavoError
-from octavo.printable import printable
+from octavo.wording import printable
 
 _COMMANDS = {
     "bench": "octavo.commands.bench:bench",

@@ -24,11 +24,9 @@ Each message is one sentence that may be shown to a person as it is.
 from collections.abc import Sequence
 
 import grpc
-from google.protobuf.message import DecodeError, Message
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import error_details_pb2
 
-# gRPC's own name for the key that carries google.rpc.Status.
-_STATUS_DETAILS_KEY = "grpc-status-details-bin"
+from octavo.status_details import is_from_service, unpack_detail
 
 
 class OctavoError(Exception):
@@ -154,7 +152,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OctavoError:
             retry_after_s = _retry_after_s(error)
             if retry_after_s is not None:
                 return OverloadedError(message, retry_after_s=retry_after_s)
-            if is_own_word(error):
+            if is_from_service(error):
                 return ResourceExhaustedError(message)
             reason = message.removeprefix("SERVER: ").removeprefix("CLIENT: ")
             return ResourceExhaustedError(
@@ -186,33 +184,15 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OctavoError:
             return InternalError(f"{message} ({code.name})")
 
 
-def is_own_word(error: grpc.aio.AioRpcError) -> bool:
-    """Return whether the scheduler said UNAVAILABLE itself, rather than gRPC for a broken connection."""
-    return _unpack_detail(error, error_details_pb2.ErrorInfo())
-
-
 def _bad_field(error: grpc.aio.AioRpcError) -> str | None:
     bad_request = error_details_pb2.BadRequest()
-    if not _unpack_detail(error, bad_request) or not bad_request.field_violations:
+    if not unpack_detail(error, bad_request) or not bad_request.field_violations:
         return None
     return bad_request.field_violations[0].field or None
 
 
 def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
     retry_info = error_details_pb2.RetryInfo()
-    if not _unpack_detail(error, retry_info):
+    if not unpack_detail(error, retry_info):
         return None
     return retry_info.retry_delay.ToTimedelta().total_seconds()
-
-
-def _unpack_detail(error: grpc.aio.AioRpcError, detail: Message) -> bool:
-    """Fill `detail` from the status' details; False: it has none of that type."""
-    for key, value in error.trailing_metadata():
-        if key != _STATUS_DETAILS_KEY or not isinstance(value, bytes):
-            continue
-        try:
-            status = status_pb2.Status.FromString(value)
-        except DecodeError:  # a proxy's own error page; the code and the message still stand
-            return False
-        return any(packed.Unpack(detail) for packed in status.details)
-    return False

@@ -23,10 +23,11 @@ from typing import TextIO
 import grpc
 import grpc.aio
 
+from octavo.address import exposure_warning, port_trouble
 from octavo.client import Client
-from octavo.errors import LocalServiceError, is_own_word
-from octavo.exposure import exposure_warning
+from octavo.errors import LocalServiceError
 from octavo.gateway_flags import gateway_parser, smg_refusal
+from octavo.status_details import is_from_service
 from octavo.tls import handshake_trouble
 
 DEFAULT_OPENAI_ADDRESS = "127.0.0.1:8080"
@@ -170,7 +171,7 @@ async def _wait_until_it_serves(address: str) -> None:
             except grpc.aio.AioRpcError as error:
                 if refusal := _refusal(error):
                     raise LocalServiceError(f"the scheduler at {address} {refusal}") from error
-                if is_own_word(error):  # it is there, and has no model yet
+                if is_from_service(error):  # it is there, and has no model yet
                     await client.wait_until_ready()
             await asyncio.sleep(_POLL_INTERVAL_S)
         await client.wait_until_ready()
@@ -229,9 +230,9 @@ def is_serving(url: str) -> bool:
 
 
 def _parse_address(address: str) -> tuple[str, int]:
+    if trouble := port_trouble(address, least_port=0):
+        raise LocalServiceError(f"the OpenAI API cannot listen on {address}: {trouble}")
     host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit():
-        raise LocalServiceError(f"the OpenAI API cannot listen on {address}: it is not HOST:PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -5,6 +5,7 @@ from typing import ClassVar, Self
 import grpc
 import grpc.aio
 
+from octavo.address import target_trouble
 from octavo.bearer_token import token_metadata
 from octavo.errors import (
     ClosedError,
@@ -14,9 +15,8 @@ from octavo.errors import (
     TlsHandshakeError,
     UnavailableError,
     from_rpc_error,
-    is_own_word,
 )
-from octavo.host_port import target_trouble
+from octavo.status_details import is_from_service
 from octavo.tls import TlsOptions, channel_credentials, handshake_trouble
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -80,7 +80,7 @@ class SchedulerChannel:
 
     def _to_octavo_error(self, error: grpc.aio.AioRpcError) -> OctavoError:
         """Add what only the channel knows: whether UNAVAILABLE is the scheduler's word or its absence."""
-        if error.code() is not grpc.StatusCode.UNAVAILABLE or is_own_word(error):
+        if error.code() is not grpc.StatusCode.UNAVAILABLE or is_from_service(error):
             return from_rpc_error(error)
         if trouble := handshake_trouble(error.details() or "", self._tls):
             return TlsHandshakeError(self.address, trouble)

@@ -1,4 +1,4 @@
-"""How sentences for people are put together."""
+"""How sentences for people are put together, and what of other people's text a terminal may show."""
 
 import difflib
 from collections.abc import Iterable
@@ -16,3 +16,8 @@ def kind_of(value: object) -> str:
         return "None" if value is None else "bytes"
     name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def printable(text: str) -> str:
+    """Return text on one line that cannot steer a terminal: each character that is not printable becomes "�"."""
+    return "".join(character if character.isprintable() else "�" for character in text)

@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
-from scheduler_svc.admin.port.port import AdminPort
-from scheduler_svc.admin.port.voucher import Voucher
+from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
+from scheduler_svc.admin.port.admin_port import AdminPort
 from scheduler_svc.admin.servicer import AdminServicer
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
@@ -35,13 +35,12 @@ from scheduler_svc.front.api.vllm_engine import add_vllm_engine, generate_reques
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.telemetry.metrics import LOOP_LAG, scheduler_families
 from shared.exposure import warn_if_exposed
-from shared.grpc_metrics import CallMetrics
+from shared.grpc_metrics import CallMetrics, service_families
 from shared.grpc_server import GrpcServer, Port, Ports, probe_server, shut_down
 from shared.health import Health
 from shared.loop_lag import LoopLag
 from shared.metric import Family
 from shared.metrics_server import MetricsServer
-from shared.service_metrics import service_families
 from shared.tls import server_tls
 from shared.tracing import Tracing, start_tracing
 
@@ -166,14 +165,14 @@ class SchedulerService:
     def _other_ports(self, config: SchedulerConfig, health: Health) -> dict[str, Port]:
         """Return the ports of operators, of probes and of metrics, by name."""
 
-        def admin_server(listen: str, voucher: Voucher) -> GrpcServer:
+        def admin_server(listen: str, forwarded_cert: ForwardedClientCert) -> GrpcServer:
             server = GrpcServer(
                 listen=listen,
                 max_message_bytes=config.max_message_bytes,
                 service_names=[ADMIN_SERVICE],
                 health=health,
                 credentials=None if self.tls is None else self.tls.credentials(),
-                interceptors=voucher.around(self._interceptors),
+                interceptors=forwarded_cert.wrap(self._interceptors),
                 call_metrics=self._calls,
                 flag="--admin-listen",
             )

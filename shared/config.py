@@ -19,7 +19,6 @@ Literal, Path, each also `| None`, and tuples of them (comma-separated in flags 
 """
 
 import argparse
-import difflib
 import re
 import sys
 import tomllib
@@ -33,6 +32,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 import octavo
+from octavo.wording import did_you_mean
 from shared.service_config import ADDRESS_PATTERN, ServiceConfig
 
 TABLES = ("scheduler", "executor", "fake")
@@ -171,9 +171,7 @@ def _read_file(config_class: type[ServiceConfig], path: str | None, mistakes: li
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path} is not a TOML file: {error}"]) from error
     unknown = [table for table in tables if table not in TABLES]
-    mistakes += [
-        f"[{table}] in {path} is no table that Octavo reads{_did_you_mean(table, TABLES)}" for table in unknown
-    ]
+    mistakes += [f"[{table}] in {path} is no table that Octavo reads{did_you_mean(table, TABLES)}" for table in unknown]
     own = tables.get(config_class.service, {})
     if not isinstance(own, dict):
         raise ConfigError([f"{config_class.service} in {path} is not a table"])
@@ -271,11 +269,5 @@ def _variable(config_class: type[ServiceConfig], name: str) -> str:
 
 
 def _hint(name: str, candidates: Iterable[str], *, prefix: str = "") -> str:
-    return _did_you_mean(name, candidates, prefix=prefix) or "; --help lists all"
-
-
-def _did_you_mean(name: str, candidates: Iterable[str], *, prefix: str = "") -> str:
-    """Return a question that names the nearest candidate, or "". A common prefix would make all of them near."""
-    own_parts = [candidate.removeprefix(prefix) for candidate in candidates]
-    close = difflib.get_close_matches(name.removeprefix(prefix), own_parts, n=1)
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
+    own_parts = [candidate.removeprefix(prefix) for candidate in candidates]  # a common prefix makes all of them near
+    return did_you_mean(name.removeprefix(prefix), own_parts, prefix=prefix) or "; --help lists all"

@@ -1,10 +1,10 @@
-"""Warns about ports that others than this machine can reach, and that do not ask who calls."""
+"""Warns of a service's ports that others than this machine can reach, and that do not ask who calls."""
 
 import logging
 import sys
 from collections.abc import Mapping
 
-from octavo.loopback import is_loopback
+from octavo.address import exposure_warning, local_address_advice
 from shared.events import Event
 
 _logger = logging.getLogger(__name__)
@@ -22,9 +22,9 @@ def warn_if_exposed(
         knows_clients: Whether they take calls of known clients only.
         how_to_know_clients: The advice if they do not, beginning with a verb.
     """
+    if is_encrypted and knows_clients:
+        return
     for flag, address in ports.items():
-        if is_loopback(address) or (is_encrypted and knows_clients):
-            continue
         if is_encrypted:
             event = "listens_without_authentication"
             lack = "does not ask who calls: anybody who reaches it may use it"
@@ -32,6 +32,7 @@ def warn_if_exposed(
         else:
             event = "listens_without_tls"
             lack = "speaks no TLS: anybody on the way can read along, and change what is sent"
-            advice = f"set --tls-cert and --tls-key, or {flag} to an address of this machine only, such as 127.0.0.1"
-        _logger.warning(Event(event, flag=flag, address=address, advice=advice))
-        print(f"octavo: warning: the {service} at {flag} {address} {lack}; {advice}", file=sys.stderr)
+            advice = f"set --tls-cert and --tls-key, or {local_address_advice(flag)}"
+        if warning := exposure_warning(service, flag, address, lack=lack, advice=advice):
+            _logger.warning(Event(event, flag=flag, address=address, advice=advice))
+            print(warning, file=sys.stderr)

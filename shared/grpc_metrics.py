@@ -1,8 +1,9 @@
-"""Metrics of gRPC calls, under the names that gRPC's own middleware for Go and Java gives them.
+"""The metrics that every service has: its gRPC calls, and its certificate.
 
-`CallMetrics` stands around everything else, the mapping of errors to statuses included, so that the code
-that is counted is the one that the client gets. It keeps plain numbers by method and code; a message of a
-stream costs one addition. Methods that nobody serves get no label: clients could make up any number of them.
+Calls have the metrics' names that gRPC's own middleware for Go and Java gives them. `CallMetrics` stands around
+everything else, the mapping of errors to statuses included, so that it counts the code that the client gets. It keeps
+plain numbers by method and code; a message of a stream costs one addition. Methods that nobody serves get no label:
+clients could make up any number of them.
 """
 
 # The stubs of grpc make generic what is not at run time.
@@ -19,6 +20,7 @@ import grpc
 from shared.grpc_status import handler_parts
 from shared.histogram import Histogram
 from shared.metric import Family, LabelValues, Metric
+from shared.tls import ServerTls
 
 _METHOD = ("grpc_type", "grpc_service", "grpc_method")
 
@@ -35,7 +37,13 @@ HANDLING = Metric(
     "grpc_server_handling_seconds", "histogram", "Time from the begin of a call to its end, in seconds.", _METHOD
 )
 
-METRICS = (STARTED, HANDLED, RECEIVED, SENT, HANDLING)
+CERTIFICATE_EXPIRY = Metric(
+    "octavo_tls_certificate_expiry_seconds",
+    "gauge",
+    "When the certificate of --tls-cert expires, in seconds of Unix time; absent without TLS.",
+)
+
+METRICS = (STARTED, HANDLED, RECEIVED, SENT, HANDLING, CERTIFICATE_EXPIRY)
 
 # From a unary call on the same machine to a long answer: doubling from 1 ms to 131 s.
 _HANDLING_BOUNDS = tuple(0.001 * 2**power for power in range(18))
@@ -110,6 +118,12 @@ class CallMetrics(grpc.aio.ServerInterceptor):
         if labels not in self._methods:
             self._methods[labels] = _Method()
         return self._methods[labels]
+
+
+def service_families(calls: CallMetrics, tls: ServerTls | None) -> Iterator[Family]:
+    """Yield the metrics of a service as they are now; `tls` None: it speaks plaintext."""
+    yield from calls.families()
+    yield CERTIFICATE_EXPIRY.family({} if tls is None else {(): tls.not_after_s})
 
 
 class _Method:

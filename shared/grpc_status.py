@@ -19,9 +19,10 @@ from typing import Any, Never
 import grpc
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
+from octavo.status_details import DETAILS_KEY, ERROR_DOMAIN
 from shared.errors import (
     CacheTooSmallError,
     CallerError,
@@ -43,8 +44,6 @@ from shared.errors import (
 )
 from shared.events import Event
 
-DETAILS_KEY = "grpc-status-details-bin"
-
 # What gRPC's core says when no address of a name took the connection; the reason is at the end.
 _NO_CONNECTION = re.compile(
     r"failed to connect to all addresses; last error: (?:[A-Z_]+: \S+: )?"
@@ -54,8 +53,6 @@ _NO_CONNECTION = re.compile(
 # Status and details travel as HTTP/2 headers, which gRPC limits to 8 KiB; beyond, the status is lost.
 _MAX_MESSAGE_CHARS = 1000
 _MAX_INTERNAL_MESSAGE_CHARS = 300
-
-_ERROR_DOMAIN = "octavo"
 
 _logger = logging.getLogger(__name__)
 
@@ -94,23 +91,10 @@ def rpc_status(error: Exception) -> status_pb2.Status:
     status = status_pb2.Status(code=code, message=_message(error))
     for detail in _details(error):
         status.details.add().Pack(detail)
-    # Tells our word from the status that gRPC makes up when a connection breaks.
-    own_word = error_details_pb2.ErrorInfo(reason=status_code(error).name, domain=_ERROR_DOMAIN)
-    status.details.add().Pack(own_word)
+    # Tells this status from one that gRPC makes up when a connection breaks.
+    origin = error_details_pb2.ErrorInfo(reason=status_code(error).name, domain=ERROR_DOMAIN)
+    status.details.add().Pack(origin)
     return status
-
-
-def is_own_word(error: grpc.aio.AioRpcError) -> bool:
-    """Return whether a service of ours ended the call, rather than a broken connection."""
-    details = [value for key, value in error.trailing_metadata() or () if key == DETAILS_KEY]
-    status = status_pb2.Status()
-    try:
-        for value in details:
-            status.MergeFromString(value if isinstance(value, bytes) else value.encode())
-    except DecodeError:  # who wrote that is none of ours
-        return False
-    info = error_details_pb2.ErrorInfo()
-    return any(detail.Unpack(info) and info.domain == _ERROR_DOMAIN for detail in status.details)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> Never:

@@ -6,8 +6,8 @@ from pathlib import Path
 from executor_svc.service.metrics import METRICS as EXECUTOR_METRICS
 from scheduler_svc.telemetry.metrics import ALIASES
 from scheduler_svc.telemetry.metrics import METRICS as SCHEDULER_METRICS
+from shared.grpc_metrics import METRICS as SERVICE_METRICS
 from shared.metric import docs_table
-from shared.service_metrics import METRICS as SERVICE_METRICS
 
 PAGE = Path(__file__).parents[1] / "metrics.md"
 

@@ -17,11 +17,10 @@ from octavo.execution.v1.execution_service_pb2_grpc import add_ExecutionServiceS
 from shared.errors import DeviceLostError, ModelLoadError, OctavoServiceError
 from shared.events import Event, configure_logging
 from shared.exposure import warn_if_exposed
-from shared.grpc_metrics import CallMetrics
+from shared.grpc_metrics import CallMetrics, service_families
 from shared.grpc_server import GrpcServer, Port, Ports, announce_listening, announce_serving, probe_server, shut_down
 from shared.metrics_server import MetricsServer
 from shared.service_config import ServiceConfig
-from shared.service_metrics import service_families
 from shared.stop_request import StopRequest
 from shared.tls import server_tls
 

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
+from octavo.address import port_trouble, target_trouble
 from octavo.client import DEFAULT_ADDRESS
 from octavo.commands.flag_names import in_flags
 from octavo.errors import InvalidRequestError
-from octavo.host_port import port_trouble, target_trouble
 from octavo.sampling_params import EarlyStopping, SamplingParams
 
 _R = TypeVar("_R")

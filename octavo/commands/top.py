@@ -13,8 +13,8 @@ from octavo.commands.connection import admin_connection_options
 from octavo.commands.options import Number
 from octavo.top.polling import Poller
 from octavo.top.rates import Picture, RateMeter
-from octavo.top.screen_size import MIN_COLUMNS, size_trouble
 from octavo.top.snapshot import snapshot_json, snapshot_text
+from octavo.top.terminal import MIN_COLUMNS, size_trouble
 
 # Width of a snapshot that goes to a file or a pipe, in cells, unless COLUMNS says otherwise.
 _PLAIN_WIDTH = 160
@@ -64,7 +64,7 @@ async def _run_app(client: AdminClient, interval_s: float) -> None:
     """Show the screen until somebody quits; a scheduler that does not answer at the start is an error."""
     # textual takes a while to load, and pictures as text do not need it.
     from octavo.top.app import TopApp
-    from octavo.top.own_stderr import own_stderr
+    from octavo.top.terminal import own_stderr
 
     async with client:
         await client.get_state()

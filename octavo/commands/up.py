@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
+from octavo.address import exposure_warning
 from octavo.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Client
 from octavo.commands.options import check_listen
 from octavo.commands.service_options import ServiceCommand, service_options
-from octavo.exposure import exposure_warning
 from octavo.gateway import DEFAULT_OPENAI_ADDRESS
 from octavo.local import LocalOptions, LocalServices
 

@@ -7,7 +7,6 @@ from rich.text import Text
 
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
-from octavo.printable import printable
 from octavo.top.formatting import (
     NONE,
     bar_lengths,
@@ -23,6 +22,7 @@ from octavo.top.formatting import (
 )
 from octavo.top.rates import Picture, attached_models
 from octavo.top.rows import ExecutorRow
+from octavo.wording import printable
 
 # Shared, used by one sequence, cached, free: told apart by their shape also where there are no colours.
 _BAR_CELLS = (("█", "#5fafd7"), ("▓", "#5f87af"), ("░", "#5f87af"), ("·", "dim"))

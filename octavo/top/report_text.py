@@ -7,10 +7,10 @@ from datetime import UTC
 from rich.text import Text
 
 from octavo.admin.v1 import admin_pb2
-from octavo.printable import printable
 from octavo.top.formatting import counted, span_text
 from octavo.top.report import Report, Sharing
 from octavo.top.rows import STATUS_STYLES, STATUS_WORDS
+from octavo.wording import printable
 
 _MAX_NAMED = 3
 _LABEL_WIDTH = 10

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from octavo.admin.v1 import admin_pb2
-from octavo.printable import printable
 from octavo.top.polling import Answers
 from octavo.top.rates import Picture
+from octavo.wording import printable
 
 _ABORTED = "ABORTED: "
 

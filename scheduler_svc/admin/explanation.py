@@ -11,7 +11,7 @@ from itertools import islice
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from scheduler_svc.admin.life import ended_state, milliseconds
-from scheduler_svc.admin.state import Place, Places, num_output_tokens
+from scheduler_svc.admin.state import RequestLocation, RequestLocations, num_output_tokens
 from scheduler_svc.core.admission import Obstacle, Wait
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import SequenceGroup
@@ -29,22 +29,24 @@ FITS_BEHIND = "fits, once those ahead are gone"
 
 def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainRequestResponse:
     """Say why a live request waits, or that it runs; `now_s` is the monotonic time."""
-    place = Places(engine).of(request)
-    core, group = place.core, request.group
-    explained = pb.ExplainRequestResponse(status=place.status, executor=place.executor)
-    if place.status == admin_pb2.REQUEST_STATUS_PARKED:
+    location = RequestLocations(engine).of(request)
+    core, group = location.core, request.group
+    explained = pb.ExplainRequestResponse(status=location.status, executor=location.executor)
+    if location.status == admin_pb2.REQUEST_STATUS_PARKED:
         explained.explanation = parked_text(request, engine.suspect)
     elif core is None and group in engine.queue:
         _explain_waiting(engine, request, now_s, explained)
     elif core is None:
         explained.explanation = "ends in a moment"
-    elif place.status == admin_pb2.REQUEST_STATUS_SWAPPED:
+    elif location.status == admin_pb2.REQUEST_STATUS_SWAPPED:
         _explain_swapped(core, group, explained)
-    elif place.status == admin_pb2.REQUEST_STATUS_PREEMPTED:
-        explained.explanation = f"preempted on {place.executor}: {late_tokens_text(group)}; then it waits in the queue"
+    elif location.status == admin_pb2.REQUEST_STATUS_PREEMPTED:
+        explained.explanation = (
+            f"preempted on {location.executor}: {tokens_in_flight_text(group)}; then it waits in the queue"
+        )
     else:
-        explained.explanation = running_text(request, place)
-    if place.core is not None and (trouble := _troubles(engine, now_s).get(place.core)):
+        explained.explanation = running_text(request, location)
+    if location.core is not None and (trouble := _troubles(engine, now_s).get(location.core)):
         explained.explanation += f"; on its executor {trouble}"
     return explained
 
@@ -111,7 +113,7 @@ def _explain_waiting(engine: Engine, request: LiveRequest, now_s: float, explain
     waits = "waits to run again" if group.has_run else "waits"
     if (left_s := engine.orphans.left_s(request, now_s)) is not None:
         reasons.append(f"it ends in {left_s:.0f} s unless an executor comes that can hold it (--orphan-timeout-s)")
-    ahead = ahead_text(num_ahead, _came_later(engine, group, num_ahead))
+    ahead = ahead_text(num_ahead, _overtaking_texts(engine, group, num_ahead))
     explained.explanation = f"{waits}: {'; '.join([ahead, *reasons])}"
 
 
@@ -151,7 +153,7 @@ def _fits(
     return fits
 
 
-def _came_later(engine: Engine, group: SequenceGroup, num_ahead: int) -> list[str]:
+def _overtaking_texts(engine: Engine, group: SequenceGroup, num_ahead: int) -> list[str]:
     """Say of the groups that came later and are admitted earlier why that is; nothing if very many are ahead."""
     if num_ahead > MAX_JUDGED_AHEAD:
         return []
@@ -177,7 +179,7 @@ def _swap_in_fit(core: ExecutorCore, group: SequenceGroup, executor: str) -> adm
     needs = core.admissions.needs_to_swap_in(group)
     obstacle = ""
     if group.has_late_tokens:
-        obstacle = late_tokens_text(group)
+        obstacle = tokens_in_flight_text(group)
     elif not needs.has_blocks:
         obstacle = f"needs {counted(needs.num_needed_blocks, 'block')}, {needs.num_free_blocks} free"
     elif not needs.has_slots:
@@ -195,12 +197,12 @@ def _swap_in_fit(core: ExecutorCore, group: SequenceGroup, executor: str) -> adm
 # In words ----------------------------------------------------------------------------------------
 
 
-def ahead_text(num_ahead: int, came_later: Sequence[str] = ()) -> str:
+def ahead_text(num_ahead: int, overtaking: Sequence[str] = ()) -> str:
     """Say how many requests are ahead, and what put those there that came later."""
     if not num_ahead:
         return "next in line"
     number = f"{counted(num_ahead, 'request')} ahead"
-    return f"{number} ({'; '.join(came_later)})" if came_later else number
+    return f"{number} ({'; '.join(overtaking)})" if overtaking else number
 
 
 def obstacle_texts(fits: Sequence[admin_pb2.ExecutorFit], text_if_none: str) -> list[str]:
@@ -216,11 +218,11 @@ def no_executor_text(engine: Engine) -> str:
     return f"no executor is attached{cause}"
 
 
-def late_tokens_text(group: SequenceGroup) -> str:
+def tokens_in_flight_text(group: SequenceGroup) -> str:
     """Say what a preempted group waits for."""
-    num_late_tokens = sum(sequence.num_late_tokens for sequence in group.live_sequences)
-    verb = "is" if num_late_tokens == 1 else "are"
-    return f"{counted(num_late_tokens, 'token')} {verb} still on the way"
+    num_in_flight = sum(sequence.num_late_tokens for sequence in group.live_sequences)
+    verb = "is" if num_in_flight == 1 else "are"
+    return f"{counted(num_in_flight, 'token')} {verb} still on the way"
 
 
 def parked_text(request: LiveRequest, suspect: LiveRequest | None) -> str:
@@ -230,16 +232,16 @@ def parked_text(request: LiveRequest, suspect: LiveRequest | None) -> str:
     return f"parked: it is suspected to have broken an executor {lost}; {other} computed first"
 
 
-def running_text(request: LiveRequest, place: Place) -> str:
+def running_text(request: LiveRequest, location: RequestLocation) -> str:
     """Say how far a running request has come."""
-    group, core = request.group, place.core
+    group, core = request.group, location.core
     assert core is not None, "what runs has a core"
     if core.prefills.is_running(group):
         slots = [slot for _, slot in core.searches.source_slots(group)]
         num_computed, num_known = (
             int(column[slots].sum()) for column in (core.batch.num_computed_tokens, core.batch.num_known_tokens)
         )
-        return f"runs on {place.executor}: {num_computed} of {num_known} tokens are computed"
+        return f"runs on {location.executor}: {num_computed} of {num_known} tokens are computed"
     made = counted(num_output_tokens(request), "output token")
     if group.beam_search is not None:
         kind = f"a beam search of width {group.beam_search.beam_width}, {made} in its live beams"
@@ -247,4 +249,4 @@ def running_text(request: LiveRequest, place: Place) -> str:
         kind = f"{made} in {len(group.sequences)} outputs, {len(group.live_sequences)} of them live"
     else:
         kind = f"{made} so far"
-    return f"runs on {place.executor}: {kind}"
+    return f"runs on {location.executor}: {kind}"

@@ -15,7 +15,7 @@ from octavo.admin.v1 import admin_service_pb2_grpc
 from scheduler_svc.admin.block_map import block_states, describe_block
 from scheduler_svc.admin.explanation import explain, explain_ended, no_executor_text, queued_requests
 from scheduler_svc.admin.life import ended_state, milliseconds
-from scheduler_svc.admin.state import Places, executor_state, request_state
+from scheduler_svc.admin.state import RequestLocations, executor_state, request_state
 from scheduler_svc.admin.steps import step_state, step_summary
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import PreemptionMode
@@ -101,9 +101,9 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         """Give a page of the live requests, without block tables; the token is the arrival of the last one."""
         page_size, last_arrival = page_size_of(request.page_size), number_in(request.page_token)
         live = [r for r in self._engine.requests.values() if r.group.arrival > last_arrival]
-        page, places, now_s = live[:page_size], Places(self._engine), time.monotonic()
+        page, locations, now_s = live[:page_size], RequestLocations(self._engine), time.monotonic()
         return pb.ListRequestsResponse(
-            requests=[request_state(listed, places.of(listed), now_s, is_whole=False) for listed in page],
+            requests=[request_state(listed, locations.of(listed), now_s, is_whole=False) for listed in page],
             next_page_token=str(page[-1].group.arrival) if len(live) > page_size else "",
         )
 
@@ -117,7 +117,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         live = self._engine.requests.get(request_id)
         if live is None:
             return pb.GetRequestResponse(request=ended_state(self._ended_request(request_id), now_s))
-        return pb.GetRequestResponse(request=request_state(live, Places(self._engine).of(live), now_s))
+        return pb.GetRequestResponse(request=request_state(live, RequestLocations(self._engine).of(live), now_s))
 
     async def ListEndedRequests(  # noqa: N802
         self,

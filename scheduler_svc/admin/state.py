@@ -25,7 +25,7 @@ SEQUENCE_STATUS: Mapping[SequenceStatus, "admin_pb2.SequenceStatus.ValueType"] =
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RequestLocation:
     """Where a live request is: with an executor and its core, or with none."""
 
     status: "admin_pb2.RequestStatus.ValueType"
@@ -33,20 +33,20 @@ class Place:
     core: ExecutorCore | None = None
 
 
-class Places:
+class RequestLocations:
     """Where every live request is at this moment."""
 
     def __init__(self, engine: Engine) -> None:
-        self._places: dict[SequenceGroup, Place] = {
-            request.group: Place(admin_pb2.REQUEST_STATUS_PARKED) for request in engine.parked
+        self._locations: dict[SequenceGroup, RequestLocation] = {
+            request.group: RequestLocation(admin_pb2.REQUEST_STATUS_PARKED) for request in engine.parked
         }
         for driver in engine.drivers.values():
             if driver.core is not None:
                 self._add_core(driver.address, driver.core)
 
-    def of(self, request: LiveRequest) -> Place:
+    def of(self, request: LiveRequest) -> RequestLocation:
         """Return where a live request is."""
-        return self._places.get(request.group) or Place(admin_pb2.REQUEST_STATUS_WAITING)
+        return self._locations.get(request.group) or RequestLocation(admin_pb2.REQUEST_STATUS_WAITING)
 
     def _add_core(self, executor: str, core: ExecutorCore) -> None:
         for groups, status in (
@@ -54,7 +54,7 @@ class Places:
             (core.swapped.groups, admin_pb2.REQUEST_STATUS_SWAPPED),
             (core.preemption.late_groups, admin_pb2.REQUEST_STATUS_PREEMPTED),
         ):
-            self._places.update((group, Place(status, executor, core)) for group in groups)
+            self._locations.update((group, RequestLocation(status, executor, core)) for group in groups)
 
 
 def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorState:
@@ -97,7 +97,9 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
     return state
 
 
-def request_state(request: LiveRequest, place: Place, now_s: float, *, is_whole: bool = True) -> admin_pb2.RequestState:
+def request_state(
+    request: LiveRequest, location: RequestLocation, now_s: float, *, is_whole: bool = True
+) -> admin_pb2.RequestState:
     """Return a live request and its sequences; `now_s` is the monotonic time.
 
     `is_whole` False: without block tables and events, for lists.
@@ -105,8 +107,8 @@ def request_state(request: LiveRequest, place: Place, now_s: float, *, is_whole:
     group = request.group
     state = admin_pb2.RequestState(
         request_id=group.request_id,
-        status=place.status,
-        executor=place.executor,
+        status=location.status,
+        executor=location.executor,
         tenant=group.tenant,
         priority=group.priority,
         num_prompt_tokens=group.num_prompt_tokens,
@@ -115,7 +117,7 @@ def request_state(request: LiveRequest, place: Place, now_s: float, *, is_whole:
         num_preemptions=group.num_preemptions,
         num_losses=request.num_losses,
         age_ms=milliseconds(now_s - request.times.arrived_at_s),
-        sequences=sequence_states(group, place, shows_blocks=is_whole),
+        sequences=sequence_states(group, location, shows_blocks=is_whole),
     )
     first = next((s for s in state.sequences if s.status != admin_pb2.SEQUENCE_STATUS_FINISHED), None)
     if first is not None:
@@ -140,9 +142,11 @@ def num_output_tokens(request: LiveRequest) -> int:
     return request.num_output_tokens if beams is None else sum(len(beam.token_ids) for beam in beams.live)
 
 
-def sequence_states(group: SequenceGroup, place: Place, *, shows_blocks: bool = True) -> list[admin_pb2.SequenceState]:
+def sequence_states(
+    group: SequenceGroup, location: RequestLocation, *, shows_blocks: bool = True
+) -> list[admin_pb2.SequenceState]:
     """Return the outputs of a group by index, or its live beams by rank; maybe without their block tables."""
-    core = place.core
+    core = location.core
     table_slots = dict(core.searches.source_slots(group)) if core is not None else {}
     states = []
     for rank, sequence in enumerate(group.sequences):

@@ -7,7 +7,8 @@ import grpc
 import grpc.aio
 
 from octavo.execution.v1 import execution_service_pb2 as pb
-from shared.grpc_status import failure_text, is_own_word
+from octavo.status_details import is_from_service
+from shared.grpc_status import failure_text
 
 StepStream = grpc.aio.StreamStreamCall[pb.StreamStepsRequest, pb.StreamStepsResponse]
 
@@ -41,7 +42,7 @@ async def read_message(stream: StepStream) -> pb.StreamStepsResponse:
     except grpc.aio.AioRpcError as error:
         # The code alone does not tell: a write that meets the break leaves INTERNAL behind.
         text = failure_text(error)
-        raise StreamBrokenError(text, may_resume=not is_own_word(error)) from error
+        raise StreamBrokenError(text, may_resume=not is_from_service(error)) from error
     if not isinstance(message, pb.StreamStepsResponse):
         raise StreamBrokenError("the executor closed the stream", may_resume=True)
     return message

@@ -15,7 +15,7 @@ import pytest
 
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin.v1 import admin_service_pb2_grpc
-from scheduler_svc.admin.port import http_side
+from scheduler_svc.admin.http import http_server
 from scheduler_svc.admin.servicer import AdminServicer
 from tests.tls.services import Scheduler, running_pair, running_scheduler
 
@@ -227,8 +227,8 @@ async def test_garbage_is_answered_or_closed_and_leaves_no_line_in_the_log(
 async def test_who_is_slow_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, limit: str, words: bytes, answer: bytes
 ) -> None:
-    monkeypatch.setattr(http_side, "_LINGER_S", 0.1)
-    monkeypatch.setattr(http_side, limit, 0.1)
+    monkeypatch.setattr(http_server, "_LINGER_S", 0.1)
+    monkeypatch.setattr(http_server, limit, 0.1)
     async with running_scheduler() as scheduler:
         got = await exchange(scheduler.admin_address, words)
     assert got.partition(b"\r\n")[0] == answer

@@ -7,8 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from executor_svc.service.metrics import METRICS as EXECUTOR_METRICS
 from scheduler_svc.telemetry.metrics import ALIASES, METRICS
+from shared.grpc_metrics import METRICS as SERVICE_METRICS
 from shared.metric import Metric
-from shared.service_metrics import METRICS as SERVICE_METRICS
 from tests.monitoring.expressions import sample_names
 from tests.monitoring.live import NUM_REQUESTS, Scrapes, value_of
 from tests.monitoring.promtool import check_metrics

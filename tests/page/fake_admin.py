@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
-from scheduler_svc.admin.port.page import read_page
+from scheduler_svc.admin.page.bundle import load_page
 
 PATH = "/octavo.admin.v1.AdminService/"
 
@@ -119,7 +119,7 @@ def _executors(num_executors: int, num_blocks: int) -> Iterator[admin_pb2.Execut
 
 
 async def _get_page(request: web.Request) -> web.Response:
-    page = read_page()
+    page = load_page()
     headers = {"Content-Security-Policy": page.content_security_policy}
     return web.Response(body=page.html, content_type="text/html", charset="utf-8", headers=headers)
 

@@ -3,13 +3,14 @@
 import re
 from importlib import resources
 
-from scheduler_svc.admin.port.page_document import read_document
+from scheduler_svc.admin.page.bundle import bundle_document
 
-PARTS = [part for part in (resources.files("scheduler_svc.admin.port") / "page").iterdir() if part.is_file()]
+PAGE = resources.files("scheduler_svc.admin.page")
+PARTS = [part for part in PAGE.iterdir() if part.is_file() and not part.name.endswith(".py")]
 
 
 def test_every_file_of_the_page_is_in_the_document() -> None:
-    document = read_document()
+    document = bundle_document()
 
     assert len(PARTS) > 10
     for part in PARTS:
@@ -18,7 +19,7 @@ def test_every_file_of_the_page_is_in_the_document() -> None:
 
 
 def test_the_document_refers_to_nothing_else() -> None:
-    document = read_document()
+    document = bundle_document()
 
     assert re.findall(r"^(?:import|export)\b.*", document, re.MULTILINE) == []
     assert [link for link in re.findall(r'(?:src|href)="([^"]*)"', document) if not link.startswith("data:")] == []
@@ -26,4 +27,4 @@ def test_the_document_refers_to_nothing_else() -> None:
 
 
 def test_nothing_on_the_page_is_made_of_markup_that_comes_from_elsewhere() -> None:
-    assert re.findall(r"\.innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", read_document()) == []
+    assert re.findall(r"\.innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", bundle_document()) == []

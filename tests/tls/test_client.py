@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.address import is_loopback
 from octavo.bearer_token import read_token, token_metadata
 from octavo.client import Client
 from octavo.errors import (
@@ -14,7 +15,6 @@ from octavo.errors import (
     TlsHandshakeError,
     UnauthenticatedError,
 )
-from octavo.loopback import is_loopback
 from octavo.sampling_params import SamplingParams
 from octavo.tls import TlsOptions, handshake_trouble
 from tests.support.certificates import Authority, PairFiles

@@ -1,10 +1,9 @@
 """The admin port: gRPC and HTTP/1.1 on one address, for tools and for a browser.
 
-Read `port.py` first: who listens, and what becomes of a connection. Then
+Read `admin_port.py` first: who listens, and what becomes of a connection. Then
 
-- `reception.py`: accepts; `recognition.py`, `client_hello.py`: what the first bytes of a connection say;
-- `splices.py`, `socket_directory.py`: the way of a gRPC client to the gRPC server behind the port;
-- `http_side.py`: what a browser and curl get, with `page.py`, `page_document.py`, `json_calls.py`,
-  `browser_rules.py`;
-- `http_tls.py`, `voucher.py`: certificates over HTTP, and what a verified one is worth.
+- `listeners.py`, `acceptor.py`: open the address, accept connections;
+- `protocol_detection.py`, `client_hello.py`: gRPC or HTTP, from the first bytes of a connection;
+- `tcp_proxy.py`, `socket_directory.py`: a gRPC client's way to the gRPC server behind the port;
+- `scheduler_svc/admin/http/`: what a browser and curl get.
 """

@@ -101,7 +101,7 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
             "drain": (
                 grpc.StatusCode.UNAVAILABLE,
                 "the scheduler is draining",
-                error_details_pb2.ErrorInfo(reason="DRAINING"),
+                error_details_pb2.ErrorInfo(reason="DRAINING", domain="octavo"),
             ),
             "lost": (grpc.StatusCode.UNAVAILABLE, "Stream removed (Socket closed)", None),
             "aborted": (grpc.StatusCode.ABORTED, "the request was aborted", None),

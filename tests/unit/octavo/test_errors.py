@@ -88,8 +88,10 @@ def test_an_exhausted_resource_without_retry_info_says_what_was_too_large(
     details: str, is_own: bool, sentence: str
 ) -> None:
     status = status_pb2.Status()
-    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="RESOURCE_EXHAUSTED"))
-    packed = status.SerializeToString() if is_own else None
+    # A proxy in between marks its own errors too.
+    domain = "octavo" if is_own else "proxy.example"
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="RESOURCE_EXHAUSTED", domain=domain))
+    packed = status.SerializeToString()
     error = from_rpc_error(rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, details, packed))
     assert type(error) is ResourceExhaustedError
     assert str(error) == sentence

@@ -7,8 +7,9 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
+from octavo.status_details import DETAILS_KEY
 from shared import errors
-from shared.grpc_status import DETAILS_KEY, StatusInterceptor, failure_text, rpc_status, status_code
+from shared.grpc_status import StatusInterceptor, failure_text, rpc_status, status_code
 
 EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.InvalidFieldError("sampling_params.top_p", 2, "at most 1"), grpc.StatusCode.INVALID_ARGUMENT),

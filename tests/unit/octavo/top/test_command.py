@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from octavo.command_line import run
-from octavo.top.own_stderr import own_stderr
+from octavo.top.terminal import own_stderr
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from octavo.printable import printable
 from octavo.top.formatting import (
     bar_lengths,
     count_text,
@@ -17,6 +16,7 @@ from octavo.top.formatting import (
     span_text,
     sparkline,
 )
+from octavo.wording import printable
 
 
 @pytest.mark.parametrize(

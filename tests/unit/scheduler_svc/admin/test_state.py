@@ -1,7 +1,7 @@
 """What is shown of a request's sequences: where each one is, and in which blocks."""
 
 from octavo.admin.v1 import admin_pb2
-from scheduler_svc.admin.state import Place, Places, executor_state, request_state, sequence_states
+from scheduler_svc.admin.state import RequestLocation, RequestLocations, executor_state, request_state, sequence_states
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
@@ -14,8 +14,8 @@ SWAPPED = admin_pb2.SEQUENCE_STATUS_SWAPPED
 FINISHED = admin_pb2.SEQUENCE_STATUS_FINISHED
 
 
-def running(bench: Bench) -> Place:
-    return Place(admin_pb2.REQUEST_STATUS_RUNNING, "here", bench.scheduler)
+def running(bench: Bench) -> RequestLocation:
+    return RequestLocation(admin_pb2.REQUEST_STATUS_RUNNING, "here", bench.scheduler)
 
 
 def shown(bench: Bench, shown_group: SequenceGroup) -> list[admin_pb2.SequenceState]:
@@ -77,7 +77,7 @@ def test_a_swapped_sequence_shows_its_host_blocks() -> None:
     victim = bench.add(1, 8, max_tokens(9))
     while victim not in bench.scheduler.swapped.groups:
         bench.step()
-    (state,) = sequence_states(victim, Place(admin_pb2.REQUEST_STATUS_SWAPPED, "here", bench.scheduler))
+    (state,) = sequence_states(victim, RequestLocation(admin_pb2.REQUEST_STATUS_SWAPPED, "here", bench.scheduler))
     assert state.status == SWAPPED
     assert (state.num_tokens, state.num_computed_tokens) == (13, 12)
     assert list(state.block_table) == [-1, -1, -1]
@@ -105,12 +105,12 @@ def test_a_request_is_shown_by_its_first_live_sequence() -> None:
     request = idle.add(group(0, 6, num_sequences=2, tenant="red", priority=-3))
     core = idle.cores[0]
     core.schedule(0.0)
-    state = request_state(request, Places(idle.engine).of(request), now_s=2.0)
+    state = request_state(request, RequestLocations(idle.engine).of(request), now_s=2.0)
     assert (state.status, state.executor, state.slot) == (admin_pb2.REQUEST_STATUS_RUNNING, "e", 0)
     assert (state.tenant, state.priority, state.age_ms, state.num_prompt_tokens) == ("red", -3, 2000, 6)
     assert list(state.block_table) == core.table.blocks_of(0).tolist()
     core.finish(request.group.sequences[0])
-    state = request_state(request, Places(idle.engine).of(request), now_s=2.0)
+    state = request_state(request, RequestLocations(idle.engine).of(request), now_s=2.0)
     assert state.slot == request.group.sequences[1].slot != 0
     assert not state.HasField("beam_search")
 
@@ -119,7 +119,7 @@ def test_a_search_shows_width_scores_and_hypotheses() -> None:
     bench = Bench(small_limits(vocab_size=50, eos_token_ids=tuple(range(0, 50, 5))))
     idle = IdleEngine([], None)
     request = idle.add(group(0, [3, 1, 2], max_tokens(9), beam_search=BeamSearchParams(2, 2)))
-    before = request_state(request, Place(admin_pb2.REQUEST_STATUS_WAITING), 0.0)
+    before = request_state(request, RequestLocation(admin_pb2.REQUEST_STATUS_WAITING), 0.0)
     assert before.beam_search == admin_pb2.BeamSearchState(beam_width=2, num_outputs=2)
     bench.queue.add(request.group)
     while not ((search := request.group.beams) and search.finished_hypotheses()):

@@ -205,7 +205,7 @@ async def test_without_a_client_certificate_nobody_gets_in(
         ({"Authorization": OPERATOR}, 401, "unauthenticated"),
         ({"Authorization": "Bearer \xe9"}, 401, "unauthenticated"),
         ({"Authorization": f"Bearer {BLUE}"}, 403, "permission_denied"),
-        ({"octavo-voucher": "x" * 64}, 401, "unauthenticated"),
+        ({"octavo-forwarded-client-cert": "x" * 64}, 401, "unauthenticated"),
         ({"Authorization": f"Bearer {OPERATOR}"}, 200, None),
         ({"Authorization": f"bearer  {OPERATOR}"}, 200, None),
     ],
@@ -246,7 +246,7 @@ async def test_a_trusted_certificate_counts_over_http_and_another_does_not(
         trusted, untrusted = (client_context(authority, ["http/1.1"], files) for files in (client_files, other))
         assert (await call(scheduler, trusted))[0] == 200
         assert await call_over_grpc(scheduler, authority, client_files) is grpc.StatusCode.OK
-        for headers in ({}, {"octavo-voucher": "x"}, {"Authorization": f"Bearer {BLUE}"}):
+        for headers in ({}, {"octavo-forwarded-client-cert": "x"}, {"Authorization": f"Bearer {BLUE}"}):
             assert (await call(scheduler, untrusted, headers))[0] in (401, 403)
         assert await call_over_grpc(scheduler, authority, other) is grpc.StatusCode.UNAUTHENTICATED
         # The word for a trusted client does not stick to the connection behind the port.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.admin.port.browser_rules import is_from_elsewhere, is_local_name
+from scheduler_svc.admin.http.origin_checks import is_cross_site, is_local_host
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from scheduler_svc.admin.port.browser_rules import is_from_elsewhere, is_local_n
     ],
 )
 def test_addresses_and_localhost_are_local(host: str) -> None:
-    assert is_local_name([host])
+    assert is_local_host([host])
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ def test_addresses_and_localhost_are_local(host: str) -> None:
     ],
 )
 def test_other_names_are_not(host: str) -> None:
-    assert not is_local_name([host])
+    assert not is_local_host([host])
 
 
 def test_no_host_and_two_hosts_are_not() -> None:
-    assert not is_local_name([])
-    assert not is_local_name(["localhost", "localhost"])
+    assert not is_local_host([])
+    assert not is_local_host(["localhost", "localhost"])
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_no_host_and_two_hosts_are_not() -> None:
     [(None, False), ("same-origin", False), ("none", False), ("same-site", True), ("cross-site", True), ("x", True)],
 )
 def test_calls_of_other_sites_are_known(said: str | None, expected: bool) -> None:
-    assert is_from_elsewhere(said) is expected
+    assert is_cross_site(said) is expected

@@ -1,4 +1,4 @@
-"""TLS of the HTTP side: the certificate files of the gRPC side, read again when they change.
+"""TLS of the HTTP server: the certificate files of the gRPC server, read again when they change.
 
 gRPC speaks TLS itself and takes its files as they are read; Python's ssl wants a context made of them.
 """

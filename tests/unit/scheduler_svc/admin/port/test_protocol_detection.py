@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler_svc.admin.port.recognition import MAX_PEEKED_BYTES, Protocol, protocol_of, recognise
+from scheduler_svc.admin.port.protocol_detection import MAX_PEEKED_BYTES, Protocol, detect_protocol, protocol_of
 from tests.unit.scheduler_svc.admin.port.test_client_hello import client_hello, in_records
 
 GRPC, HTTP, HTTPS = Protocol.GRPC, Protocol.HTTP, Protocol.HTTPS
@@ -87,16 +87,16 @@ def test_what_only_looks_like_tls_is_left_to_grpc() -> None:
     ],
     ids=["preface", "request", "h2", "browser", "records"],
 )
-async def test_whoever_sends_byte_by_byte_is_recognised_and_nothing_is_taken(
+async def test_the_protocol_is_detected_byte_by_byte_and_nothing_is_taken(
     pair: tuple[socket.socket, socket.socket], sent: bytes, expected: Protocol
 ) -> None:
     client, accepted = pair
-    recognising = asyncio.create_task(recognise(accepted, speaks_tls=True))
+    detecting = asyncio.create_task(detect_protocol(accepted, speaks_tls=True))
     for byte in sent:
         client.send(bytes([byte]))
         await asyncio.sleep(0)
     async with asyncio.timeout(10):
-        assert await recognising is expected
+        assert await detecting is expected
     assert accepted.recv(len(sent)) == sent
     client.send(b"!")
     async with asyncio.timeout(10):  # one byte wakes its reader again
@@ -109,18 +109,18 @@ async def test_who_waits_for_more_does_not_spin(
     client, accepted = pair
     looks = []
     monkeypatch.setattr(
-        "scheduler_svc.admin.port.recognition.protocol_of",
+        "scheduler_svc.admin.port.protocol_detection.protocol_of",
         lambda head, **_: looks.append(len(head)) or protocol_of(head, speaks_tls=True),  # type: ignore[func-returns-value]
     )
     hello = client_hello(["h2"])
-    recognising = asyncio.create_task(recognise(accepted, speaks_tls=True))
+    detecting = asyncio.create_task(detect_protocol(accepted, speaks_tls=True))
     client.send(hello[:5])
     while not looks:
         await asyncio.sleep(0)
     for byte in hello[5:]:
         client.send(bytes([byte]))
         await asyncio.sleep(0)
-    assert await recognising is GRPC
+    assert await detecting is GRPC
     assert looks == [5, len(hello)]
 
 
@@ -130,7 +130,7 @@ async def test_who_stops_in_the_middle_is_left_to_grpc(pair: tuple[socket.socket
     client.send(sent)
     client.shutdown(socket.SHUT_WR)
     async with asyncio.timeout(10):
-        assert await recognise(accepted, speaks_tls=True) is GRPC
+        assert await detect_protocol(accepted, speaks_tls=True) is GRPC
     assert accepted.recv(100) == sent
 
 
@@ -138,7 +138,7 @@ async def test_who_leaves_without_a_word_speaks_nothing(pair: tuple[socket.socke
     client, accepted = pair
     client.close()
     async with asyncio.timeout(10):
-        assert await recognise(accepted, speaks_tls=False) is None
+        assert await detect_protocol(accepted, speaks_tls=False) is None
 
 
 async def test_a_hello_without_end_is_not_read_to_its_end(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -146,7 +146,7 @@ async def test_a_hello_without_end_is_not_read_to_its_end(pair: tuple[socket.soc
     head = b"\x01\xff\xff\xff"
     client.send(b"\x16\x03\x01\x00\x04" + head + (b"\x16\x03\x01\x20\x00" + bytes(2**13)) * 3)
     async with asyncio.timeout(10):
-        assert await recognise(accepted, speaks_tls=True) is GRPC
+        assert await detect_protocol(accepted, speaks_tls=True) is GRPC
     assert len(accepted.recv(MAX_PEEKED_BYTES, socket.MSG_PEEK)) == MAX_PEEKED_BYTES
 
 
@@ -156,5 +156,5 @@ async def test_who_is_not_waited_for_any_more_leaves_no_reader_behind(
     _, accepted = pair
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await recognise(accepted, speaks_tls=False)
+            await detect_protocol(accepted, speaks_tls=False)
     assert not asyncio.get_running_loop().remove_reader(accepted)

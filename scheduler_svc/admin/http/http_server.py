@@ -13,11 +13,11 @@ import grpc
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-from scheduler_svc.admin.port.browser_rules import is_from_elsewhere, is_local_name
-from scheduler_svc.admin.port.http_tls import HttpTls, certificate_names
-from scheduler_svc.admin.port.json_calls import CALL_TIMEOUT_S, CallError, JsonCalls
-from scheduler_svc.admin.port.page import read_page
-from scheduler_svc.admin.port.voucher import Voucher
+from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
+from scheduler_svc.admin.http.http_tls import HttpTls, certificate_names
+from scheduler_svc.admin.http.json_transcoder import CALL_TIMEOUT_S, CallError, JsonTranscoder
+from scheduler_svc.admin.http.origin_checks import is_cross_site, is_local_host
+from scheduler_svc.admin.page.bundle import load_page
 from shared.events import Event
 
 MAX_BODY_BYTES = 64 * 2**10
@@ -57,24 +57,32 @@ _TIMEOUT_MS = re.compile(r"[0-9]{1,10}")
 _logger = logging.getLogger(__name__)
 
 
-class HttpSide:
+class HttpServer:
     """Serves connections that speak HTTP/1.1.
 
     Args:
         calls: Calls the methods.
         path: Where they are: /SERVICE/ in front of the name of the method.
-        voucher: Vouches for trusted clients.
+        forwarded_cert: Forwards that a client is trusted.
         tls: For connections over TLS; None: there are none.
         asks_for_tokens: Whether a call without a token is refused.
     """
 
-    def __init__(self, calls: JsonCalls, path: str, voucher: Voucher, tls: HttpTls | None, *, asks_for_tokens: bool):
+    def __init__(
+        self,
+        calls: JsonTranscoder,
+        path: str,
+        forwarded_cert: ForwardedClientCert,
+        tls: HttpTls | None,
+        *,
+        asks_for_tokens: bool,
+    ):
         self._calls = calls
         self._path = path
-        self._voucher = voucher
+        self._forwarded_cert = forwarded_cert
         self._tls = tls
         self._allows_any_name = asks_for_tokens or tls is not None
-        self._page = read_page()
+        self._page = load_page()
         # When connections without a first request are closed; not every aiohttp would do it.
         self._silent: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
         logger = logging.getLogger(f"{__name__}.aiohttp")
@@ -148,7 +156,7 @@ class HttpSide:
         hosts = request.headers.getall("Host", [])
         if len(hosts) != 1:
             raise _Refusal(HTTPStatus.BAD_REQUEST, "a request needs one Host header")
-        if not self._allows_any_name and not is_local_name(hosts):
+        if not self._allows_any_name and not is_local_host(hosts):
             raise _Refusal(
                 HTTPStatus.FORBIDDEN,
                 "without --tokens-file this port answers to an IP address or localhost only, not to other names: open "
@@ -182,19 +190,19 @@ class HttpSide:
             raise _Refusal(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "methods take JSON; send the header Content-Type: application/json"
             )
-        if is_from_elsewhere(request.headers.get("Sec-Fetch-Site")):
+        if is_cross_site(request.headers.get("Sec-Fetch-Site")):
             raise _Refusal(HTTPStatus.FORBIDDEN, "other web sites may not call this port")
         answer = await self._calls.call(method, await _body(request), self._metadata(request), _timeout_s(request))
         return web.Response(text=answer, content_type="application/json")
 
     def _metadata(self, request: web.BaseRequest) -> list[tuple[str, str]]:
-        """Return what a call carries: the client's tokens as they are, and our word for its certificate."""
+        """Return what a call carries: the client's tokens as they are, and what its certificate is worth."""
         tokens = request.headers.getall("Authorization", [])
         if not all(map(_METADATA_VALUE.fullmatch, tokens)):
             raise CallError(grpc.StatusCode.UNAUTHENTICATED, "the header Authorization has characters outside of ASCII")
         certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
-        vouched = self._voucher.metadata(certificate_names(certificate or {}))
-        return [*(("authorization", token) for token in tokens), *vouched]
+        forwarded = self._forwarded_cert.metadata(certificate_names(certificate or {}))
+        return [*(("authorization", token) for token in tokens), *forwarded]
 
     def _failure(self, request: web.BaseRequest, error: CallError) -> web.Response:
         headers = {}

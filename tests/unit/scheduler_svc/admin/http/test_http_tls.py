@@ -1,11 +1,11 @@
-"""The context of the HTTP side follows its files, and what a verified certificate calls its owner."""
+"""The context of the HTTP server follows its files, and what a verified certificate calls its owner."""
 
 import ssl
 from pathlib import Path
 
 import pytest
 
-from scheduler_svc.admin.port.http_tls import HttpTls, certificate_names
+from scheduler_svc.admin.http.http_tls import HttpTls, certificate_names
 from shared.certificates import TlsFileError
 from tests.support.certificates import Authority, replace
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 _HOST = re.compile(r"(?P<host>\[[^\[\]]+\]|[^:\[\]]+)(:\d*)?")
 
 
-def is_local_name(hosts: Sequence[str]) -> bool:
+def is_local_host(hosts: Sequence[str]) -> bool:
     """Return whether the Host of a request cannot be a name that somebody else has given to this machine.
 
     That is an IP address, localhost, or a name below it (RFC 6761, section 6.3).
@@ -35,7 +35,7 @@ def is_local_name(hosts: Sequence[str]) -> bool:
     return True
 
 
-def is_from_elsewhere(fetch_site: str | None) -> bool:
+def is_cross_site(fetch_site: str | None) -> bool:
     """Return whether a browser says that another site makes a call.
 
     Args:

@@ -1,4 +1,4 @@
-"""Tells what a new connection speaks by looking at its first bytes. None is taken: who gets it reads them again.
+"""Detects the protocol of a new connection from its first bytes. It only peeks: whoever gets the connection reads them.
 
 What is neither HTTP/1.1 nor a TLS client that wants it is left to gRPC, which refuses what it does not speak.
 """
@@ -61,7 +61,7 @@ def _protocol_over_tls(head: bytes) -> Protocol | int:
     return Protocol.HTTPS if is_http else Protocol.GRPC
 
 
-async def recognise(connection: socket.socket, *, speaks_tls: bool) -> Protocol | None:
+async def detect_protocol(connection: socket.socket, *, speaks_tls: bool) -> Protocol | None:
     """Wait for the first bytes of a connection and return what it speaks; None: it was closed without any.
 
     Args:

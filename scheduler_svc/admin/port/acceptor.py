@@ -1,4 +1,4 @@
-"""Accepts connections, asks what each speaks, and passes it on."""
+"""Accepts connections, detects the protocol of each, and dispatches it."""
 
 import asyncio
 import errno
@@ -7,14 +7,14 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from scheduler_svc.admin.port.recognition import Protocol, recognise
+from scheduler_svc.admin.port.protocol_detection import Protocol, detect_protocol
 from shared.events import Event
 
-# A connection that does not say what it speaks for so long is closed, in seconds.
-RECOGNITION_TIMEOUT_S = 10.0
+# A connection whose protocol is not known after so long is closed, in seconds.
+DETECTION_TIMEOUT_S = 10.0
 
-# Beyond so many connections that have not said it, the one that has been silent longest is closed.
-MAX_UNRECOGNISED = 512
+# Beyond so many connections whose protocol is not known yet, the oldest one is closed.
+MAX_PENDING = 512
 
 # After the process had no file left for a new connection, in seconds.
 _PAUSE_S = 1.0
@@ -23,43 +23,43 @@ _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _logger = logging.getLogger(__name__)
 
 
-class Reception:
-    """Owns the listening sockets, and each connection until it is passed on.
+class Acceptor:
+    """Owns the listening sockets, and each connection until it is dispatched.
 
     Args:
         listeners: They listen and do not block.
-        pass_on: Owns the connection that it gets from then on, also if it raises; gets with it what it speaks, and
-            the address of the peer as gRPC writes it.
+        dispatch: Owns the connection that it gets from then on, also if it raises. It gets the protocol, and the
+            address of the peer as gRPC writes it.
         speaks_tls: Whether the port wants TLS.
-        timeout_s: How long a connection may take to say what it speaks, in seconds.
-        max_unrecognised: How many may be silent at once.
+        timeout_s: How long a connection may take to show its protocol, in seconds.
+        max_pending: How many connections may be undetected at once.
     """
 
     def __init__(
         self,
         listeners: Sequence[socket.socket],
-        pass_on: Callable[[socket.socket, Protocol, str], Awaitable[None]],
+        dispatch: Callable[[socket.socket, Protocol, str], Awaitable[None]],
         *,
         speaks_tls: bool,
-        timeout_s: float = RECOGNITION_TIMEOUT_S,
-        max_unrecognised: int = MAX_UNRECOGNISED,
+        timeout_s: float = DETECTION_TIMEOUT_S,
+        max_pending: int = MAX_PENDING,
     ) -> None:
         self._listeners = listeners
-        self._pass_on = pass_on
+        self._dispatch = dispatch
         self._speaks_tls = speaks_tls
         self._timeout_s = timeout_s
-        self._max_unrecognised = max_unrecognised
+        self._max_pending = max_pending
         self._accepting: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        # In order of arrival. A connection leaves it when it is passed on, and before that it is ours to close.
-        self._unrecognised: dict[socket.socket, asyncio.Task[None]] = {}
+        # In order of arrival. A connection leaves it when it is dispatched, and before that it is ours to close.
+        self._pending: dict[socket.socket, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         """Accept connections from now on."""
         self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self._listeners]
 
     async def stop(self) -> None:
-        """Accept no more, and close the connections that are not passed on."""
+        """Accept no more, and close the connections that are not dispatched."""
         tasks = [*self._accepting, *self._tasks]
         for task in tasks:
             task.cancel()
@@ -79,23 +79,23 @@ class Reception:
                 continue
             task = asyncio.create_task(self._receive(connection, peer_name(address)))
             self._tasks.add(task)
-            self._unrecognised[connection] = task
+            self._pending[connection] = task
             task.add_done_callback(lambda task, connection=connection: self._settle(task, connection))  # type: ignore[misc]
-            if len(self._unrecognised) > self._max_unrecognised:
-                next(iter(self._unrecognised.values())).cancel()
+            if len(self._pending) > self._max_pending:
+                next(iter(self._pending.values())).cancel()
             await asyncio.sleep(0)  # a burst is looked at as it comes in, and waits in the kernel meanwhile
 
     async def _receive(self, connection: socket.socket, peer: str) -> None:
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(self._timeout_s):
-                protocol = await recognise(connection, speaks_tls=self._speaks_tls)
+                protocol = await detect_protocol(connection, speaks_tls=self._speaks_tls)
             if protocol is not None:
-                del self._unrecognised[connection]
-                await self._pass_on(connection, protocol, peer)
+                del self._pending[connection]
+                await self._dispatch(connection, protocol, peer)
 
     def _settle(self, task: asyncio.Task[None], connection: socket.socket) -> None:
         self._tasks.discard(task)
-        if self._unrecognised.pop(connection, None) is not None:
+        if self._pending.pop(connection, None) is not None:
             connection.close()
         if not task.cancelled() and (error := task.exception()) is not None:
             _logger.error(Event("connection_failed", cause=repr(error)), exc_info=error)

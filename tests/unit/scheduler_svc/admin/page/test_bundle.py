@@ -3,7 +3,7 @@
 import base64
 import hashlib
 
-from scheduler_svc.admin.port.page import page_of, read_page
+from scheduler_svc.admin.page.bundle import load_page, page_with_policy
 
 
 def digest(text: str) -> str:
@@ -16,7 +16,9 @@ def directives(policy: str) -> dict[str, list[str]]:
 
 def test_the_policy_names_every_script_and_style_to_the_letter() -> None:
     script, module, style = '\nif (1 < 2 && "é") { x = "<b>&amp;</b>"; }\n', "import.meta;", "\nb > i { color: red }\n"
-    page = page_of(f"<p><script>{script}</script><style>{style}</style><script type='module'>{module}</script>text")
+    page = page_with_policy(
+        f"<p><script>{script}</script><style>{style}</style><script type='module'>{module}</script>text"
+    )
     policy = directives(page.content_security_policy)
     assert policy["script-src"] == [digest(script), digest(module)]
     assert policy["style-src"] == [digest(style)]
@@ -24,7 +26,7 @@ def test_the_policy_names_every_script_and_style_to_the_letter() -> None:
 
 
 def test_all_else_is_refused() -> None:
-    policy = directives(page_of("<p onclick='x' style='y'>plain").content_security_policy)
+    policy = directives(page_with_policy("<p onclick='x' style='y'>plain").content_security_policy)
     assert policy == {
         "default-src": ["'none'"],
         "script-src": ["'none'"],
@@ -38,7 +40,7 @@ def test_all_else_is_refused() -> None:
 
 
 def test_the_page_of_the_package_is_html_that_loads_nothing_from_elsewhere() -> None:
-    page = read_page()
+    page = load_page()
     text = page.html.decode()
     assert text.startswith("<!doctype html>")
     assert 'src="http' not in text

@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from scheduler_svc.admin.port.listening import open_listeners
-from scheduler_svc.admin.port.reception import Reception, peer_name
-from scheduler_svc.admin.port.recognition import Protocol
+from scheduler_svc.admin.port.acceptor import Acceptor, peer_name
+from scheduler_svc.admin.port.listeners import open_listeners
+from scheduler_svc.admin.port.protocol_detection import Protocol
 
 PATIENCE_S = 20
 
 
 @dataclass(slots=True)
 class Passed:
-    """What a reception has passed on."""
+    """What a acceptor has passed on."""
 
     address: tuple[str, int]
-    reception: Reception
+    acceptor: Acceptor
     connections: list[tuple[socket.socket, Protocol, str]] = field(default_factory=list)
 
     async def connect(self, words: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -39,18 +39,18 @@ class Passed:
 async def running(error: Exception | None = None, **settings: float) -> AsyncIterator[Passed]:
     listeners = open_listeners("127.0.0.1:0", "--admin-listen")
 
-    async def pass_on(connection: socket.socket, protocol: Protocol, peer: str) -> None:
+    async def dispatch(connection: socket.socket, protocol: Protocol, peer: str) -> None:
         passed.connections.append((connection, protocol, peer))
         if error is not None:
             raise error
 
-    reception = Reception(listeners, pass_on, speaks_tls=False, **settings)  # type: ignore[arg-type]
-    passed = Passed(listeners[0].getsockname(), reception)
-    reception.start()
+    acceptor = Acceptor(listeners, dispatch, speaks_tls=False, **settings)  # type: ignore[arg-type]
+    passed = Passed(listeners[0].getsockname(), acceptor)
+    acceptor.start()
     try:
         yield passed
     finally:
-        await reception.stop()
+        await acceptor.stop()
         assert all(listener.fileno() == -1 for listener in listeners)
         for connection, _, _ in passed.connections:
             connection.close()
@@ -81,7 +81,7 @@ async def test_who_says_nothing_is_closed_after_a_while() -> None:
 
 
 async def test_the_longest_silent_makes_room_for_the_next() -> None:
-    async with running(max_unrecognised=3) as passed:
+    async with running(max_pending=3) as passed:
         silent = [await passed.connect() for _ in range(4)]
         async with asyncio.timeout(PATIENCE_S):
             assert await silent[0][0].read() == b""
@@ -95,7 +95,7 @@ async def test_the_longest_silent_makes_room_for_the_next() -> None:
 async def test_the_end_closes_who_has_said_nothing() -> None:
     async with running() as passed:
         reader, writer = await passed.connect()
-        await passed.until(lambda: bool(passed.reception._unrecognised))
+        await passed.until(lambda: bool(passed.acceptor._pending))
     async with asyncio.timeout(PATIENCE_S):
         assert await reader.read() == b""
     writer.close()
@@ -104,16 +104,16 @@ async def test_the_end_closes_who_has_said_nothing() -> None:
 async def test_the_end_closes_who_has_just_come() -> None:
     listeners = open_listeners("127.0.0.1:0", "--admin-listen")
 
-    async def pass_on(*_: object) -> None:
+    async def dispatch(*_: object) -> None:
         raise AssertionError("nobody said anything")
 
-    reception = Reception(listeners, pass_on, speaks_tls=False)
+    acceptor = Acceptor(listeners, dispatch, speaks_tls=False)
     with socket.create_connection(listeners[0].getsockname()) as client:
-        reception.start()
-        while not reception._unrecognised:
+        acceptor.start()
+        while not acceptor._pending:
             await asyncio.sleep(0)
-        await reception.stop()
-        assert not reception._unrecognised
+        await acceptor.stop()
+        assert not acceptor._pending
         client.settimeout(PATIENCE_S)
         assert client.recv(1) == b""
 
@@ -139,7 +139,7 @@ async def test_a_bug_is_logged_and_others_are_served(caplog: pytest.LogCaptureFi
 async def test_a_process_without_files_waits_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("scheduler_svc.admin.port.reception._PAUSE_S", 0.0)
+    monkeypatch.setattr("scheduler_svc.admin.port.acceptor._PAUSE_S", 0.0)
     loop = asyncio.get_running_loop()
     accept, failures = loop.sock_accept, [errno.EMFILE, errno.ECONNABORTED]
 

@@ -1,9 +1,9 @@
-"""Listens for operators, and gives each connection to whoever speaks its protocol.
+"""Listens for operators, and dispatches each connection to the server that speaks its protocol.
 
-    TCP ──> Reception ──┬── gRPC, with TLS or without ── Splices ──> unix socket ──> gRPC server
-                        └── HTTP/1.1, with TLS or without ──> HttpSide ──> unix socket ──┘
+    TCP ──> Acceptor ──┬── gRPC, with TLS or without ── TcpProxy ──> unix socket ──> gRPC server
+                       └── HTTP/1.1, with TLS or without ── HttpServer ──> unix socket ──┘
 
-The gRPC server speaks TLS itself, so that it sees the certificates of its clients. The HTTP side comes in by a
+The gRPC server speaks TLS itself, so that it sees the certificates of its clients. The HTTP server comes in by a
 socket of its own, in plaintext. Both are in a directory that only this user may enter.
 """
 
@@ -15,15 +15,15 @@ from pathlib import Path
 import grpc.aio
 from google.protobuf.descriptor import ServiceDescriptor
 
-from scheduler_svc.admin.port.http_side import HttpSide
-from scheduler_svc.admin.port.http_tls import http_tls
-from scheduler_svc.admin.port.json_calls import JsonCalls
-from scheduler_svc.admin.port.listening import open_listeners
-from scheduler_svc.admin.port.reception import Reception
-from scheduler_svc.admin.port.recognition import Protocol
+from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
+from scheduler_svc.admin.http.http_server import HttpServer
+from scheduler_svc.admin.http.http_tls import http_tls
+from scheduler_svc.admin.http.json_transcoder import JsonTranscoder
+from scheduler_svc.admin.port.acceptor import Acceptor
+from scheduler_svc.admin.port.listeners import open_listeners
+from scheduler_svc.admin.port.protocol_detection import Protocol
 from scheduler_svc.admin.port.socket_directory import socket_directory
-from scheduler_svc.admin.port.splices import Splices, connect_named
-from scheduler_svc.admin.port.voucher import Voucher
+from scheduler_svc.admin.port.tcp_proxy import TcpProxy, connect_upstream
 from scheduler_svc.config import SchedulerConfig
 from shared.grpc_server import GrpcServer
 
@@ -32,7 +32,7 @@ FLAG = "--admin-listen"
 # gRPC tells clients that it ends; they get so long to take it, in seconds.
 _GOODBYE_S = 1.0
 
-# Names of the sockets: for clients of gRPC, and for the HTTP side where those have to speak TLS.
+# Names of the sockets: for clients of gRPC, and for the HTTP server where those have to speak TLS.
 _GRPC = "grpc"
 _INNER = "inner"
 
@@ -43,8 +43,8 @@ class AdminPort:
     Args:
         config: Of the scheduler.
         service: What can be called with JSON as well.
-        make_grpc_server: Returns the server for an address, servicers and credentials included; the voucher goes
-            around the interceptors that ask who calls.
+        make_grpc_server: Returns the server for an address, servicers and credentials included. What it is given wraps
+            the interceptors that ask who calls.
 
     Raises: TlsFileError: a file cannot be used.
     """
@@ -53,13 +53,13 @@ class AdminPort:
         self,
         config: SchedulerConfig,
         service: ServiceDescriptor,
-        make_grpc_server: Callable[[str, Voucher], GrpcServer],
+        make_grpc_server: Callable[[str, ForwardedClientCert], GrpcServer],
     ) -> None:
         self._config = config
         self._service = service
         self._make_grpc_server = make_grpc_server
         self._tls = http_tls(config)
-        self._voucher = Voucher(config.trusted_clients)
+        self._forwarded_cert = ForwardedClientCert(config.trusted_clients)
         self._exits = AsyncExitStack()
         self._grace_s = 0.0
 
@@ -76,19 +76,19 @@ class AdminPort:
             for listener in listeners:
                 exits.callback(listener.close)
             directory = exits.enter_context(socket_directory())
-            splices = Splices()
-            exits.push_async_callback(splices.stop, _GOODBYE_S)
+            proxy = TcpProxy()
+            exits.push_async_callback(proxy.stop, _GOODBYE_S)
             http = await self._open_http(await self._start_grpc(directory, exits), exits)
 
-            async def pass_on(connection: socket.socket, protocol: Protocol, peer: str) -> None:
+            async def dispatch(connection: socket.socket, protocol: Protocol, peer: str) -> None:
                 if protocol is Protocol.GRPC:
-                    await splices.join(connection, await _connected(connection, directory / _GRPC, peer))
+                    await proxy.forward(connection, await _connected(connection, directory / _GRPC, peer))
                 else:
                     await http.serve(connection, peer, over_tls=protocol is Protocol.HTTPS)
 
-            reception = Reception(listeners, pass_on, speaks_tls=self._tls is not None)
-            reception.start()
-            exits.push_async_callback(reception.stop)
+            acceptor = Acceptor(listeners, dispatch, speaks_tls=self._tls is not None)
+            acceptor.start()
+            exits.push_async_callback(acceptor.stop)
             self._exits = exits.pop_all()
         return f"{config.admin_listen.rpartition(':')[0]}:{listeners[0].getsockname()[1]}"
 
@@ -98,9 +98,9 @@ class AdminPort:
         await self._exits.aclose()
 
     async def _start_grpc(self, directory: Path, exits: AsyncExitStack) -> str:
-        """Start the gRPC server; return where the HTTP side calls it."""
+        """Start the gRPC server; return where the HTTP server calls it."""
         address = inner_address = f"unix:{directory / _GRPC}"
-        server = self._make_grpc_server(address, self._voucher)
+        server = self._make_grpc_server(address, self._forwarded_cert)
         if self._tls is not None:
             inner_address = f"unix:{directory / _INNER}"
             server.server.add_insecure_port(inner_address)
@@ -108,13 +108,13 @@ class AdminPort:
         exits.push_async_callback(lambda: server.stop(self._grace_s))
         return inner_address
 
-    async def _open_http(self, inner_address: str, exits: AsyncExitStack) -> HttpSide:
+    async def _open_http(self, inner_address: str, exits: AsyncExitStack) -> HttpServer:
         options = [("grpc.max_receive_message_length", self._config.max_message_bytes)]
         channel = await exits.enter_async_context(grpc.aio.insecure_channel(inner_address, options=options))
-        http = HttpSide(
-            JsonCalls(self._service, channel),
+        http = HttpServer(
+            JsonTranscoder(self._service, channel),
             f"/{self._service.full_name}/",
-            self._voucher,
+            self._forwarded_cert,
             self._tls,
             asks_for_tokens=self._config.tokens_file is not None,
         )
@@ -125,7 +125,7 @@ class AdminPort:
 async def _connected(client: socket.socket, grpc_path: Path, peer: str) -> socket.socket:
     """Return a connection to the gRPC server for a client, which is closed if there is none."""
     try:
-        return await connect_named(grpc_path, peer)
+        return await connect_upstream(grpc_path, peer)
     except BaseException:
         client.close()
         raise

@@ -65,7 +65,7 @@ class CallError(Exception):
         return int(_HTTP_STATUSES.get(self.code, HTTPStatus.INTERNAL_SERVER_ERROR))
 
 
-class JsonCalls:
+class JsonTranscoder:
     """Calls the unary methods of a service that change nothing.
 
     Args:

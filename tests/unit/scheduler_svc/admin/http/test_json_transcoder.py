@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.generation.v1 import generation_service_pb2
-from scheduler_svc.admin.port.json_calls import CallError, JsonCalls, _read, is_offered
+from scheduler_svc.admin.http.json_transcoder import CallError, JsonTranscoder, _read, is_offered
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"]
 
@@ -50,7 +50,7 @@ def test_what_looks_is_offered_and_what_acts_or_streams_is_not() -> None:
 async def test_what_is_not_offered_is_not_called() -> None:
     async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
         with pytest.raises(CallError) as caught:
-            await JsonCalls(SERVICE, channel).call("Drain", b"{}", (), 10)
+            await JsonTranscoder(SERVICE, channel).call("Drain", b"{}", (), 10)
     assert caught.value.code is grpc.StatusCode.PERMISSION_DENIED
     assert "call it over gRPC" in caught.value.message
 
@@ -58,7 +58,7 @@ async def test_what_is_not_offered_is_not_called() -> None:
 async def test_nobody_there_is_an_error_of_the_call() -> None:
     async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
         with pytest.raises(CallError) as caught:
-            await JsonCalls(SERVICE, channel).call("GetSchedulerState", b"{}", (), 10)
+            await JsonTranscoder(SERVICE, channel).call("GetSchedulerState", b"{}", (), 10)
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
 
 

@@ -1,8 +1,10 @@
 """What a trusted client certificate is worth over HTTP: as much as over gRPC.
 
-The HTTP side calls the gRPC server over a connection of its own, so the server cannot see the certificate that
-a browser has shown. The HTTP side has verified it; if it names one of --trusted-clients, the call carries a
-secret that only this process knows, and is let through as the gRPC side lets through that certificate.
+The HTTP server calls the gRPC server over a connection of its own, so the gRPC server cannot see the certificate
+that a browser has shown. The HTTP server has verified it. If it names one of --trusted-clients, the call carries a
+secret that only this process knows, and needs no token, as with that certificate over gRPC.
+
+Proxies forward a certificate in a header (Envoy: x-forwarded-client-cert). Here only its worth is forwarded.
 """
 
 # The stubs of grpc make generic what is not at run time.
@@ -16,15 +18,15 @@ from typing import Any
 import grpc
 import grpc.aio
 
-_KEY = "octavo-voucher"
+_KEY = "octavo-forwarded-client-cert"
 _SECRET_BYTES = 32
 
 
-class Voucher:
-    """Vouches for trusted clients.
+class ForwardedClientCert:
+    """Forwards to the gRPC server that the HTTP server has verified a trusted client.
 
     Args:
-        trusted_clients: Names in client certificates whose owners need no token; none: nobody is vouched for.
+        trusted_clients: Names in client certificates whose owners need no token; none: nothing is forwarded.
     """
 
     def __init__(self, trusted_clients: Collection[str]) -> None:
@@ -35,14 +37,14 @@ class Voucher:
         """Return what a call carries whose client has shown a verified certificate with `names`."""
         return () if self._trusted_clients.isdisjoint(names) else ((_KEY, self._secret),)
 
-    def around(self, interceptors: Sequence[grpc.aio.ServerInterceptor]) -> list[grpc.aio.ServerInterceptor]:
-        """Return interceptors that ask who calls, unless the call is vouched for."""
+    def wrap(self, interceptors: Sequence[grpc.aio.ServerInterceptor]) -> list[grpc.aio.ServerInterceptor]:
+        """Return interceptors that ask who calls, unless the call carries the secret."""
         if not self._trusted_clients:
             return list(interceptors)
-        return [_UnlessVouchedFor(interceptor, self._secret) for interceptor in interceptors]
+        return [_UnlessForwarded(interceptor, self._secret) for interceptor in interceptors]
 
 
-class _UnlessVouchedFor(grpc.aio.ServerInterceptor):
+class _UnlessForwarded(grpc.aio.ServerInterceptor):
     def __init__(self, asking: grpc.aio.ServerInterceptor, secret: str) -> None:
         self._asking = asking
         self._secret = secret.encode()

@@ -1,6 +1,7 @@
-"""Joins connections of gRPC clients to the gRPC server behind the port: bytes pass both ways, nobody looks at them.
+"""Passes the bytes of gRPC clients on to the gRPC server behind the port, and back. It does not look at them.
 
-What waits to be sent is bounded in each direction: an end that does not read stops the other one from being read.
+The client's connection is the downstream one, that to the gRPC server the upstream one. What waits to be sent is
+bounded in each direction: while one side does not read, the proxy does not read from the other side.
 """
 
 import asyncio
@@ -15,70 +16,70 @@ MAX_UNSENT_BYTES = 256 * 2**10
 # A unix socket whose queue of new connections is full is asked again so soon, in seconds.
 _RETRY_INTERVAL_S = 0.01
 
-# An end before which so much waits that the other one is not read, for so long, is cut off, in seconds; gRPC itself
-# gives up after 30.
+# A side that takes nothing for so long, while the other one is not read because of it, is cut off, in seconds. gRPC
+# itself gives up after 30.
 _STALL_S = 60.0
 
-# The same for a client when the gRPC server has closed the connection.
+# The same for a client after the gRPC server has closed its connection.
 _LINGER_S = 10.0
 
 
-class Splices:
-    """Owns the joined connections."""
+class TcpProxy:
+    """Owns pairs of connections, downstream and upstream."""
 
     def __init__(self) -> None:
-        self._live: set[_End] = set()
+        self._live: set[_Side] = set()
         self._all_ended = asyncio.Event()
         self._all_ended.set()
 
     @property
-    def num_ends(self) -> int:
+    def num_connections(self) -> int:
         """How many connections are open, those of clients and those to the gRPC server together."""
         return len(self._live)
 
-    async def join(self, client: socket.socket, server: socket.socket) -> None:
-        """Own two sockets, connected and not blocking; pass bytes between them until an end closes.
+    async def forward(self, client: socket.socket, server: socket.socket) -> None:
+        """Own two sockets, connected and not blocking; pass bytes between them until one closes.
 
         Returns as soon as bytes pass. If it raises, both sockets are closed.
         """
         loop = asyncio.get_running_loop()
-        client_end, server_end = _ClientEnd(self), _ServerEnd(self)
-        client_end.other, server_end.other = server_end, client_end
+        downstream, upstream = _Downstream(self), _Upstream(self)
+        downstream.other, upstream.other = upstream, downstream
         try:
-            await loop.connect_accepted_socket(lambda: client_end, client)
+            await loop.connect_accepted_socket(lambda: downstream, client)
         except BaseException:
             server.close()
             raise
         try:
-            await loop.create_unix_connection(lambda: server_end, sock=server)
+            await loop.create_unix_connection(lambda: upstream, sock=server)
         except BaseException:
-            client_end.transport.abort()
+            downstream.transport.abort()
             raise
-        client_end.transport.resume_reading()
-        server_end.transport.resume_reading()
+        downstream.transport.resume_reading()
+        upstream.transport.resume_reading()
 
     async def stop(self, grace_s: float) -> None:
         """Wait until all have ended; after `grace_s` seconds end them."""
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._all_ended.wait()
-        for end in list(self._live):
-            end.transport.abort()
+        for side in list(self._live):
+            side.transport.abort()
         await self._all_ended.wait()
 
-    def add(self, end: "_End") -> None:
-        """Know an end from its beginning."""
-        self._live.add(end)
+    def add(self, side: "_Side") -> None:
+        """Keep a connection that has been made."""
+        self._live.add(side)
         self._all_ended.clear()
 
-    def discard(self, end: "_End") -> None:
-        """Forget an end that is closed."""
-        self._live.discard(end)
+    def discard(self, side: "_Side") -> None:
+        """Forget a connection that is closed."""
+        self._live.discard(side)
         if not self._live:
             self._all_ended.set()
 
 
-async def connect_named(path: Path, name: str) -> socket.socket:
+async def connect_upstream(path: Path, name: str) -> socket.socket:
     """Return a connection to the unix socket at `path`, not blocking, whose own address ends with `name`.
 
     The gRPC server logs that address, so its log shows who called. It has none if it would be too long.
@@ -104,27 +105,27 @@ async def connect_named(path: Path, name: str) -> socket.socket:
         raise
 
 
-class _End(asyncio.Protocol):
-    """One end of two connections that are joined; it is not read before both are there."""
+class _Side(asyncio.Protocol):
+    """One connection of a pair. It is not read before both are there."""
 
     transport: asyncio.Transport
-    other: "_End"
+    other: "_Side"
 
-    def __init__(self, splices: Splices) -> None:
-        self._splices = splices
+    def __init__(self, proxy: TcpProxy) -> None:
+        self._proxy = proxy
         self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.transport.pause_reading()
         self.transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
-        self._splices.add(self)
+        self._proxy.add(self)
 
     def data_received(self, data: bytes) -> None:
         self.other.transport.write(data)
 
     def pause_writing(self) -> None:
-        self.other.transport.pause_reading()  # so it is not seen any more whether the other end closes
+        self.other.transport.pause_reading()  # so it is not seen any more whether that one closes
         self._stalled = asyncio.get_running_loop().call_later(_STALL_S, self.transport.abort)
 
     def resume_writing(self) -> None:
@@ -133,7 +134,7 @@ class _End(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_stall()
-        self._splices.discard(self)
+        self._proxy.discard(self)
 
     def _forget_stall(self) -> None:
         if self._stalled is not None:
@@ -141,10 +142,10 @@ class _End(asyncio.Protocol):
             self._stalled = None
 
 
-class _ClientEnd(_End):
+class _Downstream(_Side):
     """The connection of a client."""
 
-    other: "_ServerEnd"
+    other: "_Upstream"
 
     def eof_received(self) -> bool:
         """Tell the gRPC server that the client sends no more; it may still answer."""
@@ -157,7 +158,7 @@ class _ClientEnd(_End):
             self.other.transport.abort()
 
 
-class _ServerEnd(_End):
+class _Upstream(_Side):
     """The connection to the gRPC server. It never closes one direction alone."""
 
     def connection_lost(self, exc: Exception | None) -> None:

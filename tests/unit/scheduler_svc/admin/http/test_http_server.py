@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 
 from octavo.admin.v1 import admin_service_pb2 as pb
-from scheduler_svc.admin.port import http_side
-from scheduler_svc.admin.port.http_side import HttpSide
-from scheduler_svc.admin.port.json_calls import JsonCalls
-from scheduler_svc.admin.port.voucher import Voucher
+from scheduler_svc.admin.http import http_server
+from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
+from scheduler_svc.admin.http.http_server import HttpServer
+from scheduler_svc.admin.http.json_transcoder import JsonTranscoder
 from scheduler_svc.admin.servicer import AdminServicer
 from tests.support.stack import until
 from tests.tls.services import Scheduler, running_scheduler
@@ -76,8 +76,8 @@ async def test_a_connection_is_used_again_also_after_a_refusal(scheduler: Schedu
 
 
 async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_side, "_STALL_S", 0.2)
-    http = HttpSide(cast("JsonCalls", None), f"{PATH}/", Voucher(()), None, asks_for_tokens=False)
+    monkeypatch.setattr(http_server, "_STALL_S", 0.2)
+    http = HttpServer(cast("JsonTranscoder", None), f"{PATH}/", ForwardedClientCert(()), None, asks_for_tokens=False)
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
         client.connect(listener.getsockname())

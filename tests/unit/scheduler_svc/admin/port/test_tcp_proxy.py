@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.admin.port.splices import MAX_UNSENT_BYTES, Splices, connect_named
+from scheduler_svc.admin.port.tcp_proxy import MAX_UNSENT_BYTES, TcpProxy, connect_upstream
 
 PATIENCE_S = 20
 
@@ -19,10 +19,10 @@ SLACK_BYTES = 2**20
 
 
 @pytest.fixture
-async def splices() -> AsyncIterator[Splices]:
-    yield (splices := Splices())
-    await splices.stop(0)
-    assert splices.num_ends == 0
+async def proxy() -> AsyncIterator[TcpProxy]:
+    yield (proxy := TcpProxy())
+    await proxy.stop(0)
+    assert proxy.num_connections == 0
 
 
 @pytest.fixture
@@ -50,15 +50,15 @@ async def received(connection: socket.socket, num_bytes: int) -> bytes:
     return bytes(got)
 
 
-async def until_closed(splices: Splices) -> None:
+async def until_closed(proxy: TcpProxy) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while splices.num_ends:
+        while proxy.num_connections:
             await asyncio.sleep(0)
 
 
-async def test_bytes_pass_both_ways_in_order(splices: Splices, sockets: Sockets) -> None:
+async def test_bytes_pass_both_ways_in_order(proxy: TcpProxy, sockets: Sockets) -> None:
     client, accepted, to_server, server = sockets
-    await splices.join(accepted, to_server)
+    await proxy.forward(accepted, to_server)
     loop = asyncio.get_running_loop()
     question, answer = bytes(range(256)) * 4000, bytes(range(255, -1, -1)) * 16_000
     sending = [
@@ -70,18 +70,18 @@ async def test_bytes_pass_both_ways_in_order(splices: Splices, sockets: Sockets)
     assert list(got) == [question, answer]
 
 
-async def test_what_came_before_the_join_is_not_lost(splices: Splices, sockets: Sockets) -> None:
+async def test_bytes_sent_before_the_pair_is_made_are_not_lost(proxy: TcpProxy, sockets: Sockets) -> None:
     client, accepted, to_server, server = sockets
     client.send(b"early")
     server.send(b"earlier")
-    await splices.join(accepted, to_server)
+    await proxy.forward(accepted, to_server)
     assert await received(server, 5) == b"early"
     assert await received(client, 7) == b"earlier"
 
 
-async def test_who_does_not_read_stops_the_other_end(splices: Splices, sockets: Sockets) -> None:
+async def test_a_side_that_does_not_read_stops_the_other(proxy: TcpProxy, sockets: Sockets) -> None:
     client, accepted, to_server, server = sockets
-    await splices.join(accepted, to_server)
+    await proxy.forward(accepted, to_server)
     content = bytes(range(256)) * 64 * 1024  # 16 MiB
     loop = asyncio.get_running_loop()
     sending = asyncio.create_task(loop.sock_sendall(server, content))
@@ -89,8 +89,8 @@ async def test_who_does_not_read_stops_the_other_end(splices: Splices, sockets: 
     while not sending.done() and num_sent != (num_sent := await kernel_takes_no_more(server)):
         pass
     assert not sending.done()
-    [client_end] = [end for end in splices._live if end.transport.get_write_buffer_size()]
-    assert client_end.transport.get_write_buffer_size() < MAX_UNSENT_BYTES + SLACK_BYTES
+    [downstream] = [side for side in proxy._live if side.transport.get_write_buffer_size()]
+    assert downstream.transport.get_write_buffer_size() < MAX_UNSENT_BYTES + SLACK_BYTES
     assert await received(client, len(content)) == content
     await sending
 
@@ -109,88 +109,88 @@ def select_now(connection: socket.socket) -> tuple[list[socket.socket], list[soc
     return select.select([], [connection], [], 0)
 
 
-async def test_a_client_that_sends_no_more_still_gets_its_answer(splices: Splices, sockets: Sockets) -> None:
+async def test_a_client_that_sends_no_more_still_gets_its_answer(proxy: TcpProxy, sockets: Sockets) -> None:
     client, accepted, to_server, server = sockets
-    await splices.join(accepted, to_server)
+    await proxy.forward(accepted, to_server)
     client.send(b"question")
     client.shutdown(socket.SHUT_WR)
     assert await received(server, 100) == b"question"
     server.send(b"answer")
     server.close()
     assert await received(client, 100) == b"answer"
-    await until_closed(splices)
+    await until_closed(proxy)
 
 
-async def test_a_server_that_closes_closes_the_client_behind_its_last_word(splices: Splices, sockets: Sockets) -> None:
+async def test_a_server_that_closes_closes_the_client_behind_its_last_word(proxy: TcpProxy, sockets: Sockets) -> None:
     client, accepted, to_server, server = sockets
-    await splices.join(accepted, to_server)
+    await proxy.forward(accepted, to_server)
     last_word = b"goodbye" * 30_000
     await asyncio.get_running_loop().sock_sendall(server, last_word)
     server.close()
     assert await received(client, 2 * len(last_word)) == last_word
-    await until_closed(splices)
+    await until_closed(proxy)
 
 
-async def test_a_client_that_is_gone_closes_the_server(splices: Splices, sockets: Sockets) -> None:
+async def test_a_client_that_is_gone_closes_the_server(proxy: TcpProxy, sockets: Sockets) -> None:
     client, accepted, to_server, server = sockets
-    await splices.join(accepted, to_server)
+    await proxy.forward(accepted, to_server)
     client.close()
     assert await received(server, 1) == b""
     server.close()
-    await until_closed(splices)
+    await until_closed(proxy)
 
 
 @pytest.mark.parametrize(("limit", "num_bytes"), [("_LINGER_S", 2**17), ("_STALL_S", 2**20)])
 async def test_a_client_that_takes_nothing_is_cut_off(
-    splices: Splices, sockets: Sockets, monkeypatch: pytest.MonkeyPatch, limit: str, num_bytes: int
+    proxy: TcpProxy, sockets: Sockets, monkeypatch: pytest.MonkeyPatch, limit: str, num_bytes: int
 ) -> None:
     """Whether the server is seen to have closed, or cannot be seen since its bytes have no place."""
-    monkeypatch.setattr(f"scheduler_svc.admin.port.splices.{limit}", 0.05)
+    monkeypatch.setattr(f"scheduler_svc.admin.port.tcp_proxy.{limit}", 0.05)
     _, accepted, to_server, server = sockets
     accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    await splices.join(accepted, to_server)
+    await proxy.forward(accepted, to_server)
     sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(server, bytes(num_bytes)))
     await asyncio.wait([sending], timeout=0.2)
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
     server.close()
-    await until_closed(splices)
+    await until_closed(proxy)
 
 
 async def test_the_end_waits_and_then_does_not(sockets: Sockets) -> None:
     client, accepted, to_server, server = sockets
-    splices = Splices()
-    await splices.join(accepted, to_server)
-    stopping = asyncio.create_task(splices.stop(PATIENCE_S))
+    proxy = TcpProxy()
+    await proxy.forward(accepted, to_server)
+    stopping = asyncio.create_task(proxy.stop(PATIENCE_S))
     await asyncio.sleep(0)
-    assert splices.num_ends == 2
+    assert proxy.num_connections == 2
     server.close()
     await stopping
     assert await received(client, 1) == b""
 
-    others = Splices()
+    others = TcpProxy()
     client, accepted = socket.socketpair()
     to_server, server = socket.socketpair()
     for each in (client, accepted, to_server, server):
         each.setblocking(False)
     with client, server:
-        await others.join(accepted, to_server)
+        await others.forward(accepted, to_server)
         await others.stop(0)
-        assert others.num_ends == 0
+        assert others.num_connections == 0
         assert await received(client, 1) == b""
         assert await received(server, 1) == b""
 
 
-async def test_a_join_that_is_given_up_closes_both(splices: Splices, sockets: Sockets) -> None:
+async def test_a_cancelled_forward_closes_both(proxy: TcpProxy, sockets: Sockets) -> None:
     client, accepted, to_server, server = sockets
-    joining = asyncio.create_task(splices.join(accepted, to_server))
+    forwarding = asyncio.create_task(proxy.forward(accepted, to_server))
     await asyncio.sleep(0)
-    joining.cancel()
+    forwarding.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await joining
+        await forwarding
     assert await received(client, 1) == b""
     assert await received(server, 1) == b""
-    await until_closed(splices)
+    await until_closed(proxy)
 
 
 async def test_the_other_end_sees_the_name_and_no_file_stays(tmp_path: Path) -> None:
@@ -198,11 +198,11 @@ async def test_the_other_end_sees_the_name_and_no_file_stays(tmp_path: Path) -> 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
-        with await connect_named(path, "ipv4:192.0.2.7:1234"):
+        with await connect_upstream(path, "ipv4:192.0.2.7:1234"):
             connection, address = listener.accept()
             connection.close()
         assert address == str(tmp_path / "ipv4:192.0.2.7:1234")
-        with await connect_named(path, "x" * 200):
+        with await connect_upstream(path, "x" * 200):
             connection, address = listener.accept()
             connection.close()
         assert address == ""
@@ -214,8 +214,8 @@ async def test_a_queue_that_is_full_is_waited_for(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener, ExitStack() as stack:
         listener.bind(str(path))
         listener.listen(0)
-        stack.enter_context(await connect_named(path, "first"))
-        second = asyncio.create_task(connect_named(path, "second"))
+        stack.enter_context(await connect_upstream(path, "first"))
+        second = asyncio.create_task(connect_upstream(path, "second"))
         for _ in range(5):
             await asyncio.sleep(0)
         assert not second.done()
@@ -226,4 +226,4 @@ async def test_a_queue_that_is_full_is_waited_for(tmp_path: Path) -> None:
 
 async def test_nobody_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        await connect_named(tmp_path / "socket", "name")
+        await connect_upstream(tmp_path / "socket", "name")

@@ -1,0 +1,37 @@
+"""What travels with a status beyond its code and message: `google.rpc.Status` in the trailing metadata.
+
+Both services write it (`shared/grpc_status.py`). Clients read it, and so does the scheduler of its executors.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import grpc.aio
+from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
+
+# gRPC's own name for the key that carries google.rpc.Status.
+DETAILS_KEY = "grpc-status-details-bin"
+
+# Whose errors they are, in google.rpc.ErrorInfo.
+ERROR_DOMAIN = "octavo"
+
+
+def is_from_service(error: grpc.aio.AioRpcError) -> bool:
+    """Return whether a service of Octavo ended the call, rather than gRPC for a broken connection, or a proxy."""
+    info = error_details_pb2.ErrorInfo()
+    return any(packed.Unpack(info) and info.domain == ERROR_DOMAIN for packed in _packed_details(error))
+
+
+def unpack_detail(error: grpc.aio.AioRpcError, detail: Message) -> bool:
+    """Fill `detail` from the details of a status; False: it has none of that type."""
+    return any(packed.Unpack(detail) for packed in _packed_details(error))
+
+
+def _packed_details(error: grpc.aio.AioRpcError) -> Iterator[any_pb2.Any]:
+    for key, value in error.trailing_metadata() or ():
+        if key != DETAILS_KEY or not isinstance(value, bytes):
+            continue
+        with suppress(DecodeError):  # a proxy's own error page; the code and the message still stand
+            yield from status_pb2.Status.FromString(value).details

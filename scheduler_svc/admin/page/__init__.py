@@ -1,0 +1,1 @@
+"""The live page: HTML, style and ES modules (`main.js` first); `bundle.py` makes one document of them."""
