@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from executor_svc.attention import LayerCache
+from executor_svc.attention.interface import LayerCache
 from executor_svc.cache.swap_stream import swap_stream
 from executor_svc.device.copy import index_to_device
 from executor_svc.device.pinned_memory import pin

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from executor_svc.attention import AttentionLayer
+from executor_svc.attention.interface import AttentionLayer
 from executor_svc.models.weight_names import WeightNames
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]

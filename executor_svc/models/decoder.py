@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from executor_svc.attention import AttentionPlan, LayerCache
+from executor_svc.attention.interface import AttentionPlan, LayerCache
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights

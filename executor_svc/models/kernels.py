@@ -8,9 +8,10 @@ from typing import Literal
 
 import torch
 
-from executor_svc.attention import AttentionBackend, TorchAttentionBackend
+from executor_svc.attention.interface import AttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.native_layers import NativeLayers
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.dense import DenseKernels

@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from executor_svc.attention import Rotation
+from executor_svc.attention.interface import Rotation
 from executor_svc.models.config import LinearScaling, RopeConfig
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from executor_svc.attention import DecodePlanner, LayerCache
+from executor_svc.attention.interface import DecodePlanner, LayerCache
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.cache.block_count import (
     BlockCounts,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import transformers
 
-from executor_svc.attention import AttentionBackend, AttentionMetadata, LayerCache
+from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, LayerCache
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.choice import choose_model

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor_svc.attention import TorchAttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.families import parse_config

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from executor_svc.attention import AttentionLayer, LayerCache, Rotation
+from executor_svc.attention.interface import AttentionLayer, LayerCache, Rotation
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.native_layers import NativeLayers
 from executor_svc.models.dense import LayerEnd, Mlp, Norm

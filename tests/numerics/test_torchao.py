@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor_svc.attention import TorchAttentionBackend
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.decoder import Decoder

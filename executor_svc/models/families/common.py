@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from executor_svc.attention import AttentionLayer
+from executor_svc.attention.interface import AttentionLayer
 from executor_svc.models.config import Activation, LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.rope_config import read_rope
