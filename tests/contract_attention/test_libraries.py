@@ -21,9 +21,9 @@ from executor_svc.cache.cache_engine import CacheEngine, CacheShape
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
-from executor_svc.models.choice import read_model_config
 from executor_svc.models.kernels import make_model
 from executor_svc.models.language_model import LanguageModel
+from executor_svc.models.selection import read_model_config
 from tests.contract_attention.cases import CASES, DECODES, MIXED, TOLERANCES, WINDOW, decode_batch
 from tests.contract_attention.recorded_calls import LIBRARIES, PATH, cases_of, describe, describe_calls
 from tests.numerics.attention import LayerInput, Rows, Step

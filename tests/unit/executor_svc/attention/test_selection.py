@@ -22,7 +22,7 @@ from executor_svc.attention.rules import (
 from executor_svc.attention.selection import BackendName, ChosenBackend, choose_backend
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.config import ExecutorConfig, FakeConfig
-from executor_svc.device.devices import find_device
+from executor_svc.device.selection import find_device
 from shared.errors import ModelLoadError
 
 FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16
