@@ -18,7 +18,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from benchmarks.machine import describe_machine
-from executor_svc.attention import AttentionMetadata, LayerCache
+from executor_svc.attention.interface import AttentionMetadata, LayerCache
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.config import ModelConfig

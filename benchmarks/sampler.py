@@ -25,12 +25,12 @@ from transformers import AutoModelForCausalLM
 from benchmarks.machine import describe_machine
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.kernels import CpuKernels
-from executor_svc.native import NativeUnavailableError
+from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.sampling import load_sampling
-from executor_svc.sampler import Sampler
+from executor_svc.sampler.sample_rows import SampleRows
+from executor_svc.sampler.sampler import Sampler
 from executor_svc.worker.interface import execute
 from executor_svc.worker.loading import load_worker
-from executor_svc.worker.sample_rows import SampleRows
 from executor_svc.worker.torch_worker import TorchWorker
 from octavo.models.store import prepare_model
 from shared.step import SAMPLING_ROW, Admission, Int32Array, SamplingRow, Step, TableDelta, pairs

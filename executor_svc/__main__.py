@@ -26,7 +26,7 @@ def main() -> int:
     # Triton's default is going to change, and it says so in a warning: multiply and add are fused.
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     if assignment is not None and assignment.rank > 0:
-        from executor_svc.parallel.rank_process import run_following_rank
+        from executor_svc.worker.rank_process import run_following_rank
 
         return run_following_rank(config, assignment)
     with ExitStack() as at_end:
@@ -45,8 +45,8 @@ def _load_worker(config: ExecutorConfig, assignment: RankAssignment | None, at_e
 
 def _import_and_load(config: ExecutorConfig, assignment: RankAssignment | None, at_end: ExitStack) -> Worker:
     try:
-        from executor_svc.parallel.rank_process import load_leader
         from executor_svc.worker.loading import load_worker
+        from executor_svc.worker.rank_process import load_leader
     except ModuleNotFoundError as error:
         raise ModelLoadError(f"the package {error.name} is missing; install octavo[executor]") from error
     if config.tp > 1:

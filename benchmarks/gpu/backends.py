@@ -2,9 +2,10 @@
 
 import torch
 
-from executor_svc.attention import AttentionBackend, AttentionLayer, DecodePlanner, TorchAttentionBackend
-from executor_svc.attention.needs import AttentionNeeds
+from executor_svc.attention.interface import AttentionBackend, AttentionLayer, DecodePlanner
+from executor_svc.attention.rules import AttentionNeeds
 from executor_svc.attention.selection import CUDA_BACKENDS, choose_backend
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from shared.errors import ModelLoadError
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from executor_svc.attention import AttentionLayer, DecodeBatch, DecodePlanner, LayerCache
+from executor_svc.attention.interface import AttentionLayer, DecodeBatch, DecodePlanner, LayerCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from itertools import count
 
 import numpy as np
 
-from executor_svc.worker.interface import Worker
-from executor_svc.worker.running_step import RunningStep
+from executor_svc.worker.interface import RunningStep, Worker
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import FcfsPolicy

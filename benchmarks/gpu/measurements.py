@@ -14,7 +14,7 @@ from benchmarks.gpu.report import Figure
 from benchmarks.gpu.settings import executor_settings
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.gpu.throughput import of_transformers
-from executor_svc.attention import DecodePlanner
+from executor_svc.attention.interface import DecodePlanner
 
 
 def attention_figures(

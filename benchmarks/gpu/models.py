@@ -9,8 +9,8 @@ import torch
 
 from executor_svc.checkpoint.weight_map import TensorTarget
 from executor_svc.checkpoint.weights import Checkpoint
-from executor_svc.models.choice import choose_native_model
 from executor_svc.models.families import parse_config
+from executor_svc.models.selection import choose_native_model
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker
 from executor_svc.worker.torch_worker import TorchWorker
 

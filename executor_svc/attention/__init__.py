@@ -1,29 +1,4 @@
-"""Attention over the paged KV cache.
+"""Attention over the paged KV cache. Begin with `interface.py`; `selection.py` chooses a backend by `rules.py`.
 
-`interface.py` holds what the model and the backends agree on, `torch_backend.py` the reference; `step_reads.py` and
-`explicit_attention.py` are parts of that.
+`torch_backend.py` is the reference; `step_reads.py` and `explicit_attention.py` are parts of it.
 """
-
-from executor_svc.attention.interface import (
-    AttentionBackend,
-    AttentionLayer,
-    AttentionMetadata,
-    AttentionPlan,
-    DecodeBatch,
-    DecodePlanner,
-    LayerCache,
-    Rotation,
-)
-from executor_svc.attention.torch_backend import TorchAttentionBackend
-
-__all__ = [
-    "AttentionBackend",
-    "AttentionLayer",
-    "AttentionMetadata",
-    "AttentionPlan",
-    "DecodeBatch",
-    "DecodePlanner",
-    "LayerCache",
-    "Rotation",
-    "TorchAttentionBackend",
-]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from executor_svc.attention.interface import AttentionMetadata, DecodeBatch, LayerCache
-from executor_svc.device.copy import to_device
+from executor_svc.device.transfer import to_device
 from shared.step import Int32Array
 
 

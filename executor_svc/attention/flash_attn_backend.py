@@ -27,7 +27,7 @@ from executor_svc.attention.interface import (
     Rotation,
 )
 from executor_svc.attention.key_value_write import WriteKeysAndValues, write_in_torch
-from executor_svc.device.copy import to_device
+from executor_svc.device.transfer import to_device
 from shared.step import Int32Array
 
 

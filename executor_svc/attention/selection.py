@@ -13,14 +13,19 @@ from typing import Literal
 
 import torch
 
-from executor_svc.attention.flash_attn_rules import FlashAttention2Rules, FlashAttention3Rules
+from executor_svc.attention.installed_libraries import InstalledLibraries, find_installed_libraries
 from executor_svc.attention.interface import AttentionBackend
-from executor_svc.attention.library_rules import InstalledLibraries, dtype_name, find_installed_libraries
-from executor_svc.attention.needs import AttentionNeeds, BackendRules
+from executor_svc.attention.rules import (
+    AttentionNeeds,
+    BackendRules,
+    FlashAttention2Rules,
+    FlashAttention3Rules,
+    TorchRules,
+    TritonRules,
+    XformersRules,
+    dtype_name,
+)
 from executor_svc.attention.torch_backend import TorchAttentionBackend
-from executor_svc.attention.torch_rules import TorchRules
-from executor_svc.attention.triton_rules import TritonRules
-from executor_svc.attention.xformers_rules import XformersRules
 from shared.errors import ModelLoadError
 
 BackendName = Literal["auto", "triton", "flash_attn", "xformers", "torch"]

@@ -14,7 +14,7 @@ import torch
 
 from executor_svc.attention.explicit_attention import slopes_on
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, DecodeBatch, LayerCache, Rotation
-from executor_svc.device.copy import to_device
+from executor_svc.device.transfer import to_device
 from executor_svc.triton_kernels.decode import DecodeRows, PartialResults, decode
 from executor_svc.triton_kernels.key_value_write import write_in_triton
 from executor_svc.triton_kernels.prefill import PrefillRows, prefill, query_tiles

@@ -6,14 +6,12 @@ Which block belongs to whom is the scheduler's business; this module only moves 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
-from executor_svc.attention import LayerCache
+from executor_svc.attention.interface import LayerCache
 from executor_svc.cache.swap_stream import swap_stream
-from executor_svc.device.copy import index_to_device
-from executor_svc.device.pinned_memory import pin
+from executor_svc.device.transfer import index_to_device, pin
 from shared.step import Int32Array, Step
 
 # Blocks of a swap that are gathered on the device at once: all the memory that swapping takes there.
@@ -129,22 +127,3 @@ def _copy_in_torch(pools: Sequence[torch.Tensor], pairs: Int32Array) -> None:
     sources, destinations = index_to_device(pairs.T, pools[0].device)
     for pool in pools:
         pool[destinations] = pool[sources]
-
-
-def available_memory_bytes() -> int | None:
-    """Return the memory that new work can take without swapping, as Linux estimates it; None elsewhere."""
-    return _memory_bytes("MemAvailable")
-
-
-def total_memory_bytes() -> int | None:
-    """Return the memory of this machine, on Linux; None elsewhere."""
-    return _memory_bytes("MemTotal")
-
-
-def _memory_bytes(name: str) -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    sizes_kib = [int(line.split()[1]) for line in lines if line.startswith(f"{name}:")]
-    return sizes_kib[0] * 1024 if sizes_kib else None

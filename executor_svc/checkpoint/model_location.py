@@ -1,6 +1,6 @@
 """From `--model` to a directory that can be loaded; for whatever else it names, one sentence that says what to do.
 
-Nothing here looks into config.json: `executor_svc/models/choice.py` does.
+Nothing here looks into config.json: `executor_svc/models/selection.py` does.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""The device of a rank, and the way to its memory."""
+"""The device of a rank: which one (`selection.py`), its memory, copies to it, and whether it still computes."""

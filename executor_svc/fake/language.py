@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE
-from executor_svc.worker.randomness import uniforms
+from executor_svc.sampler.sample_rows import uniforms
 from shared.step import BoolArray, Int32Array
 
 UInt64Array = npt.NDArray[np.uint64]

@@ -19,9 +19,8 @@ from executor_svc.fake.faults import FakeFaults
 from executor_svc.fake.language import FakeLanguage
 from executor_svc.fake.sampling import add_samples, likeliest, processed_scores
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
-from executor_svc.worker.interface import check_layout, check_step
-from executor_svc.worker.running_step import DoneStep, RunningStep
-from executor_svc.worker.sample_rows import SampleRows
+from executor_svc.sampler.sample_rows import SampleRows
+from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step
 from shared.batch_table import BatchTable, StepLayout
 from shared.executor_info import ExecutorInfo, TokenizerFile
 from shared.step import UNKNOWN_TOKEN, Int32Array, Step, StepResult

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from executor_svc.attention import AttentionPlan, LayerCache
+from executor_svc.attention.interface import AttentionPlan, LayerCache
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights
 from executor_svc.models.dense import DenseKernels
 from executor_svc.models.language_model import ModelShape
 from executor_svc.models.layer_loop import LayerByLayer, LayerLoop, MakeLayerLoop
-from executor_svc.models.rotary import inverse_frequencies, rotations
+from executor_svc.models.rotary_embedding import inverse_frequencies, rotations
 from executor_svc.models.sharding import Shard
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 

@@ -7,10 +7,9 @@ A *segment* is all the work from the output of one attention to the input of the
     result    = projection(norm(residual))           the next layer's q, k and v, before rotation
 
 A decoder of n layers is n segments with an attention behind each, the end of the last layer, and the head, which is
-a segment without a layer's end. `DenseKernels` makes them. It has two implementations: `TorchDense` (every model, any
-device and number format; the reference, whose int8 products on a CPU are in C) and `executor_svc.native.NativeDense`
-(C, float32 on a CPU, RMSNorm and SwiGLU); on a GPU `executor_svc.models.triton_dense.TritonDense` joins what lies
-between torch's products.
+a segment without a layer's end. `DenseKernels` makes them. It has three implementations: `TorchDense` (every model, any
+device and number format; the reference, whose int8 products on a CPU are in C), `NativeDense` (C, float32 on a CPU,
+RMSNorm and SwiGLU), and `TritonDense` (a GPU: kernels in Triton between torch's products).
 """
 
 from collections.abc import Sequence

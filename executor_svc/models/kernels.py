@@ -8,20 +8,17 @@ from typing import Literal
 
 import torch
 
-from executor_svc.attention import AttentionBackend, TorchAttentionBackend
+from executor_svc.attention.interface import AttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
-from executor_svc.attention.native_layers import NativeLayers
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.dense import DenseKernels
+from executor_svc.models.native_dense import NativeDense, missing_in_native_dense
+from executor_svc.models.native_layers import NativeLayers
 from executor_svc.models.torch_dense import TorchDense, TorchMatrix
-from executor_svc.native import (
-    NativeDense,
-    NativeLibrary,
-    NativeUnavailableError,
-    load_library,
-    missing_in_native_dense,
-)
+from executor_svc.native.build import NativeUnavailableError
+from executor_svc.native.library import NativeLibrary, load_library
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from shared.errors import ModelLoadError
 

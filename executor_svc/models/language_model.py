@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from executor_svc.attention import AttentionPlan, LayerCache
+from executor_svc.attention.interface import AttentionPlan, LayerCache
 
 
 @dataclass(frozen=True, slots=True)

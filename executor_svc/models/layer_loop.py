@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from executor_svc.attention import AttentionLayer, AttentionPlan, LayerCache, Rotation
+from executor_svc.attention.interface import AttentionLayer, AttentionPlan, LayerCache, Rotation
 from executor_svc.models.dense import Norm, Segment
 
 

@@ -6,7 +6,7 @@ follows each attention and each MLP; the vocabulary is shared out by rows of the
 
 from dataclasses import dataclass, replace
 
-from executor_svc.attention import AttentionLayer
+from executor_svc.attention.interface import AttentionLayer
 from executor_svc.checkpoint.weight_map import Range
 from executor_svc.models.config import ModelConfig
 from shared.errors import ModelLoadError

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
 from executor_svc.models.config import Activation
 from executor_svc.models.dense import Experts, LastSegment, LayerEnd, Matrix, Mlp, Norm, Segment
-from executor_svc.models.layers import Linear, QuantizedLinear
+from executor_svc.models.linear import Linear, QuantizedLinear
 from executor_svc.models.torchao_linear import TorchaoLinear
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from executor_svc.attention import AttentionLayer, AttentionPlan, LayerCache
+from executor_svc.attention.interface import AttentionLayer, AttentionPlan, LayerCache
 
 # Without an entry in the table of masks under this name, transformers makes no mask.
 PAGED_ATTENTION = "octavo_paged"

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from executor_svc.attention import AttentionMetadata, LayerCache, TorchAttentionBackend
+from executor_svc.attention.interface import AttentionMetadata, LayerCache
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.transformers_attention import PAGED_ATTENTION
 from executor_svc.models.transformers_config import refusal

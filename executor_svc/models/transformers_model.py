@@ -19,7 +19,7 @@ import transformers
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from executor_svc.attention import AttentionPlan, LayerCache
+from executor_svc.attention.interface import AttentionPlan, LayerCache
 from executor_svc.models.language_model import ModelShape
 from executor_svc.models.transformers_attention import AttentionHook, PagedStep, attach_hook
 from executor_svc.models.transformers_check import check_logits

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from executor_svc.attention import AttentionLayer
+from executor_svc.attention.interface import AttentionLayer
 from executor_svc.models.transformers_attention import PROBED_ATTENTION, AttentionHook, MaskDescription
 from executor_svc.models.transformers_config import refusal
 

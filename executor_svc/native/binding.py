@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from executor_svc.native.errors import NativeUnavailableError
+from executor_svc.native.build import NativeUnavailableError
 
 POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 

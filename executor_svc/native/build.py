@@ -14,8 +14,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from executor_svc.native.errors import NativeUnavailableError
-
 SOURCE_DIRECTORY = Path(__file__).parent / "csrc"
 COMPILERS = ("gcc", "cc", "clang")
 FLAGS = (
@@ -29,6 +27,10 @@ FLAGS = (
     "-shared",
 )
 TIMEOUT_S = 300
+
+
+class NativeUnavailableError(Exception):
+    """The C library cannot serve here; the message says why, in one line."""
 
 
 def cache_directory() -> Path:

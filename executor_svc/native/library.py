@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from executor_svc.native.binding import FLOAT, INT, LONG, POINTER, Function, ScratchMemory, bind
+from executor_svc.native.build import build_library, cache_directory
 
 
 class MatrixStruct(ctypes.Structure):
@@ -209,3 +210,14 @@ class NativeLibrary:
             self._scratch.address(num_bytes),
             byref(self._team),
         )
+
+
+def load_library(num_threads: int) -> NativeLibrary:
+    """Return the library, compiled now if the user's cache does not have it.
+
+    Args:
+        num_threads: Threads of every parallel region.
+
+    Raises: NativeUnavailableError: it cannot be had on this machine; the message says why.
+    """
+    return NativeLibrary(build_library(cache_directory()), num_threads)

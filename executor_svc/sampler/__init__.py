@@ -1,5 +1,7 @@
 """From logits to tokens, vectorised over the sample rows; each stage works on the rows that ask for it.
 
+    sampler.py      the order of the stages; begin here
+    sample_rows.py  how each row is sampled, its history, its draw; without torch
     logprobs.py     log-probabilities of the raw logits, before anything changes them
     processors.py   biases, penalties, tokens that may not come
     filters.py      temperature, top-k, top-p, min-p, typical-p: which tokens are left
@@ -9,7 +11,3 @@
 
 Nothing of a row's result depends on the other rows, down to the last bit: sums run over fixed blocks.
 """
-
-from executor_svc.sampler.sampler import DrawOnDevice, Sampled, Sampler
-
-__all__ = ["DrawOnDevice", "Sampled", "Sampler"]

@@ -6,7 +6,7 @@ Biases, penalties and token rules come before (`processors.py`): rows that have 
 import numpy as np
 import torch
 
-from executor_svc.device.copy import to_device
+from executor_svc.device.transfer import to_device
 from executor_svc.sampler.drawing import Draws
 from executor_svc.sampler.filters import MIN_TEMPERATURE, SamplingRows
 from executor_svc.triton_kernels.sampling import sample_rows

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from executor_svc.native.sampling import NativeSampling
-from executor_svc.worker.sample_rows import FlatTokens, SampleRows
+from executor_svc.sampler.sample_rows import FlatTokens, SampleRows
 
 # What the 8 tokens of a byte of an allow-list get added: twice as fast as a mask that is filled in.
 _ADDED_BY_BYTE = np.where(

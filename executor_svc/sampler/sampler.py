@@ -27,8 +27,7 @@ from executor_svc.sampler.logprobs import (
     take_first,
 )
 from executor_svc.sampler.processors import process
-from executor_svc.worker.randomness import uniforms
-from executor_svc.worker.sample_rows import SampleRows
+from executor_svc.sampler.sample_rows import SampleRows, uniforms
 from shared.step import NO_LOGPROBS, BoolArray, Int32Array
 
 Float32Array = npt.NDArray[np.float32]

@@ -1,1 +1,4 @@
-"""The executor's process and its gRPC service: attachments, step streams, the thread that runs steps."""
+"""The executor's process and its gRPC service. Begin with `servicer.py`.
+
+`attachment.py` says which scheduler owns the executor, `step_stream.py` and `step_runner.py` run its steps.
+"""

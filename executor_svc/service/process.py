@@ -8,10 +8,10 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from executor_svc.service.servicer import SERVICE_NAME, ExecutionServicer
-from executor_svc.service.tracing import traced
 from executor_svc.worker.interface import Worker
 from octavo.execution.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_to_server
 from shared.errors import DeviceLostError, ModelLoadError, OctavoServiceError
@@ -23,6 +23,7 @@ from shared.metrics_server import MetricsServer
 from shared.service_config import ServiceConfig
 from shared.stop_request import StopRequest
 from shared.tls import server_tls
+from shared.tracing import start_tracing
 
 # The step thread shares the interpreter with the step stream. A thread that wants the interpreter
 # waits up to this long for one that computes in Python. The default of 5 ms turned a round trip of
@@ -46,7 +47,7 @@ def run_executor(config: ServiceConfig, load_worker: Callable[[], Worker]) -> in
     configure_logging(config.log_level, config.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        with traced(config, load_worker) as load_traced_worker:
+        with _traced(config, load_worker) as load_traced_worker:
             is_idle = asyncio.run(_serve(config, load_traced_worker))
     except DeviceLostError as error:
         print(f"octavo {config.service}: {error}", file=sys.stderr, flush=True)
@@ -138,3 +139,32 @@ async def _load(servicer: ExecutionServicer, load_worker: Callable[[], Worker], 
     loading.result()
     _logger.info(Event("loaded"))
     return True
+
+
+@contextmanager
+def _traced(config: ServiceConfig, load_worker: Callable[[], Worker]) -> Iterator[Callable[[], Worker]]:
+    """Give what loads a worker whose requests leave spans; without --tracing, `load_worker` itself.
+
+    At the end the spans are sent, those of requests that are still in the batch table with an error.
+
+    Raises: OctavoServiceError: spans cannot be sent.
+    """
+    tracing = start_tracing(config.tracing, "octavo-executor")
+    if tracing is None:
+        yield load_worker
+        return
+    from executor_svc.service.traced_worker import TracedWorker
+
+    loaded: list[TracedWorker] = []
+
+    def load() -> Worker:
+        worker = TracedWorker(load_worker(), tracing.tracer)
+        loaded.append(worker)
+        return worker
+
+    try:
+        yield load
+    finally:
+        for worker in loaded:
+            worker.end_all("the executor shut down")
+        tracing.close(config.shutdown_grace_s)

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc
+import numpy as np
 
 from executor_svc.service.attachment import Attachment
-from executor_svc.service.batch_table_view import batch_table_rows
 from executor_svc.service.metrics import executor_families
 from executor_svc.service.step_log import StepLog
 from executor_svc.service.step_runner import StepRunner
@@ -24,9 +24,11 @@ from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import step_pb2
 from octavo.execution.v1.execution_service_pb2_grpc import ExecutionServiceServicer
 from shared import wire
+from shared.batch_table import BatchTable
 from shared.errors import DeviceLostError, FencedError, InvalidFieldError, UnavailableError, UnknownNameError
 from shared.events import Event
 from shared.metric import Family
+from shared.step import SamplingRow
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExecutionService"].full_name
 
@@ -166,7 +168,7 @@ class ExecutionServicer(ExecutionServiceServicer):
         slot = request.slot if request.HasField("slot") else None
 
         def look(worker: Worker, log: StepLog) -> pb.GetBatchTableResponse:
-            rows = batch_table_rows(worker.table, slot, request.include_token_ids)
+            rows = _batch_table_rows(worker.table, slot, request.include_token_ids)
             return pb.GetBatchTableResponse(last_executed_step_id=log.last_step_id, rows=rows)
 
         response = await self._runner.between_steps(look)
@@ -208,3 +210,30 @@ def _negotiate(request: pb.AttachRequest) -> int:
         spoken = f"{wire.MIN_WIRE_VERSION} to {wire.MAX_WIRE_VERSION}"
         raise InvalidFieldError("max_wire_version", f"{offered} (the range)", f"a range that meets {spoken}")
     return version
+
+
+def _batch_table_rows(table: BatchTable, slot: int | None, include_token_ids: bool) -> list[pb.BatchTableRow]:
+    """Return the live slots in readable messages, ascending, or only `slot`.
+
+    Raises: UnknownNameError: `slot` is not live.
+    """
+    live_slots = np.flatnonzero(table.live).tolist()
+    if slot is None:
+        return [_row(table, live_slot, include_token_ids) for live_slot in live_slots]
+    if slot not in live_slots:
+        raise UnknownNameError(f"slot {slot} is not live; {len(live_slots)} slots are")
+    return [_row(table, slot, include_token_ids)]
+
+
+def _row(table: BatchTable, slot: int, include_token_ids: bool) -> pb.BatchTableRow:
+    return pb.BatchTableRow(
+        slot=slot,
+        generation=int(table.generation[slot]),
+        active=bool(table.active[slot]),
+        num_prompt_tokens=int(table.num_prompt_tokens[slot]),
+        num_tokens=int(table.num_tokens[slot]),
+        num_computed_tokens=int(table.num_scheduled_tokens[slot]),
+        block_table=table.blocks_of(slot).tolist(),
+        sampling_params=wire.encode_sampling(SamplingRow(*table.sampling[slot].item())),
+        token_ids=table.tokens_of(slot).tolist() if include_token_ids else [],
+    )

@@ -19,8 +19,7 @@ from typing import TypeVar
 from executor_svc.service.attachment import Attachment
 from executor_svc.service.step_log import StepLog
 from executor_svc.service.step_meter import StepMeter, StepTokens
-from executor_svc.worker.interface import Worker
-from executor_svc.worker.running_step import RunningStep
+from executor_svc.worker.interface import RunningStep, Worker
 from octavo.execution.v1 import step_pb2
 from shared import wire
 from shared.errors import DeviceLostError, InvalidStepError, StepFailedError, UnavailableError

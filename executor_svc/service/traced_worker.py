@@ -12,8 +12,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from executor_svc.worker.interface import Worker
-from executor_svc.worker.running_step import RunningStep
+from executor_svc.worker.interface import RunningStep, Worker
 from shared.batch_table import BatchTable
 from shared.executor_info import ExecutorInfo, TokenizerFile
 from shared.step import Admission, Step, TableDelta

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from executor_svc.device.copy import to_device
+from executor_svc.device.transfer import to_device
 from shared.step import Int32Array
 
 # 8-byte words that a program copies.

@@ -8,8 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from executor_svc.models.config import Activation
-
 # Elements that a program of an activation writes.
 ACTIVATION_TILE = 1024
 
@@ -154,18 +152,18 @@ def add_layer_norm(
     return _add_norm(residual, addend, weight, bias, epsilon, is_layer_norm=True)
 
 
-def gated_activation(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+def gated_activation(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
     """Return activation(gate) * up, [num_rows, size], contiguous.
 
     Args:
         gate: [num_rows, size]; rows may be any distance apart, such as those of a part of wider ones.
         up: The same shape and number format; the same holds.
-        activation: Its name.
+        activation: Its name, as in `MlpConfig`.
     """
     return _activate(gate, up, activation)
 
 
-def plain_activation(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+def plain_activation(x: torch.Tensor, activation: str) -> torch.Tensor:
     """Return activation(x), [num_rows, size], contiguous; rows of `x` may be any distance apart."""
     return _activate(x, None, activation)
 
@@ -206,7 +204,7 @@ def num_warps_of_norm(size_padded: int) -> int:
     return min(max(size_padded // 256, 1), 16)
 
 
-def _activate(gate: torch.Tensor, up: torch.Tensor | None, activation: Activation) -> torch.Tensor:
+def _activate(gate: torch.Tensor, up: torch.Tensor | None, activation: str) -> torch.Tensor:
     gate = _with_dense_rows(gate)
     up = None if up is None else _with_dense_rows(up)
     num_rows, size = gate.shape

@@ -12,23 +12,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from executor_svc.attention import DecodePlanner, LayerCache
+from executor_svc.attention.interface import DecodePlanner, LayerCache
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.cache.block_count import (
     BlockCounts,
-    GpuMemory,
     count_blocks,
     count_host_blocks,
     cpu_cache_bytes,
     gpu_cache_bytes,
-    gpu_memory,
 )
 from executor_svc.cache.cache_engine import MAX_STAGED_BLOCKS, CacheEngine, CacheShape
+from executor_svc.device.memory import GpuMemory, gpu_memory
 from executor_svc.device.probe import device_probe
-from executor_svc.models.choice import ChosenModel
+from executor_svc.models.selection import ChosenModel
 from executor_svc.native.sampling import load_sampling
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
-from executor_svc.sampler import DrawOnDevice, Sampler
+from executor_svc.sampler.sampler import DrawOnDevice, Sampler
 from executor_svc.worker.decode_graphs import (
     Capture,
     DecodeGraphs,

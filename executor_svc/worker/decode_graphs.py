@@ -13,9 +13,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from executor_svc.attention import AttentionBackend, DecodeBatch, DecodePlanner, LayerCache
-from executor_svc.cache.block_count import GpuMemory
-from executor_svc.device.copy import to_device
+from executor_svc.attention.interface import AttentionBackend, DecodeBatch, DecodePlanner, LayerCache
+from executor_svc.device.memory import GpuMemory
+from executor_svc.device.transfer import to_device
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.worker.last_tokens import LastTokens
 from shared.batch_table import BatchTable, StepLayout

@@ -7,7 +7,7 @@ A step may be launched before the ids that it feeds to the model have reached th
 import numpy as np
 import torch
 
-from executor_svc.device.copy import index_to_device
+from executor_svc.device.transfer import index_to_device
 from shared.step import UNKNOWN_TOKEN, Int32Array
 
 

@@ -12,7 +12,7 @@ from shared.step import Int32Array, StepResult
 
 
 class LaunchedStep:
-    """See `executor_svc.worker.running_step.RunningStep`. Made when all its work has been launched.
+    """See `executor_svc.worker.interface.RunningStep`. Made when all its work has been launched.
 
     Args:
         answer: All but the sampled tokens and the duration.

@@ -9,9 +9,9 @@ from executor_svc.cache.block_count import check_cache_settings
 from executor_svc.checkpoint.model_location import find_model_directory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
-from executor_svc.device.devices import find_device
-from executor_svc.models.choice import choose_model, read_model_config
+from executor_svc.device.selection import find_device
 from executor_svc.models.number_format import STORED_NAMES, choose_number_format
+from executor_svc.models.selection import choose_model, read_model_config
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker, cache_shape_of
 from executor_svc.worker.torch_worker import TorchWorker

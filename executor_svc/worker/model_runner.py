@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from executor_svc.attention import AttentionBackend, AttentionMetadata, LayerCache
-from executor_svc.device.copy import index_to_device
+from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, LayerCache
+from executor_svc.device.transfer import index_to_device
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.worker.decode_graphs import DecodeGraphs
 from executor_svc.worker.last_tokens import LastTokens

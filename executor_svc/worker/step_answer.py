@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from executor_svc.models.language_model import LanguageModel
-from executor_svc.sampler import Sampler
 from executor_svc.sampler.logprobs import prompt_spans
+from executor_svc.sampler.sample_rows import SampleRows
+from executor_svc.sampler.sampler import Sampler
 from executor_svc.worker.model_runner import SampleLogits
-from executor_svc.worker.sample_rows import SampleRows
 from shared.batch_table import BatchTable, StepLayout
 from shared.step import NO_LOGPROBS, UNKNOWN_TOKEN, Step, StepResult
 

@@ -13,15 +13,14 @@ from dataclasses import replace
 import torch
 
 from executor_svc.cache.cache_engine import CacheEngine
-from executor_svc.device.copy import index_to_device
 from executor_svc.device.probe import DeviceProbe, step_error
+from executor_svc.device.transfer import index_to_device
 from executor_svc.parallel.group import TensorParallelGroup
-from executor_svc.sampler import Sampler
-from executor_svc.worker.interface import check_layout, check_step
+from executor_svc.sampler.sample_rows import SampleRows
+from executor_svc.sampler.sampler import Sampler
+from executor_svc.worker.interface import RunningStep, check_layout, check_step
 from executor_svc.worker.launched_step import LaunchedStep
 from executor_svc.worker.model_runner import ModelRunner, SampleLogits
-from executor_svc.worker.running_step import RunningStep
-from executor_svc.worker.sample_rows import SampleRows
 from executor_svc.worker.step_answer import answer_step, follow_answer, is_sampled_alone, no_answer
 from executor_svc.worker.step_timer import start_timer
 from shared.batch_table import BatchTable, StepLayout

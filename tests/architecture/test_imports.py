@@ -25,6 +25,7 @@ INDEPENDENT = "the two services never import each other"
 PURE_CORE = "the scheduler's core is pure: no transport, clock, randomness or logging"
 SHARED_BELOW = "what both services share imports neither of them"
 FAKE_WITHOUT_TORCH = "the fake executor runs without torch"
+EXECUTOR_ROOMS = "the rooms of the executor stand on each other"
 
 PURE_MODULES = [
     *sorted((REPOSITORY / "scheduler_svc" / "core").glob("*.py")),
@@ -46,8 +47,8 @@ PLANTS = [
     (NO_TORCH, "scheduler_svc/planted.py", "from torch.nn import functional"),
     (NO_TORCH, "shared/planted.py", "import safetensors.numpy"),
     (INDEPENDENT, "scheduler_svc/planted.py", "import executor_svc.worker.interface"),
-    (INDEPENDENT, "executor_svc/planted.py", "from scheduler_svc.core import sequence"),
-    (INDEPENDENT, "executor_svc/planted.py", LAZY.format("import scheduler_svc.core.sequence")),
+    (INDEPENDENT, "executor_svc/worker/planted.py", "from scheduler_svc.core import sequence"),
+    (INDEPENDENT, "executor_svc/worker/planted.py", LAZY.format("import scheduler_svc.core.sequence")),
     (PURE_CORE, "scheduler_svc/core/planted.py", "import time"),
     (PURE_CORE, "scheduler_svc/core/planted.py", LAZY.format("import random")),
     (PURE_CORE, "scheduler_svc/core/planted.py", "from asyncio import Queue"),
@@ -59,9 +60,13 @@ PLANTS = [
     (PURE_CORE, "scheduler_svc/core/planted.py", "import scheduler_svc.front.request"),
     (SHARED_BELOW, "shared/planted.py", "import scheduler_svc.core.sequence"),
     (SHARED_BELOW, "shared/planted.py", "from executor_svc import worker"),
-    (FAKE_WITHOUT_TORCH, "executor_svc/fake.py", "import torch"),
+    (FAKE_WITHOUT_TORCH, "executor_svc/fake/planted.py", "import torch"),
     (FAKE_WITHOUT_TORCH, "executor_svc/fake/worker.py", LAZY.format("import torch")),
-    (FAKE_WITHOUT_TORCH, "executor_svc/fake.py", "import executor_svc.cache.cache_engine"),
+    (FAKE_WITHOUT_TORCH, "executor_svc/fake/planted.py", "import executor_svc.cache.cache_engine"),
+    (EXECUTOR_ROOMS, "executor_svc/worker/planted.py", LAZY.format("import executor_svc.service.step_log")),
+    (EXECUTOR_ROOMS, "executor_svc/native/matrix.py", "from executor_svc.models.config import ModelConfig"),
+    (EXECUTOR_ROOMS, "executor_svc/models/planted.py", "import executor_svc.sampler.sample_rows"),
+    (EXECUTOR_ROOMS, "executor_svc/planted.py", "# a module outside of all rooms"),
 ]
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
-from executor_svc.worker.running_step import RunningStep
+from executor_svc.worker.interface import RunningStep
 from shared.step import Step, StepResult
 from tests.contract.test_executor_loss import REQUESTS, assert_same, tokens_arrived
 from tests.support.stack import Answer, collect, running_stack, token_request
@@ -24,7 +24,7 @@ async def undisturbed() -> list[Answer]:
 
 
 class StepOnDevice:
-    """Done when the device has come to it; see `executor_svc.worker.running_step.RunningStep`."""
+    """Done when the device has come to it; see `executor_svc.worker.interface.RunningStep`."""
 
     def __init__(self, result: StepResult) -> None:
         self.result = result

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from executor_svc.attention import AttentionLayer, DecodeBatch
+from executor_svc.attention.interface import AttentionLayer, DecodeBatch
 from executor_svc.models.families.common import alibi_slopes
 from tests.numerics.attention import LayerInput, Rows, Step
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from executor_svc.attention import AttentionBackend
 from executor_svc.attention.flash_attn_backend import FlashAttention2Backend, FlashAttention3Backend
+from executor_svc.attention.interface import AttentionBackend
 from executor_svc.attention.xformers_backend import XformersBackend
 from tests.contract_attention.cases import CASES
 from tests.contract_attention.flash_attn_stand_in import Call, flash_attn_2, flash_attn_3

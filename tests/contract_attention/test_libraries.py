@@ -9,27 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.attention import (
-    AttentionBackend,
-    AttentionLayer,
-    AttentionMetadata,
-    LayerCache,
-    Rotation,
-    TorchAttentionBackend,
-)
 from executor_svc.attention.flash_attn_backend import FlashAttention2Backend, FlashAttention3Backend
+from executor_svc.attention.installed_libraries import InstalledLibraries
+from executor_svc.attention.interface import AttentionBackend, AttentionLayer, AttentionMetadata, LayerCache, Rotation
 from executor_svc.attention.key_value_write import RotatedHeads, WriteKeysAndValues, write_in_torch
-from executor_svc.attention.library_rules import InstalledLibraries
-from executor_svc.attention.needs import AttentionNeeds
+from executor_svc.attention.rules import AttentionNeeds
 from executor_svc.attention.selection import BackendName, choose_backend
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.attention.xformers_backend import XformersBackend
 from executor_svc.cache.cache_engine import CacheEngine, CacheShape
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
-from executor_svc.models.choice import read_model_config
 from executor_svc.models.kernels import make_model
 from executor_svc.models.language_model import LanguageModel
+from executor_svc.models.selection import read_model_config
 from tests.contract_attention.cases import CASES, DECODES, MIXED, TOLERANCES, WINDOW, decode_batch
 from tests.contract_attention.recorded_calls import LIBRARIES, PATH, cases_of, describe, describe_calls
 from tests.numerics.attention import LayerInput, Rows, Step

@@ -16,9 +16,9 @@ import torch
 from benchmarks.gpu.backends import usable_backends
 from benchmarks.gpu.settings import executor_settings
 from executor_svc.checkpoint.weights import Checkpoint
-from executor_svc.models.choice import ChosenModel, choose_native_model
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.families import parse_config
+from executor_svc.models.selection import ChosenModel, choose_native_model
 from executor_svc.models.triton_dense import TritonDense
 from executor_svc.sampler.device_sampling import sample_on_device
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from executor_svc.attention import AttentionLayer
+from executor_svc.attention.interface import AttentionLayer
 from tests.kernels.device import DEVICE, RANDOM_CASES
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from executor_svc.attention import LayerCache
+from executor_svc.attention.interface import LayerCache
 from executor_svc.attention.key_value_write import write_in_torch
 from executor_svc.triton_kernels.key_value_write import write_in_triton
 from tests.kernels.device import DEVICE

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.attention import AttentionLayer, LayerCache, TorchAttentionBackend
+from executor_svc.attention.interface import AttentionLayer, LayerCache
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.attention.triton_backend import TritonAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
 from tests.kernels.device import DEVICE, RANDOM_CASES, SLOW_IF_INTERPRETED

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.attention import AttentionLayer, DecodeBatch, DecodePlanner, LayerCache, triton_backend
-from executor_svc.attention.needs import AttentionNeeds
+from executor_svc.attention import triton_backend
+from executor_svc.attention.interface import AttentionLayer, DecodeBatch, DecodePlanner, LayerCache
+from executor_svc.attention.rules import AttentionNeeds, TritonRules
 from executor_svc.attention.triton_backend import TritonAttentionBackend, number_of_splits
-from executor_svc.attention.triton_rules import TritonRules
 from executor_svc.triton_kernels.decode import DecodeRows
 from executor_svc.triton_kernels.prefill import PrefillRows, query_tiles
 from executor_svc.triton_kernels.tiles import MAX_RESIDENT_PROGRAMS, MAX_SPLITS, resident_programs

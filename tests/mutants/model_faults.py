@@ -10,7 +10,7 @@ FAULTS = (
     # Sampling
     Fault(
         "outputs of one seed draw alike",
-        f"{EXECUTOR}/worker/randomness.py",
+        f"{EXECUTOR}/sampler/sample_rows.py",
         "(seeds, output_indices.astype(np.uint64), num_output_tokens.astype(np.uint64))",
         "(seeds, num_output_tokens.astype(np.uint64))",
         (f"{UNIT}/sampler/test_sampler.py::test_uniforms_are_a_pure_function_of_seed_output_and_position",),
@@ -52,14 +52,14 @@ FAULTS = (
     ),
     Fault(
         "an output may end before min_tokens",
-        f"{EXECUTOR}/worker/sample_rows.py",
+        f"{EXECUTOR}/sampler/sample_rows.py",
         '        is_short = self.sampling["min_tokens"] > self.num_output_tokens\n',
         '        is_short = self.sampling["min_tokens"] > self.num_output_tokens + 1\n',
         (f"{UNIT}/fake/test_sampling.py::test_no_end_comes_before_min_tokens",),
     ),
     Fault(
         "a banned word at the beginning of a history is not seen",
-        f"{EXECUTOR}/worker/sample_rows.py",
+        f"{EXECUTOR}/sampler/sample_rows.py",
         "np.where(positions >= 0, self.token_ids",
         "np.where(positions > 0, self.token_ids",
         (f"{NUMERICS}/test_processors.py::test_greedy_rows_get_the_processors_too",),
@@ -138,7 +138,7 @@ FAULTS = (
     # Rotation
     Fault(
         "linear RoPE scaling is ignored",
-        f"{EXECUTOR}/models/rotary.py",
+        f"{EXECUTOR}/models/rotary_embedding.py",
         "    if isinstance(scaling, LinearScaling):\n        return frequencies / scaling.factor\n",
         "    if isinstance(scaling, LinearScaling):\n        return frequencies\n",
         (
@@ -148,14 +148,14 @@ FAULTS = (
     ),
     Fault(
         "short waves of Llama 3 are stretched too",
-        f"{EXECUTOR}/models/rotary.py",
+        f"{EXECUTOR}/models/rotary_embedding.py",
         "    share_kept.clamp_(0, 1)\n",
         "    share_kept.zero_()\n",
         (f"{NUMERICS}/test_llama.py::test_logits_at_every_position_equal_transformers[llama3_rope]",),
     ),
     Fault(
         "keys are rotated the other way",
-        f"{EXECUTOR}/models/rotary.py",
+        f"{EXECUTOR}/models/rotary_embedding.py",
         "torch.cat((-sin, sin), -1)",
         "torch.cat((sin, -sin), -1)",
         (f"{NUMERICS}/test_llama.py::test_logits_at_every_position_equal_transformers",),
@@ -185,7 +185,7 @@ FAULTS = (
     # Weights
     Fault(
         "int8 weights use another scale than they are restored with",
-        f"{EXECUTOR}/models/layers.py",
+        f"{EXECUTOR}/models/linear.py",
         "groups.abs().amax(-1, keepdim=True) / 127",
         "groups.abs().amax(-1, keepdim=True) / 64",
         (f"{NUMERICS}/test_kernels.py::test_int8_is_the_same_on_every_kernel_and_near_float32",),

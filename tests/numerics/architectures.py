@@ -15,11 +15,11 @@ import numpy as np
 import torch
 import transformers
 
-from executor_svc.attention import AttentionBackend, AttentionMetadata, LayerCache
+from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, LayerCache
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
-from executor_svc.models.choice import choose_model
 from executor_svc.models.language_model import LanguageModel
+from executor_svc.models.selection import choose_model
 from tests.numerics.native_architectures import NATIVE_ARCHITECTURES
 
 VOCAB_SIZE = 97

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from executor_svc.attention import AttentionBackend, AttentionLayer, AttentionMetadata, LayerCache, Rotation
+from executor_svc.attention.interface import AttentionBackend, AttentionLayer, AttentionMetadata, LayerCache, Rotation
 
 Doubles = npt.NDArray[np.float64]
 Rows = Sequence[tuple[int, int]]  # (computed, new) tokens of each sequence

@@ -6,7 +6,7 @@ import pytest
 from transformers import LlamaForCausalLM, MistralForCausalLM
 
 from executor_svc.config import ExecutorConfig
-from executor_svc.sampler import Sampler
+from executor_svc.sampler.sampler import Sampler
 from executor_svc.worker.loading import load_worker
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
 from tests.numerics.launch_ahead import draw_in_torch

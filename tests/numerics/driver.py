@@ -10,9 +10,9 @@ import torch
 
 from executor_svc.cache.cache_engine import CacheEngine, CacheShape
 from executor_svc.native.sampling import NativeSampling
-from executor_svc.sampler import DrawOnDevice, Sampled, Sampler
+from executor_svc.sampler.sample_rows import SampleRows
+from executor_svc.sampler.sampler import DrawOnDevice, Sampled, Sampler
 from executor_svc.worker.interface import Worker, execute
-from executor_svc.worker.sample_rows import SampleRows
 from shared.step import (
     Admission,
     Fork,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from executor_svc.sampler.filters import filtered_scores
-from executor_svc.worker.randomness import uniforms
+from executor_svc.sampler.sample_rows import uniforms
 from shared.step import SAMPLING_ROW, SamplingRow
 from tests.support.fleet import FoundHypothesis, Output
 

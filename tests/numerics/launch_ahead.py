@@ -8,7 +8,7 @@ import torch
 from executor_svc.sampler.drawing import Draws, draw
 from executor_svc.sampler.filters import SamplingRows, filtered_scores
 from executor_svc.sampler.likeliest import largest_index
-from executor_svc.worker.running_step import RunningStep
+from executor_svc.worker.interface import RunningStep
 from shared.step import Int32Array, SamplingRow, Step, StepResult, TableDelta, pairs
 from tests.numerics.driver import StepDriver
 

@@ -3,8 +3,8 @@
 from functools import cache
 from pathlib import Path
 
-from executor_svc.native import NativeLibrary
 from executor_svc.native.build import FLAGS, build_library, cache_directory
+from executor_svc.native.library import NativeLibrary
 
 LANES = ("widest", "avx2")
 NUM_THREADS = 3  # more than some products have panels, fewer than others

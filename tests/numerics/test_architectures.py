@@ -9,8 +9,8 @@ import torch
 
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
-from executor_svc.models.choice import read_model_config
 from executor_svc.models.decoder import Decoder
+from executor_svc.models.selection import read_model_config
 from executor_svc.models.transformers_model import TransformersModel, load_transformers_model
 from shared.errors import ModelLoadError
 from tests.numerics.architectures import (

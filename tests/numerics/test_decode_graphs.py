@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor_svc.attention import TorchAttentionBackend
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.config import ExecutorConfig
 from executor_svc.worker.decode_graphs import MAX_BATCH_SIZE, Replay, batch_sizes
 from executor_svc.worker.loading import load_worker

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.worker.randomness import uniforms
+from executor_svc.sampler.sample_rows import uniforms
 from scheduler_svc.core.stop_conditions import FinishReason
 from shared.step import SamplingRow
 from tests.numerics.identity import TIE, Logits, assert_identical, assert_same_search

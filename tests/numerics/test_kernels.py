@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor_svc.attention import TorchAttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.families import parse_config
 from executor_svc.models.kernels import CpuKernels, make_model
-from executor_svc.models.layers import QuantizedLinear
-from executor_svc.native import NativeUnavailableError
+from executor_svc.models.linear import QuantizedLinear
+from executor_svc.native.build import NativeUnavailableError
 from executor_svc.worker.loading import load_worker
 from shared.errors import ModelLoadError
 from shared.step import TableDelta

@@ -8,8 +8,8 @@ import torch
 
 from executor_svc.config import ExecutorConfig
 from executor_svc.sampler.drawing import draw
+from executor_svc.sampler.sample_rows import uniforms
 from executor_svc.worker.loading import load_worker
-from executor_svc.worker.randomness import uniforms
 from shared.step import SamplingRow, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import RecordingSampler, StepDriver, fork_of

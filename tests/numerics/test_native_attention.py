@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.attention import AttentionLayer, LayerCache, TorchAttentionBackend
+from executor_svc.attention.interface import AttentionLayer, LayerCache
 from executor_svc.attention.native_backend import MIN_SPLIT_KEYS, NativeAttentionBackend, query_tiles, split_keys
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
 from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
 from tests.numerics.native import LANES, native_library

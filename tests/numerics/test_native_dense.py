@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
 from executor_svc.models.dense import DenseKernels, LayerEnd, Mlp, Norm
+from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.torch_dense import TorchDense
-from executor_svc.native import NativeDense
 from executor_svc.native.matrix import PackedMatrix
 from tests.numerics.native import LANES, native_library
 

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from executor_svc.attention import AttentionLayer, LayerCache, Rotation
+from executor_svc.attention.interface import AttentionLayer, LayerCache, Rotation
 from executor_svc.attention.native_backend import NativeAttentionBackend
-from executor_svc.attention.native_layers import NativeLayers
 from executor_svc.models.dense import LayerEnd, Mlp, Norm
 from executor_svc.models.families.common import alibi_slopes
 from executor_svc.models.layer_loop import LayerByLayer, LayerLoop
-from executor_svc.native import NativeDense, NativeLibrary, NativeSegment
+from executor_svc.models.native_dense import NativeDense, NativeSegment
+from executor_svc.models.native_layers import NativeLayers
+from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from tests.numerics.attention import CHUNKS, DECODES, Rows, Step
 from tests.numerics.native import LANES, native_library

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_svc.native.errors import NativeUnavailableError
+from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.sampling import NativeSampling, load_sampling
-from executor_svc.sampler import Sampler
 from executor_svc.sampler.filters import filtered_scores
 from executor_svc.sampler.likeliest import block_maxima
 from executor_svc.sampler.logprobs import prompt_logprobs
 from executor_svc.sampler.processors import process
+from executor_svc.sampler.sampler import Sampler
 from shared.step import SamplingRow
 from shared.token_rules import TokenRules, pack_mask
 from tests.numerics.native import LANES, NUM_THREADS, library_path

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from executor_svc.native import NativeLibrary
-from executor_svc.native.library import TeamStruct
+from executor_svc.native.library import NativeLibrary, TeamStruct
 from executor_svc.native.matrix import PackedMatrix
 from tests.numerics.native import LANES, NUM_THREADS, library_path
 

@@ -21,9 +21,9 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from executor_svc.sampler import Sampled, Sampler
 from executor_svc.sampler.filters import filtered_scores
 from executor_svc.sampler.processors import process
+from executor_svc.sampler.sampler import Sampled, Sampler
 from shared.step import SamplingRow
 from shared.token_rules import NO_TOKEN, TokenRules, pack_mask, pad_words
 from tests.support.sample_rows import Row, sample_rows

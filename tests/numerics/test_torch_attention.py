@@ -6,15 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.attention import (
-    AttentionLayer,
-    AttentionMetadata,
-    AttentionPlan,
-    DecodeBatch,
-    LayerCache,
-    TorchAttentionBackend,
-)
 from executor_svc.attention.explicit_attention import TILE_TOKENS
+from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, AttentionPlan, DecodeBatch, LayerCache
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
 from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
 from tests.numerics.torch_decode import TorchDecodePlanner

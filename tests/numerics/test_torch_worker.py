@@ -16,13 +16,12 @@ from executor_svc.cache.cache_engine import CacheEngine
 from executor_svc.config import ExecutorConfig
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.models.decoder import Decoder
-from executor_svc.sampler import Sampled, Sampler
 from executor_svc.sampler.logprobs import Alternatives
-from executor_svc.worker.interface import Worker, execute
+from executor_svc.sampler.sample_rows import SampleRows
+from executor_svc.sampler.sampler import Sampled, Sampler
+from executor_svc.worker.interface import RunningStep, Worker, execute
 from executor_svc.worker.largest_step import run_largest_steps
 from executor_svc.worker.loading import load_worker
-from executor_svc.worker.running_step import RunningStep
-from executor_svc.worker.sample_rows import SampleRows
 from executor_svc.worker.warm_up import warm_up
 from shared.errors import DeviceLostError, InvalidStepError, ModelLoadError, StepFailedError
 from shared.step import Int32Array, SamplingRow, Step, TableDelta, pairs

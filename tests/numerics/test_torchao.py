@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor_svc.attention import TorchAttentionBackend
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.families import parse_config
-from executor_svc.models.layers import Linear
+from executor_svc.models.linear import Linear
 from executor_svc.models.torch_dense import TorchDense
 from executor_svc.models.torchao_linear import TorchaoLinear
 from shared.errors import ModelLoadError

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from executor_svc.config import ExecutorConfig
-from executor_svc.worker.interface import execute
+from executor_svc.worker.interface import DoneStep, execute
 from executor_svc.worker.loading import load_worker
-from executor_svc.worker.running_step import DoneStep
 from executor_svc.worker.torch_worker import TorchWorker
 from shared.batch_table import BatchTable
 from shared.executor_info import ExecutorInfo, TokenizerFile

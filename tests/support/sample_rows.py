@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from executor_svc.worker.sample_rows import SampleRows
+from executor_svc.sampler.sample_rows import SampleRows
 from shared.step import SAMPLING_ROW, SamplingRow
 from shared.token_rules import TokenRules
 

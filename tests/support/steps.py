@@ -8,7 +8,7 @@ from shared.step import StepResult
 
 @dataclass
 class StepOnDevice:
-    """Runs until the test ends it; see `executor_svc.worker.running_step.RunningStep`."""
+    """Runs until the test ends it; see `executor_svc.worker.interface.RunningStep`."""
 
     result: StepResult
     error: Exception | None = None

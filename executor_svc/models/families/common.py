@@ -4,11 +4,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from executor_svc.attention import AttentionLayer
-from executor_svc.models.config import Activation, LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig
+from executor_svc.attention.interface import AttentionLayer
+from executor_svc.models.config import (
+    Activation,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+    RopeConfig,
+    WeightNames,
+)
 from executor_svc.models.fields import ConfigFields
-from executor_svc.models.rope_config import read_rope
-from executor_svc.models.weight_names import WeightNames
+from executor_svc.models.rotary_embedding import read_rope
 from shared.errors import ModelLoadError, UnsupportedModelError
 
 ACTIVATIONS: Final[Mapping[str, Activation]] = {

@@ -6,12 +6,11 @@ Source: Gemma Team 2024, "Gemma"; "Gemma 2"; 2025, "Gemma 3 Technical Report".
 from collections.abc import Sequence
 from dataclasses import replace
 
-from executor_svc.attention import AttentionLayer
-from executor_svc.models.config import LayerConfig, ModelConfig, RopeConfig
+from executor_svc.attention.interface import AttentionLayer
+from executor_svc.models.config import LayerConfig, ModelConfig, RopeConfig, WeightNames
 from executor_svc.models.families.common import read_decoder, read_windows
 from executor_svc.models.fields import ConfigFields
-from executor_svc.models.rope_config import read_rope
-from executor_svc.models.weight_names import WeightNames
+from executor_svc.models.rotary_embedding import read_rope
 
 _LAYER = "model.layers.{layer}"
 _SANDWICH_NAMES = WeightNames(

@@ -5,11 +5,10 @@ Source: Jiang et al. 2024, "Mixtral of Experts"; Qwen Team 2025, "Qwen3 Technica
 
 from dataclasses import replace
 
-from executor_svc.models.config import ExpertsConfig, ModelConfig
+from executor_svc.models.config import ExpertsConfig, ModelConfig, WeightNames
 from executor_svc.models.families.common import read_decoder
 from executor_svc.models.families.qwen import with_query_key_norm
 from executor_svc.models.fields import ConfigFields
-from executor_svc.models.weight_names import WeightNames
 from shared.errors import ModelLoadError
 
 

@@ -3,11 +3,10 @@
 Source: MosaicML 2023, "Introducing MPT-7B"; the slopes: Press et al. 2021, "Train Short, Test Long".
 """
 
-from executor_svc.attention import AttentionLayer
-from executor_svc.models.config import LayerConfig, MlpConfig, ModelConfig, NormConfig
+from executor_svc.attention.interface import AttentionLayer
+from executor_svc.models.config import LayerConfig, MlpConfig, ModelConfig, NormConfig, WeightNames
 from executor_svc.models.families.common import alibi_slopes
 from executor_svc.models.fields import ConfigFields
-from executor_svc.models.weight_names import WeightNames
 
 _LAYER = "transformer.blocks.{layer}"
 _NAMES = WeightNames(

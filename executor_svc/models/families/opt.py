@@ -3,10 +3,9 @@
 Source: Zhang et al. 2022, "OPT: Open Pre-trained Transformer Language Models".
 """
 
-from executor_svc.models.config import MlpConfig, ModelConfig, NormConfig
+from executor_svc.models.config import MlpConfig, ModelConfig, NormConfig, WeightNames
 from executor_svc.models.families.common import make_layers, read_activation
 from executor_svc.models.fields import ConfigFields
-from executor_svc.models.weight_names import WeightNames
 
 _LAYER = "model.decoder.layers.{layer}"
 _NAMES = WeightNames(

@@ -5,10 +5,9 @@ Source: Abdin et al. 2024, "Phi-3 Technical Report".
 
 from dataclasses import replace
 
-from executor_svc.models.config import ModelConfig
+from executor_svc.models.config import ModelConfig, WeightNames
 from executor_svc.models.families.common import read_decoder
 from executor_svc.models.fields import ConfigFields
-from executor_svc.models.weight_names import WeightNames
 
 
 def read_phi3(fields: ConfigFields) -> ModelConfig:

@@ -8,16 +8,21 @@ from importlib.metadata import version
 import pytest
 import torch
 
-from executor_svc.attention import AttentionLayer, TorchAttentionBackend
-from executor_svc.attention.flash_attn_rules import FlashAttention2Rules, FlashAttention3Rules
-from executor_svc.attention.library_rules import InstalledLibraries, find_installed_libraries
-from executor_svc.attention.needs import AttentionNeeds, BackendRules
+from executor_svc.attention.installed_libraries import InstalledLibraries, find_installed_libraries
+from executor_svc.attention.interface import AttentionLayer
+from executor_svc.attention.rules import (
+    AttentionNeeds,
+    BackendRules,
+    FlashAttention2Rules,
+    FlashAttention3Rules,
+    TorchRules,
+    TritonRules,
+    XformersRules,
+)
 from executor_svc.attention.selection import BackendName, ChosenBackend, choose_backend
-from executor_svc.attention.torch_rules import TorchRules
-from executor_svc.attention.triton_rules import TritonRules
-from executor_svc.attention.xformers_rules import XformersRules
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.config import ExecutorConfig, FakeConfig
-from executor_svc.device.devices import find_device
+from executor_svc.device.selection import find_device
 from shared.errors import ModelLoadError
 
 FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from executor_svc.native import build
-from executor_svc.native.build import FLAGS, build_library, cache_directory
-from executor_svc.native.errors import NativeUnavailableError
+from executor_svc.native.build import FLAGS, NativeUnavailableError, build_library, cache_directory
 from executor_svc.native.library import NativeLibrary
 
 

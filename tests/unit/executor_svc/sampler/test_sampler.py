@@ -9,12 +9,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from executor_svc.sampler import Sampled, Sampler
 from executor_svc.sampler.drawing import draw
 from executor_svc.sampler.filters import WIDTHS, filtered_scores
 from executor_svc.sampler.logprobs import Alternatives
-from executor_svc.worker.randomness import uniforms
-from executor_svc.worker.sample_rows import SampleRows
+from executor_svc.sampler.sample_rows import SampleRows, uniforms
+from executor_svc.sampler.sampler import Sampled, Sampler
 from shared.step import SAMPLING_ROW, Int32Array, SamplingRow
 from shared.token_rules import TokenRules
 from tests.support.sample_rows import ROWS_OF_FILTERS, Row

@@ -9,7 +9,7 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.attachment import Attachment
 from executor_svc.service.step_runner import Response, StepRunner
-from executor_svc.worker.running_step import DoneStep, RunningStep
+from executor_svc.worker.interface import DoneStep, RunningStep
 from octavo.execution.v1 import step_pb2
 from shared.errors import DeviceLostError, StepFailedError, StepGapError, UnavailableError
 from shared.step import Step, TableDelta, pairs

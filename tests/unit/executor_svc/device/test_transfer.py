@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from executor_svc.device.pinned_memory import pin
+from executor_svc.device.transfer import pin
 
 DEVICE = torch.device("cpu")  # stands for a GPU
 

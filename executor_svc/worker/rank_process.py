@@ -9,12 +9,12 @@ from contextlib import ExitStack
 import torch
 
 from executor_svc.config import ExecutorConfig
-from executor_svc.device.devices import find_device
-from executor_svc.parallel.rank_worker import LeaderWorker, follow
+from executor_svc.device.selection import find_device
 from executor_svc.parallel.ranks import RankAssignment
 from executor_svc.parallel.rendezvous import FollowingRank, LeadingRank, end_group
 from executor_svc.worker.interface import Worker
 from executor_svc.worker.loading import check_model, load_worker
+from executor_svc.worker.rank_worker import LeaderWorker, follow
 from shared.errors import ModelLoadError, StepFailedError
 from shared.events import configure_logging
 

@@ -1,7 +1,7 @@
-"""Host memory that a GPU reads and writes by itself: exactly as much as asked for.
+"""From host memory to the device: copies that do not wait for it, and memory that a GPU reads and writes by itself.
 
-torch's own pinned memory comes from an allocator that rounds up to a power of two: 40 GiB would pin 64. So memory is
-allocated as always, and then registered with CUDA.
+torch's own pinned memory comes from an allocator that rounds up to a power of two: 40 GiB would pin 64. So large memory
+is allocated as always, and then registered with CUDA; that pins exactly as much as asked for.
 """
 
 import contextlib
@@ -9,6 +9,8 @@ import logging
 import weakref
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from shared.events import Event
@@ -17,6 +19,23 @@ from shared.events import Event
 PORTABLE = 1
 
 _logger = logging.getLogger(__name__)
+
+
+def to_device(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """Return a copy of an array on a device; on a CPU it may share the array's memory.
+
+    On a GPU the copy takes its place in the current stream, and the array may be changed at once: the values wait in
+    pinned memory, which torch keeps until the device has read them.
+    """
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def index_to_device(values: npt.NDArray[np.integer], device: torch.device) -> torch.Tensor:
+    """Return a copy of indices on a device, int64."""
+    return to_device(values.astype(np.int64), device)
 
 
 class CudaRuntime(Protocol):

@@ -13,8 +13,7 @@ from typing import NoReturn, Protocol
 
 from executor_svc.parallel.connection import Connection, FrameKind
 from executor_svc.parallel.step_channel import StepChannel
-from executor_svc.worker.interface import Worker
-from executor_svc.worker.running_step import RunningStep
+from executor_svc.worker.interface import RunningStep, Worker
 from octavo.execution.v1 import step_pb2
 from shared.batch_table import BatchTable
 from shared.errors import InvalidStepError, StepFailedError
@@ -72,7 +71,7 @@ class LeaderWorker:
 
 @dataclass(frozen=True, slots=True)
 class LeaderStep:
-    """A step of rank 0 that ends the group if it fails; see `executor_svc.worker.running_step.RunningStep`."""
+    """A step of rank 0 that ends the group if it fails; see `executor_svc.worker.interface.RunningStep`."""
 
     step: RunningStep
     end_group: EndGroup

@@ -1,7 +1,9 @@
-"""What sampling needs to know of the sequences that get a token: NumPy only, for the model and for the fake.
+"""What sampling needs to know of the sequences that get a token, and their draws: NumPy only, also for the fake.
 
-A sample row is one (logits row, slot) pair of a step. Next: `executor_svc/sampler/`, which makes tokens of
-logits and these rows.
+A sample row is one (logits row, slot) pair of a step. Next: `sampler.py`, which makes tokens of logits and these rows.
+
+A draw is one uniform number from a counter hash in place of a generator: preemption, migration to another executor and
+the other rows of the batch cannot change what a sequence draws.
 """
 
 from __future__ import annotations
@@ -17,6 +19,11 @@ from shared.step import BoolArray, Int32Array
 from shared.token_rules import NO_TOKEN, TokenRules
 
 Int64Array = npt.NDArray[np.int64]
+
+# Of SplitMix64, see `uniforms`.
+GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(slots=True)
@@ -156,3 +163,26 @@ def _widened(words: Int32Array, width: int) -> Int32Array:
     """Return right-aligned words, [num_words, any], with `NO_TOKEN` in front up to a width."""
     padding = np.full((len(words), width - words.shape[1]), NO_TOKEN, np.int32)
     return np.concatenate((padding, words), axis=1)
+
+
+def uniforms(
+    seeds: npt.NDArray[np.uint64], output_indices: npt.NDArray[np.int32], num_output_tokens: npt.NDArray[np.int32]
+) -> npt.NDArray[np.float64]:
+    """Return one number in [0, 1) for each row, [num_rows], with 53 random bits.
+
+    Three rounds of the SplitMix64 step, one for each argument.
+    Source: Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators", figure 17
+    (the finalizer is Stafford's variant 13 of MurmurHash3's).
+    """
+    state = np.zeros_like(seeds)
+    for values in (seeds, output_indices.astype(np.uint64), num_output_tokens.astype(np.uint64)):
+        state = _mix(state ^ values)
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Advance by the golden gamma and finalize; arrays of uint64 wrap silently, as wanted."""
+    state = state + GOLDEN_GAMMA
+    state = (state ^ (state >> np.uint64(30))) * MIX_1
+    state = (state ^ (state >> np.uint64(27))) * MIX_2
+    return state ^ (state >> np.uint64(31))

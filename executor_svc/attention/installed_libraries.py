@@ -1,14 +1,8 @@
-"""What the rules of the libraries' backends have in common, and which of these libraries are installed."""
+"""Which attention libraries are installed, and whether their versions will do; looked up without importing them."""
 
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-
-import torch
-
-from executor_svc.attention.needs import AttentionNeeds
-
-HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,31 +25,6 @@ def find_installed_libraries() -> InstalledLibraries:
     )
 
 
-def why_not_device(needs: AttentionNeeds, lowest: tuple[int, int], highest_major: int | None = None) -> str | None:
-    """Return what is wrong with the device; None: nothing.
-
-    Args:
-        needs: What the model asks for.
-        lowest: The capability that the kernels need.
-        highest_major: The last generation of devices that they are for; None: later ones run them, too.
-    """
-    capability = needs.compute_capability
-    if capability is None:
-        return "it needs a CUDA device"
-    is_too_new = highest_major is not None and capability[0] > highest_major
-    if capability < lowest or is_too_new:
-        least = f"{lowest[0]}.{lowest[1]} or more" if highest_major is None else f"{highest_major}.x"
-        return f"it needs a device of capability {least}, not {capability[0]}.{capability[1]}"
-    return None
-
-
-def why_not_dtype(needs: AttentionNeeds) -> str | None:
-    """Return that the kernels are for numbers of 16 bits, if the model has others."""
-    if needs.dtype in HALF_PRECISION:
-        return None
-    return f"it takes float16 and bfloat16, not {dtype_name(needs.dtype)}"
-
-
 def why_not_version(package: str, extra: str, installed: str | None, needed: tuple[int, ...]) -> str | None:
     """Return what is wrong with the installed version of a package; None: nothing.
 
@@ -71,11 +40,6 @@ def why_not_version(package: str, extra: str, installed: str | None, needed: tup
     if version_numbers(installed) < needed:
         return f"{package} is {installed}, and {'.'.join(map(str, needed))} or newer is needed ({command})"
     return None
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a number format, as in `--dtype`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def version_numbers(text: str) -> tuple[int, ...]:

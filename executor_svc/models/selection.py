@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from executor_svc.attention import AttentionBackend
+from executor_svc.attention.interface import AttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
-from executor_svc.attention.needs import AttentionNeeds
+from executor_svc.attention.rules import AttentionNeeds
 from executor_svc.attention.selection import ChosenBackend, choose_backend
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint

@@ -10,10 +10,9 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.parallel.connection import Connection
-from executor_svc.parallel.rank_worker import LeaderWorker, follow
 from executor_svc.parallel.step_channel import StepChannel, connect
-from executor_svc.worker.interface import execute
-from executor_svc.worker.running_step import RunningStep
+from executor_svc.worker.interface import RunningStep, execute
+from executor_svc.worker.rank_worker import LeaderWorker, follow
 from shared.errors import InvalidStepError, StepFailedError
 from shared.step import Step, StepResult, TableDelta, pairs
 from tests.support.steps import StepOnDevice
