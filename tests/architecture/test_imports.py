@@ -23,6 +23,8 @@ CONTRACTS = [
 NO_TORCH = "the scheduler and what both services share never import torch or transformers"
 INDEPENDENT = "the two services never import each other"
 PURE_CORE = "the scheduler's core is pure: no transport, clock, randomness or logging"
+FRONT_BY_INTERFACE = "the front knows the engine by its interface alone"
+TOKENS_ONLY = "the engine, the core and the executors' sessions know no text and no clients"
 SHARED_BELOW = "what both services share imports neither of them"
 FAKE_WITHOUT_TORCH = "the fake executor runs without torch"
 EXECUTOR_ROOMS = "the rooms of the executor stand on each other"
@@ -57,7 +59,12 @@ PLANTS = [
     (PURE_CORE, "scheduler_svc/core/planted.py", "from google.protobuf import message"),
     (PURE_CORE, "scheduler_svc/core/planted.py", "from shared.wire import encode_step"),
     (PURE_CORE, "scheduler_svc/core/planted.py", "import shared.config"),
-    (PURE_CORE, "scheduler_svc/core/planted.py", "import scheduler_svc.front.request"),
+    (PURE_CORE, "scheduler_svc/core/planted.py", "import scheduler_svc.executors.session"),
+    (FRONT_BY_INTERFACE, "scheduler_svc/front/planted.py", "import scheduler_svc.core.sequence"),
+    (FRONT_BY_INTERFACE, "scheduler_svc/front/api/planted.py", LAZY.format("import scheduler_svc.engine.engine")),
+    (FRONT_BY_INTERFACE, "scheduler_svc/front/text/planted.py", "from scheduler_svc.executors import served_model"),
+    (TOKENS_ONLY, "scheduler_svc/engine/planted.py", "from scheduler_svc.front import response"),
+    (TOKENS_ONLY, "scheduler_svc/executors/planted.py", "import scheduler_svc.admin.state"),
     (SHARED_BELOW, "shared/planted.py", "import scheduler_svc.core.sequence"),
     (SHARED_BELOW, "shared/planted.py", "from executor_svc import worker"),
     (FAKE_WITHOUT_TORCH, "executor_svc/fake/planted.py", "import torch"),
