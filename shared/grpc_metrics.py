@@ -13,12 +13,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 
-from shared.grpc_status import handler_parts
 from shared.histogram import Histogram
+from shared.interceptor import Context, Handler, HandlerInterceptor, handler_parts
 from shared.metric import Family, LabelValues, Metric
 from shared.tls import ServerTls
 
@@ -50,10 +50,8 @@ _HANDLING_BOUNDS = tuple(0.001 * 2**power for power in range(18))
 
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
-
-class CallMetrics(grpc.aio.ServerInterceptor):
+class CallMetrics(HandlerInterceptor):
     """Counts the calls of all ports that it stands before.
 
     Args:
@@ -64,21 +62,14 @@ class CallMetrics(grpc.aio.ServerInterceptor):
         self._clock = clock
         self._methods: dict[LabelValues, _Method] = {}
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """Wrap the handler of one call."""
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        method = self._method(handler_call_details.method, handler)
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        """Return the handler with its calls counted."""
+        counts = self._counts_of(method, handler)
         behavior, rebuild = handler_parts(handler)
 
-        async def counted(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def counted(request: Any, context: Context) -> Any:
             begin_s = self._clock()
-            method.num_started += 1
+            counts.num_started += 1
             received = _CountedRequests(request) if handler.request_streaming else None
             sent = _CountingContext(context)
             code = grpc.StatusCode.UNKNOWN
@@ -93,10 +84,10 @@ class CallMetrics(grpc.aio.ServerInterceptor):
                 code = _code_of(context, otherwise=code)
                 raise
             finally:
-                method.num_received += received.num_messages if received is not None else 1
-                method.num_sent += sent.num_messages if handler.response_streaming else int(code is grpc.StatusCode.OK)
-                method.num_handled[code.name] += 1
-                method.handling.observe(self._clock() - begin_s)
+                counts.num_received += received.num_messages if received is not None else 1
+                counts.num_sent += sent.num_messages if handler.response_streaming else int(code is grpc.StatusCode.OK)
+                counts.num_handled[code.name] += 1
+                counts.handling.observe(self._clock() - begin_s)
 
         return rebuild(counted, handler.request_deserializer, handler.response_serializer)
 
@@ -111,7 +102,7 @@ class CallMetrics(grpc.aio.ServerInterceptor):
         yield SENT.family({labels: method.num_sent for labels, method in methods.items()})
         yield HANDLING.histogram_family({labels: method.handling for labels, method in methods.items()})
 
-    def _method(self, full_name: str, handler: Handler) -> _Method:
+    def _counts_of(self, full_name: str, handler: Handler) -> _Method:
         """Return the numbers of a method, which is served."""
         _, service, name = full_name.split("/", 2)
         labels = (_type_of(handler), service, name)
@@ -144,7 +135,7 @@ class _CountingContext:
 
     __slots__ = ("_context", "num_messages")
 
-    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
         self.num_messages = 0
 
@@ -183,16 +174,14 @@ def _type_of(handler: Handler) -> str:
     return "server_stream" if handler.response_streaming else "unary"
 
 
-def _code_of(
-    context: grpc.aio.ServicerContext[Any, Any], otherwise: grpc.StatusCode = grpc.StatusCode.OK
-) -> grpc.StatusCode:
+def _code_of(context: Context, otherwise: grpc.StatusCode = grpc.StatusCode.OK) -> grpc.StatusCode:
     """Return the code that the call was ended with; `otherwise`: nobody said one."""
     said: grpc.StatusCode | int | None = context.code()  # more than its type says
     code = _CODES.get(said, grpc.StatusCode.UNKNOWN) if isinstance(said, int) else said
     return otherwise if code in (None, grpc.StatusCode.OK) else code
 
 
-def _code_of_cancelled(context: grpc.aio.ServicerContext[Any, Any]) -> grpc.StatusCode:
+def _code_of_cancelled(context: Context) -> grpc.StatusCode:
     """Return what a client has seen whose call gRPC cancelled: its deadline has passed, or it left."""
     remaining_s = context.time_remaining()
     if remaining_s is not None and remaining_s <= 0:

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
-from types import AsyncGeneratorType
+from collections.abc import Sequence
 from typing import Any, Never
 
 import grpc
@@ -43,6 +41,7 @@ from shared.errors import (
     WorldError,
 )
 from shared.events import Event
+from shared.interceptor import Context, Handler, HandlerInterceptor, handler_parts, run_handler
 
 # What gRPC's core says when no address of a name took the connection; the reason is at the end.
 _NO_CONNECTION = re.compile(
@@ -97,33 +96,20 @@ def rpc_status(error: Exception) -> status_pb2.Status:
     return status
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> Never:
+async def abort(context: Context, error: Exception) -> Never:
     """End the call with the status of `error`. Raises grpc.aio.AbortError, always."""
     status = rpc_status(error)
     await context.abort(status_code(error), status.message, ((DETAILS_KEY, status.SerializeToString()),))
 
 
-class StatusInterceptor(grpc.aio.ServerInterceptor):
-    """Ends every call that raised with the status of the error; logs the unexpected ones.
+class StatusInterceptor(HandlerInterceptor):
+    """Ends every call that raised with the status of the error; logs the unexpected ones."""
 
-    Streaming handlers are async generators. They are driven here and closed as soon as the call
-    ends: gRPC itself leaves an abandoned generator to the garbage collector, and its `finally` late.
-    """
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Wrap the handler of one call."""
-        handler = await continuation(handler_call_details)
-        # An unknown method has no handler; gRPC answers UNIMPLEMENTED.
-        if handler is None:
-            return None
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        """Return the handler with its errors turned into statuses."""
         behavior, rebuild = handler_parts(handler)
-        method = handler_call_details.method
 
-        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def guarded(request: Any, context: Context) -> Any:
             try:
                 return await run_handler(behavior, request, context)
             except grpc.aio.BaseError:
@@ -140,34 +126,6 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 def _request_id(message: object) -> str | None:
     """Return the id in the message of a call, if it has one."""
     return getattr(message, "request_id", None) or None
-
-
-async def run_handler(behavior: Callable[..., Any], request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-    """Run the function behind a handler, for an interceptor; return its answer, None if it writes a stream."""
-    answer = behavior(request, context)
-    if not isinstance(answer, AsyncGeneratorType):
-        return await answer
-    async with aclosing(answer) as responses:
-        await _write_all(responses, context)
-    return None
-
-
-async def _write_all(responses: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    async for response in responses:
-        await context.write(response)
-
-
-def handler_parts(
-    handler: grpc.RpcMethodHandler[Any, Any],
-) -> tuple[Callable[..., Any], Callable[..., grpc.RpcMethodHandler[Any, Any]]]:
-    """Return the function behind a handler and what makes a handler of its kind, for an interceptor."""
-    kinds: dict[tuple[bool, bool], tuple[Any, Callable[..., grpc.RpcMethodHandler[Any, Any]]]] = {
-        (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
-        (False, True): (handler.unary_stream, grpc.unary_stream_rpc_method_handler),
-        (True, False): (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
-        (True, True): (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
-    }
-    return kinds[bool(handler.request_streaming), bool(handler.response_streaming)]
 
 
 def _message(error: Exception) -> str:

@@ -37,9 +37,9 @@ from scheduler_svc.engine.readiness import Readiness
 from scheduler_svc.engine.request_life import LifeEvent
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.executors.client import ExecutorClient
-from scheduler_svc.executors.compatibility import Adoption, LoadTokenizer
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.drivers import Drivers
+from scheduler_svc.executors.fleet_model import FleetModel, LoadTokenizer
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.served_model import ServedModel
 from scheduler_svc.executors.session import ExecutorSession
@@ -56,6 +56,9 @@ from shared.errors import (
 )
 
 PREFIX_KEY_BYTES = 32
+
+# Until a group that was dealt to a core which has stalled is given to another one, at most, in seconds.
+TICK_INTERVAL_S = 0.5
 
 
 class Engine:
@@ -92,7 +95,7 @@ class Engine:
         self.drivers = Drivers(membership, connect, self, settings.driver, self.meter)
         self.ended = EndedRequests()
         self.requests = LiveRequests(self.queue, self.deal, self.meter, [log_end, self.ended.add])
-        self.adoption = Adoption(
+        self.fleet_model = FleetModel(
             self.fleet, lambda: self.drivers.membership.addresses, settings.core, load_tokenizer, self._abort_all
         )
         self.readiness = Readiness(self.fleet, lambda: self.last_trouble, set_ready)
@@ -202,10 +205,18 @@ class Engine:
             self._abort_all("the scheduler shut down; send the request again")
 
     async def run(self) -> None:
-        """Drive the executors, and look after the requests that find none; until cancelled."""
+        """Drive the executors, and look after the requests that wait; until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.drivers.run())
             group.create_task(self.orphans.watch())
+            group.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        """While groups wait, let all cores look at them again and again: one that has some may have stalled."""
+        while True:
+            await asyncio.sleep(TICK_INTERVAL_S)
+            if self.has_waiting:
+                self.drivers.wake()
 
     # What there is -------------------------------------------------------------------------------
 
@@ -237,7 +248,7 @@ class Engine:
     @property
     def model(self) -> ServedModel | None:
         """What is served, or was last; None: no executor has been attached yet."""
-        return self.adoption.model
+        return self.fleet_model.model
 
     @property
     def num_preemptions(self) -> dict[PreemptionMode, int]:
@@ -274,12 +285,12 @@ class Engine:
 
     # Executors come and go: called by their drivers ----------------------------------------------
 
-    async def adopt(self, session: ExecutorSession, address: str) -> ExecutorCore:
+    async def admit(self, session: ExecutorSession, address: str) -> ExecutorCore:
         """Return a core for an executor that was just attached at an address.
 
         Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.
         """
-        return await self.adoption.adopt(session, address)
+        return await self.fleet_model.admit(session, address)
 
     async def on_attached(self, driver: ExecutorDriver) -> None:
         """The executor takes groups from now on."""
@@ -293,7 +304,7 @@ class Engine:
 
     async def on_addresses_changed(self) -> None:
         """Executors are to come or to leave: the largest may be leaving, or the last one that takes groups."""
-        self.adoption.update_limits()
+        self.fleet_model.update_limits()
         self.orphans.note_change()
         await self.readiness.tell()
 
@@ -369,11 +380,6 @@ class Engine:
     def deal(self) -> None:
         """Groups wait: give those that stand first to cores that have room, and let their drivers look."""
         self.drivers.wake_those_of(self.fleet.dealer.deal(time.monotonic()))
-
-    def wake_sleepers(self) -> None:
-        """A core left groups in the queue: drivers that do not look at it by themselves are to look."""
-        self.deal()
-        self.drivers.wake_sleepers()
 
 
 def _ran_without(core: ExecutorCore, request: LiveRequest) -> bool:

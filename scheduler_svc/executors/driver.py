@@ -11,15 +11,13 @@ import asyncio
 import logging
 import re
 import time
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.step_cost import StepCost
-from scheduler_svc.core.step_plan import StepInFlight
 from scheduler_svc.executors.circuit_breaker import CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
+from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings
 from scheduler_svc.executors.probe import probe
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
 from scheduler_svc.telemetry.meter import Meter
@@ -32,9 +30,6 @@ log = logging.getLogger(__name__)
 
 NUMBERS = re.compile(r"[\d.]+")
 
-# While groups wait, an idle core looks at the queue again so often: another one may have stalled.
-RECHECK_INTERVAL_S = 0.5
-
 # A step hangs that takes so much longer than it should, and how often that is looked at: together below 2 s.
 HANG_AFTER_S = 1.25
 WATCH_INTERVAL_S = 0.5
@@ -42,71 +37,6 @@ WATCH_INTERVAL_S = 0.5
 
 class LeftAloneError(ExecutorRefusedError):
     """The executor failed, and is not attached for a while."""
-
-
-class DriverOwner(Protocol):
-    """What drivers ask of the engine."""
-
-    async def on_addresses_changed(self) -> None:
-        """Drivers were started, retired, or are not retired any more."""
-
-    def holder_of(self, instance_id: str) -> "ExecutorDriver | None":
-        """Return the driver that has the executor process with this id, or is about to; None: nobody."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another executor may be attached."""
-
-    async def adopt(self, session: ExecutorSession, address: str) -> ExecutorCore:
-        """Return a core for an executor that was just attached.
-
-        Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.
-        """
-
-    async def on_attached(self, driver: "ExecutorDriver") -> None:
-        """The driver has a core from now on."""
-
-    async def on_detached(self, driver: "ExecutorDriver") -> None:
-        """The driver has no core any more, or got none."""
-
-    def deliver(self, core: ExecutorCore, updates: StepUpdates) -> None:
-        """Give what a step of the core brought to the requests; some may have ended since it was processed."""
-
-    def schedule(self, core: ExecutorCore, address: str, now_s: float) -> StepInFlight | None:
-        """Return the next step of the core of an address, None: nothing to do. The requests that it gave up end."""
-
-    def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
-        """The executor is lost or retired, and why: keep the requests of its core for another one."""
-
-    def on_probed(self, address: str, *, works: bool) -> None:
-        """The executor at an address, which was lost without a result, has run a probe, or was lost with it."""
-
-    def fail_all(self, core: ExecutorCore | None) -> None:
-        """A bug of ours: end the requests of the core, if there was one, without asking it any more."""
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether groups wait in the queue."""
-
-    def wake_sleepers(self) -> None:
-        """A core has looked at the queue and left groups in it: set `work` of the drivers that are asleep."""
-
-
-@dataclass(frozen=True, slots=True)
-class DriverSettings:
-    """What a driver takes from the configuration.
-
-    Attributes:
-        steps_in_flight: Most steps sent and not answered.
-        checks_batch_table: Whether steps carry a digest for the executor to compare.
-        retry_interval_s: Time between two attempts to attach, in seconds.
-        max_executors: Most executors that one scheduler attaches to; None: any number.
-    """
-
-    steps_in_flight: int = 2
-    checks_batch_table: bool = False
-    retry_interval_s: float = 0.5
-    max_executors: int | None = None
 
 
 class ExecutorDriver:
@@ -129,7 +59,6 @@ class ExecutorDriver:
         instance_id: The executor process that answers at the address; empty: none did when last asked.
         holds_instance: Whether it is this driver that has it, or is about to: it may have several addresses.
         is_retired: Whether the address is gone from the fleet.
-        is_asleep: Whether nothing but `work` makes the driver look at the queue.
         work: Set by whoever changes something that the core may act on.
     """
 
@@ -151,7 +80,6 @@ class ExecutorDriver:
         self.instance_id = ""
         self.holds_instance = False
         self.is_retired = False
-        self.is_asleep = False
         self.work = asyncio.Event()
         self._owner = owner
         self._settings = settings
@@ -209,7 +137,7 @@ class ExecutorDriver:
             if not self._breaker.is_closed:
                 await self._probe()
             async with self.client.attach(self._claim) as session:
-                self.core, self.session = await self._owner.adopt(session, self.address), session
+                self.core, self.session = await self._owner.admit(session, self.address), session
                 self.core.takes_groups = not self.is_retired
                 self.core.is_probing = not self._breaker.is_closed
                 if self._cost_of != session.info.instance_id:
@@ -321,23 +249,8 @@ class ExecutorDriver:
                 logged = LoggedStep(step, scheduled.layout, decided_at_s=decided_at_s)
                 self.step_log.add(logged)
                 logged.request_bytes = await session.send(step)
-            await self._wait_for_work()
-
-    async def _wait_for_work(self) -> None:
-        """Wait until the core may have something to do; asleep: nobody waits, and nothing looks at the queue."""
-        if not self._owner.has_waiting:
-            self.is_asleep = True
-            try:
-                await self.work.wait()
-            finally:
-                self.is_asleep = False
-            return
-        self._owner.wake_sleepers()  # what this core preempted may run on another one
-        try:
-            async with asyncio.timeout(RECHECK_INTERVAL_S):
-                await self.work.wait()
-        except TimeoutError:
-            pass
+            self._owner.deal()  # what this core preempted may run on another one
+            await self.work.wait()
 
     async def _receive_results(self, core: ExecutorCore, session: ExecutorSession) -> None:
         while True:
@@ -347,7 +260,6 @@ class ExecutorDriver:
             if not self._breaker.is_closed:
                 self._breaker.close()
                 core.is_probing = False
-                self._owner.wake_sleepers()
             self.num_output_tokens += updates.num_tokens
             self.work.set()
             try:

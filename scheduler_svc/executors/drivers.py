@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.executors.client import ExecutorClient
-from scheduler_svc.executors.driver import DriverOwner, DriverSettings, ExecutorDriver
+from scheduler_svc.executors.driver import ExecutorDriver
+from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.telemetry.meter import Meter
 
@@ -131,9 +132,3 @@ class Drivers(Mapping[str, ExecutorDriver]):
             for driver in self.values():
                 if driver.core in cores:
                     driver.work.set()
-
-    def wake_sleepers(self) -> None:
-        """A core left groups in the queue: those that have nothing to do and do not look may take them."""
-        for driver in self.values():
-            if driver.is_asleep:
-                driver.work.set()

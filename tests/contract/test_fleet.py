@@ -155,7 +155,7 @@ async def test_what_one_executor_preempts_runs_on_another_that_has_nothing_to_do
         answers = asyncio.gather(*(collect(stack, token_request(4, 28, first_id=first_id)) for first_id in (1, 2)))
         await until(lambda: stack.num_groups_on(first) == 2)
         directory.addresses = {first.address, second.address}
-        await until(lambda: second.address in stack.engine.drivers and stack.driver_of(second).is_asleep)
+        await until(lambda: second.address in stack.engine.drivers and stack.driver_of(second).core is not None)
         gated.gate.set()
         assert [len(answer.token_ids) for answer in await answers] == [28, 28]
         assert stack.driver_of(second).step_log.kept_ids != (0, 0)

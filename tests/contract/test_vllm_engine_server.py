@@ -115,7 +115,7 @@ async def test_the_archive_is_made_once_for_each_model_and_not_on_the_event_loop
         assert len(threads) == 1
         model = gateway.stack.engine.model
         assert model is not None
-        gateway.stack.engine.adoption.model = dataclasses.replace(model, max_model_len=77)
+        gateway.stack.engine.fleet_model.model = dataclasses.replace(model, max_model_len=77)
         config = json.loads(zipfile.ZipFile(io.BytesIO(await archive_of(gateway))).read("config.json"))
     assert config["max_position_embeddings"] == 77
     assert len(threads) == 2

@@ -112,8 +112,8 @@ FAULTS = (
     Fault(
         "health wants a token",
         f"{SERVICE}/front/access/access_control.py",
-        "        if handler is None or service == health.SERVICE_NAME:\n",
-        "        if handler is None:\n",
+        "        if service == health.SERVICE_NAME:\n",
+        "        if not service:\n",
         (f"{TLS}/test_access.py::test_health_is_open_and_reflection_is_not",),
     ),
     Fault(

@@ -10,7 +10,7 @@ from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.executors.client import ExecutorClient
-from scheduler_svc.executors.driver import DriverSettings
+from scheduler_svc.executors.driver_interface import DriverSettings
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.served_model import CoreSettings
 from scheduler_svc.executors.session import SessionTimings

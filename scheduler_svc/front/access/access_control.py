@@ -4,14 +4,10 @@ Who it is comes from a bearer token, or from the client certificate that gRPC ve
 servicers by `identity.py`. Health stays open: probes have neither.
 """
 
-# The stubs of grpc make generic what is not at run time.
-from __future__ import annotations
-
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
-import grpc
 import grpc.aio
 from grpc_health.v1 import health
 
@@ -21,12 +17,11 @@ from scheduler_svc.front.access.token_table import TokenTable, read_tokens
 from scheduler_svc.front.api.request_body import decode
 from shared.errors import OctavoServiceError, PermissionDeniedError, UnauthenticatedError
 from shared.events import Event
-from shared.grpc_status import abort, handler_parts, run_handler
+from shared.grpc_status import abort
+from shared.interceptor import Context, Handler, HandlerInterceptor, handler_parts, run_handler
 from shared.watched_files import WatchedFiles
 
 log = logging.getLogger(__name__)
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 # What a verified client certificate calls its owner, in the names of gRPC's authentication context.
 _NAME_PROPERTIES = ("x509_common_name", "peer_dns", "peer_uri")
@@ -67,7 +62,7 @@ class AccessControl:
         return identity
 
 
-class AccessInterceptor(grpc.aio.ServerInterceptor):
+class AccessInterceptor(HandlerInterceptor):
     """Lets calls of known clients through, and tells the servicers whose they are.
 
     Args:
@@ -79,17 +74,10 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         self._control = control
         self._operator_services = frozenset(operator_services)
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Wrap the handler of one call."""
-        handler = await continuation(handler_call_details)
-        method = handler_call_details.method
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        """Return the handler with its callers checked."""
         service = method.rpartition("/")[0].lstrip("/")
-        # An unknown method has no handler; gRPC answers UNIMPLEMENTED.
-        if handler is None or service == health.SERVICE_NAME:
+        if service == health.SERVICE_NAME:
             return handler
         behavior, rebuild = handler_parts(handler)
         # The messages of a stream are read by the handler itself, so after this.

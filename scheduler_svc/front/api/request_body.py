@@ -5,18 +5,13 @@ stop every stream. So the methods that take prompts get a `RequestBody`. It is c
 (`message_scan.py`); unless it is small, both are done in a thread.
 """
 
-# The stubs of grpc make generic what is not at run time.
-from __future__ import annotations
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, TypeVar
-
-import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from scheduler_svc.front.api.message_scan import CountLimit, MalformedMessageError, MessageScan
-from shared.grpc_status import handler_parts
+from shared.interceptor import Handler, HandlerInterceptor, handler_parts
 
 # Whatever is in so many bytes, it is counted and decoded in a few milliseconds.
 SMALL_BODY_BYTES = 16 * 2**10
@@ -58,7 +53,7 @@ class RequestBody(Generic[M]):
         return message
 
 
-class KeepBodies(grpc.aio.ServerInterceptor):
+class KeepBodies(HandlerInterceptor):
     """Gives some methods the body of their request in place of the request. Stands inside all others that read it.
 
     Args:
@@ -69,15 +64,10 @@ class KeepBodies(grpc.aio.ServerInterceptor):
     def __init__(self, methods: Mapping[str, type[Message]]) -> None:
         self._methods = dict(methods)
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Wrap the handler of one call."""
-        handler = await continuation(handler_call_details)
-        message_class = self._methods.get(handler_call_details.method)
-        if handler is None or message_class is None:
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        """Return the handler with the body in place of the request."""
+        message_class = self._methods.get(method)
+        if message_class is None:
             return handler
         behavior, rebuild = handler_parts(handler)
         return rebuild(behavior, lambda content: RequestBody(content, message_class), handler.response_serializer)

@@ -1,5 +1,6 @@
 """The engine's own rules, on cores that nobody drives."""
 
+import asyncio
 import logging
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.engine import engine as engine_module
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.executors.served_model import ServedModel
 from shared.errors import CacheTooSmallError, InvalidFieldError, OctavoServiceError, QueueFullError
@@ -22,7 +24,7 @@ def crowded() -> IdleEngine:
     idle = IdleEngine(["a"], small_limits())
     engine = idle.engine
     engine.settings = replace(engine.settings, max_waiting_requests_per_tenant=1)
-    engine.adoption.model = ServedModel(FakeWorker().info, 24, 4)
+    engine.fleet_model.model = ServedModel(FakeWorker().info, 24, 4)
     idle.add(group(0, 4))
     return idle
 
@@ -191,3 +193,18 @@ def test_the_fourth_loss_that_counts_ends_a_request_and_the_second_makes_a_suspe
     idle.engine.on_probed("a", works=True)
     assert str(first.error) == "the executor was lost 4 times in a row while it ran this request"
     assert idle.engine.suspect is later
+
+
+async def test_while_groups_wait_the_cores_look_at_them_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "TICK_INTERVAL_S", 0.001)
+    idle = crowded()
+    work = idle.engine.drivers["a"].work
+    running = asyncio.create_task(idle.engine.run())
+    try:
+        async with asyncio.timeout(10):
+            for _ in range(3):
+                await work.wait()
+                work.clear()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

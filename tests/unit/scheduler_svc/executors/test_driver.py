@@ -22,7 +22,8 @@ from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.executors import driver as executor_driver
 from scheduler_svc.executors.circuit_breaker import Backoff, CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
-from scheduler_svc.executors.driver import DriverSettings, ExecutorDriver
+from scheduler_svc.executors.driver import ExecutorDriver
+from scheduler_svc.executors.driver_interface import DriverSettings
 from scheduler_svc.executors.served_model import CoreSettings, serving_limits
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
 from scheduler_svc.telemetry.meter import Meter
@@ -93,7 +94,8 @@ class Owner:
         self.fleet = Fleet(WaitingQueue(FcfsPolicy()), FcfsPolicy())
         self.token_ids: list[int] = []
         self.events: list[str] = []
-        self.when_adopted: Callable[[], None] = lambda: None
+        self.num_deals = 0
+        self.when_admitted: Callable[[], None] = lambda: None
         self.holder: ExecutorDriver | None = None
 
     async def on_addresses_changed(self) -> None:
@@ -102,8 +104,8 @@ class Owner:
     def holder_of(self, instance_id: str) -> ExecutorDriver | None:
         return self.holder
 
-    async def adopt(self, session: ExecutorSession, address: str) -> ExecutorCore:
-        self.when_adopted()
+    async def admit(self, session: ExecutorSession, address: str) -> ExecutorCore:
+        self.when_admitted()
         return self.fleet.join(serving_limits(session.info, CoreSettings()), session.epoch, address)
 
     async def on_attached(self, driver: ExecutorDriver) -> None:
@@ -139,12 +141,8 @@ class Owner:
         self.fleet.cores.remove(core)
         self.events.append("failed all")
 
-    @property
-    def has_waiting(self) -> bool:
-        return len(self.fleet.queue) > 0
-
-    def wake_sleepers(self) -> None:
-        self.events.append("woke sleepers")
+    def deal(self) -> None:
+        self.num_deals += 1
 
 
 class Stage:
@@ -436,7 +434,7 @@ async def test_the_log_says_lost_only_of_an_executor_that_was_not_retired(
 async def test_an_executor_that_is_retired_while_it_is_attached_takes_no_groups() -> None:
     stage = Stage()
     waiting = stage.add()
-    stage.owner.when_adopted = lambda: stage.driver.retire(is_retired=True)
+    stage.owner.when_admitted = lambda: stage.driver.retire(is_retired=True)
     async with stage.running() as running:
         assert running.done()
     assert stage.owner.events == ["attached", "took 0 back", "detached"]
@@ -485,25 +483,14 @@ async def test_a_retired_executor_that_is_lost_is_not_looked_for_again() -> None
     assert stage.driver.num_losses == 1
 
 
-async def test_a_driver_sleeps_while_nobody_waits_and_looks_again_and_again_while_somebody_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(executor_driver, "RECHECK_INTERVAL_S", 0.001)
+async def test_before_a_driver_waits_it_has_the_line_dealt() -> None:
     stage = Stage()
-    was_asleep: list[bool] = []
     async with stage.running():
-        was_asleep.append(stage.driver.is_asleep)
-        assert stage.driver.core is not None
-        stage.driver.core.takes_groups = False
-        group = await stage.submit()
-        was_asleep.append(stage.driver.is_asleep)
-        stage.driver.core.takes_groups = True  # and nobody says so
-        while group in stage.owner.fleet.queue:
-            await asyncio.sleep(0)
-        await settle()
-        was_asleep.append(stage.driver.is_asleep)
-    assert was_asleep == [True, False, True]
-    assert "woke sleepers" in stage.owner.events
+        before = stage.owner.num_deals
+        await stage.submit()
+        after_sending = stage.owner.num_deals
+        await stage.answer()
+    assert before < after_sending < stage.owner.num_deals, "what a core preempted may run on another one"
 
 
 async def test_groups_that_can_never_go_on_are_reported_even_if_there_is_no_step() -> None:

@@ -5,11 +5,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NoReturn, cast
 
-import pytest
-
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
-from scheduler_svc.executors.driver import DriverOwner, DriverSettings, ExecutorDriver
+from scheduler_svc.executors.driver import ExecutorDriver
+from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings
 from scheduler_svc.executors.drivers import Drivers
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.session import SessionTimings
@@ -208,12 +207,3 @@ def test_an_executor_belongs_to_the_driver_that_claimed_it() -> None:
     alias.holds_instance = True
     assert stage.drivers.holder_of("one") is alias
     assert stage.drivers.holder_of("another one") is None
-
-
-@pytest.mark.parametrize(("wake", "woken"), [(Drivers.wake, [True, True]), (Drivers.wake_sleepers, [False, True])])
-async def test_all_are_woken_or_those_that_sleep(wake: Callable[[Drivers], None], woken: list[bool]) -> None:
-    stage = Stage()
-    drivers = [stage.drivers.add("a:1"), stage.drivers.add("b:1")]
-    drivers[1].is_asleep = True
-    wake(stage.drivers)
-    assert [driver.work.is_set() for driver in drivers] == woken

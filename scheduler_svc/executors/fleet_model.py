@@ -1,4 +1,4 @@
-"""Whether an executor that was just attached may serve, and what the fleet serves from then on.
+"""The model that a fleet serves, and the check that an executor which was just attached fits it.
 
 The first executor of a fleet says which model is served; others must have the same, also while the first one is away
 for a restart. They may be larger or smaller: each core has the limits of its executor. Served are sequences up to the
@@ -25,8 +25,8 @@ FetchFiles: TypeAlias = Callable[[], Awaitable[tuple[TokenizerFile, ...]]]
 LoadTokenizer: TypeAlias = Callable[[ExecutorInfo, FetchFiles], Awaitable[None]]
 
 
-class Adoption:
-    """Makes the cores of executors that may serve.
+class FleetModel:
+    """Owns what is served, and makes the cores of executors that fit it.
 
     Args:
         fleet: Where the cores join.
@@ -57,7 +57,7 @@ class Adoption:
         self._tokenizer_of = ""  # the executor process that it came from
         self._members: dict[str, _Member] = {}  # by address, as they were when the served model was last there
 
-    async def adopt(self, session: ExecutorSession, address: str) -> ExecutorCore:
+    async def admit(self, session: ExecutorSession, address: str) -> ExecutorCore:
         """Return a core for an executor that was just attached at an address.
 
         Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.

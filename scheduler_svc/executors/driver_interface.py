@@ -1,0 +1,73 @@
+"""What a driver is given by the configuration, and what it asks of its owner, the engine. Read next: `driver.py`."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.results import StepUpdates
+from scheduler_svc.core.step_plan import StepInFlight
+from scheduler_svc.executors.session import ExecutorSession
+
+if TYPE_CHECKING:
+    from scheduler_svc.executors.driver import ExecutorDriver
+
+
+class DriverOwner(Protocol):
+    """What drivers ask of the engine."""
+
+    async def on_addresses_changed(self) -> None:
+        """Drivers were started, retired, or are not retired any more."""
+
+    def holder_of(self, instance_id: str) -> "ExecutorDriver | None":
+        """Return the driver that has the executor process with this id, or is about to; None: nobody."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another executor may be attached."""
+
+    async def admit(self, session: ExecutorSession, address: str) -> ExecutorCore:
+        """Return a core for an executor that was just attached.
+
+        Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.
+        """
+
+    async def on_attached(self, driver: "ExecutorDriver") -> None:
+        """The driver has a core from now on."""
+
+    async def on_detached(self, driver: "ExecutorDriver") -> None:
+        """The driver has no core any more, or got none."""
+
+    def deliver(self, core: ExecutorCore, updates: StepUpdates) -> None:
+        """Give what a step of the core brought to the requests; some may have ended since it was processed."""
+
+    def schedule(self, core: ExecutorCore, address: str, now_s: float) -> StepInFlight | None:
+        """Return the next step of the core of an address, None: nothing to do. The requests that it gave up end."""
+
+    def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
+        """The executor is lost or retired, and why: keep the requests of its core for another one."""
+
+    def on_probed(self, address: str, *, works: bool) -> None:
+        """The executor at an address, which was lost without a result, has run a probe, or was lost with it."""
+
+    def fail_all(self, core: ExecutorCore | None) -> None:
+        """A bug of ours: end the requests of the core, if there was one, without asking it any more."""
+
+    def deal(self) -> None:
+        """Groups may stand in line: give them to cores that have room, and set `work` of their drivers."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSettings:
+    """What a driver takes from the configuration.
+
+    Attributes:
+        steps_in_flight: Most steps sent and not answered.
+        checks_batch_table: Whether steps carry a digest for the executor to compare.
+        retry_interval_s: Time between two attempts to attach, in seconds.
+        max_executors: Most executors that one scheduler attaches to; None: any number.
+    """
+
+    steps_in_flight: int = 2
+    checks_batch_table: bool = False
+    retry_interval_s: float = 0.5
+    max_executors: int | None = None

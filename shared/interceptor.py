@@ -1,0 +1,67 @@
+"""What an interceptor of ours does with the handler of a call.
+
+`grpc.aio.ServerInterceptor` gives an interceptor a way to the handler, and no way to wrap one that works for unary
+calls and streams alike. `HandlerInterceptor` does.
+"""
+
+# The stubs of grpc make generic what is not at run time.
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from types import AsyncGeneratorType
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class HandlerInterceptor(grpc.aio.ServerInterceptor):
+    """Stands around the handlers of a server."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Wrap the handler of one call. An unknown method has none; gRPC answers UNIMPLEMENTED."""
+        handler = await continuation(handler_call_details)
+        return None if handler is None else self.wrap(handler_call_details.method, handler)
+
+    @abstractmethod
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        """Return what runs in place of the handler of a method, such as `/octavo.admin.v1.AdminService/GetStep`."""
+
+
+def handler_parts(handler: Handler) -> tuple[Callable[..., Any], Callable[..., Handler]]:
+    """Return the function behind a handler and what makes a handler of its kind."""
+    kinds: dict[tuple[bool, bool], tuple[Any, Callable[..., Handler]]] = {
+        (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
+        (False, True): (handler.unary_stream, grpc.unary_stream_rpc_method_handler),
+        (True, False): (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
+        (True, True): (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
+    }
+    return kinds[bool(handler.request_streaming), bool(handler.response_streaming)]
+
+
+async def run_handler(behavior: Callable[..., Any], request: Any, context: Context) -> Any:
+    """Run the function behind a handler; return its answer, None if it writes a stream.
+
+    A stream is an async generator. It is closed as soon as the call ends: gRPC itself leaves an abandoned generator to
+    the garbage collector, and its `finally` runs late.
+    """
+    answer = behavior(request, context)
+    if not isinstance(answer, AsyncGeneratorType):
+        return await answer
+    async with aclosing(answer) as responses:
+        await _write_all(responses, context)
+    return None
+
+
+async def _write_all(responses: AsyncIterator[Any], context: Context) -> None:
+    async for response in responses:
+        await context.write(response)
