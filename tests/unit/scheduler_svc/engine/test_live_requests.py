@@ -144,5 +144,5 @@ def test_a_stop_string_found_after_the_next_decision_ends_the_sequence_and_drops
     assert scheduler.process(executor.execute(surplus)).sequences == []
 
     assert request.num_output_tokens == 1
-    assert scheduler.num_unfinished == 0
+    assert len(scheduler.groups) == 0
     scheduler.check_integrity()
