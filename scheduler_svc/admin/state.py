@@ -52,7 +52,7 @@ class RequestLocations:
         for groups, status in (
             (core.batch.running, admin_pb2.REQUEST_STATUS_RUNNING),
             (core.swapped.groups, admin_pb2.REQUEST_STATUS_SWAPPED),
-            (core.preemption.late_groups, admin_pb2.REQUEST_STATUS_PREEMPTED),
+            (core.preempted.groups, admin_pb2.REQUEST_STATUS_PREEMPTED),
         ):
             self._locations.update((group, RequestLocation(status, executor, core)) for group in groups)
 
@@ -77,7 +77,7 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
     state.model_id = session.info.model_id
     state.num_running_requests = len(core.batch.running)
     state.num_swapped_requests = len(core.swapped)
-    state.num_preempted_requests = len(core.preemption.late_groups)
+    state.num_preempted_requests = len(core.preempted.groups)
     state.num_blocks = device.num_blocks
     state.num_free_blocks = device.num_free_blocks
     state.num_used_blocks = device.num_used_blocks

@@ -8,41 +8,22 @@ what they wait for is sure to end: those whose prefix a step in flight computes,
 """
 
 import enum
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Protocol
 
-from scheduler_svc.core.batch import Batch
+from scheduler_svc.core.admitted_groups import AdmissionQueue, AdmittedGroups
 from scheduler_svc.core.block_manager import AdmissionPlan, AllocStatus, BlockManager
 from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.preemption import Preemption
-from scheduler_svc.core.prefills import Prefills
-from scheduler_svc.core.searches import Searches
-from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.running_groups import RunningGroups
+from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.core.swapping import SwappedGroups
 from shared.wording import counted
 
 # Groups that a step passes over. A look costs the time of a prefix lookup, and the next step looks again.
 MAX_PASSED_GROUPS = 64
-
-
-class AdmissionQueue(Protocol):
-    """What a scheduler asks of the queue that it takes groups from; `WaitingQueue` is one."""
-
-    def in_order(self) -> Generator[SequenceGroup]:
-        """Yield the waiting groups in the order of admission; the yielded one may be removed. Closed at the end."""
-
-    def add(self, group: SequenceGroup) -> None:
-        """Queue a group that has to be computed again."""
-
-    def remove(self, group: SequenceGroup) -> None:
-        """Take out a group that is admitted."""
-
-    def charge(self, tenant: str, num_tokens: int) -> None:
-        """Count tokens that are computed for a tenant."""
 
 
 class Wait(enum.Enum):
@@ -98,31 +79,27 @@ class Admissions:
     Args:
         limits: Slots, budget, watermark.
         queue: Where new groups come from.
-        batch: Slots and blocks.
-        prefills: Computes what is admitted.
-        searches: Starts searches.
+        running: Where they are admitted to.
         swapped: The host pool.
-        preemption: Groups that wait for late tokens.
+        groups: Those that come back first, or are computed again.
     """
 
     def __init__(
         self,
         limits: CoreLimits,
         queue: AdmissionQueue,
-        batch: Batch,
-        prefills: Prefills,
-        searches: Searches,
+        running: RunningGroups,
         swapped: SwappedGroups,
-        preemption: Preemption,
+        groups: AdmittedGroups,
     ) -> None:
         self._limits = limits
         self._queue = queue
-        self._batch = batch
-        self._blocks: BlockManager = batch.blocks
-        self._prefills = prefills
-        self._searches = searches
+        self._batch = running.batch
+        self._blocks: BlockManager = running.batch.blocks
+        self._prefills = running.prefills
+        self._searches = running.searches
         self._swapped = swapped
-        self._preemption = preemption
+        self._groups = groups
 
     # From the host pool --------------------------------------------------------------------------
 
@@ -133,10 +110,10 @@ class Admissions:
                 return
             needs = self.needs_to_swap_in(group)
             if not self._batch.running and not needs.has_blocks:
-                self.recompute_swapped(plan, group)
+                self._groups.recompute_swapped(plan, group)
                 return
             if not self._can_ever_be_sent(group):  # it has grown out of a message; the queue ends it
-                self.recompute_swapped(plan, group)
+                self._groups.recompute_swapped(plan, group)
                 continue
             if not (needs.has_blocks and needs.has_slots and self._fits_message(plan, group)):
                 return
@@ -151,14 +128,6 @@ class Admissions:
             num_needed_slots=group.num_slots,
             num_free_slots=self._batch.num_free_slots,
         )
-
-    def recompute_swapped(self, plan: StepPlan, group: SequenceGroup) -> None:
-        """Give up the blocks of a swapped group, on both sides; it is computed again."""
-        plan.note(group, EventKind.DROPPED)
-        self._swapped.drop(group)
-        for sequence in group.live_sequences:
-            sequence.status = SequenceStatus.WAITING
-        self._queue.add(group)
 
     def _swap_in_group(self, plan: StepPlan, group: SequenceGroup) -> None:
         moves, sequences = self._swapped.swap_in(group)
@@ -228,7 +197,7 @@ class Admissions:
         """Return the blocks with which the group could be admitted now, or why it cannot be."""
         if not self.can_ever_admit(group):
             return Obstacle(Wait.NEVER, self.why_never(group))
-        returning = [*self._swapped.groups, *self._preemption.late_groups]
+        returning = self._groups.returning
         if returning and min(other.order for other in returning)[0] <= self._batch.order_of(group)[0]:
             return Obstacle(Wait.IN_LINE, f"preempted requests come back first: {len(returning)}")
         if group.num_slots > (num_free_slots := self._batch.num_free_slots):

@@ -17,7 +17,7 @@ Counters of the tokens of a slot:
     num_computed_tokens         those of them that a result acknowledged, or that the prefix cache had
 
 `sequence.token_ids` has one owner at a time: the waiting or swapped sequence itself, or, while it runs,
-its slot of the table; `Prefills.start` hands the tokens to the slot, `Preemption.leave` takes them back.
+its slot of the table; `Prefills.start` hands the tokens to the slot, `RunningGroups.remove` takes them back.
 """
 
 import bisect

@@ -4,21 +4,16 @@ In this order: preempt the last running group, unless it is the only one; wait f
 end a sequence; give up a swapped group, which may hold shared blocks; end the group that has the pool for itself.
 """
 
-from collections.abc import Sized
-
 import numpy as np
 
-from scheduler_svc.core.admission import Admissions
-from scheduler_svc.core.batch import BY_ORDER, Batch
-from scheduler_svc.core.endings import Endings
+from scheduler_svc.core.admitted_groups import AdmittedGroups
+from scheduler_svc.core.batch import BY_ORDER
 from scheduler_svc.core.growth import BlockNeeds, Decodes, Growth
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.preemption import Preemption
-from scheduler_svc.core.prefills import Prefills
-from scheduler_svc.core.searches import Searches
+from scheduler_svc.core.running_groups import RunningGroups
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
-from scheduler_svc.core.swapping import SwappedGroups
 from shared.step import BoolArray
 
 
@@ -27,38 +22,21 @@ class Decoding:
 
     Args:
         limits: Size of pool and blocks.
-        batch: Slots and blocks.
-        searches: The beams that are ready.
-        prefills: They keep a block each for their next chunk.
-        swapped: The host pool.
+        running: Who may decode.
         preemption: Takes groups out of the batch.
-        admissions: Computes swapped groups again.
-        endings: Ends what can never go on.
-        in_flight: The steps that were sent and are not answered.
+        groups: Gives up swapped groups, and ends what can never go on.
     """
 
     def __init__(
-        self,
-        limits: CoreLimits,
-        batch: Batch,
-        searches: Searches,
-        prefills: Prefills,
-        swapped: SwappedGroups,
-        preemption: Preemption,
-        admissions: Admissions,
-        endings: Endings,
-        in_flight: Sized,
+        self, limits: CoreLimits, running: RunningGroups, preemption: Preemption, groups: AdmittedGroups
     ) -> None:
         self._limits = limits
-        self._batch = batch
-        self._searches = searches
-        self._prefills = prefills
-        self._swapped = swapped
+        self._batch = running.batch
+        self._searches = running.searches
+        self._prefills = running.prefills
         self._preemption = preemption
-        self._admissions = admissions
-        self._endings = endings
-        self._in_flight = in_flight
-        self._growth = Growth(limits, batch, searches)
+        self._groups = groups
+        self._growth = Growth(limits, running)
 
     def decide(self, plan: StepPlan) -> Decodes:
         """Decide who decodes, and give them blocks; preempt the last groups if there are too few."""
@@ -103,11 +81,9 @@ class Decoding:
             return False
         if len(self._batch.running) > 1:
             self._preemption.preempt(plan, victim)
-        elif self._in_flight:
+        elif plan.has_steps_in_flight:
             return False  # what comes in may end a sequence
-        elif self._swapped.groups:
-            self._admissions.recompute_swapped(plan, self._swapped.groups[-1])  # it may hold shared blocks
-        else:
+        elif not self._groups.recompute_last_swapped(plan):  # it may hold shared blocks
             self._fail(plan, victim)
         return True
 
@@ -118,5 +94,5 @@ class Decoding:
             f"{len(group.live_sequences)} sequences need more than the {self._limits.num_blocks} blocks of "
             f"{self._limits.block_size} tokens of the KV cache; {num_used} are in use, all by this request"
         )
-        self._endings.end_group(group)
+        self._groups.finish_group(group)
         plan.fail(group, message)

@@ -45,21 +45,20 @@ from collections import deque
 
 import numpy as np
 
-from scheduler_svc.core.admission import HALF_OPEN, AdmissionQueue, Admissions, Obstacle, Wait
+from scheduler_svc.core.admission import HALF_OPEN, Admissions, Obstacle, Wait
+from scheduler_svc.core.admitted_groups import AdmissionQueue, AdmittedGroups
 from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.block_holders import BlockHolders
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.decoding import Decoding
-from scheduler_svc.core.endings import Endings
 from scheduler_svc.core.growth import Decodes
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode
 from scheduler_svc.core.policy import FcfsPolicy, Policy
-from scheduler_svc.core.preemption import Preemption
-from scheduler_svc.core.prefills import Prefills
+from scheduler_svc.core.preemption import PreemptedGroups, Preemption
 from scheduler_svc.core.result_check import check_result
 from scheduler_svc.core.results import Results, StepUpdates
-from scheduler_svc.core.searches import Searches
+from scheduler_svc.core.running_groups import RunningGroups
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step_cost import StepCost
 from scheduler_svc.core.step_plan import Decision, StepInFlight, StepPlan
@@ -107,27 +106,16 @@ class ExecutorCore:
         self.blocks = BlockManager(limits, prefix_key, holders)
         self.batch = Batch(limits, self.blocks, self.order_of)
         self.table = self.batch.table
+        running = RunningGroups(limits, self.batch, self._charge)
+        self.prefills, self.searches = running.prefills, running.searches
         self.swapped = SwappedGroups(self.batch, limits.num_host_blocks)
-        self.searches = Searches(self.batch, limits.max_model_len, limits.vocab_size, limits.eos_token_ids)
-        self.prefills = Prefills(limits, self.batch, self.searches, self._charge)
-        self.preemption = Preemption(limits, self.batch, self.prefills, self.searches, self.swapped)
-        self.admissions = Admissions(
-            limits, queue, self.batch, self.prefills, self.searches, self.swapped, self.preemption
-        )
-        self._endings = Endings(self.batch, self.swapped, self.preemption, queue)
-        self._results = Results(self.batch, self.searches, self.preemption, self._endings)
+        self.preempted = PreemptedGroups()
+        self.groups = AdmittedGroups(running, self.swapped, self.preempted, queue)
+        self.preemption = Preemption(limits, running, self.swapped, self.preempted)
+        self.admissions = Admissions(limits, queue, running, self.swapped, self.groups)
+        self._decoding = Decoding(limits, running, self.preemption, self.groups)
+        self._results = Results(running, self.preempted, self.groups)
         self.in_flight: deque[StepInFlight] = deque()
-        self._decoding = Decoding(
-            limits,
-            self.batch,
-            self.searches,
-            self.prefills,
-            self.swapped,
-            self.preemption,
-            self.admissions,
-            self._endings,
-            self.in_flight,
-        )
         self.now_s = 0.0
         self._progress_at_s = 0.0  # the first decision after the last result
         self._was_processed = False
@@ -143,8 +131,9 @@ class ExecutorCore:
         self.now_s = now_s
         if self._was_processed:
             self._was_processed, self._progress_at_s = False, now_s
-        plan = StepPlan(self.limits.max_num_batched_tokens, now_s, self.limits.max_admitted_bytes)
-        is_mixed = self.limits.prefill_mode is PrefillMode.CHUNKED
+        limits = self.limits
+        plan = StepPlan(limits.max_num_batched_tokens, now_s, limits.max_admitted_bytes, bool(self.in_flight))
+        is_mixed = limits.prefill_mode is PrefillMode.CHUNKED
         if not is_mixed:
             self._prefill_first(plan)
         if plan.prefill_chunks:
@@ -190,7 +179,7 @@ class ExecutorCore:
         in_flight = StepInFlight(step, layout, plan.now_s, self.batch.num_left, prompt_groups)
         self.in_flight.append(in_flight)
         self.last_scheduled_step_id = step.step_id
-        self._queue_again()
+        self.groups.requeue()
         return in_flight
 
     # The result ----------------------------------------------------------------------------------
@@ -207,13 +196,8 @@ class ExecutorCore:
         self.step_cost.learn(self.in_flight[0].layout, result.execute_duration_us * 1e-6)
         self._was_processed = True
         updates = self._results.take(self.in_flight.popleft(), result)
-        self._queue_again()
+        self.groups.requeue()
         return updates
-
-    def _queue_again(self) -> None:
-        """Give preempted groups back to the queue that have all their tokens."""
-        for group in self.preemption.take_back():
-            self.queue.add(group)
 
     # Ends ----------------------------------------------------------------------------------------
 
@@ -223,19 +207,19 @@ class ExecutorCore:
         Nothing happens if it has ended already.
         """
         if sequence.status is not SequenceStatus.FINISHED:
-            self._endings.end_sequence(sequence)
+            self.groups.finish_sequence(sequence)
 
     def abort(self, group: SequenceGroup) -> None:
-        """End a group that this scheduler has or that waits in its queue: its client left."""
-        self._endings.end_group(group)
+        """End a group that this core has or that waits in its queue: its client left."""
+        self.groups.finish_group(group)
 
     def evacuate(self) -> list[SequenceGroup]:
         """Return the groups that were admitted, in order, to be computed again; the executor is lost.
 
-        Their sequences carry all tokens that are known. Nothing may be asked of this scheduler afterwards.
+        Their sequences carry all tokens that are known. Nothing may be asked of this core afterwards.
         """
         self.in_flight.clear()
-        return self._endings.evacuate()
+        return self.groups.evacuate()
 
     # Order and shares ----------------------------------------------------------------------------
 
@@ -254,14 +238,6 @@ class ExecutorCore:
 
     # For placement, people and tests -------------------------------------------------------------
 
-    def can_ever_take(self, group: SequenceGroup) -> bool:
-        """Return whether the group fits into the empty batch and the empty pool."""
-        return self.admissions.can_ever_admit(group)
-
-    def why_never(self, group: SequenceGroup) -> str:
-        """Say why the group does not fit even into the empty batch, in one sentence."""
-        return self.admissions.why_never(group)
-
     def obstacle(self, group: SequenceGroup, now_s: float) -> Obstacle | None:
         """Return why the next step would not admit the group if it stood first in the queue; None: it would.
 
@@ -270,7 +246,7 @@ class ExecutorCore:
         stalled_s = self.stalled_s(now_s)
         if stalled_s is not None:
             return Obstacle(Wait.IN_LINE, f"a step has been running for {stalled_s:.1f} s")
-        if self.is_probing and self.num_unfinished:
+        if self.is_probing and self.groups:
             return HALF_OPEN
         verdict = self.admissions.judge(group)
         return verdict if isinstance(verdict, Obstacle) else None
@@ -305,24 +281,10 @@ class ExecutorCore:
         allowance_s = self.step_cost.allowance_s(self.in_flight[0].layout)
         return longest_s is not None and running_s > longest_s + allowance_s + after_s
 
-    def has(self, group: SequenceGroup) -> bool:
-        """Return whether the group was admitted here and has not ended."""
-        return group in self.batch or group in self.swapped.groups or group in self.preemption.late_groups
-
-    @property
-    def returning_groups(self) -> list[SequenceGroup]:
-        """Those that were preempted and are to come back here: before them only more urgent ones are admitted."""
-        return [*self.swapped.groups, *self.preemption.late_groups]
-
     @property
     def load(self) -> int:
         """Tokens computed here before a newcomer's: the rest of prefills, and a step of the others."""
         return self.prefills.num_left + self.limits.max_num_seqs - len(self.batch.free_slots)
-
-    @property
-    def num_unfinished(self) -> int:
-        """Groups that were admitted and have not ended."""
-        return len(self.batch.running) + len(self.swapped) + len(self.preemption.late_groups)
 
     def check_integrity(self) -> None:
         """Assert the numbered invariants of this module."""

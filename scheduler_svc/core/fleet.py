@@ -84,15 +84,15 @@ class Fleet:
 
     def core_of(self, group: SequenceGroup) -> ExecutorCore | None:
         """Return the core that has a group; None: it waits in the queue, or has ended."""
-        return next((core for core in self.cores if core.has(group)), None)
+        return next((core for core in self.cores if group in core.groups), None)
 
     def can_ever_take(self, group: SequenceGroup) -> bool:
         """Return whether some core could take the group if it were empty."""
-        return any(core.can_ever_take(group) for core in self._takers)
+        return any(core.admissions.can_ever_admit(group) for core in self._takers)
 
     def why_never(self, group: SequenceGroup) -> str:
         """Say why no core can ever take the group: the reason of the first one."""
-        return next(core.why_never(group) for core in self._takers)
+        return next(core.admissions.why_never(group) for core in self._takers)
 
     @property
     def _takers(self) -> list[ExecutorCore]:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_svc.core.batch import Batch
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.searches import Searches
+from scheduler_svc.core.running_groups import RunningGroups
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from shared.batch_table import IndexArray
@@ -44,14 +43,13 @@ class Growth:
 
     Args:
         limits: Block size, lookahead, longest sequence.
-        batch: Slots and blocks.
-        searches: The beams that are ready.
+        running: Who may decode: slots, and the beams that are ready.
     """
 
-    def __init__(self, limits: CoreLimits, batch: Batch, searches: Searches) -> None:
+    def __init__(self, limits: CoreLimits, running: RunningGroups) -> None:
         self._limits = limits
-        self._batch = batch
-        self._searches = searches
+        self._batch = running.batch
+        self._searches = running.searches
 
     def needs_of(self, decodes: Decodes) -> BlockNeeds:
         """Return the blocks that the next tokens of `decodes` take."""

@@ -111,7 +111,7 @@ def _check_registered_blocks(scheduler: "ExecutorCore") -> None:
 
 def _check_order(scheduler: "ExecutorCore") -> None:
     """Groups are in order, and their sequences are where the group is."""
-    for groups in (scheduler.batch.running, scheduler.swapped.groups, scheduler.preemption.late_groups):
+    for groups in (scheduler.batch.running, scheduler.swapped.groups, scheduler.preempted.groups):
         orders = [scheduler.order_of(group) for group in groups]
         assert orders == sorted(orders), "groups are out of order"
         assert orders == [group.order for group in groups], "the order of a group has changed"

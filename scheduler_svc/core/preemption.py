@@ -11,115 +11,96 @@ import bisect
 from scheduler_svc.core.batch import BY_ORDER, Batch
 from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
-from scheduler_svc.core.prefills import Prefills
-from scheduler_svc.core.searches import Searches
+from scheduler_svc.core.running_groups import RunningGroups
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step_plan import StepPlan
 from scheduler_svc.core.swapping import SwappedGroups
 
 
+class PreemptedGroups:
+    """Preempted sequences that wait for tokens in flight, and the groups that are queued again after the last one.
+
+    Attributes:
+        groups: Those that are to be computed again, in order; swapped ones are in `SwappedGroups`.
+    """
+
+    def __init__(self) -> None:
+        self.groups: list[SequenceGroup] = []
+        self._waiting_sequences: dict[tuple[int, int], Sequence] = {}
+
+    def expect_tokens(self, group: SequenceGroup, batch: Batch) -> None:
+        """Let the sequences of a group, which still runs, wait for the tokens that sent steps deliver to them."""
+        if group.beams is not None:
+            return
+        for sequence in group.live_sequences:
+            if sequence.has_slot and (num_late_tokens := batch.num_late_tokens(sequence.slot)):
+                sequence.num_late_tokens = num_late_tokens
+                self._waiting_sequences[sequence.slot, sequence.generation] = sequence
+
+    def add(self, group: SequenceGroup) -> None:
+        """Take a group that is to be computed again."""
+        bisect.insort(self.groups, group, key=BY_ORDER)
+
+    def sequence_of(self, slot: int, generation: int) -> Sequence | None:
+        """Return the sequence that had the slot at that generation and still waits for tokens."""
+        return self._waiting_sequences.get((slot, generation))
+
+    def forget(self, sequence: Sequence) -> None:
+        """The last token in flight is there, or nobody waits for it any more."""
+        self._waiting_sequences.pop((sequence.slot, sequence.generation), None)
+        sequence.num_late_tokens = 0
+
+    def take_complete(self) -> list[SequenceGroup]:
+        """Return the groups that may be queued again: none of their tokens is in flight any more."""
+        if not self.groups:
+            return []
+        complete = [group for group in self.groups if not group.has_late_tokens]
+        self.groups = [group for group in self.groups if group.has_late_tokens]
+        return complete
+
+
 class Preemption:
-    """Takes groups out of the batch and knows those that wait for late tokens.
+    """Preempts groups, and counts it.
 
     Args:
         limits: The preemption mode.
-        batch: Slots and blocks.
-        prefills: What still catches up.
-        searches: What is known of beams.
-        swapped: The host pool.
+        running: The groups that run.
+        swapped: Takes groups whose blocks move to the host pool.
+        preempted: Takes the others, and the sequences that wait for tokens in flight.
     """
 
     def __init__(
-        self, limits: CoreLimits, batch: Batch, prefills: Prefills, searches: Searches, swapped: SwappedGroups
+        self, limits: CoreLimits, running: RunningGroups, swapped: SwappedGroups, preempted: PreemptedGroups
     ) -> None:
         self._mode = limits.preemption_mode
-        self._batch = batch
-        self._prefills = prefills
-        self._searches = searches
+        self._running = running
         self._swapped = swapped
+        self._preempted = preempted
         self.num_preemptions = dict.fromkeys(PreemptionMode, 0)
-        # Groups that are to be computed again once their last late token is there.
-        self.late_groups: list[SequenceGroup] = []
-        self._late_sequences: dict[tuple[int, int], Sequence] = {}
 
     def preempt(self, plan: StepPlan, group: SequenceGroup) -> None:
-        """Take a running group out of the batch; see `take_back` for when it may come back."""
-        assert not self._searches.is_in_flight(group), "its candidates would be lost"
+        """Take a running group out of the batch; it comes back when its blocks, or its tokens, are there."""
+        assert not self._running.searches.is_in_flight(group), "its candidates would be lost"
         group.num_preemptions += 1
         plan.preempted.append(group)
+        self._preempted.expect_tokens(group, self._running.batch)
         moves = None
         if self._mode_for(group) is PreemptionMode.SWAP:
-            moves = self._swapped.try_swap_out(group, self._searches.source_slots(group))
-        mode = PreemptionMode.RECOMPUTE if moves is None else PreemptionMode.SWAP
-        self.num_preemptions[mode] += 1
+            moves = self._swapped.try_swap_out(group, self._running.searches.source_slots(group))
         if moves is None:
-            self.free(group)
+            self._running.free_blocks(group)
+            self._running.remove(group, SequenceStatus.WAITING)
+            self._preempted.add(group)
+            plan.note(group, EventKind.PREEMPTED)
         else:
             plan.blocks_to_swap_out.extend(moves)
-        self.leave(group, SequenceStatus.WAITING if moves is None else SequenceStatus.SWAPPED, keeps_late_tokens=True)
-        plan.note(group, EventKind.PREEMPTED if moves is None else EventKind.SWAPPED_OUT)
-        if moves is None:
-            bisect.insort(self.late_groups, group, key=BY_ORDER)
-
-    def free(self, group: SequenceGroup) -> None:
-        """Free the blocks of a running group that leaves the batch."""
-        for _, slot in self._searches.source_slots(group):
-            self._batch.register_blocks(slot)
-            self._batch.blocks.allocator.free(self._batch.held_blocks(slot))
-
-    def leave(self, group: SequenceGroup, status: SequenceStatus, *, keeps_late_tokens: bool) -> None:
-        """Take the sequences of a running group out of their slots; their blocks are gone already.
-
-        Args:
-            group: The group.
-            status: What its live sequences are from now on.
-            keeps_late_tokens: Whether tokens that sent steps deliver are still waited for.
-        """
-        batch, cache = self._batch, self._batch.blocks.prefix_cache
-        for sequence in group.live_sequences:
-            if sequence.has_slot:
-                slot = sequence.slot
-                if cache is not None:
-                    cache.stop_writing(slot)
-                if group.beams is None and status is not SequenceStatus.FINISHED:
-                    sequence.token_ids = batch.known_tokens(slot)
-                    self._expect_late_tokens(sequence, batch.num_late_tokens(slot) if keeps_late_tokens else 0)
-                batch.leave(sequence)
-            sequence.status = status
-        if group.beams is not None:
-            if status is not SequenceStatus.FINISHED:
-                group.take_tokens_of_beams()
-            self._searches.forget(group)
-        self._prefills.drop(group)
-        batch.part(group)
-
-    def _expect_late_tokens(self, sequence: Sequence, num_late_tokens: int) -> None:
-        if num_late_tokens:
-            sequence.num_late_tokens = num_late_tokens
-            self._late_sequences[sequence.slot, sequence.generation] = sequence
-
-    # Late tokens ---------------------------------------------------------------------------------
-
-    def late_sequence(self, slot: int, generation: int) -> Sequence | None:
-        """Return the preempted sequence that had the slot at that generation and still waits for tokens."""
-        return self._late_sequences.get((slot, generation))
-
-    def forget_late(self, sequence: Sequence) -> None:
-        """The last late token is there, or nobody waits for it any more."""
-        self._late_sequences.pop((sequence.slot, sequence.generation), None)
-        sequence.num_late_tokens = 0
-
-    def take_back(self) -> list[SequenceGroup]:
-        """Return the groups that may be queued again: none of their tokens is on its way any more."""
-        if not self.late_groups:
-            return []
-        complete = [group for group in self.late_groups if not group.has_late_tokens]
-        self.late_groups = [group for group in self.late_groups if group.has_late_tokens]
-        return complete
+            self._running.remove(group, SequenceStatus.SWAPPED)
+            plan.note(group, EventKind.SWAPPED_OUT)
+        self.num_preemptions[PreemptionMode.RECOMPUTE if moves is None else PreemptionMode.SWAP] += 1
 
     def _mode_for(self, group: SequenceGroup) -> PreemptionMode:
         """Return what is tried first: a group that has not caught up has little to save."""
-        if not self._swapped.host.num_blocks or self._prefills.is_running(group):
+        if not self._swapped.host.num_blocks or self._running.prefills.is_running(group):
             return PreemptionMode.RECOMPUTE
         if self._mode is not None:
             return self._mode

@@ -10,11 +10,10 @@ from itertools import count
 
 import numpy as np
 
-from scheduler_svc.core.batch import Batch
+from scheduler_svc.core.admitted_groups import AdmittedGroups
 from scheduler_svc.core.beam_search import Candidates
-from scheduler_svc.core.endings import Endings
-from scheduler_svc.core.preemption import Preemption
-from scheduler_svc.core.searches import Searches
+from scheduler_svc.core.preemption import PreemptedGroups
+from scheduler_svc.core.running_groups import RunningGroups
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepInFlight
 from scheduler_svc.core.stop_conditions import FinishReason
@@ -77,17 +76,16 @@ class Results:
     """Takes checked results into the batch.
 
     Args:
-        batch: Slots and blocks.
-        searches: Gets the candidates.
-        preemption: Knows who waits for late tokens.
-        endings: Ends what is complete.
+        running: Gets tokens and candidates.
+        preempted: Get the tokens that were in flight.
+        groups: Ends what is complete.
     """
 
-    def __init__(self, batch: Batch, searches: Searches, preemption: Preemption, endings: Endings) -> None:
-        self._batch = batch
-        self._searches = searches
-        self._preemption = preemption
-        self._endings = endings
+    def __init__(self, running: RunningGroups, preempted: PreemptedGroups, groups: AdmittedGroups) -> None:
+        self._batch = running.batch
+        self._searches = running.searches
+        self._preempted = preempted
+        self._groups = groups
 
     def take(self, sent: StepInFlight, result: StepResult) -> StepUpdates:
         """Take the result of a step that is not in flight any more; end what is complete."""
@@ -156,7 +154,7 @@ class Results:
             rows = range(len(layout.sample_slots)) if taken is None else taken.nonzero()[0].tolist()
             updates.alternatives = _alternatives_of(layout, result, rows)
         for index in updates.finished:
-            self._endings.end_sequence(updates.sequences[index])
+            self._groups.finish_sequence(updates.sequences[index])
         if current is not None:
             self._take_late_tokens(layout, result, np.flatnonzero(~current).tolist(), updates)
         return updates
@@ -165,7 +163,7 @@ class Results:
         """Accept the tokens of sequences that were preempted after the step was sent; the other rows are void."""
         for row in rows:
             slot, generation = int(layout.sample_slots[row]), int(layout.sample_generations[row])
-            sequence = self._preemption.late_sequence(slot, generation)
+            sequence = self._preempted.sequence_of(slot, generation)
             if sequence is None:
                 continue
             token_id = int(result.sampled_token_ids[row])
@@ -173,9 +171,9 @@ class Results:
             reason = self._batch.stop_checker.finished_late(sequence)
             if reason is not None:
                 updates.finished[len(updates.sequences)] = reason
-                self._endings.end_sequence(sequence)
+                self._groups.finish_sequence(sequence)
             elif not sequence.num_late_tokens:
-                self._preemption.forget_late(sequence)
+                self._preempted.forget(sequence)
             if layout.num_alternatives is not None:
                 updates.alternatives |= _alternatives_of(layout, result, [row], first_index=len(updates.sequences))
             updates.sequences.append(sequence)
@@ -199,7 +197,7 @@ class Results:
             candidates = Candidates(result.candidate_token_ids[span], result.candidate_logprobs[span])
             if self._searches.take(sequence, candidates):
                 updates.finished_searches.append(sequence.group)
-                self._endings.end_group(sequence.group)
+                self._groups.finish_group(sequence.group)
             elif sequence.group in self._searches.ready:
                 updates.advanced_searches.append(sequence.group)
 

@@ -109,7 +109,7 @@ class Room:
         is_pool_used = num_free_blocks < blocks.allocator.num_blocks
         if is_pool_used:
             num_free_blocks -= blocks.num_watermark_blocks
-        returning = core.returning_groups
+        returning = core.groups.returning
         return cls(
             inbox,
             core,
@@ -133,7 +133,7 @@ class Room:
         core, group, blocks = self.core, turn.group, self.core.blocks
         if not is_open_to(core, group):
             return Wait.NEVER
-        if core.is_probing and (core.num_unfinished or self.inbox.shares):
+        if core.is_probing and (core.groups or self.inbox.shares):
             return Wait.IN_LINE
         if self.level_of_returning is not None and self.level_of_returning <= turn.level:
             return Wait.IN_LINE
@@ -173,4 +173,4 @@ class Room:
 
 def is_open_to(core: ExecutorCore, group: SequenceGroup) -> bool:
     """Return whether a core could take the group if it were empty; a leaving one only what has run."""
-    return (core.takes_groups or group.has_run) and core.can_ever_take(group)
+    return (core.takes_groups or group.has_run) and core.admissions.can_ever_admit(group)

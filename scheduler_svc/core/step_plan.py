@@ -15,13 +15,15 @@ class StepPlan:
     """What `ExecutorCore.schedule` has decided so far. `token_budget` is what is left of it.
 
     `now_s` is the time of the decision. `num_admissible_bytes` is what is left of
-    `CoreLimits.max_admitted_bytes`. `preempted` groups make the step one without admissions.
+    `CoreLimits.max_admitted_bytes`. `has_steps_in_flight`: results are still to come. `preempted` groups
+    make the step one without admissions.
     `events` and `failures` are for the caller.
     """
 
     token_budget: int
     now_s: float
     num_admissible_bytes: int
+    has_steps_in_flight: bool
     preempted: list[SequenceGroup] = field(default_factory=list)
     events: list[GroupEvent] = field(default_factory=list)
     failures: list[GroupFailure] = field(default_factory=list)

@@ -212,7 +212,7 @@ class ExecutorDriver:
     def _give_back_core(self, event: str, cause: str) -> None:
         """Part with the core; its requests, which the log counts, are computed elsewhere."""
         assert self.core is not None
-        log.info(Event(event, executor=self.address, requests=self.core.num_unfinished))
+        log.info(Event(event, executor=self.address, requests=len(self.core.groups)))
         self._owner.take_back(self.core, self.address, cause)
         self.core, self.session = None, None  # not before: should that raise, `run` has to know whose requests to end
 
@@ -236,7 +236,7 @@ class ExecutorDriver:
 
     async def _send_steps(self, core: ExecutorCore, session: ExecutorSession) -> None:
         """Send steps; return when the executor is retired and has no group left."""
-        while not (self.is_retired and not core.num_unfinished):
+        while not (self.is_retired and not core.groups):
             self.work.clear()
             while len(core.in_flight) < self._settings.steps_in_flight:
                 decided_at_s = time.monotonic()

@@ -82,13 +82,13 @@ async def test_a_preempted_request_that_has_a_token_on_its_way(capsys: pytest.Ca
     goes = token_request(90, 100, request_id="goes", first_id=3)
     async with still_stack(stays, goes, preemption_mode="recompute", steps_in_flight=2) as still:
         core = still.core
-        while not core.preemption.late_groups:
+        while not core.preempted.groups:
             num_processed = core.last_processed_step_id
             still.turnstile.let_one_through()
             await until(
                 lambda: (
                     core.last_processed_step_id > num_processed  # noqa: B023 (called before the next turn)
-                    and (len(core.in_flight) == 2 or bool(core.preemption.late_groups))
+                    and (len(core.in_flight) == 2 or bool(core.preempted.groups))
                 )
             )
         out = await explained(still.stack, "goes", capsys)

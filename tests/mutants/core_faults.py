@@ -148,7 +148,7 @@ FAULTS = (
     Fault(
         "a group that has the pool for itself fails while a step in flight may end a sequence",
         f"{CORE}/decoding.py",
-        "        elif self._in_flight:\n            return False  # what comes in may end a sequence\n",
+        "        elif plan.has_steps_in_flight:\n            return False  # what comes in may end a sequence\n",
         "",
         (
             f"{UNIT}/test_scheduler_recompute.py"
@@ -158,16 +158,16 @@ FAULTS = (
     Fault(
         "a preempted group forgets the tokens that are on their way",
         f"{CORE}/preemption.py",
-        "        if num_late_tokens:\n            sequence.num_late_tokens",
-        "        if False:\n            sequence.num_late_tokens",
+        "            if sequence.has_slot and (num_late_tokens := batch.num_late_tokens(sequence.slot)):\n",
+        "            if sequence.has_slot and (num_late_tokens := 0):\n",
         (f"{UNIT}/test_scheduler_late_tokens.py::test_late_token_of_a_preempted_sequence_is_delivered_once",),
     ),
     Fault(
         "a preempted group is queued again before its late tokens are there",
         f"{CORE}/preemption.py",
-        "        complete = [group for group in self.late_groups if not group.has_late_tokens]\n"
-        "        self.late_groups = [group for group in self.late_groups if group.has_late_tokens]\n",
-        "        complete, self.late_groups = self.late_groups, []\n",
+        "        complete = [group for group in self.groups if not group.has_late_tokens]\n"
+        "        self.groups = [group for group in self.groups if group.has_late_tokens]\n",
+        "        complete, self.groups = self.groups, []\n",
         (f"{UNIT}/test_scheduler_late_tokens.py",),
     ),
     Fault(
@@ -307,14 +307,14 @@ FAULTS = (
     ),
     Fault(
         "an evacuated sequence keeps its slot's number",
-        f"{CORE}/endings.py",
+        f"{CORE}/admitted_groups.py",
         "                sequence.slot, sequence.generation = -1, 0",
         "                pass",
         (f"{UNIT}/test_scheduler_late_tokens.py::test_finishing_a_moved_sequence_loses_no_late_token_of_another",),
     ),
     Fault(
         "the output that ended keeps its blocks while its siblings run",
-        f"{CORE}/endings.py",
+        f"{CORE}/admitted_groups.py",
         "            self._batch.blocks.allocator.free(self._batch.held_blocks(sequence.slot))\n",
         "",
         (f"{UNIT}/test_scheduler_ends.py::test_one_output_of_a_group_ends_and_the_others_go_on",),

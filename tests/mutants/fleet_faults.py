@@ -65,7 +65,7 @@ FAULTS = (
     Fault(
         "a core in doubt is dealt several groups",
         f"{CORE}/room.py",
-        "        if core.is_probing and (core.num_unfinished or self.inbox.shares):\n            return Wait.IN_LINE\n",
+        "        if core.is_probing and (core.groups or self.inbox.shares):\n            return Wait.IN_LINE\n",
         "",
         (f"{UNIT}/test_deal.py",),
     ),

@@ -149,7 +149,7 @@ class Run:
         if now in self.workload.retirements and members:
             members[self.workload.retirements[now] % len(members)].core.takes_groups = False
         for member in list(members):
-            if not (member.core.takes_groups or member.core.num_unfinished):
+            if not (member.core.takes_groups or member.core.groups):
                 self.fleet.lose(member)  # as its driver lets it go
         if now in self.workload.joins:
             self.join(self.workload.kinds[self.workload.joins[now]])
@@ -203,7 +203,7 @@ class Run:
 
     def check_nobody_waits_in_vain(self, now: int) -> None:
         """Nothing is in flight and nobody has anything to do: then no core could take what waits."""
-        assert not any(member.core.num_unfinished for member in self.fleet.members)
+        assert not any(member.core.groups for member in self.fleet.members)
         if now > LAST_CHANGE_ROUND:
             for group in list(self.fleet.fleet.dealer.unplaceable):
                 self.fleet.abort(

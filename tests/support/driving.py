@@ -143,7 +143,7 @@ class Bench:
             tenant=tenant,
             cache_salt=cache_salt,
         )
-        assert self.scheduler.can_ever_take(added)
+        assert self.scheduler.admissions.can_ever_admit(added)
         self.queue.add(added)
         return added
 

@@ -169,7 +169,7 @@ class VirtualFleet:
         groups = self.fleet.leave(member.core)
         self._count_preemptions(member)
         lost = {group.arrival for group in groups}
-        elsewhere = {g.arrival for other in self.members for g in self.groups.values() if other.core.has(g)}
+        elsewhere = {g.arrival for other in self.members for g in self.groups.values() if g in other.core.groups}
         assert not lost & elsewhere
         waiting = {group.arrival for group in self.queue}
         live = {arrival for arrival, group in self.groups.items() if self.is_live(group)}
@@ -245,7 +245,7 @@ class VirtualFleet:
         for member in touched:
             member.core.check_integrity()
         for group in self.groups.values():
-            places = [member for member in self.members if member.core.has(group)]
+            places = [member for member in self.members if group in member.core.groups]
             assert len(places) + (group in self.queue) == self.is_live(group), f"{group.request_id} is in {places}"
 
     def check_all_is_free(self) -> None:

@@ -60,7 +60,7 @@ class PlacementCheck:
                     return  # those ahead may fill the others, and then whoever is behind it waits with it
                 continue
             waits = {verdict.wait for verdict in verdicts.values() if verdict is not None}
-            if not any(core.can_ever_take(group) for core in self._takers):
+            if not any(core.admissions.can_ever_admit(group) for core in self._takers):
                 continue
             assert not (is_settled and group in dealer.unplaceable), f"{group.request_id} is kept out of the line"
             if Wait.ASIDE not in waits:
@@ -83,7 +83,7 @@ class PlacementCheck:
         if num_tokens == core.limits.max_num_batched_tokens or _num_moves(core) != self._num_moves:
             return False
         if core.limits.prefill_mode is PrefillMode.FIRST:
-            return not core.num_unfinished if step is None else len(step.delta.prefill_chunks) > 0
+            return not core.groups if step is None else len(step.delta.prefill_chunks) > 0
         if core.limits.sliding_window and core.prefills.running:
             return False  # one of them may lack a block
         rests = core.batch.is_decoding & (core.table.num_scheduled_tokens == self._num_scheduled_tokens)
@@ -97,15 +97,15 @@ def fits_when_empty(limits: CoreLimits, group: SequenceGroup) -> bool:
 
 def _num_moves(core: ExecutorCore) -> tuple[int, int, int]:
     """Return numbers of which one changes when a group loses its place or gets it back."""
-    preemption = core.preemption
-    return sum(preemption.num_preemptions.values()), len(core.swapped), len(preemption.late_groups)
+    num_preemptions = sum(core.preemption.num_preemptions.values())
+    return num_preemptions, len(core.swapped), len(core.preempted.groups)
 
 
 def _has_room(core: ExecutorCore, group: SequenceGroup) -> bool:
     """Return whether nothing keeps the group from a core, even if it shares no block with anybody."""
     limits = core.limits
     level, _ = core.order_of(group)
-    if any(core.order_of(other)[0] <= level for other in [*core.swapped, *core.preemption.late_groups]):
+    if any(core.order_of(other)[0] <= level for other in [*core.swapped, *core.preempted.groups]):
         return False
     if core.blocks.prefix_cache is not None and core.in_flight:
         return False  # a step may compute its prefix

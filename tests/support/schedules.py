@@ -152,7 +152,7 @@ class Play:
     def _begin_round(self, now: int) -> None:
         for arrival, group in enumerate(self._groups):
             if self.schedule.arrives(arrival, now):
-                assert self._member.core.can_ever_take(group), self._member.core.why_never(group)
+                assert self._member.core.admissions.can_ever_admit(group), self._member.core.admissions.why_never(group)
                 self.fleet.add(group)
             leaves = self.schedule.abort_rounds.get(arrival) == now
             if leaves and arrival in self.fleet.groups and self.fleet.is_live(group):

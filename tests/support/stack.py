@@ -104,7 +104,7 @@ class Stack:
     def num_groups_on(self, executor: ExecutorProcess) -> int:
         """Return how many groups an executor has now."""
         core = self.driver_of(executor).core
-        return 0 if core is None else core.num_unfinished
+        return 0 if core is None else len(core.groups)
 
 
 @asynccontextmanager

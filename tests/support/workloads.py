@@ -183,7 +183,7 @@ class Driver:
                 self.process()
                 progressed = True
             if not progressed and now >= last_arrival and not self.results:
-                assert not self.scheduler.num_unfinished, "the scheduler has nothing to do, and work is left"
+                assert not self.scheduler.groups, "the scheduler has nothing to do, and work is left"
                 assert not len(self.queue), "somebody waits for ever"
                 self.count()
                 return
@@ -193,7 +193,7 @@ class Driver:
         for arrival, request in enumerate(self.workload.requests):
             if request.arrival_round == now:
                 group = self.groups[arrival] = request.to_group(arrival)
-                if self.scheduler.can_ever_take(group):
+                if self.scheduler.admissions.can_ever_admit(group):
                     self.queue.add(group)
                 else:
                     assert group.num_slots > 1, "a lone sequence always fits"

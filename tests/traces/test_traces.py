@@ -94,8 +94,8 @@ class Stage:
             num_sequences=int(options.get("n", 1)),
             beam_search=BeamSearchParams(int(options["beams"])) if "beams" in options else None,
         )
-        if not self.scheduler.can_ever_take(added):
-            return [f"refused  {self.scheduler.why_never(added)}"]
+        if not self.scheduler.admissions.can_ever_admit(added):
+            return [f"refused  {self.scheduler.admissions.why_never(added)}"]
         self.bench.queue.add(added)
         return []
 
@@ -185,7 +185,7 @@ class Stage:
             lines.append(f"running  {name_of(sequence)}: {counts}, {blocks(scheduler.batch.held_blocks(slot))}")
         for swapped in scheduler.swapped:
             lines += [f"swapped  {carried(sequence)}" for sequence in swapped.live_sequences]
-        for waiting in [*scheduler.preemption.late_groups, *self.bench.queue.in_order()]:
+        for waiting in [*scheduler.preempted.groups, *self.bench.queue.in_order()]:
             lines += [f"waiting  {carried(sequence)}" for sequence in waiting.sequences_to_compute]
         cached = f", {allocator.num_cached_blocks} of them cached" if allocator.num_cached_blocks else ""
         lines.append(f"free     {allocator.num_free_blocks} of {allocator.num_blocks} blocks{cached}")

@@ -90,7 +90,7 @@ def test_no_more_than_max_num_seqs_run() -> None:
     bench.schedule()
 
     assert (bench.running, bench.waiting) == ("ab", "c")
-    assert bench.scheduler.num_unfinished == 2
+    assert len(bench.scheduler.groups) == 2
 
 
 def test_nothing_is_scheduled_without_work() -> None:
@@ -113,14 +113,14 @@ def test_step_ids_count_from_one_without_gaps_and_carry_the_epoch() -> None:
 def test_a_prompt_needs_room_for_one_token_more(num_tokens: int, fits: bool) -> None:
     scheduler = Bench(small_limits(max_model_len=24)).scheduler
 
-    assert scheduler.can_ever_take(group(0, num_tokens)) is fits
+    assert scheduler.admissions.can_ever_admit(group(0, num_tokens)) is fits
 
 
 def test_a_group_needs_as_many_slots_as_it_has_sequences() -> None:
     scheduler = Bench(small_limits(max_num_seqs=3)).scheduler
 
-    assert scheduler.can_ever_take(group(0, 2, num_sequences=3))
-    assert not scheduler.can_ever_take(group(0, 2, num_sequences=4))
+    assert scheduler.admissions.can_ever_admit(group(0, 2, num_sequences=3))
+    assert not scheduler.admissions.can_ever_admit(group(0, 2, num_sequences=4))
 
 
 def test_what_has_outgrown_the_executor_fails_with_numbers_when_it_is_its_turn() -> None:

@@ -110,4 +110,4 @@ def test_abort_finds_a_group_wherever_it_is() -> None:
 
     assert running.live_sequences == waiting.live_sequences == []
     assert len(bench.fleet.queue) == 0
-    assert first.core.num_unfinished == 0
+    assert len(first.core.groups) == 0

@@ -19,7 +19,7 @@ def test_a_sequence_ends_by_its_token_and_its_blocks_are_free_at_once() -> None:
     assert updates.sequences == a.sequences
     assert a.sequences[0].status is SequenceStatus.FINISHED
     assert bench.num_free_blocks == 8
-    assert bench.scheduler.num_unfinished == 0
+    assert len(bench.scheduler.groups) == 0
 
 
 def test_blocks_are_free_as_soon_as_a_sequence_is_finished() -> None:
@@ -228,6 +228,6 @@ def test_nothing_is_kept_of_a_preempted_group_that_ends_with_its_last_late_token
         bench.add(first + 1, [51 + first] * 6, max_tokens(5))
         bench.run(2)
         assert not any(
-            bench.scheduler.preemption.late_sequence(slot, generation) for slot in range(4) for generation in range(200)
+            bench.scheduler.preempted.sequence_of(slot, generation) for slot in range(4) for generation in range(200)
         )
     assert any(bench.scheduler.preemption.num_preemptions.values())

@@ -85,7 +85,7 @@ def test_admission_counts_the_blocks_of_the_first_fork(num_prompt_tokens: int, n
     """2 blocks for the prompt; then a block for each fork, or for each but one that writes in place."""
     scheduler = Bench(small_limits(blocks=4, max_model_len=16)).scheduler
 
-    assert scheduler.can_ever_take(group(0, num_prompt_tokens, num_sequences=num_sequences)) is fits
+    assert scheduler.admissions.can_ever_admit(group(0, num_prompt_tokens, num_sequences=num_sequences)) is fits
 
 
 # Copy-on-write -----------------------------------------------------------------------------------

@@ -167,8 +167,8 @@ def test_prefixes_are_not_cached_under_a_window() -> None:
 def test_a_group_whose_windows_fit_nowhere_is_never_taken() -> None:
     scheduler = Bench(window_limits(max_num_seqs=4)).scheduler
 
-    assert scheduler.can_ever_take(group(0, 9, num_sequences=4))  # 3 blocks, and 3 copies
-    assert not scheduler.can_ever_take(group(0, 12, num_sequences=4))  # 3 blocks, and 4 new ones
+    assert scheduler.admissions.can_ever_admit(group(0, 9, num_sequences=4))  # 3 blocks, and 3 copies
+    assert not scheduler.admissions.can_ever_admit(group(0, 12, num_sequences=4))  # 3 blocks, and 4 new ones
 
 
 def test_a_prefill_without_room_preempts_the_last_group() -> None:

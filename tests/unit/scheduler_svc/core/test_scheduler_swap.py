@@ -253,7 +253,7 @@ def test_finish_of_the_only_sequence_of_a_swapped_group_ends_it() -> None:
 
     bench.scheduler.finish(b.sequences[0])
 
-    assert bench.scheduler.num_unfinished == 1
+    assert len(bench.scheduler.groups) == 1
     assert bench.scheduler.swapped.host.num_free_blocks == 8
 
 

@@ -9,7 +9,7 @@ from tests.support.tables import admission
 
 
 def new_plan() -> StepPlan:
-    return StepPlan(token_budget=9, now_s=0.0, num_admissible_bytes=99)
+    return StepPlan(token_budget=9, now_s=0.0, num_admissible_bytes=99, has_steps_in_flight=False)
 
 
 def test_a_new_plan_is_empty() -> None:

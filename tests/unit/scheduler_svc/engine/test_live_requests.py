@@ -142,5 +142,5 @@ def test_a_stop_string_found_after_the_next_decision_ends_the_sequence_and_drops
 
     assert request.num_output_tokens == 1
     assert stage.ended[0].finish_reason is FinishReason.STOP
-    assert scheduler.num_unfinished == 0
+    assert len(scheduler.groups) == 0
     scheduler.check_integrity()

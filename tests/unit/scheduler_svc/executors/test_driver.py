@@ -543,9 +543,9 @@ async def test_an_executor_lost_without_a_result_runs_a_probe_and_then_one_group
         assert stage.owner.events[-2:] == ["probe succeeded", "attached"]
         assert stage.driver.core is not None
         await stage.submit(arrival=2)
-        assert (stage.driver.core.is_probing, stage.driver.core.num_unfinished) == (True, 1)
+        assert (stage.driver.core.is_probing, len(stage.driver.core.groups)) == (True, 1)
         await stage.answer()
-        assert (stage.driver.core.is_probing, stage.driver.core.num_unfinished) == (False, 2)
+        assert (stage.driver.core.is_probing, len(stage.driver.core.groups)) == (False, 2)
         assert stage.driver.num_losses == 1
 
 
