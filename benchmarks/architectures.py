@@ -36,7 +36,7 @@ def table_row(name: str) -> tuple[str, bool]:
         except ModelLoadError as error:
             return f"| {name} | refused: {error} | | |", False
         comparison = compare_with_transformers(model, backend, reference)
-    code = "transformers" if isinstance(model, TransformersModel) else "native"
+    code = "transformers" if isinstance(model, TransformersModel) else "family"
     is_equal = comparison.logit_difference < MAX_LOGIT_DIFFERENCE and comparison.greedy_distance < MAX_GREEDY_DISTANCE
     tokens = "equal" if comparison.greedy_distance < MAX_GREEDY_DISTANCE else "differ"
     return f"| {name} | {code} | {comparison.logit_difference:.0e} | {tokens} |", is_equal

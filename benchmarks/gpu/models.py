@@ -10,7 +10,7 @@ import torch
 from executor_svc.checkpoint.weight_map import TensorTarget
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.families import parse_config
-from executor_svc.models.selection import choose_native_model
+from executor_svc.models.selection import choose_decoder
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker
 from executor_svc.worker.torch_worker import TorchWorker
 
@@ -73,7 +73,7 @@ class RandomWeights:
 def random_worker(model: Mapping[str, Any], config: "ExecutorConfig", device: torch.device) -> TorchWorker:
     """Return the worker of a model with random weights, made as for a model that has files."""
     model_config = parse_config(dict(model), Path("config.json"))
-    chosen = choose_native_model(model_config, config, device)
+    chosen = choose_decoder(model_config, config, device)
     chosen.load(cast("Checkpoint", RandomWeights(device)))
     return assemble_worker(chosen, ModelIdentity("random", "", model["max_position_embeddings"]), config, device)
 

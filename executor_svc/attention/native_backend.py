@@ -44,7 +44,7 @@ class _Tasks:
 
 
 class NativeAttentionPlan:
-    """One step, prepared; see `executor_svc.attention.AttentionPlan`."""
+    """One step, prepared; see `executor_svc.attention.interface.AttentionPlan`."""
 
     def __init__(self, library: NativeLibrary, metadata: AttentionMetadata) -> None:
         self._library = library

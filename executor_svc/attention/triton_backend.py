@@ -151,7 +151,7 @@ class Chunks:
 
 
 class TritonAttentionPlan:
-    """One step, prepared; see `executor_svc.attention.AttentionPlan`."""
+    """One step, prepared; see `executor_svc.attention.interface.AttentionPlan`."""
 
     def __init__(
         self,

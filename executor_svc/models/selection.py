@@ -56,16 +56,16 @@ def choose_model(
         model_config = read_model_config(directory, config)
     except UnsupportedModelError as reason:
         return _from_transformers(directory, config, device, reason)
-    return choose_native_model(model_config, config, device, group)
+    return choose_decoder(model_config, config, device, group)
 
 
-def choose_native_model(
+def choose_decoder(
     model_config: ModelConfig,
     config: ExecutorConfig,
     device: torch.device,
     group: TensorParallelGroup = SINGLE_RANK,
 ) -> ChosenModel:
-    """Return a model of a family that has code of our own. Raises: ModelLoadError: not as `config` wants it."""
+    """Return a model of a family, which our own decoder runs. Raises: ModelLoadError: not as `config` wants it."""
     dtype = torch_dtype(config.dtype)
     shard = Shard.of(model_config, group.rank, group.size)
     layers = [shard.attention_layer(layer.attention) for layer in model_config.layers]

@@ -39,7 +39,7 @@ Frame = tuple[FrameKind, bytes]
 
 
 class ConnectionLostError(Exception):
-    """The other end is gone; the message says how."""
+    """The connection to the other end is lost; the message says how."""
 
 
 class Connection:

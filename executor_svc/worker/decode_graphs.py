@@ -86,18 +86,18 @@ def measure_graph_bytes(
         make_graphs: Captures the largest, then the next, with what it is given; they are not kept.
     """
     memory.release()
-    left = [memory.free()]
+    free = [memory.free()]
 
     def capture_and_measure(run: Callable[[], torch.Tensor]) -> Replay:
         replay = capture(run)
         memory.release()
-        left.append(memory.free())
+        free.append(memory.free())
         return replay
 
     make_graphs(capture_and_measure)
-    taken = [max(0, before - after) for before, after in pairwise(left)]
+    taken = [max(0, before - after) for before, after in pairwise(free)]
     memory.release()
-    remains = max(0, left[0] - memory.free())  # work space of libraries, for the stream of the capture
+    remains = max(0, free[0] - memory.free())  # work space of libraries, for the stream of the capture
     return remains + sum(taken[:1]) + sum(taken[1:2]) * (num_graphs - 1)
 
 

@@ -53,11 +53,11 @@ def prompt_lengths(info: ExecutorInfo) -> Int32Array:
 
     As many tokens as a step may have, in as many sequences, of which the last ones are as long as can be.
     """
-    left, longest = info.max_num_batched_tokens, info.max_model_len - 1
+    budget, longest = info.max_num_batched_tokens, info.max_model_len - 1
     lengths: list[int] = []
     for num_behind in reversed(range(info.max_num_seqs)):
-        lengths.append(min(longest, left - num_behind))
-        left -= lengths[-1]
+        lengths.append(min(longest, budget - num_behind))
+        budget -= lengths[-1]
     return np.array(lengths[::-1], np.int32)
 
 

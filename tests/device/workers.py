@@ -18,7 +18,7 @@ from benchmarks.gpu.settings import executor_settings
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.families import parse_config
-from executor_svc.models.selection import ChosenModel, choose_native_model
+from executor_svc.models.selection import ChosenModel, choose_decoder
 from executor_svc.models.triton_dense import TritonDense
 from executor_svc.sampler.device_sampling import sample_on_device
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker
@@ -73,7 +73,7 @@ def worker_with(
     monkeypatch.setattr("executor_svc.worker.assembly.device_sampling", lambda _: sample_on_device)
     model_config = parse_config(json.loads((directory / "config.json").read_text()), directory / "config.json")
     if IS_GPU:
-        chosen = choose_native_model(model_config, config, DEVICE)
+        chosen = choose_decoder(model_config, config, DEVICE)
     else:
         model = Decoder(model_config, TritonDense(dtype, DEVICE))
         chosen = ChosenModel(model, attention, block_size, dtype, model.load)

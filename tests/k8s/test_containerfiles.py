@@ -39,6 +39,9 @@ def check_containerfile(name: str, text: str) -> list[str]:
     entry = f'ENTRYPOINT ["python", "-P", "-m", "{module}"]' if module else 'ENTRYPOINT ["smg", "launch"]'
     if entry not in final:
         findings.append("starts something else")
+    for imported in re.findall(r'python -c "import ([\w.]+)', text):
+        if not (REPOSITORY / imported.replace(".", "/")).with_suffix(".py").exists():
+            findings.append("imports a module that does not exist")
     if name == "scheduler" and re.search(r"^ARG EXTRAS=.*(executor|demo)", text, re.MULTILINE):
         findings.append("has torch")
     return findings
@@ -57,6 +60,7 @@ def test_an_image_is_as_it_should_be(path: Path) -> None:
         ("COPY --from=build /opt/octavo /opt/octavo\n", "", "takes what it was built with along"),
         ("org.opencontainers.image.licenses", "licenses", "has no label licenses"),
         ('"scheduler_svc"]', '"executor_svc"]', "starts something else"),
+        ("import scheduler_svc.service", "import scheduler_svc.gone", "imports a module that does not exist"),
         ("EXTRAS=scheduler", "EXTRAS=executor", "has torch"),
     ],
 )

@@ -19,7 +19,7 @@ from executor_svc.parallel.group import SINGLE_RANK, SingleRank
 from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation, plain_activation
 from tests.kernels.device import DEVICE
 from tests.numerics.architectures import save_tiny_architecture
-from tests.numerics.native_architectures import NATIVE_ARCHITECTURES
+from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 
 # What a value may be off after one rounding to the format.
 ROUNDING: Final[Mapping[torch.dtype, float]] = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -140,10 +140,10 @@ def test_no_rows_are_no_error() -> None:
 
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelConfig]:
-    """Tiny models of the families that have code of our own."""
+    """Tiny models of the families."""
     folder, result = tmp_path_factory.mktemp("families"), {}
     with torch.no_grad():
-        for name, settings in NATIVE_ARCHITECTURES.items():
+        for name, settings in FAMILY_ARCHITECTURES.items():
             save_tiny_architecture(folder / name, name, settings)
             result[name] = parse_config(ModelDirectory(folder / name).config(), folder / name)
     return result
@@ -193,7 +193,7 @@ def check_segments(
 
 
 # Name, and whether weights are int8. On a GPU torch takes those by torchao, which need not be there.
-SEGMENTS = [(name, False) for name in NATIVE_ARCHITECTURES]
+SEGMENTS = [(name, False) for name in FAMILY_ARCHITECTURES]
 if DEVICE.type == "cpu":
     SEGMENTS.append(("LlamaForCausalLM", True))
 

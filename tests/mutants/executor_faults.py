@@ -125,7 +125,7 @@ FAULTS = (
     Fault(
         "the largest step runs half of its tokens",
         f"{EXECUTOR}/worker/largest_step.py",
-        "left, longest = info.max_num_batched_tokens, info.max_model_len - 1",
+        "budget, longest = info.max_num_batched_tokens, info.max_model_len - 1",
         "left, longest = max(info.max_num_seqs, info.max_num_batched_tokens // 2), info.max_model_len - 1",
         ("tests/numerics/test_torch_worker.py",),
     ),

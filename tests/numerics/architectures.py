@@ -20,7 +20,7 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.selection import choose_model
-from tests.numerics.native_architectures import NATIVE_ARCHITECTURES
+from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 
 VOCAB_SIZE = 97
 BLOCK_SIZE_TOKENS = 4
@@ -69,7 +69,7 @@ DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
 
 # By the name in config.json.
 ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
-    **NATIVE_ARCHITECTURES,
+    **FAMILY_ARCHITECTURES,
     "AfmoeForCausalLM": ONE_WINDOW,
     "ApertusForCausalLM": {},
     "ArceeForCausalLM": {"rope_parameters": YARN},

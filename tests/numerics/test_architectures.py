@@ -25,8 +25,8 @@ from tests.numerics.architectures import (
     load_architecture,
     save_tiny_architecture,
 )
+from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.identity import TIE
-from tests.numerics.native_architectures import NATIVE_ARCHITECTURES
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> TransformersModel:
@@ -51,7 +51,7 @@ def slow_unless(is_quick: bool, value: str) -> Any:
     return value if is_quick else pytest.param(value, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", [slow_unless(n in SAMPLE or n in NATIVE_ARCHITECTURES, n) for n in ARCHITECTURES])
+@pytest.mark.parametrize("name", [slow_unless(n in SAMPLE or n in FAMILY_ARCHITECTURES, n) for n in ARCHITECTURES])
 def test_logits_and_greedy_tokens_equal_plain_transformers(name: str, tmp_path: Path) -> None:
     reference = save_tiny_architecture(tmp_path, name, ARCHITECTURES[name])
     model, backend = load_architecture(tmp_path)
@@ -151,8 +151,8 @@ def test_settings_that_our_own_code_does_not_have_run_through_transformers(
 
 QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 7}
 
-# Of families with code of our own, beside what `NATIVE_ARCHITECTURES` has of each.
-NATIVE_SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
+# Of families with code of our own, beside what `FAMILY_ARCHITECTURES` has of each.
+FAMILY_SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
     "linear rotary scaling": ("LlamaForCausalLM", {"rope_parameters": LINEAR_ROPE}),
     "a window in all layers": ("Qwen2ForCausalLM", {**QWEN_WINDOW, "max_window_layers": 0}),
     "a window in no layer": ("Qwen2ForCausalLM", {**QWEN_WINDOW, "max_window_layers": 2}),
@@ -160,9 +160,9 @@ NATIVE_SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("case", NATIVE_SETTINGS)
+@pytest.mark.parametrize("case", FAMILY_SETTINGS)
 def test_settings_that_our_own_code_has_equal_plain_transformers(case: str, tmp_path: Path) -> None:
-    name, settings = NATIVE_SETTINGS[case]
+    name, settings = FAMILY_SETTINGS[case]
     reference = save_tiny_architecture(tmp_path, name, settings)
     model, backend = load_architecture(tmp_path)
 
@@ -170,9 +170,9 @@ def test_settings_that_our_own_code_has_equal_plain_transformers(case: str, tmp_
     assert compare_with_transformers(model, backend, reference).logit_difference < 1e-5
 
 
-@pytest.mark.parametrize("name", NATIVE_ARCHITECTURES)
+@pytest.mark.parametrize("name", FAMILY_ARCHITECTURES)
 def test_our_own_code_runs_where_it_can(name: str, tmp_path: Path) -> None:
-    save_tiny_architecture(tmp_path, name, NATIVE_ARCHITECTURES[name])
+    save_tiny_architecture(tmp_path, name, FAMILY_ARCHITECTURES[name])
 
     assert isinstance(load_architecture(tmp_path)[0], Decoder)
 

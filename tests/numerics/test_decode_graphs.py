@@ -19,8 +19,8 @@ from executor_svc.worker.loading import load_worker
 from shared.step import SamplingRow, TableDelta
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, StepDriver
+from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.launch_ahead import Ahead, admit, assert_same, one_at_a_time
-from tests.numerics.native_architectures import NATIVE_ARCHITECTURES
 from tests.numerics.reference import random_prompt
 from tests.numerics.torch_decode import TorchDecodePlanner
 
@@ -91,7 +91,7 @@ def generate(driver: StepDriver, lengths: Sequence[int], sampling: SamplingRow) 
     return driver.generate([random_prompt(length, seed=length) for length in lengths], 9, 30, sampling)
 
 
-DENSE = [name for name in NATIVE_ARCHITECTURES if "Moe" not in name and name != "MixtralForCausalLM"]
+DENSE = [name for name in FAMILY_ARCHITECTURES if "Moe" not in name and name != "MixtralForCausalLM"]
 SAMPLINGS = {"greedy": SamplingRow(), "random": SamplingRow(temperature=0.9, top_p=0.9, seed=4)}
 
 
@@ -110,7 +110,7 @@ CASES = [(name, "greedy") for name in DENSE] + [("LlamaForCausalLM", "random")]
 def test_every_family_decodes_as_without_graphs(
     name: str, sampling: str, tmp_path: Path, capture: StrictCapture
 ) -> None:
-    save_tiny_architecture(tmp_path, name, NATIVE_ARCHITECTURES[name])
+    save_tiny_architecture(tmp_path, name, FAMILY_ARCHITECTURES[name])
     lengths = (1, 3, 4, 5, 17, 33, 40)
     without = generate(driver_of(tmp_path, "off"), lengths, SAMPLINGS[sampling])
     assert not capture.num_replays
@@ -119,11 +119,11 @@ def test_every_family_decodes_as_without_graphs(
     assert capture.num_replays[8] > 0  # 7 rows and one of padding
 
 
-@pytest.mark.parametrize("name", sorted(set(NATIVE_ARCHITECTURES) - set(DENSE)))
+@pytest.mark.parametrize("name", sorted(set(FAMILY_ARCHITECTURES) - set(DENSE)))
 def test_a_mixture_of_experts_runs_without_graphs(
     name: str, tmp_path: Path, capture: StrictCapture, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save_tiny_architecture(tmp_path, name, NATIVE_ARCHITECTURES[name])
+    save_tiny_architecture(tmp_path, name, FAMILY_ARCHITECTURES[name])
     with caplog.at_level("INFO"):
         driver = driver_of(tmp_path, "auto")
     assert "event=cuda_graphs sizes=0 reason='the model looks at its batch on the host'" in caplog.text

@@ -22,8 +22,8 @@ from shared.step import TableDelta
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import RecordingSampler, StepDriver
+from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import native_library
-from tests.numerics.native_architectures import NATIVE_ARCHITECTURES
 from tests.numerics.reference import assert_close, random_prompt, reference_logits
 from tests.numerics.tiny_models import VARIANTS
 
@@ -89,7 +89,7 @@ def int8_logits(directory: Path, recorder: RecordingSampler, **settings: object)
 def test_int8_products_are_in_c_where_the_segments_are_not(
     name: str, tmp_path: Path, recorder: RecordingSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_tiny_architecture(tmp_path, name, NATIVE_ARCHITECTURES[name])
+    save_tiny_architecture(tmp_path, name, FAMILY_ARCHITECTURES[name])
     expected = int8_logits(tmp_path, recorder, cpu_kernels="torch")
     monkeypatch.setattr(QuantizedLinear, "__init__", None)  # what restores its weight in each call
 

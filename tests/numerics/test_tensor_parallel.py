@@ -19,7 +19,7 @@ from shared.errors import ModelLoadError
 from shared.step import SamplingRow, StepResult, TableDelta, pairs
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
-from tests.numerics.native_architectures import NATIVE_ARCHITECTURES
+from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.reference import assert_close, random_prompt
 from tests.numerics.threaded_group import ThreadedGroup, ThreadedRanks
 
@@ -32,9 +32,9 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     that the vocabulary is padded.
     """
     folder = tmp_path_factory.mktemp("families")
-    for name, settings in NATIVE_ARCHITECTURES.items():
+    for name, settings in FAMILY_ARCHITECTURES.items():
         save_tiny_architecture(folder / name, name, settings)
-    return {name: folder / name for name in NATIVE_ARCHITECTURES}
+    return {name: folder / name for name in FAMILY_ARCHITECTURES}
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def ranks_of(directory: Path, tp: int, cleanup: ExitStack, **settings: object) -
 
 
 @pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", NATIVE_ARCHITECTURES)
+@pytest.mark.parametrize("name", FAMILY_ARCHITECTURES)
 def test_tokens_equal_those_of_one_process(
     name: str, tp: int, directories: dict[str, Path], cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

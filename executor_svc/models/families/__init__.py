@@ -5,6 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from executor_svc.checkpoint.quantized import refuse_quantized
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.families.bloom import read_bloom
 from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3
@@ -15,7 +16,6 @@ from executor_svc.models.families.opt import read_opt
 from executor_svc.models.families.phi import read_phi3
 from executor_svc.models.families.qwen import read_qwen2, read_qwen3
 from executor_svc.models.fields import ConfigFields
-from executor_svc.models.quantized import refuse_quantized
 from shared.errors import UnknownArchitectureError
 
 FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingProxyType(

@@ -215,16 +215,7 @@ static void multiply_packed(long num_rows, long depth, const float *a, long a_st
         tile_product(n, TILE_VECTORS, depth, from, a_stride, b, NULL, 0, to, c_stride, columns - column, add);    \
         break;
             switch (least(TILE_ROWS, num_rows - i)) {
-#if TILE_ROWS == 8
-                TILE(8)
-                TILE(7)
-                TILE(6)
-                TILE(5)
-#endif
-                TILE(4)
-                TILE(3)
-                TILE(2)
-                TILE(1)
+                TILE_CASES(TILE)
             }
 #undef TILE
         }

@@ -47,16 +47,7 @@ static void multiply_depth(long depth, const float *in, long in_stride, long num
         tile_product(count, PANEL_VECTORS, depth, in + row * in_stride, in_stride, columns, fetch, fetch_lines,    \
                      out + row * out_stride, out_stride, num_columns, add);                                        \
         break;
-#if TILE_ROWS == 8
-            ROWS(8)
-            ROWS(7)
-            ROWS(6)
-            ROWS(5)
-#endif
-            ROWS(4)
-            ROWS(3)
-            ROWS(2)
-            ROWS(1)
+            TILE_CASES(ROWS)
 #undef ROWS
         }
         fetch += depth / FETCH_STEPS * fetch_lines * 64;

@@ -128,16 +128,7 @@ static void multiply_tiles(long num_groups, const int16_t *codes, long code_stri
                           add);                                                                               \
         break;
         switch (least(TILE_ROWS, num_rows - row)) {
-#if TILE_ROWS == 8
-            ROWS(8)
-            ROWS(7)
-            ROWS(6)
-            ROWS(5)
-#endif
-            ROWS(4)
-            ROWS(3)
-            ROWS(2)
-            ROWS(1)
+            TILE_CASES(ROWS)
         }
 #undef ROWS
         fetch += num_groups * (GROUP / 2 / FETCH_PAIRS) * fetch_lines * 64;

@@ -7,10 +7,13 @@
 #include "vec.h"
 
 // Rows whose sums fit into the registers beside three (or two) vectors of a panel.
+// The cases of a switch over the rows of a tile: as a constant each, so that the compiler unrolls over them.
 #if LANES == 16
 #define TILE_ROWS 8
+#define TILE_CASES(CASE) CASE(8) CASE(7) CASE(6) CASE(5) CASE(4) CASE(3) CASE(2) CASE(1)
 #else
 #define TILE_ROWS 4
+#define TILE_CASES(CASE) CASE(4) CASE(3) CASE(2) CASE(1)
 #endif
 
 // Steps of one tile between two fetches of the panel that comes next.

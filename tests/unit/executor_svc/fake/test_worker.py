@@ -1,6 +1,6 @@
 """What the fake worker finds wrong, and what its tokens depend on.
 
-Block moves are in `test_fake_moves.py`, beams in `test_fake_beams.py`. Blocks have 4 slots.
+Block moves are in `test_moves.py`, beams in `test_beams.py`. Blocks have 4 slots.
 """
 
 import codecs

@@ -1,4 +1,4 @@
-"""Tiny random models of the families that have code of our own; settings as in `architectures.py`."""
+"""Tiny random models of the families (`executor_svc/models/families/`); settings as in `architectures.py`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from tests.numerics.tiny_models import LLAMA3_ROPE
 
 # By the name in config.json. Windows are shorter than the prompts.
-NATIVE_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
+FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "BloomForCausalLM": {},
     "GemmaForCausalLM": {},
     "Gemma2ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20},
