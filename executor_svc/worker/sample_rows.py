@@ -13,10 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.batch_table import BatchTable, StepLayout
+from shared.sampling_parameters import Stage, of_stage
 from shared.step import BoolArray, Int32Array
 from shared.token_rules import NO_TOKEN, TokenRules
 
 Int64Array = npt.NDArray[np.int64]
+
+_PROCESSORS = tuple((parameter.name, parameter.row_value) for parameter in of_stage(Stage.PROCESSOR))
 
 
 @dataclass(slots=True)
@@ -77,8 +80,9 @@ class SampleRows:
     def are_processed(self) -> BoolArray:
         """Return which rows have their logits changed before anything is sampled, [num_rows]."""
         sampling = self.sampling
-        processed: BoolArray = sampling["repetition_penalty"] != 1
-        processed |= (sampling["presence_penalty"] != 0) | (sampling["frequency_penalty"] != 0)
+        processed: BoolArray = np.zeros(len(self), np.bool_)
+        for name, neutral in _PROCESSORS:
+            processed |= sampling[name] != neutral
         for row, rules in enumerate(self.rules):
             if rules is not None and not processed[row]:
                 processed[row] = rules.always_apply or sampling["min_tokens"][row] > self.num_output_tokens[row]
