@@ -14,6 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_pb2
+from octavo.sampling_numbers import SamplingNumbers
 from octavo.wording import did_you_mean, kind_of
 
 # When a beam search ends; the values are those of transformers.
@@ -46,72 +47,39 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(SamplingNumbers):
     """How to sample one request. None is "absent": the scheduler takes its default.
 
     A feature that the scheduler does not have yet is refused by it, never ignored.
 
+    The numbers are those of `SamplingNumbers`, temperature to prompt_logprobs.
+
     Attributes:
-        temperature: Divides the logits; 0 is greedy. Absent: 1.
-        top_k: Keep only so many of the most likely tokens; 0 or absent: all.
-        top_p: Keep the smallest set of tokens whose probability reaches this. Absent: 1.
-        min_p: Drop tokens less likely than this share of the most likely one. Absent: 0.
-        seed: Equal seeds give equal outputs, whatever else runs. Absent: the scheduler takes one.
-        max_tokens: Most tokens to make. Absent: as many as the model's length allows.
-        min_tokens: Fewest tokens of an output: no stop condition ends it before.
         stop: The output ends before the first of these strings; one string stands for a list of it.
         stop_token_ids: The output ends at the first of these tokens, which stays in `token_ids`.
         ignore_eos: Go on after the model's end-of-sequence tokens.
         include_stop_str_in_output: Leave the stop string in the text.
         skip_special_tokens: Whether special tokens stay out of the text. Absent: true.
-        logprobs: Return log-probabilities; 0: of the sampled token only; above: of so many of the likeliest
-            tokens in its place too. Absent: none.
-        n: Number of outputs. Absent: 1.
-        best_of: Outputs to make, of which the `n` likeliest are returned, best first. Absent: `n`.
-        beam_width: Width of a beam search, which finds the `n` best outputs without sampling.
-        repetition_penalty: Above 1 makes tokens of prompt and output less likely. Absent: 1.
-        presence_penalty: Subtracted from the logits of tokens in the output. Absent: 0.
-        frequency_penalty: Subtracted once for each time that a token is in the output. Absent: 0.
         logit_bias: Added to the logits of single tokens, by token id.
         grammar: What the output must look like.
-        length_penalty: Beams only: above 0 favours long outputs, below 0 short ones. Absent: 1.
         early_stopping: Beams only: True ends the search with the first `beam_width` hypotheses,
             "never" when no beam can become better than they are. Absent: False, in between.
-        typical_p: Keep the tokens whose information is nearest to the expected one. Absent: 1, all.
         banned_words: Strings that the output never holds.
         banned_token_ids: Tokens that never come.
         allowed_token_ids: The only tokens that may come; empty: all.
-        prompt_logprobs: Return log-probabilities of the prompt, as `logprobs` does. Absent: none.
     """
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool | None = None
-    logprobs: int | None = None
-    n: int | None = None
-    best_of: int | None = None
-    beam_width: int | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     logit_bias: Mapping[int, float] | None = None
     grammar: Grammar | None = None
-    length_penalty: float | None = None
     early_stopping: EarlyStopping | None = None
-    typical_p: float | None = None
     banned_words: str | Sequence[str] = ()
     banned_token_ids: Sequence[int] = ()
     allowed_token_ids: Sequence[int] = ()
-    prompt_logprobs: int | None = None
 
     def to_proto(self) -> generation_pb2.SamplingParams:
         """Return the message that travels; fields that are None stay absent.

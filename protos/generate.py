@@ -1,7 +1,10 @@
-"""Generate the committed stubs in `octavo/` from the `.proto` files, or check that they are current.
+"""Generate what is committed and written by no hand, or check that it is current.
 
-    python protos/generate.py            write the stubs
-    python protos/generate.py --check    exit 1 if the committed stubs differ
+    python protos/generate.py            write it
+    python protos/generate.py --check    exit 1 if what is committed differs
+
+First the files that come from the table of sampling parameters (`sampling_code.py`), one of them a `.proto`; then the
+stubs in `octavo/` from the `.proto` files.
 
 The generators are pinned to a low version on purpose: generated code refuses to run on a runtime
 older than its generator, so a new generator would lock users of older grpcio and protobuf out.
@@ -15,19 +18,30 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Iterable
 from pathlib import Path
 
 PINNED_GENERATORS = ("grpcio-tools==1.76.0", "protobuf==6.33.6", "mypy-protobuf==5.1.0", "setuptools>=77.0.1")
 PROTOS = Path(__file__).resolve().parent
 ROOT = PROTOS.parent
+
+sys.path.insert(0, str(ROOT))  # the table of this tree, whichever is installed
+
+from sampling_code import sources  # noqa: E402
+
 GENERATED_SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 
 def main() -> int:
-    """Write or check the stubs; return the exit code."""
-    parser = argparse.ArgumentParser(description="Generate the gRPC stubs in octavo/.")
-    parser.add_argument("--check", action="store_true", help="compare with the committed stubs, write nothing")
+    """Write or check the files; return the exit code."""
+    parser = argparse.ArgumentParser(description="Generate the gRPC stubs in octavo/, and the sampling parameters.")
+    parser.add_argument("--check", action="store_true", help="compare with what is committed, write nothing")
     check = parser.parse_args().check
+    stale = [path for path, content in sources().items() if not is_current(ROOT / path, content)]
+    if check and stale:
+        return report(stale)
+    for path in stale:
+        (ROOT / path).write_text(sources()[path], encoding="utf-8")
     python = generator_python()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
@@ -84,9 +98,20 @@ def report_differences(out: Path) -> int:
         for path in fresh | committed
         if path not in fresh & committed or not filecmp.cmp(out / path, ROOT / path, shallow=False)
     )
-    for path in stale:
+    return report(stale)
+
+
+def is_current(path: Path, content: str) -> bool:
+    """Return whether a file has this content."""
+    return path.exists() and path.read_text(encoding="utf-8") == content
+
+
+def report(stale: Iterable[str | Path]) -> int:
+    """Print which files are stale; return 1 if there is any."""
+    paths = list(stale)
+    for path in paths:
         print(f"stale: {path} (run `make protos`)", file=sys.stderr)
-    return 1 if stale else 0
+    return 1 if paths else 0
 
 
 if __name__ == "__main__":

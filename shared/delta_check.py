@@ -6,12 +6,12 @@ its fields, and the invariants of the table are checked on the projection.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shared.errors import InvalidStepError
+from shared.sampling_parameters import ROW_PARAMETERS
 from shared.step import (
     INT32_MAX,
     NO_LOGPROBS,
@@ -206,23 +206,8 @@ class _Projection:
 
 
 def _require_sampling(slot: int, row: SamplingRow) -> None:
-    """Require numbers that the sampler can work with; NaN fails every comparison."""
-    sound = (
-        0 <= row.temperature < math.inf
-        and 0 < row.top_p <= 1
-        and 0 <= row.min_p <= 1
-        and 0 <= row.top_k <= INT32_MAX
-        and 0 <= row.output_index <= INT32_MAX
-        and row.num_logprobs >= NO_LOGPROBS
-        and row.num_logprobs <= INT32_MAX
-        and 0 <= row.num_candidates <= INT32_MAX
-        and 0 < row.typical_p <= 1
-        and 0 < row.repetition_penalty < math.inf
-        and math.isfinite(row.presence_penalty)
-        and math.isfinite(row.frequency_penalty)
-        and 0 <= row.min_tokens <= INT32_MAX
-    )
-    if not sound:
+    """Require numbers that the sampler can work with."""
+    if not all(parameter.allows(getattr(row, parameter.name)) for parameter in ROW_PARAMETERS):
         raise InvalidStepError(f"slot {slot} has sampling parameters out of range: {row}")
 
 

@@ -12,6 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import InvalidStepError
+from shared.sampling_parameters import INT32_MAX as INT32_MAX
+from shared.sampling_parameters import NO_LOGPROBS as NO_LOGPROBS
+from shared.sampling_row import SAMPLING_ROW as SAMPLING_ROW
+from shared.sampling_row import SamplingRow as SamplingRow
 from shared.token_rules import TokenRules
 
 Int32Array = npt.NDArray[np.int32]
@@ -19,27 +23,6 @@ Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 UNKNOWN_TOKEN = -1
-NO_LOGPROBS = -1
-INT32_MAX = 2**31 - 1
-
-SAMPLING_ROW = np.dtype(
-    [
-        ("temperature", "<f4"),
-        ("top_k", "<i4"),
-        ("top_p", "<f4"),
-        ("min_p", "<f4"),
-        ("seed", "<u8"),
-        ("output_index", "<i4"),
-        ("num_logprobs", "<i4"),
-        ("num_candidates", "<i4"),
-        ("typical_p", "<f4"),
-        ("repetition_penalty", "<f4"),
-        ("presence_penalty", "<f4"),
-        ("frequency_penalty", "<f4"),
-        ("min_tokens", "<i4"),
-    ]
-)
-
 
 # Shared by all who have none: there is nothing in them to write to.
 _NO_SLOTS: Int32Array = np.empty(0, np.int32)
@@ -72,47 +55,6 @@ def find_repeated(numbers: Int32Array) -> int | None:
     ordered = np.sort(numbers)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     return int(repeated[0]) if len(repeated) else None
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
-    """How to sample one slot: numbers only, neutral by default. `top_k` 0: all tokens.
-
-    `num_candidates` above 0 makes it a beam slot: nothing is sampled, the executor answers so many of
-    the likeliest tokens, and the scheduler chooses (`TableDelta.appended_tokens`).
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    output_index: int = 0
-    num_logprobs: int = NO_LOGPROBS
-    num_candidates: int = 0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    min_tokens: int = 0
-
-    def as_tuple(self) -> tuple[float | int, ...]:
-        """Return the values in the order of `SAMPLING_ROW`."""
-        return (
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.min_p,
-            self.seed,
-            self.output_index,
-            self.num_logprobs,
-            self.num_candidates,
-            self.typical_p,
-            self.repetition_penalty,
-            self.presence_penalty,
-            self.frequency_penalty,
-            self.min_tokens,
-        )
 
 
 @dataclass(slots=True)

@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.step import NO_LOGPROBS
+from shared.sampling_parameters import NO_LOGPROBS, ROW_PARAMETERS
+from shared.sampling_row import SAMPLING_ROW
 
 if TYPE_CHECKING:
     from shared.batch_table import BatchTable
+
+# The columns of release 0.1.0 are always in the digest; a later one where it says something, so that a peer of
+# another release comes to the same number until somebody uses it.
+_NUM_FIRST = 13
+_FIRST = [parameter.name for parameter in ROW_PARAMETERS[:_NUM_FIRST]]
+_FIRST_ROW = np.dtype([(name, SAMPLING_ROW[name]) for name in _FIRST])
+_LATER = ROW_PARAMETERS[_NUM_FIRST:]
 
 
 def digest_of(table: BatchTable) -> int:
@@ -18,8 +26,14 @@ def digest_of(table: BatchTable) -> int:
     slots = np.flatnonzero(table.live)
     hasher = hashlib.blake2b(slots.astype("<i4").tobytes(), digest_size=8)
     counters = (table.num_prompt_tokens, table.num_tokens, table.num_scheduled_tokens, table.num_blocks)
-    for column in (table.generation, *counters, table.active, table.sampling, table.cache_salt):
+    sampling = table.sampling[slots]
+    for column in (table.generation, *counters, table.active):
         hasher.update(column[slots].tobytes())
+    hasher.update(sampling[_FIRST].astype(_FIRST_ROW).tobytes())
+    hasher.update(table.cache_salt[slots].tobytes())
+    for parameter in _LATER:
+        if (sampling[parameter.name] != parameter.row_value).any():
+            hasher.update(parameter.name.encode() + sampling[parameter.name].tobytes())
     for slot in slots.tolist():
         hasher.update(table.block_tables[slot, : table.num_blocks[slot]].tobytes())
         if table.token_rules[slot] is not None:

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from octavo.execution.v1 import execution_service_pb2, step_pb2
+from octavo.execution.v1 import execution_service_pb2, sampling_params_pb2, step_pb2
 from shared.errors import InvalidStepError
 from shared.executor_info import ExecutorInfo
+from shared.sampling_parameters import ROW_PARAMETERS
 from shared.step import (
     NO_LOGPROBS,
     Admission,
@@ -33,6 +34,8 @@ MAX_WIRE_VERSION = 1
 
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
+
+_NEUTRAL_VALUES = tuple((parameter.name, parameter.row_value) for parameter in ROW_PARAMETERS)
 
 
 def encode_step(step: Step) -> step_pb2.ExecuteModelRequest:
@@ -186,42 +189,15 @@ def decode_fork(message: step_pb2.Fork) -> Fork:
     return Fork(message.parent_slot, message.slot, message.generation, decode_sampling(message.sampling_params))
 
 
-def encode_sampling(row: SamplingRow) -> step_pb2.SamplingParams:
+def encode_sampling(row: SamplingRow) -> sampling_params_pb2.SamplingParams:
     """Turn a sampling row into its message; neutral values stay unset."""
-    return step_pb2.SamplingParams(
-        temperature=row.temperature,
-        top_k=row.top_k,
-        top_p=_unless(1.0, row.top_p),
-        min_p=row.min_p,
-        seed=row.seed,
-        output_index=row.output_index,
-        num_logprobs=_unless(NO_LOGPROBS, row.num_logprobs),
-        num_candidates=row.num_candidates,
-        typical_p=_unless(1.0, row.typical_p),
-        repetition_penalty=_unless(1.0, row.repetition_penalty),
-        presence_penalty=row.presence_penalty,
-        frequency_penalty=row.frequency_penalty,
-        min_tokens=row.min_tokens,
-    )
+    values = {name: value for name, neutral in _NEUTRAL_VALUES if (value := getattr(row, name)) != neutral}
+    return sampling_params_pb2.SamplingParams(**values)
 
 
-def decode_sampling(message: step_pb2.SamplingParams) -> SamplingRow:
+def decode_sampling(message: sampling_params_pb2.SamplingParams) -> SamplingRow:
     """Turn a message into a sampling row."""
-    return SamplingRow(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p if message.HasField("top_p") else 1.0,
-        min_p=message.min_p,
-        seed=message.seed,
-        output_index=message.output_index,
-        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else NO_LOGPROBS,
-        num_candidates=message.num_candidates,
-        typical_p=message.typical_p if message.HasField("typical_p") else 1.0,
-        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        min_tokens=message.min_tokens,
-    )
+    return SamplingRow(**{field.name: value for field, value in message.ListFields()})
 
 
 def encode_info(info: ExecutorInfo) -> execution_service_pb2.GetExecutorInfoResponse:

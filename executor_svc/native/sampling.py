@@ -12,26 +12,24 @@ import torch
 
 from executor_svc.native.binding import INT, LONG, POINTER, Function, ScratchMemory, bind
 from executor_svc.native.build import build_library, cache_directory
+from shared.sampling_parameters import Stage, of_stage
 
 _BLOCK = 32  # BLOCK of sampling.c
 
-# `Choice` of sampling.c.
+# `Choice` of sampling.c: the temperature and the filters, in the order of their table.
+_FROM_SAMPLING_ROW = tuple(parameter.name for parameter in of_stage(Stage.FILTER))
 _CHOICE = np.dtype(
     [
         ("row", np.int64),
         ("draw", np.float64),
-        ("temperature", np.float32),
-        ("top_p", np.float32),
-        ("min_p", np.float32),
-        ("typical_p", np.float32),
-        ("top_k", np.int32),
-        ("unused", np.int32),
-    ]
+        *((parameter.name, parameter.kind.row_type) for parameter in of_stage(Stage.FILTER)),
+    ],
+    align=True,
 )
-_FROM_SAMPLING_ROW = ("temperature", "top_p", "min_p", "typical_p", "top_k")
 
 _FUNCTIONS: Sequence[Function] = (
     ("octavo_choose_scratch_bytes", LONG, (LONG, INT)),
+    ("octavo_choice_bytes", LONG, ()),
     ("octavo_choose", None, (POINTER, LONG, LONG, POINTER, POINTER, POINTER, INT)),
     ("octavo_log_totals", None, (POINTER, LONG, LONG, POINTER, POINTER, INT)),
     ("octavo_keep_allowed", None, (POINTER, LONG, LONG, POINTER, POINTER, INT)),
@@ -52,6 +50,8 @@ class NativeSampling:
 
     def __init__(self, path: Path, num_threads: int) -> None:
         self._library = bind(path, _FUNCTIONS)
+        num_bytes = self._library.octavo_choice_bytes()
+        assert num_bytes == _CHOICE.itemsize, f"Choice of sampling.c has {num_bytes} bytes, not {_CHOICE.itemsize}"
         self._num_threads = num_threads
         self._scratch = ScratchMemory()
 

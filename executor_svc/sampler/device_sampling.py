@@ -4,12 +4,14 @@ Biases, penalties and token rules come before (`processors.py`): rows that have 
 """
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from executor_svc.device.transfer import to_device
 from executor_svc.sampler.drawing import Draws
 from executor_svc.sampler.filters import MIN_TEMPERATURE, SamplingRows
 from executor_svc.triton_kernels.sampling import sample_rows
+from shared.sampling_parameters import Stage, of_stage
 from shared.step import Int32Array
 
 MAX_VOCAB_SIZE = 2**20
@@ -18,6 +20,9 @@ MAX_VOCAB_SIZE = 2**20
 TILE = 2048
 NUM_WARPS = 16
 NUM_PIVOTS = 8
+
+# The numbers that the kernel reads, in the order of their table; top_k, the one that is whole, goes beside the row.
+_NUMBERS = tuple(parameter.name for parameter in of_stage(Stage.FILTER) if not parameter.is_whole)
 
 
 def sample_on_device(
@@ -30,17 +35,15 @@ def sample_on_device(
     Args:
         logits: Raw, or scores that rules and penalties have changed, [num_logit_rows, vocab_size] float32; unchanged.
         logit_rows: The row of `logits` that each sample row uses, [num_samples].
-        sampling: [num_samples] of SAMPLING_ROW; read are temperature, top_k, top_p, min_p and typical_p.
-            Temperature 0: the first of the likeliest tokens.
+        sampling: [num_samples] of SAMPLING_ROW; read are the temperature (0: the first of the likeliest tokens) and
+            the filters.
         draws: [num_samples], in [0, 1).
     """
     assert logits.dtype == torch.float32 and logits.stride(1) == 1, "rows of float32"  # noqa: PT018
     vocab_size = logits.shape[1]
     assert vocab_size <= MAX_VOCAB_SIZE, "the masses of more tokens may overflow"
-    temperature, top_k, min_p = sampling["temperature"], sampling["top_k"], sampling["min_p"]
-    log_min_p = torch.from_numpy(np.maximum(min_p, np.float32(0))).log().numpy()
-    temperature = np.where(temperature > 0, np.maximum(temperature, MIN_TEMPERATURE), np.float32(0))
-    numbers = np.stack((temperature, sampling["top_p"], log_min_p, sampling["typical_p"]), 1)
+    top_k = sampling["top_k"]
+    numbers = np.stack([_AS_KERNEL_READS.get(name, np.asarray)(sampling[name]) for name in _NUMBERS], 1)
     limits = np.stack((logit_rows, np.where(top_k < vocab_size, top_k, 0)), 1)
     token_ids = torch.empty(len(sampling), dtype=torch.int64, device=logits.device)
     sample_rows[(len(sampling),)](
@@ -48,6 +51,7 @@ def sample_on_device(
         logits.stride(0),
         vocab_size,
         to_device(numbers.astype(np.float32), logits.device),
+        numbers.shape[1],
         to_device(limits.astype(np.int32), logits.device),
         to_device(draws, logits.device),
         token_ids,
@@ -56,3 +60,16 @@ def sample_on_device(
         num_warps=NUM_WARPS,
     )
     return token_ids
+
+
+def _bounded(temperature: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return np.where(temperature > 0, np.maximum(temperature, MIN_TEMPERATURE), np.float32(0))
+
+
+def _logarithm(min_p: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return it as torch has it: the kernel compares with the same float32."""
+    logarithm: npt.NDArray[np.float32] = torch.from_numpy(np.maximum(min_p, np.float32(0))).log().numpy()
+    return logarithm
+
+
+_AS_KERNEL_READS = {"temperature": _bounded, "min_p": _logarithm}

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.batch_table import BatchTable, StepLayout
+from shared.sampling_parameters import Stage, of_stage
 from shared.step import BoolArray, Int32Array
 from shared.token_rules import NO_TOKEN, TokenRules
 
@@ -24,6 +25,8 @@ Int64Array = npt.NDArray[np.int64]
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = np.uint64(0x94D049BB133111EB)
+
+_PROCESSORS = tuple((parameter.name, parameter.row_value) for parameter in of_stage(Stage.PROCESSOR))
 
 
 @dataclass(slots=True)
@@ -84,8 +87,9 @@ class SampleRows:
     def are_processed(self) -> BoolArray:
         """Return which rows have their logits changed before anything is sampled, [num_rows]."""
         sampling = self.sampling
-        processed: BoolArray = sampling["repetition_penalty"] != 1
-        processed |= (sampling["presence_penalty"] != 0) | (sampling["frequency_penalty"] != 0)
+        processed: BoolArray = np.zeros(len(self), np.bool_)
+        for name, neutral in _PROCESSORS:
+            processed |= sampling[name] != neutral
         for row, rules in enumerate(self.rules):
             if rules is not None and not processed[row]:
                 processed[row] = rules.always_apply or sampling["min_tokens"][row] > self.num_output_tokens[row]

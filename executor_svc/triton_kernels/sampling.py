@@ -251,6 +251,7 @@ def sample_rows(
     row_stride,
     size,
     numbers,
+    num_numbers,
     limits,
     draws,
     token_ids,
@@ -263,7 +264,9 @@ def sample_rows(
         logits: [any, size] float32, contiguous rows that are `row_stride` apart.
         row_stride: In elements.
         size: Of the vocabulary, up to 2**20.
-        numbers: [num_samples, 4] float32: temperature (0: greedy), top_p, logarithm of min_p, typical_p.
+        numbers: [num_samples, num_numbers] float32: temperature (0: greedy), top_p, logarithm of min_p, typical_p;
+            the order is that of shared/sampling_parameters.py.
+        num_numbers: Of a row.
         limits: [num_samples, 2] int32: the row of `logits`, top_k (0: off).
         draws: [num_samples] float64, from 0 to below 1.
         token_ids: [num_samples] int64, written.
@@ -272,13 +275,14 @@ def sample_rows(
     """
     index = tl.program_id(0)
     logits += tl.load(limits + 2 * index).to(tl.int64) * row_stride
-    temperature = tl.load(numbers + 4 * index)
+    numbers += num_numbers * index
+    temperature = tl.load(numbers)
     largest, token_id = _first_largest(logits, size, TILE)
     if temperature > 0.0:
         top_k = tl.load(limits + 2 * index + 1)
-        top_p = tl.load(numbers + 4 * index + 1)
-        log_min_p = tl.load(numbers + 4 * index + 2)
-        typical_p = tl.load(numbers + 4 * index + 3)
+        top_p = tl.load(numbers + 1)
+        log_min_p = tl.load(numbers + 2)
+        typical_p = tl.load(numbers + 3)
         draw = tl.load(draws + index)
         row = (logits, size, temperature)
         token_id = _filtered_and_drawn(row, largest, top_k, top_p, log_min_p, typical_p, draw, TILE, NUM_PIVOTS)

@@ -11,7 +11,7 @@ import click
 from octavo.client import Client
 from octavo.commands.answer import print_answer, print_outputs, say_if_cut_short
 from octavo.commands.connection import connection_options
-from octavo.commands.options import Number, account_options, sampling_options
+from octavo.commands.options import Number, account_options, number_option, sampling_options
 from octavo.commands.waiting import WaitingStatus
 from octavo.outputs import ChatMessage, Prompt
 from octavo.sampling_params import SamplingParams
@@ -37,9 +37,9 @@ from octavo.sampling_params import SamplingParams
 @click.option(
     "--request-id", metavar="ID", help="Its id, such as for octavo explain.  [default: the scheduler makes one]"
 )
-@click.option("--n", type=int, help="Number of outputs; several are printed when all are complete.  [default: 1]")
-@click.option("--logprobs", type=int, help="Log-probabilities and so many alternatives, with --json.")
-@click.option("--prompt-logprobs", type=int, help="The same of the prompt's tokens, with --json.")
+@number_option("n", "Number of outputs; several are printed when all are complete.")
+@number_option("logprobs", "Log-probabilities and this many alternatives, with --json.")
+@number_option("prompt_logprobs", "The same of the prompt's tokens, with --json.")
 @click.option("--json", "is_json", is_flag=True, help="Print one line of JSON with everything, at the end.")
 @account_options
 @sampling_options

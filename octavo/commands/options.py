@@ -13,6 +13,7 @@ from octavo.client import DEFAULT_ADDRESS
 from octavo.commands.flag_names import in_flags
 from octavo.errors import InvalidRequestError
 from octavo.sampling_params import EarlyStopping, SamplingParams
+from shared.sampling_parameters import BY_NAME, SAMPLING_PARAMETERS
 
 _R = TypeVar("_R")
 
@@ -76,15 +77,26 @@ def _to_biases(ctx: click.Context, param: click.Parameter, entries: tuple[str, .
 
 _EARLY_STOPPING: dict[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
 
+
+def number_option(name: str, help_text: str | None = None) -> Callable[..., Any]:
+    """Return the flag of a number in the table of sampling parameters; `help_text`: in place of the table's."""
+    parameter = BY_NAME[name]
+    return click.option(
+        f"--{name.replace('_', '-')}",
+        type=int if parameter.is_whole else float,
+        help=f"{help_text or parameter.doc}  [default: {parameter.default_words}]",
+    )
+
+
+# The numbers that only one command takes: it has their flags.
+OF_ONE_COMMAND = ("n", "logprobs", "prompt_logprobs")
+
 _SAMPLING_OPTIONS = (
-    click.option("--temperature", type=float, help="0: greedy, the most likely token.  [default: 1]"),
-    click.option("--top-k", type=int, help="Keep only so many of the most likely tokens."),
-    click.option("--top-p", type=float, help="Keep the likeliest tokens up to this probability."),
-    click.option("--min-p", type=float, help="Drop tokens less likely than this share of the likeliest."),
-    click.option("--typical-p", type=float, help="Keep the tokens nearest to the expected information."),
-    click.option("--repetition-penalty", type=float, help="Above 1: tokens of prompt and output come less."),
-    click.option("--presence-penalty", type=float, help="Above 0: tokens of the output come less."),
-    click.option("--frequency-penalty", type=float, help="Above 0: the oftener a token came, the less it comes."),
+    *(
+        number_option(parameter.name)
+        for parameter in SAMPLING_PARAMETERS
+        if parameter.is_public and parameter.name not in OF_ONE_COMMAND
+    ),
     click.option(
         "--logit-bias",
         multiple=True,
@@ -99,15 +111,9 @@ _SAMPLING_OPTIONS = (
     click.option(
         "--allow-token-id", "allowed_token_ids", type=int, multiple=True, help="Make only such tokens. Repeatable."
     ),
-    click.option("--min-tokens", type=int, help="Fewest tokens before anything ends the output."),
-    click.option("--seed", type=int, help="Equal seeds give equal outputs."),
-    click.option("--max-tokens", type=int, help="Most tokens to make.  [default: as many as fit]"),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. Repeatable."),
     click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, help="End at this token. Repeatable."),
     click.option("--ignore-eos", is_flag=True, help="Go on after the model's end-of-sequence token."),
-    click.option("--best-of", type=int, help="Make so many outputs and return the likeliest."),
-    click.option("--beam-width", type=int, help="Search with so many beams instead of sampling."),
-    click.option("--length-penalty", type=float, help="Beams: above 0 favours long outputs.  [default: 1]"),
     click.option(
         "--early-stopping",
         type=click.Choice(list(_EARLY_STOPPING)),

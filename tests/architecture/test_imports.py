@@ -32,6 +32,7 @@ EXECUTOR_ROOMS = "the rooms of the executor stand on each other"
 PURE_MODULES = [
     *sorted((REPOSITORY / "scheduler_svc" / "core").glob("*.py")),
     *(REPOSITORY / "shared" / f"{name}.py" for name in ("batch_table", "delta_check", "step", "errors")),
+    *(REPOSITORY / "shared" / f"{name}.py" for name in ("sampling_parameters", "sampling_row")),
 ]
 PURE_IMPORTS = {
     *("__future__", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib", "heapq"),

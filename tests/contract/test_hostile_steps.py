@@ -5,7 +5,7 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from octavo.execution.v1 import step_pb2
+from octavo.execution.v1 import sampling_params_pb2, step_pb2
 from tests.contract.execution_harness import Executor, first_step, refusal
 
 Request = step_pb2.ExecuteModelRequest
@@ -29,7 +29,7 @@ def admitting(**changes: object) -> Request:
 
 def sampling(**fields: object) -> Request:
     step = first_step(0)
-    step.admissions[0].sampling_params.MergeFrom(step_pb2.SamplingParams(**fields))  # type: ignore[arg-type]
+    step.admissions[0].sampling_params.MergeFrom(sampling_params_pb2.SamplingParams(**fields))  # type: ignore[arg-type]
     return step
 
 

@@ -118,9 +118,9 @@ FAULTS = (
     Fault(
         "log-probabilities without alternatives are not asked for on the wire",
         "shared/wire.py",
-        "num_logprobs=_unless(NO_LOGPROBS, row.num_logprobs)",
-        "num_logprobs=row.num_logprobs if row.num_logprobs > 0 else None",
-        (f"{UNIT}/test_wire.py",),
+        "(value := getattr(row, name)) != neutral}",
+        "(value := getattr(row, name)) and value != neutral}",
+        (f"{UNIT}/test_wire.py::test_zero_logprobs_are_not_none",),
     ),
     Fault(
         "arrays travel as big-endian numbers",
@@ -130,11 +130,25 @@ FAULTS = (
         (f"{UNIT}/test_wire.py::test_arrays_of_any_width_are_sent_as_little_endian_32_bits",),
     ),
     Fault(
-        "min_tokens does not survive the wire",
+        "the last sampling parameter does not survive the wire",
         "shared/wire.py",
-        "        min_tokens=message.min_tokens,\n",
-        "",
+        "for field, value in message.ListFields()}",
+        "for field, value in message.ListFields()[:-1]}",
         (f"{UNIT}/test_wire.py::test_sampling_survives_the_wire",),
+    ),
+    Fault(
+        "a range lacks its largest value",
+        "shared/sampling_parameters.py",
+        'value < float("inf") if self.high is None else value <= self.high',
+        'value < float("inf") if self.high is None else value < self.high',
+        (f"{UNIT}/test_sampling_parameters.py", "tests/unit/scheduler_svc/front/api/test_sampling_validation.py"),
+    ),
+    Fault(
+        "an executor takes any sampling parameter",
+        "shared/delta_check.py",
+        "    if not all(parameter.allows(getattr(row, parameter.name)) for parameter in ROW_PARAMETERS):\n",
+        "    if False:\n",
+        (f"{UNIT}/test_delta_check.py",),
     ),
     Fault(
         "an array of half a number is not refused in words",

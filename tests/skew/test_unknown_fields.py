@@ -11,7 +11,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from executor_svc.fake.worker import FakeWorker
 from octavo import Client
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
-from octavo.execution.v1 import step_pb2
+from octavo.execution.v1 import sampling_params_pb2, step_pb2
 from tests.skew.requests import REQUESTS, Stream, run_all
 from tests.support.stack import running_stack
 
@@ -65,7 +65,7 @@ def add_unknown_fields(message: Message) -> None:
 
 
 def test_unknown_fields_arrive_at_every_depth() -> None:
-    sampling = step_pb2.SamplingParams(temperature=0.5)
+    sampling = sampling_params_pb2.SamplingParams(temperature=0.5)
     step = step_pb2.ExecuteModelRequest(admissions=[step_pb2.Admission(sampling_params=sampling)])
     arrived = step_pb2.ExecuteModelRequest.FromString(as_newer_peer(step))
     for message in (arrived, arrived.admissions[0], arrived.admissions[0].sampling_params):

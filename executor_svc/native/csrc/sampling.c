@@ -17,17 +17,19 @@
 #define MIN_TEMPERATURE 1e-6f  // MIN_TEMPERATURE of filters.py
 #define MARGIN 0.5             // bounds of probabilities are so much lower than they need be, so that rounding is safe
 
-// How a token is chosen from a row of scores.
+// How a token is chosen from a row of scores: the filters of shared/sampling_parameters.py, in its order.
 typedef struct {
     int64_t row;
     double draw;        // 0 to below 1
     float temperature;  // above 0
+    int32_t top_k;      // 0: off
     float top_p;        // 1: off
     float min_p;        // 0: off
     float typical_p;    // 1: off
-    int32_t top_k;      // 0: off
-    int32_t unused;
 } Choice;
+
+// What the caller compares with its own record.
+long octavo_choice_bytes(void) { return (long)sizeof(Choice); }
 
 // A thread's memory. A key is a score divided by the temperature; a weight is exp(key - top).
 typedef struct {

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from octavo.execution.v1 import sampling_params_pb2 as _sampling_params_pb2
 from octavo.execution.v1 import step_pb2 as _step_pb2
 import builtins as _builtins
 import sys
@@ -584,7 +585,7 @@ class BatchTableRow(_message.Message):
         """Physical block of each logical block."""
 
     @_builtins.property
-    def sampling_params(self) -> _step_pb2.SamplingParams:
+    def sampling_params(self) -> _sampling_params_pb2.SamplingParams:
         """The sampling parameters of the slot."""
 
     @_builtins.property
@@ -601,7 +602,7 @@ class BatchTableRow(_message.Message):
         num_tokens: _builtins.int = ...,
         num_computed_tokens: _builtins.int = ...,
         block_table: _abc.Iterable[_builtins.int] | None = ...,
-        sampling_params: _step_pb2.SamplingParams | None = ...,
+        sampling_params: _sampling_params_pb2.SamplingParams | None = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_params", b"sampling_params"]  # noqa: Y015

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from octavo.execution.v1 import sampling_params_pb2 as _sampling_params_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -206,7 +207,7 @@ class Admission(_message.Message):
         """Physical blocks, in order; before a sliding window any block of the pool stands in."""
 
     @_builtins.property
-    def sampling_params(self) -> Global___SamplingParams:
+    def sampling_params(self) -> _sampling_params_pb2.SamplingParams:
         """How to sample. Absent: all defaults."""
 
     @_builtins.property
@@ -222,7 +223,7 @@ class Admission(_message.Message):
         num_prompt_tokens: _builtins.int = ...,
         num_computed_tokens: _builtins.int = ...,
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
-        sampling_params: Global___SamplingParams | None = ...,
+        sampling_params: _sampling_params_pb2.SamplingParams | None = ...,
         cache_salt: _builtins.int = ...,
         token_rules: Global___TokenRules | None = ...,
         num_prompt_logprobs: _builtins.int | None = ...,
@@ -326,7 +327,7 @@ class Fork(_message.Message):
     generation: _builtins.int
     """Generation of the child's slot."""
     @_builtins.property
-    def sampling_params(self) -> Global___SamplingParams:
+    def sampling_params(self) -> _sampling_params_pb2.SamplingParams:
         """How to sample the child. Absent: all defaults."""
 
     def __init__(
@@ -335,7 +336,7 @@ class Fork(_message.Message):
         parent_slot: _builtins.int = ...,
         slot: _builtins.int = ...,
         generation: _builtins.int = ...,
-        sampling_params: Global___SamplingParams | None = ...,
+        sampling_params: _sampling_params_pb2.SamplingParams | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_params", b"sampling_params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -344,101 +345,6 @@ class Fork(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Fork: _TypeAlias = Fork  # noqa: Y015
-
-@_typing.final
-class SamplingParams(_message.Message):
-    """SamplingParams is the sampling row of a slot: numbers only. Stop conditions are the scheduler's."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TEMPERATURE_FIELD_NUMBER: _builtins.int
-    TOP_K_FIELD_NUMBER: _builtins.int
-    TOP_P_FIELD_NUMBER: _builtins.int
-    MIN_P_FIELD_NUMBER: _builtins.int
-    SEED_FIELD_NUMBER: _builtins.int
-    OUTPUT_INDEX_FIELD_NUMBER: _builtins.int
-    NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
-    NUM_CANDIDATES_FIELD_NUMBER: _builtins.int
-    TYPICAL_P_FIELD_NUMBER: _builtins.int
-    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
-    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
-    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
-    MIN_TOKENS_FIELD_NUMBER: _builtins.int
-    temperature: _builtins.float
-    """Divides the logits. 0 or absent: greedy. Range 0 and up."""
-    top_k: _builtins.int
-    """Keep only this many of the most likely tokens. 0 or absent: all."""
-    top_p: _builtins.float
-    """Keep the smallest set of tokens whose probability reaches this. Range above 0 to 1. Absent: 1."""
-    min_p: _builtins.float
-    """Drop tokens less likely than this share of the most likely one. Range 0 to 1. 0: none."""
-    seed: _builtins.int
-    """Seed of the randomness, always set by the scheduler. One uniform number for each sample row
-    comes from a hash of (seed, output_index, number of output tokens).
-    """
-    output_index: _builtins.int
-    """Which output of the request this slot makes; range 0 to n less 1."""
-    num_logprobs: _builtins.int
-    """Number of alternatives whose log-probabilities are wanted besides the sampled token's.
-    Absent: no log-probabilities. 0: the sampled token's only. At most the vocabulary size.
-    """
-    num_candidates: _builtins.int
-    """Above 0: a beam slot. Its rows answer this many of the likeliest tokens and sample nothing; at
-    most the vocabulary size.
-    """
-    typical_p: _builtins.float
-    """Keep the tokens whose information is nearest to the expected one until their probability reaches
-    this; the last filter. Range above 0 to 1. Absent: 1.
-    """
-    repetition_penalty: _builtins.float
-    """Divides positive logits of tokens in prompt or output, multiplies negative ones. Range above 0.
-    Absent: 1.
-    """
-    presence_penalty: _builtins.float
-    """Subtracted from the logits of tokens in the output. 0: none."""
-    frequency_penalty: _builtins.float
-    """Subtracted from a token's logit once for each time it is in the output. 0: none."""
-    min_tokens: _builtins.int
-    """Output tokens before which none of TokenRules.stop_token_ids is sampled. 0: none."""
-    def __init__(
-        self,
-        *,
-        temperature: _builtins.float = ...,
-        top_k: _builtins.int = ...,
-        top_p: _builtins.float | None = ...,
-        min_p: _builtins.float = ...,
-        seed: _builtins.int = ...,
-        output_index: _builtins.int = ...,
-        num_logprobs: _builtins.int | None = ...,
-        num_candidates: _builtins.int = ...,
-        typical_p: _builtins.float | None = ...,
-        repetition_penalty: _builtins.float | None = ...,
-        presence_penalty: _builtins.float = ...,
-        frequency_penalty: _builtins.float = ...,
-        min_tokens: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "num_logprobs", b"num_logprobs", "repetition_penalty", b"repetition_penalty", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_candidates", b"num_candidates", "num_logprobs", b"num_logprobs", "output_index", b"output_index", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
-    _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
-    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
-    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
-    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
-    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
-    _WhichOneofReturnType__typical_p: _TypeAlias = _typing.Literal["typical_p"]  # noqa: Y015
-    _WhichOneofArgType__typical_p: _TypeAlias = _typing.Literal["_typical_p", b"_typical_p"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_p) -> _WhichOneofReturnType__typical_p | None: ...
-
-Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class ExecuteModelResponse(_message.Message):

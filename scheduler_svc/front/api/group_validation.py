@@ -9,9 +9,10 @@ import hashlib
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
 from scheduler_svc.engine.interface import BeamSearchParams, EarlyStopping
 from scheduler_svc.front.api.request_limits import RequestLimits, require, require_param
+from scheduler_svc.front.api.sampling_validation import number
 from shared.errors import InvalidFieldError
+from shared.sampling_parameters import Stage, of_stage
 
-MAX_LENGTH_PENALTY = 10.0
 MAX_TENANT_LENGTH = 256
 MAX_CACHE_SALT_LENGTH = 256
 CACHE_SALT_BYTES = 8
@@ -66,9 +67,8 @@ def beam_search_params(params: generation_pb2.SamplingParams, limits: RequestLim
     require_param(2 <= width <= widest, "beam_width", width, rule)
     num_returned = params.n if params.HasField("n") else 1
     require_param(1 <= num_returned <= width, "n", num_returned, f"from 1 to {width} (beam_width)")
-    penalty = params.length_penalty if params.HasField("length_penalty") else 1.0
-    rule = f"from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}"
-    require_param(abs(penalty) <= MAX_LENGTH_PENALTY, "length_penalty", penalty, rule)
+    penalty = number(params, "length_penalty")
+    assert penalty is not None, "it has a default"
     early_stopping = EARLY_STOPPING.get(params.early_stopping)
     if early_stopping is None:
         rule = "True, False or 'never'"
@@ -85,15 +85,13 @@ def _refuse_beam_fields(params: generation_pb2.SamplingParams) -> None:
 
 def _refuse_sampling_fields(params: generation_pb2.SamplingParams) -> None:
     """Refuse what a beam search has no use for, unless it has its neutral value."""
-    rule = "unset with beam_width: a beam search samples nothing"
-    require_param(params.temperature == 0, "temperature", params.temperature, "0 or " + rule)
-    require_param(params.top_k == 0, "top_k", params.top_k, "0 or " + rule)
-    require_param(not params.HasField("top_p") or params.top_p == 1, "top_p", params.top_p, "1 or " + rule)
-    require_param(params.min_p == 0, "min_p", params.min_p, "0 or " + rule)
-    is_neutral = not params.HasField("typical_p") or params.typical_p == 1
-    require_param(is_neutral, "typical_p", params.typical_p, "1 or " + rule)
-    rule_ = "0 or unset with beam_width: beams have no alternatives"
-    require_param(params.logprobs == 0, "logprobs", params.logprobs, rule_)
+    for parameter in of_stage(Stage.FILTER):
+        # The protos' own names: HasField takes no others.
+        value = getattr(params, parameter.name) if params.HasField(parameter.name) else parameter.row_value  # type: ignore[arg-type]
+        rule = f"{parameter.row_value:g} or unset with beam_width: a beam search samples nothing"
+        require_param(value == parameter.row_value, parameter.name, value, rule)
+    rule = "0 or unset with beam_width: beams have no alternatives"
+    require_param(params.logprobs == 0, "logprobs", params.logprobs, rule)
     require_param(
         not params.HasField("prompt_logprobs"), "prompt_logprobs", params.prompt_logprobs, "unset with beam_width"
     )

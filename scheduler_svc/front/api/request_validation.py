@@ -15,10 +15,9 @@ from octavo.generation.v1 import generation_pb2, generation_service_pb2
 from scheduler_svc.engine.interface import EngineRequest, StopConditions
 from scheduler_svc.front.api.group_validation import beam_search_params, check_account, hash_cache_salt, output_counts
 from scheduler_svc.front.api.request_limits import RequestLimits, require, require_param
+from scheduler_svc.front.api.sampling_validation import number, sampling_row
 from scheduler_svc.front.api.token_rule_validation import (
     check_alternatives,
-    check_min_tokens,
-    check_penalties,
     check_token_ids,
     token_rules,
 )
@@ -29,7 +28,6 @@ from shared.step import INT32_MAX, NO_LOGPROBS, Int32Array, SamplingRow
 from shared.token_rules import MAX_STOP_TOKEN_IDS
 
 MAX_REQUEST_ID_LENGTH = 256
-MAX_TEMPERATURE = 100.0
 MAX_CHAT_MESSAGES = 16_384
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
@@ -65,7 +63,8 @@ def validate_request(
     beam_search = beam_search_params(params, limits)
     if beam_search is not None:
         # The executor returns candidates of beams with their log-probabilities, asked for or not.
-        sampling, num_returned, num_sampled = beam_row(params), beam_search.num_outputs, 0
+        sampling = sampling_row(params, NO_LOGPROBS, is_beam=True)
+        num_returned, num_sampled = beam_search.num_outputs, 0
     else:
         num_returned, num_sampled = output_counts(params, limits)
         num_logprobs = check_alternatives(params, "logprobs", limits.vocab_size)
@@ -128,50 +127,12 @@ def check_prompt(token_ids: Sequence[int] | Int32Array, field: str, limits: Requ
     return prompt.astype(np.int32)
 
 
-def sampling_row(params: generation_pb2.SamplingParams, num_logprobs: int) -> SamplingRow:
-    """Return the numbers that the executor's sampler needs for output 0."""
-    temperature = params.temperature if params.HasField("temperature") else 1.0
-    top_p = params.top_p if params.HasField("top_p") else 1.0
-    require_param(0 <= temperature <= MAX_TEMPERATURE, "temperature", temperature, f"from 0 to {MAX_TEMPERATURE:g}")
-    require_param(0 < top_p <= 1, "top_p", top_p, "above 0 and at most 1")
-    require_param(0 <= params.min_p <= 1, "min_p", params.min_p, "from 0 to 1")
-    require_param(params.top_k <= INT32_MAX, "top_k", params.top_k, f"from 0 to {INT32_MAX}")
-    typical_p = params.typical_p if params.HasField("typical_p") else 1.0
-    require_param(0 < typical_p <= 1, "typical_p", typical_p, "above 0 and at most 1")
-    repetition, presence, frequency = check_penalties(params)
-    return SamplingRow(
-        temperature=temperature,
-        top_k=params.top_k,
-        top_p=top_p,
-        min_p=params.min_p,
-        seed=params.seed if params.HasField("seed") else secrets.randbits(64),
-        num_logprobs=num_logprobs,
-        typical_p=typical_p,
-        repetition_penalty=repetition,
-        presence_penalty=presence,
-        frequency_penalty=frequency,
-        min_tokens=check_min_tokens(params),
-    )
-
-
-def beam_row(params: generation_pb2.SamplingParams) -> SamplingRow:
-    """Return the numbers that the executor needs for every beam; its candidates always have log-probabilities."""
-    repetition, presence, frequency = check_penalties(params)
-    return SamplingRow(
-        repetition_penalty=repetition,
-        presence_penalty=presence,
-        frequency_penalty=frequency,
-        min_tokens=check_min_tokens(params),
-    )
-
-
 def stop_conditions(params: generation_pb2.SamplingParams, vocab_size: int) -> StopConditions:
     """Return the conditions on ids and lengths."""
-    max_tokens = params.max_tokens if params.HasField("max_tokens") else None
-    require_param(max_tokens is None or max_tokens >= 1, "max_tokens", max_tokens, "at least 1")
+    max_tokens = number(params, "max_tokens")
     check_token_ids(params.stop_token_ids, "stop_token_ids", MAX_STOP_TOKEN_IDS, vocab_size)
     return StopConditions(
-        max_tokens=None if max_tokens is None else min(max_tokens, INT32_MAX // 2),
+        max_tokens=None if max_tokens is None else min(int(max_tokens), INT32_MAX // 2),
         stop_token_ids=frozenset(params.stop_token_ids),
         ignore_eos=params.ignore_eos,
     )

@@ -1,4 +1,4 @@
-"""Check the fields that name single tokens, and penalties, and turn them into the executor's terms.
+"""Check the fields that name single tokens, and turn them into the executor's terms.
 
 `request_validation.py` calls this. Strings that must not come are token ids by then (`tokenize_words`).
 """
@@ -11,7 +11,7 @@ from octavo.generation.v1 import generation_pb2
 from scheduler_svc.front.api.request_limits import RequestLimits, require_param
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from shared.errors import InvalidFieldError
-from shared.step import INT32_MAX, Int32Array
+from shared.step import Int32Array
 from shared.token_rules import (
     MAX_BANNED_TOKENS,
     MAX_BANNED_WORD_TOKENS,
@@ -22,8 +22,6 @@ from shared.token_rules import (
     pad_words,
 )
 
-MAX_REPETITION_PENALTY = 100.0
-MAX_OUTPUT_PENALTY = 100.0
 MAX_BIAS = 100.0
 MAX_ALTERNATIVES = 20
 
@@ -46,26 +44,6 @@ def tokenize_words(params: generation_pb2.SamplingParams, tokenizer: Tokenizer) 
             require_param(1 <= len(token_ids) <= MAX_BANNED_WORD_TOKENS, field, shown, f"{rule} tokens")
             found[token_ids] = None
     return [list(token_ids) for token_ids in found]
-
-
-def check_penalties(params: generation_pb2.SamplingParams) -> tuple[float, float, float]:
-    """Return the repetition, presence and frequency penalties."""
-    repetition = params.repetition_penalty if params.HasField("repetition_penalty") else 1.0
-    limit = f"above 0 and at most {MAX_REPETITION_PENALTY:g}"
-    require_param(0 < repetition <= MAX_REPETITION_PENALTY, "repetition_penalty", repetition, limit)
-    limit = f"from {-MAX_OUTPUT_PENALTY:g} to {MAX_OUTPUT_PENALTY:g}"
-    for field in ("presence_penalty", "frequency_penalty"):
-        value = getattr(params, field)
-        require_param(abs(value) <= MAX_OUTPUT_PENALTY, field, value, limit)
-    return repetition, params.presence_penalty, params.frequency_penalty
-
-
-def check_min_tokens(params: generation_pb2.SamplingParams) -> int:
-    """Return min_tokens, which max_tokens leaves room for."""
-    most = params.max_tokens if params.HasField("max_tokens") else INT32_MAX
-    rule = f"from 0 to {most} (max_tokens)" if params.HasField("max_tokens") else f"from 0 to {most}"
-    require_param(params.min_tokens <= most, "min_tokens", params.min_tokens, rule)
-    return params.min_tokens
 
 
 def check_alternatives(params: generation_pb2.SamplingParams, field: str, vocab_size: int) -> int | None:

@@ -10,8 +10,8 @@ from octavo.sampling_params import EarlyStopping, Grammar
 
 
 def test_names_are_those_of_the_wire() -> None:
-    wire_names = [field.name for field in generation_pb2.SamplingParams.DESCRIPTOR.fields]
-    assert [field.name for field in fields(SamplingParams)] == wire_names
+    wire_names = {field.name for field in generation_pb2.SamplingParams.DESCRIPTOR.fields}
+    assert {field.name for field in fields(SamplingParams)} == wire_names
 
 
 def test_nothing_set_sends_nothing() -> None:

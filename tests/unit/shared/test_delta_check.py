@@ -9,6 +9,7 @@ from shared.batch_table import BatchTable
 from shared.errors import InvalidStepError
 from shared.step import Fork, SamplingRow, TableDelta, pairs
 from shared.token_rules import TokenRules
+from tests.support.sampling_ranges import AT_THE_ENDS, OUT_OF_RANGE
 from tests.support.tables import admission, assert_columns_equal, columns, decoding_table
 
 
@@ -206,35 +207,7 @@ def test_refused_delta_names_slot_and_rule_and_changes_nothing(case: str) -> Non
     assert table.digest() == digest
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingRow(temperature=-0.5),
-        SamplingRow(temperature=float("nan")),
-        SamplingRow(temperature=float("inf")),
-        SamplingRow(top_p=0.0),
-        SamplingRow(top_p=1.5),
-        SamplingRow(min_p=-0.5),
-        SamplingRow(min_p=1.5),
-        SamplingRow(top_k=-1),
-        SamplingRow(top_k=2**31),
-        SamplingRow(output_index=2**31),
-        SamplingRow(num_logprobs=-2),
-        SamplingRow(num_candidates=-1),
-        SamplingRow(num_candidates=2**31),
-        SamplingRow(num_logprobs=2**31),
-        SamplingRow(typical_p=0.0),
-        SamplingRow(typical_p=1.5),
-        SamplingRow(repetition_penalty=0.0),
-        SamplingRow(repetition_penalty=float("nan")),
-        SamplingRow(repetition_penalty=float("inf")),
-        SamplingRow(presence_penalty=float("inf")),
-        SamplingRow(frequency_penalty=float("nan")),
-        SamplingRow(min_tokens=-1),
-        SamplingRow(min_tokens=2**31),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("sampling", [SamplingRow(**row) for row in OUT_OF_RANGE], ids=repr)
 @pytest.mark.parametrize("slot", [2, 3])
 def test_sampling_parameters_out_of_range_are_refused_in_admissions_and_forks(slot: int, sampling: SamplingRow) -> None:
     table = decoding_table()
@@ -245,6 +218,15 @@ def test_sampling_parameters_out_of_range_are_refused_in_admissions_and_forks(sl
         table.apply(admitting(sampling=sampling) if slot == 2 else forks)
 
     assert_columns_equal(columns(table), before)
+
+
+@pytest.mark.parametrize("sampling", [SamplingRow(**row) for row in AT_THE_ENDS], ids=repr)
+def test_sampling_parameters_at_the_ends_of_their_ranges_are_taken(sampling: SamplingRow) -> None:
+    table = decoding_table()
+
+    table.apply(admitting(sampling=sampling))
+
+    assert table.sampling[2].item() == pytest.approx(sampling.as_tuple())
 
 
 def ids(*values: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":

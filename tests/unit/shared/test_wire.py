@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.execution.v1 import execution_service_pb2, step_pb2
+from octavo.execution.v1 import execution_service_pb2, sampling_params_pb2, step_pb2
 from shared.errors import InvalidStepError
 from shared.executor_info import ExecutorInfo
 from shared.step import Admission, Fork, SamplingRow, Step, StepResult, TableDelta, pairs
@@ -214,7 +214,7 @@ def test_arrays_of_any_width_are_sent_as_little_endian_32_bits() -> None:
 
 @pytest.mark.parametrize("row", [SAMPLING, SamplingRow(), SamplingRow(top_p=0.5), SamplingRow(num_logprobs=5)])
 def test_sampling_survives_the_wire(row: SamplingRow) -> None:
-    message = step_pb2.SamplingParams.FromString(encode_sampling(row).SerializeToString())
+    message = sampling_params_pb2.SamplingParams.FromString(encode_sampling(row).SerializeToString())
 
     assert decode_sampling(message) == row
 

@@ -6,7 +6,7 @@ import pytest
 from executor_svc.fake.tokenizer import fake_tokenizer_files
 from octavo.generation.v1 import generation_pb2
 from scheduler_svc.front.api.request_limits import RequestLimits
-from scheduler_svc.front.api.token_rule_validation import check_min_tokens, token_rules, tokenize_words
+from scheduler_svc.front.api.token_rule_validation import token_rules, tokenize_words
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from shared.errors import InvalidFieldError
 from shared.token_rules import NO_TOKEN, TokenRules, pack_mask
@@ -86,11 +86,6 @@ def test_what_is_wrong_is_refused_with_field_and_value(name: str) -> None:
 def test_a_word_may_not_take_the_last_allowed_token() -> None:
     with pytest.raises(InvalidFieldError, match="a token is left"):
         rules_of([[3, 1]], allowed_token_ids=[1])
-
-
-def test_min_tokens_above_max_tokens_is_refused_with_both_numbers() -> None:
-    with pytest.raises(InvalidFieldError, match=r"min_tokens is 9; it must be from 0 to 8 \(max_tokens\)"):
-        check_min_tokens(generation_pb2.SamplingParams(min_tokens=9, max_tokens=8))
 
 
 @pytest.fixture(scope="module")

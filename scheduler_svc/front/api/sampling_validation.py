@@ -1,0 +1,53 @@
+"""Check the numbers of `SamplingParams` against their table, and make the row that the sampler gets.
+
+`request_validation.py` calls this.
+"""
+
+import secrets
+
+from octavo.generation.v1 import generation_pb2
+from scheduler_svc.front.api.request_limits import require_param
+from shared.sampling_parameters import BY_NAME, ROW_PARAMETERS, Stage
+from shared.sampling_row import SamplingRow
+
+
+def number(params: generation_pb2.SamplingParams, name: str) -> float | None:
+    """Return a field's value, or its default.
+
+    Raises: InvalidFieldError: it is out of the table's range.
+    """
+    parameter = BY_NAME[name]
+    if not params.HasField(name):  # type: ignore[arg-type]
+        return parameter.default
+    value: float = getattr(params, name)
+    require_param(parameter.allows(value), name, value, parameter.limit)
+    return value
+
+
+def sampling_row(params: generation_pb2.SamplingParams, num_logprobs: int, *, is_beam: bool = False) -> SamplingRow:
+    """Return the numbers that the executor's sampler needs for output 0.
+
+    Args:
+        params: What the client asks for.
+        num_logprobs: Of the row.
+        is_beam: Whether for beams, which draw nothing; that it has no fields for that was checked.
+
+    Raises: InvalidFieldError: the first number that is out of range.
+    """
+    values: dict[str, float] = {"num_logprobs": num_logprobs}
+    for parameter in ROW_PARAMETERS:
+        if parameter.is_public and not (is_beam and parameter.stage in (Stage.FILTER, Stage.DRAW)):
+            value = number(params, parameter.name)
+            if value is not None:
+                values[parameter.name] = value
+    if not is_beam:
+        values.setdefault("seed", secrets.randbits(64))
+    _check_min_tokens(params)
+    return SamplingRow(**values)  # type: ignore[arg-type]
+
+
+def _check_min_tokens(params: generation_pb2.SamplingParams) -> None:
+    """Require that max_tokens leaves room for min_tokens."""
+    if params.HasField("max_tokens"):
+        rule = f"from 0 to {params.max_tokens} (max_tokens)"
+        require_param(params.min_tokens <= params.max_tokens, "min_tokens", params.min_tokens, rule)
