@@ -1,8 +1,11 @@
-# Everything a contributor runs. `make demo` and `make test` set themselves up in .venv.
+# Everything a user of a clone and a contributor run. Each target installs what it needs into .venv.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Stamps: what the two services and the demo model need, and what tests, checks and documentation need beside it.
+RUNTIME := $(VENV)/installed-runtime
 INSTALLED := $(VENV)/installed
 TOOLS := $(VENV)/tools
 # Each worker takes up to 1 GB and more than a core.
@@ -12,10 +15,11 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 # The suite starts hundreds of processes; each would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all check protos baseline record-release models bench bench-core gpu-check mutants coverage checkov k8s-check monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
+.PHONY: help demo dev test test-all check protos baseline record-release models bench bench-core gpu-check mutants coverage checkov k8s-check monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
 
 help:
-	@echo "make demo      ask a real model a question through both services"
+	@echo "make demo      a real model answers, and an executor is killed in the middle of it"
+	@echo "make dev       install everything: what make test needs, grpcurl, the gateway of OpenAI's API"
 	@echo "make test      the quick suite (6 minutes on 2 cores)"
 	@echo "make test-all  every test"
 	@echo "make check     format, lint, types, import contracts, protos (under a minute)"
@@ -35,15 +39,37 @@ help:
 	@echo "make wheels    the wheel, installed and used in clean environments (1 to 4 minutes)"
 	@echo "make clean     remove the virtual environments and caches"
 
-$(INSTALLED): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[scheduler,executor,demo,dev]'
-	touch $@
+# torch first, in the build that suits the machine. One that is installed stays; else pip's, if it is one for CPUs, such as
+# on a machine that keeps one. PyPI's for Linux is for CUDA; uv knows better where it is installed.
+$(RUNTIME): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet --upgrade pip
+	@if $(PIP) show --quiet torch 2> /dev/null; then \
+		echo "installing: torch is in $(VENV) already"; \
+	elif ! $(PIP) install --quiet --dry-run --constraint constraints.txt --report - torch | grep -q '"name": "nvidia-'; then \
+		echo "installing: torch, in the build for CPUs that pip finds"; \
+		$(PIP) install --quiet --constraint constraints.txt torch; \
+	elif command -v uv > /dev/null; then \
+		echo "installing: torch, in the build that uv chooses for this machine"; \
+		uv pip install --quiet --python $(BIN)/python --torch-backend=auto --constraint constraints.txt torch; \
+	else \
+		echo "installing: torch with its CUDA libraries, several GB to download (README.md says how to get the build for CPUs)"; \
+		$(PIP) install --quiet --constraint constraints.txt torch; \
+	fi
+	@echo "installing: Octavo and what it needs"
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[scheduler,executor,demo]'
+	@touch $@
 
-demo: $(INSTALLED)
-	$(BIN)/octavo demo
-	@echo "next: source $(BIN)/activate && octavo up"
+$(INSTALLED): $(RUNTIME)
+	@echo "installing: what tests, checks and documentation need"
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[scheduler,executor,demo,dev]'
+	@touch $@
+
+demo: $(RUNTIME)
+	@$(BIN)/octavo demo
+	@echo "next: source $(BIN)/activate && octavo up --executors 2"
+
+dev: $(INSTALLED)
 
 test: $(INSTALLED) monitoring-tools browser
 	$(BIN)/octavo model prepare smollm2
