@@ -260,6 +260,7 @@ def engine_settings(config: SchedulerConfig) -> EngineSettings:
         max_beam_width=config.max_beam_width,
         tenant_weights=config.weights_of_tenants,
         orphan_timeout_s=config.orphan_timeout_s,
+        served_model_name=config.served_model_name,
     )
 
 

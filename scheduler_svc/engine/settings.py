@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.executors.driver import DriverSettings
 from scheduler_svc.executors.served_model import CoreSettings
+from shared.executor_info import ExecutorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,8 @@ class EngineSettings:
 
     `max_losses` is how often in a row a request may lose its executor while it runs there,
     `queue_retry_after_s` what clients are told when the queue is full, in seconds, `orphan_timeout_s` how long a
-    request waits that no attached executor can take.
+    request waits that no attached executor can take. `served_model_name` None: clients know the model by the name that
+    its executor gives it.
     """
 
     core: CoreSettings
@@ -28,6 +30,11 @@ class EngineSettings:
     max_losses: int = 3
     queue_retry_after_s: float = 1.0
     orphan_timeout_s: float = 300.0
+    served_model_name: str | None = None
+
+    def model_name(self, info: ExecutorInfo) -> str:
+        """Return what clients call the model of an executor."""
+        return self.served_model_name or info.model_id
 
     @property
     def tenants(self) -> frozenset[str] | None:

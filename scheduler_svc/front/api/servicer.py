@@ -79,7 +79,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             live = self._engine.submit(valid, checked_for=model)
         try:
             if trace is not None:
-                trace.follow(live, model.info.model_id)
+                trace.follow(live, self._engine.settings.model_name(model.info))
             yield pb.GenerateResponse(
                 accepted=pb.Accepted(request_id=live.request_id, num_prompt_tokens=live.group.num_prompt_tokens)
             )
@@ -137,7 +137,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             with private_deployment():
                 raise NoExecutorError("no executor has been attached yet", self._engine.last_trouble or "none answers")
         return pb.GetModelResponse(
-            model_id=model.info.model_id,
+            model_id=self._engine.settings.model_name(model.info),
             max_model_len=model.max_model_len,
             vocab_size=model.info.vocab_size,
             has_chat_template=model.tokenizer.has_chat_template,

@@ -18,11 +18,11 @@ SERVER_TYPE = "vllm-grpc"
 NOWHERE = "octavo://"
 
 
-def model_info(model: ServedModel) -> pb.GetModelInfoResponse:
-    """Describe the model; clients of the gateway call it by its model id."""
+def model_info(model: ServedModel, name: str) -> pb.GetModelInfoResponse:
+    """Describe the model; clients of the gateway call it by `name`."""
     return pb.GetModelInfoResponse(
-        model_path=NOWHERE + model.info.model_id,
-        served_model_name=model.info.model_id,
+        model_path=NOWHERE + name,
+        served_model_name=name,
         is_generation=True,
         max_context_length=model.max_model_len,
         max_req_input_len=model.max_model_len - 1,

@@ -79,7 +79,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         self, request: pb.GetModelInfoRequest, context: Context
     ) -> pb.GetModelInfoResponse:
         """Describe the model."""
-        return model_info(self._model())
+        model = self._model()
+        return model_info(model, self._engine.settings.model_name(model.info))
 
     async def GetServerInfo(  # noqa: N802
         self, request: pb.GetServerInfoRequest, context: Context
