@@ -39,7 +39,7 @@ class ExecutorConfig(_BatchConfig):
     service: ClassVar[str] = "executor"
     program: ClassVar[str] = "python -m executor_svc"
 
-    model: str = Field(description="The model: a Hugging Face directory, or a hub id.")
+    model: str = Field(description="The model: a Hugging Face directory, or a hub id, maybe with @REVISION.")
     model_id: str | None = Field(
         None, description="Name to report; without it `model`, of a directory its last path component."
     )

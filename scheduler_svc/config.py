@@ -88,6 +88,13 @@ class SchedulerConfig(ServiceConfig):
         description="Identity that an executor knows this scheduler by, stable over restarts, so that a restarted "
         "one takes over at once; by default host name and listen address, with port 0 a new one at each start.",
     )
+    served_model_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="Name of the model for clients: in GetModel, in OpenAI's API, and in the metrics with vLLM's "
+        "names. By default the executor's: a hub id, or the last part of a directory.",
+    )
     tokenizer: Path | None = Field(
         None, description="Directory with tokenizer.json; by default the executor sends the model's own."
     )

@@ -267,4 +267,5 @@ def engine_settings(config: SchedulerConfig) -> EngineSettings:
         max_waiting_requests_per_tenant=config.max_waiting_requests_per_tenant or config.max_waiting_requests,
         tenant_weights=config.weights_of_tenants,
         orphan_timeout_s=config.orphan_timeout_s,
+        served_model_name=config.served_model_name,
     )

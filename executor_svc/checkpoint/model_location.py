@@ -4,20 +4,23 @@ Nothing here looks into config.json: `executor_svc/models/selection.py` does.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, ModelDirectory
+from executor_svc.checkpoint.hub_model import HubModel, NotAtHubError, fetch_hub_model
+from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.model_files import FORMAT, WEIGHT_SUFFIXES, why_no_model
 from shared.errors import ModelLoadError
 
-FORMAT = f"config.json and {SINGLE_FILE} (or shards with {INDEX_FILE})"
-# Weights in formats that are not read. Files of a training run have these names too.
-WEIGHT_SUFFIXES = (".bin", ".gguf", ".h5", ".msgpack", ".nemo", ".onnx", ".pt", ".pth", ".safetensors")
-TRAINING_FILES = ("optimizer", "rng_state", "scheduler", "training_args")
 GIT_LFS_POINTER = b"version https://git-lfs"
 
 
-def find_model_directory(model: str) -> ModelDirectory:
+def find_model_directory(model: str, transfer: Callable[[HubModel], None] | None = None) -> ModelDirectory:
     """Return the directory `model`; if there is none, take it for a hub id and download it.
+
+    Args:
+        model: A directory, or a hub id and maybe @REVISION.
+        transfer: As for `fetch_hub_model`.
 
     Raises: ModelLoadError: neither works, or what is there is no model in the format that is read.
     """
@@ -37,7 +40,10 @@ def find_model_directory(model: str) -> ModelDirectory:
         raise ModelLoadError(_why_not_a_file(path))
     if _looks_like_path(model):
         raise ModelLoadError(f"the model directory {path} does not exist")
-    path = _download(model)
+    try:
+        path = fetch_hub_model(model, transfer)
+    except NotAtHubError as error:
+        raise ModelLoadError(f"there is no directory {model} here, and {error}") from error
     _check_directory(path, f"the hub model {model}")
     return ModelDirectory(path)
 
@@ -63,44 +69,15 @@ def _check_directory(path: Path, name: str) -> None:
         file_names = sorted(os.listdir(path))
     except OSError as error:
         raise ModelLoadError(f"{name} cannot be read: {error.strerror}") from error
-    if "config.json" not in file_names:
-        raise ModelLoadError(f"{name} {_why_no_config(path, file_names)}")
-    if not ((path / SINGLE_FILE).is_file() or (path / INDEX_FILE).is_file()):
-        raise ModelLoadError(f"{name} {_why_no_weights(file_names)}")
+    if {"snapshots", "blobs"} <= set(file_names):
+        hub_id = path.name.removeprefix("models--").replace("--", "/")
+        raise ModelLoadError(f"{name} is a cache of the hub: give --model the hub id, {hub_id}")
+    inner = [str(path / each) for each in file_names if (path / each / "config.json").is_file()]
+    if trouble := why_no_model(file_names, inner):
+        raise ModelLoadError(f"{name} {trouble}")
     for file_name in file_names:
         if file_name.endswith(".safetensors") and _is_git_lfs_pointer(path / file_name):
             raise ModelLoadError(f"{path / file_name} is a pointer of Git LFS, not the file: run git lfs pull there")
-
-
-def _why_no_config(path: Path, file_names: list[str]) -> str:
-    if not file_names:
-        return "is empty"
-    if gguf := [name for name in file_names if name.endswith(".gguf")]:
-        return f"holds {gguf[0]}: Octavo does not read GGUF; it needs a directory with {FORMAT}"
-    if "adapter_config.json" in file_names:
-        return "is an adapter (such as LoRA), not a model: merge it into its base model first"
-    if {"snapshots", "blobs"} <= set(file_names):
-        return (
-            f"is a cache of the hub: give --model the hub id, {path.name.removeprefix('models--').replace('--', '/')}"
-        )
-    if "params.json" in file_names:
-        return f"has params.json, a format of its makers: Octavo needs its Hugging Face form, with {FORMAT}"
-    inner = [str(path / name) for name in file_names if (path / name / "config.json").is_file()]
-    if len(inner) == 1:
-        return f"has no config.json, but {inner[0]} has one: give --model that"
-    return "has no config.json" + (f"; {', '.join(inner[:3])} have one: give --model one of them" if inner else "")
-
-
-def _why_no_weights(file_names: list[str]) -> str:
-    others = [
-        name for name in file_names if name.endswith(WEIGHT_SUFFIXES) and not name.startswith((*TRAINING_FILES, "."))
-    ]
-    if others:
-        return (
-            f"holds its weights as {others[0]}, which Octavo does not read; it needs {SINGLE_FILE} (or shards with "
-            f"{INDEX_FILE}), as save_pretrained of transformers writes them"
-        )
-    return f"has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}"
 
 
 def _is_git_lfs_pointer(path: Path) -> bool:
@@ -109,33 +86,3 @@ def _is_git_lfs_pointer(path: Path) -> bool:
             return file.read(len(GIT_LFS_POINTER)) == GIT_LFS_POINTER
     except OSError:  # whoever loads it says so
         return False
-
-
-def _download(model: str) -> Path:
-    # Imported here: a local model needs no download library.
-    from huggingface_hub import constants, errors, snapshot_download
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
-    except errors.HFValidationError as error:
-        reason = f"{model} is neither a directory nor a hub id, which is name or organisation/name"
-        raise ModelLoadError(reason) from error
-    except errors.GatedRepoError as error:
-        reason = f"{model} is gated: accept its terms at https://huggingface.co/{model}, and set HF_TOKEN"
-        raise ModelLoadError(reason) from error
-    except errors.RepositoryNotFoundError as error:
-        reason = f"{model} is neither a directory here nor a model of the hub; one that is private needs HF_TOKEN"
-        raise ModelLoadError(reason) from error
-    except errors.LocalEntryNotFoundError as error:
-        cause = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"the hub cannot be reached{_detail(error)}"
-        place = f"no earlier download is in {constants.HF_HUB_CACHE}"
-        raise ModelLoadError(f"there is no directory {model} here, {cause}, and {place}") from error
-    except (OSError, ValueError) as error:  # the roots of the hub's errors, and a full disk
-        reason = str(error).strip().split("\n", maxsplit=1)[0]
-        raise ModelLoadError(f"there is no directory {model} here, and its download failed: {reason}") from error
-
-
-def _detail(error: Exception) -> str:
-    """Return what the network said, which the hub's library writes on the first of several lines."""
-    first, _, others = str(error).strip().partition("\n")
-    return f" ({first.removeprefix('Got: ')})" if others else ""

@@ -52,7 +52,7 @@ def up(model: str, listen: str, admin_listen: str, openai: str | None, verbose: 
     if config.tls_cert is None:
         _warn_if_exposed(listen=config.listen, admin_listen=config.admin_listen, openai=openai)
     local.prepare_model()
-    asyncio.run(_run_until_stopped(model, local, is_verbose=verbose))
+    asyncio.run(_run_until_stopped(config.served_model_name or model, local, is_verbose=verbose))
 
 
 def _warn_if_exposed(*, listen: str, admin_listen: str, openai: str | None) -> None:

@@ -96,7 +96,12 @@ class Engine:
         self.ended = EndedRequests()
         self.requests = LiveRequests(self.queue, self.deal, self.meter, [log_end, self.ended.add])
         self.fleet_model = FleetModel(
-            self.fleet, lambda: self.drivers.membership.addresses, settings.core, load_tokenizer, self._abort_all
+            self.fleet,
+            lambda: self.drivers.membership.addresses,
+            settings.core,
+            load_tokenizer,
+            self._abort_all,
+            settings.served_model_name,
         )
         self.readiness = Readiness(self.fleet, lambda: self.last_trouble, set_ready)
         self.orphans = Orphans(self.fleet, self._waiting_requests, self._end_orphan, settings.orphan_timeout_s)

@@ -34,6 +34,7 @@ class FleetModel:
         settings: Of the cores.
         load_tokenizer: Refuses an executor whose tokenizer is broken, by raising TokenizerFileError.
         on_other_model: Called with a sentence before another model is served than before.
+        served_name: What clients call the model; None: as its executor does.
 
     Attributes:
         model: What is served, or was last; None: no executor has been attached yet.
@@ -46,6 +47,7 @@ class FleetModel:
         settings: CoreSettings,
         load_tokenizer: LoadTokenizer,
         on_other_model: Callable[[str], None],
+        served_name: str | None = None,
     ) -> None:
         self.model: ServedModel | None = None
         self._fleet = fleet
@@ -53,6 +55,7 @@ class FleetModel:
         self._settings = settings
         self._load_tokenizer = load_tokenizer
         self._on_other_model = on_other_model
+        self._served_name = served_name
         self._lock = asyncio.Lock()
         self._tokenizer_of = ""  # the executor process that it came from
         self._members: dict[str, _Member] = {}  # by address, as they were when the served model was last there
@@ -80,7 +83,7 @@ class FleetModel:
             return
         largest = max(members, key=lambda member: member.max_model_len)
         most = max(member.max_num_seqs for member in members)
-        self.model = ServedModel(largest.info, largest.max_model_len, most)
+        self.model = ServedModel(largest.info, largest.max_model_len, most, self._served_name)
 
     def _require_same_model(self, session: ExecutorSession, address: str, *, is_first: bool) -> None:
         """Refuse another model as long as an executor serves ours, or did when it was last attached, and may return."""
@@ -105,7 +108,7 @@ class FleetModel:
         if old is None or self._tokenizer_of != info.instance_id:
             await self._load_tokenizer(info, session.get_tokenizer)
             self._tokenizer_of = info.instance_id
-        self.model = ServedModel(info, limits.max_model_len, limits.max_num_seqs)
+        self.model = ServedModel(info, limits.max_model_len, limits.max_num_seqs, self._served_name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,12 @@ class ServedModel:
     info: ExecutorInfo
     max_model_len: int
     max_num_seqs: int
+    served_name: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        return self.served_name or self.info.model_id
 
 
 def serving_limits(info: ExecutorInfo, settings: CoreSettings) -> CoreLimits:

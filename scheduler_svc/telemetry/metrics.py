@@ -211,7 +211,7 @@ def _alias_families(engine: Engine, num_running: int, cores: list[ExecutorCore])
     """Yield what others look for under vLLM's names, for the fleet as one engine; none before a model is known."""
     if engine.model is None:
         return
-    labels = (engine.model.info.model_id, "0")
+    labels = (engine.model.name, "0")
     pools = [core.blocks.allocator for core in cores]
     num_blocks, num_used = sum(pool.num_blocks for pool in pools), sum(pool.num_used_blocks for pool in pools)
     block_size = engine.model.info.block_size_tokens

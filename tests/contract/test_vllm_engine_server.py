@@ -20,8 +20,10 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 import octavo
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, fake_tokenizer_files
 from executor_svc.fake.worker import FakeWorker
+from octavo.generation.v1.generation_service_pb2 import GetModelRequest
 from scheduler_svc.front.api.vllm_engine import SERVICE_NAME
 from scheduler_svc.front.api.vllm_engine.tokenizer_archive import CHUNK_BYTES, archive_chunks
+from scheduler_svc.telemetry.metrics import scheduler_families
 from shared.errors import OctavoServiceError
 from tests.support.stack import Stack, WithoutTokenizer, collect, running_stack, token_request
 from tests.support.vllm_engine import GatewayStack, engine_request, first_chunk, no_live_request, running_gateway_stack
@@ -50,6 +52,15 @@ async def test_the_model_is_described() -> None:
         vocab_size=259,
         eos_token_ids=[EOS_TOKEN_ID],
     )
+
+
+async def test_clients_gateways_and_metrics_know_the_model_by_its_served_name() -> None:
+    async with running_gateway_stack(served_model_name="my/assistant") as gateway:
+        native = await gateway.stack.generation.GetModel(GetModelRequest())
+        info = await gateway.stub.GetModelInfo(pb.GetModelInfoRequest())
+        samples = [sample for family in scheduler_families(gateway.stack.engine) for sample in family.samples]
+    names = {sample.labels["model_name"] for sample in samples if sample.name.startswith("vllm:")}
+    assert (native.model_id, info.served_model_name, names) == ("my/assistant", "my/assistant", {"my/assistant"})
 
 
 async def test_the_server_is_described() -> None:

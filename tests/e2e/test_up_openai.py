@@ -26,6 +26,8 @@ UP = (
     "127.0.0.1:0",
     "--kv-cache-gib",
     "0.3",
+    "--served-model-name",
+    "my/assistant",
 )
 
 # About 12 s on 2 cores, most of it the executor's start; several times that under load.
@@ -47,11 +49,12 @@ async def test_a_chat_gets_a_sensible_answer_beside_the_native_client(demo_model
     )
     assert process.stdout is not None
     try:
-        address = await printed(process.stdout, r"^serving smollm2 on (\S+);")
-        url = await printed(process.stdout, r"^OpenAI API of smollm2: (\S+)")
+        address = await printed(process.stdout, r"^serving my/assistant on (\S+);")
+        url = await printed(process.stdout, r"^OpenAI API of my/assistant: (\S+)")
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            names = [model.id async for model in client.models.list()]
             answer = await client.chat.completions.create(
-                model="smollm2", messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=16
+                model=names[0], messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=16
             )
         start_s = time.monotonic() - started_at_s
         async with Client(address) as native:
@@ -63,6 +66,7 @@ async def test_a_chat_gets_a_sensible_answer_beside_the_native_client(demo_model
         if process.returncode is None:
             process.kill()
             await process.wait()
+    assert names == ["my/assistant"]
     assert answer.choices[0].message.content == expected.outputs[0].text == "The capital of France is Paris."
     assert answer.choices[0].finish_reason == "stop"
     assert start_s < LONGEST_START_S

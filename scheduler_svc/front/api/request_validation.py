@@ -24,7 +24,7 @@ from scheduler_svc.front.api.token_rule_validation import (
 from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.text.output_text import TextOptions
 from shared.errors import InvalidFieldError
-from shared.step import INT32_MAX, NO_LOGPROBS, Int32Array, SamplingRow
+from shared.step import INT32_MAX, NO_LOGPROBS, Int32Array
 from shared.token_rules import MAX_STOP_TOKEN_IDS
 
 MAX_REQUEST_ID_LENGTH = 256

@@ -95,7 +95,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             with self.engine.checking(request.request_id, request.tenant) as served, self._checks.running(request):
                 model = self._tokenizer.model(served)
                 valid = await asyncio.to_thread(check_request, request, model, self.settings)
-            asked = valid.engine if trace is None else trace.follow(valid.engine, model.info.model_id)
+            asked = valid.engine if trace is None else trace.follow(valid.engine, model.name)
             response = Response(asked, valid.answer_options, model.tokenizer)
             self.engine.submit(asked, response, checked_for=served)
         try:
@@ -156,7 +156,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             with private_deployment():
                 raise NoExecutorError("no executor has been attached yet", self.engine.last_trouble or "none answers")
         return pb.GetModelResponse(
-            model_id=model.info.model_id,
+            model_id=model.name,
             max_model_len=model.max_model_len,
             vocab_size=model.info.vocab_size,
             has_chat_template=model.tokenizer.has_chat_template,

@@ -29,6 +29,11 @@ class TextModel:
         return self.served.info
 
     @property
+    def name(self) -> str:
+        """What clients call the model."""
+        return self.served.name
+
+    @property
     def max_model_len(self) -> int:
         """The longest sequence that is served, in tokens."""
         return self.served.max_model_len

@@ -18,10 +18,10 @@ NOWHERE = "octavo://"
 
 
 def model_info(model: TextModel) -> pb.GetModelInfoResponse:
-    """Describe the model; clients of the gateway call it by its model id."""
+    """Describe the model; clients of the gateway call it by its name."""
     return pb.GetModelInfoResponse(
-        model_path=NOWHERE + model.info.model_id,
-        served_model_name=model.info.model_id,
+        model_path=NOWHERE + model.name,
+        served_model_name=model.name,
         is_generation=True,
         max_context_length=model.max_model_len,
         max_req_input_len=model.max_model_len - 1,

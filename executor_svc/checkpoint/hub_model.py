@@ -1,0 +1,187 @@
+"""A model of the Hugging Face hub: which of its files an executor reads, and how they come into the hub's own cache.
+
+`--model` of the executor and `octavo pull` both start here, so they agree to the file. The package `huggingface_hub` is
+imported late: a model in a directory does without it.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor_svc.checkpoint.model_directory import INDEX_FILE, read_json_object
+from executor_svc.checkpoint.model_files import SMALL_FILES, weight_files, why_no_model
+from shared.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository. `sha256` is what a large file is called in the cache; None: a small one."""
+
+    name: str
+    num_bytes: int
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model at the hub.
+
+    Attributes:
+        repo_id: Its name there, such as Qwen/Qwen3-0.6B.
+        revision: The branch, tag or commit that was asked for; None: the default one.
+        commit: What that is today.
+        files: What an executor reads.
+    """
+
+    repo_id: str
+    revision: str | None
+    commit: str
+    files: tuple[HubFile, ...]
+
+    @property
+    def cache_directory(self) -> Path:
+        """Where the hub's cache keeps this repository."""
+        from huggingface_hub import constants
+
+        return Path(constants.HF_HUB_CACHE, f"models--{self.repo_id.replace('/', '--')}")
+
+
+class NotAtHubError(ModelLoadError):
+    """The hub knows no such model, does not show it to us, or does not answer."""
+
+
+def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = None) -> Path:
+    """Return the directory of a model of the hub; what is missing of it is downloaded first.
+
+    A model that is complete in the cache is returned also if the hub does not answer, or does not answer us.
+
+    Args:
+        model: NAME/NAME or NAME, and maybe @REVISION.
+        transfer: Brings large files into the cache in its own way; None: the hub's library downloads all.
+
+    Raises: ModelLoadError: it cannot be had, or is no model in the format that is read.
+    """
+    try:
+        import huggingface_hub  # noqa: F401 (whether it is there)
+    except ModuleNotFoundError as error:
+        raise ModelLoadError(
+            f"{model} would come from the hub, which needs {error.name}: pip install 'octavo[executor]'"
+        ) from error
+    repo_id, _, revision = model.partition("@")
+    try:
+        found = _look_up(repo_id, revision or None)
+    except NotAtHubError:
+        if (directory := find_cached(repo_id, revision or None)) is not None:
+            return directory
+        raise
+    try:
+        if transfer is not None:
+            transfer(found)
+        return _download(found, [file.name for file in found.files])
+    except _transport_errors() as error:
+        raise ModelLoadError(_to_sentence(error, found.repo_id)) from error
+
+
+def find_cached(repo_id: str, revision: str | None = None) -> Path | None:
+    """Return the directory of a model that is complete in the hub's cache; None: there is none. Asks nobody."""
+    from huggingface_hub import errors, snapshot_download
+
+    def find(names: list[str]) -> Path:
+        return Path(snapshot_download(repo_id, revision=revision, allow_patterns=names, local_files_only=True))
+
+    try:
+        directory = find([*SMALL_FILES, INDEX_FILE])
+        names = os.listdir(directory)
+        if why_no_model(names):
+            return None
+        weights = weight_files(names, _read_index(directory))
+        find(weights)
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError, ModelLoadError, OSError):
+        return None
+    return directory if all((directory / name).is_file() for name in weights) else None
+
+
+def _look_up(repo_id: str, revision: str | None) -> HubModel:
+    """Ask the hub for the files of a model. Raises: NotAtHubError; ModelLoadError: they make none."""
+    from huggingface_hub import HfApi, constants
+
+    try:
+        info = HfApi().model_info(
+            repo_id, revision=revision, files_metadata=True, timeout=constants.DEFAULT_REQUEST_TIMEOUT
+        )
+    except _transport_errors() as error:
+        raise NotAtHubError(_to_sentence(error, repo_id, revision)) from error
+    files = {
+        sibling.rfilename: HubFile(sibling.rfilename, sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else None)
+        for sibling in info.siblings or ()
+    }
+    if trouble := why_no_model(sorted(files)):
+        raise ModelLoadError(f"the hub model {repo_id} {trouble}")
+    assert info.sha is not None, "the hub names the commit of whatever it describes"
+    small = [files[name] for name in (*SMALL_FILES, INDEX_FILE) if name in files]
+    index = None
+    if INDEX_FILE in files:
+        try:
+            index = _read_index(_download(HubModel(repo_id, revision, info.sha, ()), [INDEX_FILE]))
+        except _transport_errors() as error:
+            raise ModelLoadError(_to_sentence(error, repo_id)) from error
+    weights = weight_files(files, index)
+    if missing := [name for name in weights if name not in files]:
+        raise ModelLoadError(f"the hub model {repo_id} has no {missing[0]}, which its {INDEX_FILE} names")
+    return HubModel(repo_id, revision, info.sha, (*small, *(files[name] for name in weights)))
+
+
+def _download(model: HubModel, names: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model.repo_id, revision=model.revision, allow_patterns=names))
+
+
+def _read_index(directory: Path) -> dict[str, object] | None:
+    path = directory / INDEX_FILE
+    return read_json_object(path) if path.is_file() else None
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """Return what the hub's library raises: its own errors, those of its HTTP library, and those of the disk."""
+    from huggingface_hub import errors
+
+    # Its HTTP library has changed from one release to the next; the root of its errors is a base of the hub's.
+    return (*errors.HfHubHTTPError.__bases__, OSError, ValueError)
+
+
+def _to_sentence(error: Exception, repo_id: str, revision: str | None = None) -> str:
+    """Return what a person can do about a failed call of the hub's library."""
+    from huggingface_hub import constants, errors
+
+    match error:
+        case errors.HFValidationError():
+            return f"{repo_id} is no hub id, which is name or organisation/name"
+        case errors.GatedRepoError():
+            return f"{repo_id} is gated: accept its terms at {constants.ENDPOINT}/{repo_id}, and set HF_TOKEN"
+        case errors.RevisionNotFoundError():
+            return f"the hub model {repo_id} has no revision {revision}"
+        case errors.RepositoryNotFoundError():
+            return f"the hub has no model {repo_id}; one that is private needs HF_TOKEN"
+        case errors.HfHubHTTPError(response=response) if response.status_code == 401:
+            return "the hub does not know the token in HF_TOKEN"
+        case errors.OfflineModeIsEnabled():
+            return f"HF_HUB_OFFLINE is set, and no complete {repo_id} is in {constants.HF_HUB_CACHE}"
+        case errors.HfHubHTTPError():
+            return f"the hub failed at {repo_id}: {_first_line(error)}"
+        case OSError(errno=int(), strerror=str(strerror)):
+            return (
+                f"{repo_id} cannot be written to {constants.HF_HUB_CACHE} (HF_HOME chooses another place): {strerror}"
+            )
+        case OSError() | ValueError():
+            return f"the download of {repo_id} failed: {_first_line(error)}"
+        case _:
+            return (
+                f"the hub cannot be reached ({type(error).__name__}: {_first_line(error)}), and no complete {repo_id} "
+                f"is in {constants.HF_HUB_CACHE}"
+            )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", maxsplit=1)[0]

@@ -1,0 +1,72 @@
+"""Which files of a directory or of a hub repository make a model, and why some make none: one rule for both.
+
+Files are known by their names here. `executor_svc/checkpoint/model_location.py` looks into a directory,
+`executor_svc/checkpoint/hub_model.py` asks the hub.
+"""
+
+from collections.abc import Collection, Sequence
+
+from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, TOKENIZER_FILE_NAMES
+
+FORMAT = f"config.json and {SINGLE_FILE} (or shards with {INDEX_FILE})"
+# Weights in formats that are not read. Files of a training run have these names too.
+WEIGHT_SUFFIXES = (".bin", ".gguf", ".h5", ".msgpack", ".nemo", ".onnx", ".pt", ".pth", ".safetensors")
+TRAINING_FILES = ("optimizer", "rng_state", "scheduler", "training_args")
+
+# What is read beside the weights; all but config.json may be missing.
+SMALL_FILES = ("config.json", *TOKENIZER_FILE_NAMES)
+
+
+def why_no_model(file_names: Sequence[str], directories_with_config: Sequence[str] = ()) -> str | None:
+    """Return what is wrong with files that make no model, as the end of a sentence about them; None: they make one.
+
+    Args:
+        file_names: All of them, sorted.
+        directories_with_config: Those beside them that hold a config.json, as `--model` would take them.
+    """
+    if "config.json" not in file_names:
+        return _why_no_config(file_names, directories_with_config)
+    if SINGLE_FILE not in file_names and INDEX_FILE not in file_names:
+        return _why_no_weights(file_names)
+    return None
+
+
+def weight_files(file_names: Collection[str], index: object) -> list[str]:
+    """Return the names of the files with the weights.
+
+    Args:
+        file_names: All files of the model; they make one.
+        index: What INDEX_FILE holds; only read if there is no SINGLE_FILE. Loading the weights checks it.
+    """
+    if SINGLE_FILE in file_names:
+        return [SINGLE_FILE]
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    return sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
+
+
+def _why_no_config(file_names: Sequence[str], directories_with_config: Sequence[str]) -> str:
+    if not file_names:
+        return "is empty"
+    if gguf := [name for name in file_names if name.endswith(".gguf")]:
+        return f"holds {gguf[0]}: Octavo does not read GGUF; it needs a directory with {FORMAT}"
+    if "adapter_config.json" in file_names:
+        return "is an adapter (such as LoRA), not a model: merge it into its base model first"
+    if "params.json" in file_names:
+        return f"has params.json, a format of its makers: Octavo needs its Hugging Face form, with {FORMAT}"
+    if len(directories_with_config) == 1:
+        return f"has no config.json, but {directories_with_config[0]} has one: give --model that"
+    if directories_with_config:
+        return f"has no config.json; {', '.join(directories_with_config[:3])} have one: give --model one of them"
+    return "has no config.json"
+
+
+def _why_no_weights(file_names: Sequence[str]) -> str:
+    others = [
+        name for name in file_names if name.endswith(WEIGHT_SUFFIXES) and not name.startswith((*TRAINING_FILES, "."))
+    ]
+    if others:
+        return (
+            f"holds its weights as {others[0]}, which Octavo does not read; it needs {SINGLE_FILE} (or shards with "
+            f"{INDEX_FILE}), as save_pretrained of transformers writes them"
+        )
+    return f"has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}"

@@ -1,0 +1,165 @@
+"""A model comes from a hub on loopback with the files that an executor reads, or is refused in one sentence."""
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from executor_svc.checkpoint.model_location import find_model_directory
+from shared.errors import ModelLoadError
+from tests.support.hub import Hub, Repo, running_hub, use_hub
+
+TINY = Repo(
+    {
+        "config.json": b"{}",
+        "generation_config.json": b'{"a": 1}',
+        "tokenizer.json": b'{"b": 1}',
+        "model.safetensors": b"weights",
+        "pytorch_model.bin": b"the same",
+        "consolidated.safetensors": b"the same again",
+        "original/config.json": b"not ours",
+        "README.md": b"read me",
+    },
+    revisions=("main", "v1"),
+)
+INDEX = b'{"weight_map": {"a": "x-1-of-2.safetensors", "b": "x-2-of-2.safetensors"}}'
+SHARDS = {"x-1-of-2.safetensors": b"1", "x-2-of-2.safetensors": b"2", "y-3-of-3.safetensors": b"of another model"}
+SHARDED = Repo({"config.json": b"{}", "model.safetensors.index.json": INDEX, **SHARDS})
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    repos = {
+        "tiny": TINY,
+        "sharded": SHARDED,
+        "short": Repo({"config.json": b"{}", "model.safetensors.index.json": INDEX, "x-1-of-2.safetensors": b"1"}),
+        "old": Repo({"config.json": b"{}", "pytorch_model.bin": b"weights"}),
+        "gguf": Repo({"tiny-Q4.gguf": b"weights"}),
+        "empty": Repo({}),
+        "gated": replace(TINY, gated=True),
+        "private": replace(TINY, token="secret"),
+    }
+    with running_hub(**repos) as hub:
+        use_hub(hub, tmp_path / "hub", monkeypatch)
+        monkeypatch.chdir(tmp_path)
+        yield hub
+
+
+def refused(model: str) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        find_model_directory(model)
+    return str(caught.value)
+
+
+def test_only_what_an_executor_reads_is_downloaded(hub: Hub) -> None:
+    found = {path.name: path.read_bytes() for path in find_model_directory("org/tiny").path.rglob("*")}
+
+    names = ("config.json", "generation_config.json", "tokenizer.json", "model.safetensors")
+    assert found == {name: TINY.files[name] for name in names}
+
+
+def test_of_shards_those_that_the_index_names_are_downloaded(hub: Hub) -> None:
+    names = sorted(os.listdir(find_model_directory("org/sharded").path))
+
+    assert names == ["config.json", "model.safetensors.index.json", "x-1-of-2.safetensors", "x-2-of-2.safetensors"]
+
+
+def test_a_revision_is_named_behind_an_at_sign(hub: Hub) -> None:
+    directory = find_model_directory(f"org/tiny@{TINY.commit}").path
+
+    assert find_model_directory("org/tiny@v1").path == directory == find_model_directory("org/tiny").path
+
+
+def test_a_private_model_is_found_with_its_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+
+    assert find_model_directory("org/private").path.name == TINY.commit
+
+
+def test_what_is_complete_in_the_cache_needs_no_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny, sharded = find_model_directory("org/tiny").path, find_model_directory("org/sharded").path
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+
+    assert find_model_directory("org/tiny").path == tiny
+    assert find_model_directory("org/sharded").path == sharded
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
+def test_what_is_not_complete_in_the_cache_needs_the_hub(name: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    (find_model_directory("org/tiny").path / name).unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    assert refused("org/tiny").startswith(
+        "there is no directory org/tiny here, and HF_HUB_OFFLINE is set, and no complete"
+    )
+
+
+# What is asked for, the sentence.
+REFUSED = [
+    ("a b", "there is no directory a b here, and a b is no hub id, which is name or organisation/name"),
+    (
+        "org/none",
+        "there is no directory org/none here, and the hub has no model org/none; one that is private needs HF_TOKEN",
+    ),
+    (
+        "org/private",
+        "there is no directory org/private here, and the hub has no model org/private; one that is private "
+        "needs HF_TOKEN",
+    ),
+    (
+        "org/tiny@v2",
+        "there is no directory org/tiny@v2 here, and the hub model org/tiny has no revision v2",
+    ),
+    ("org/gated", "org/gated is gated: accept its terms at {hub}/org/gated, and set HF_TOKEN"),
+    (
+        "org/old",
+        "the hub model org/old holds its weights as pytorch_model.bin, which Octavo does not read; it needs "
+        "model.safetensors (or shards with model.safetensors.index.json), as save_pretrained of transformers writes "
+        "them",
+    ),
+    (
+        "org/gguf",
+        "the hub model org/gguf holds tiny-Q4.gguf: Octavo does not read GGUF; it needs a directory with config.json "
+        "and model.safetensors (or shards with model.safetensors.index.json)",
+    ),
+    ("org/empty", "the hub model org/empty is empty"),
+    ("org/short", "the hub model org/short has no x-2-of-2.safetensors, which its model.safetensors.index.json names"),
+]
+
+
+@pytest.mark.parametrize(("model", "sentence"), REFUSED)
+def test_what_the_hub_does_not_have_for_us_is_refused(model: str, sentence: str, hub: Hub) -> None:
+    assert refused(model) == sentence.format(hub=hub.url)
+
+
+def test_nothing_of_what_is_no_model_is_downloaded(hub: Hub, tmp_path: Path) -> None:
+    refused("org/old")
+
+    assert not (tmp_path / "hub").exists()
+
+
+def test_without_a_network_it_says_so(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+
+    assert refused("org/tiny") == (
+        "there is no directory org/tiny here, and the hub cannot be reached (ConnectError: [Errno 111] Connection "
+        f"refused), and no complete org/tiny is in {tmp_path / 'hub'}"
+    )
+
+
+def test_a_cache_that_cannot_be_written_is_named(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "hub").write_text("a file, where the cache should be")
+
+    assert refused("org/tiny").startswith("org/tiny cannot be written to ")
+
+
+def test_without_the_hubs_library_it_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+
+    assert refused("org/tiny") == (
+        "org/tiny would come from the hub, which needs huggingface_hub: pip install 'octavo[executor]'"
+    )
