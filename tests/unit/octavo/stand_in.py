@@ -34,6 +34,8 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
     is_silent_chat: bool = False
     address: str = ""
     requests: list[generation_service_pb2.GenerateRequest] = field(default_factory=list)
+    tokenize_requests: list[generation_service_pb2.TokenizeRequest] = field(default_factory=list)
+    detokenize_requests: list[generation_service_pb2.DetokenizeRequest] = field(default_factory=list)
     aborted_ids: list[str] = field(default_factory=list)
     call_began: asyncio.Event = field(default_factory=asyncio.Event)
     call_ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -83,6 +85,20 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
             model_id="tiny", max_model_len=64, vocab_size=4, has_chat_template=self.has_chat_template, dtype="float32"
         )
 
+    async def Tokenize(  # noqa: N802
+        self, request: generation_service_pb2.TokenizeRequest, context: Context
+    ) -> generation_service_pb2.TokenizeResponse:
+        self.tokenize_requests.append(request)
+        await self._fail_if_asked(request.text, context)
+        text = request.text or "".join(turn.content for turn in request.messages.messages)
+        return generation_service_pb2.TokenizeResponse(token_ids=text.encode(), max_model_len=64)
+
+    async def Detokenize(  # noqa: N802
+        self, request: generation_service_pb2.DetokenizeRequest, context: Context
+    ) -> generation_service_pb2.DetokenizeResponse:
+        self.detokenize_requests.append(request)
+        return generation_service_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
+
     async def set_ready(self, is_ready: bool) -> None:
         statuses = health_pb2.HealthCheckResponse
         await self.health.set("readiness", statuses.SERVING if is_ready else statuses.NOT_SERVING)
@@ -98,6 +114,7 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
             ),
             "exists": (grpc.StatusCode.ALREADY_EXISTS, "request_id 'a' is in use by a live request", None),
             "full": (grpc.StatusCode.RESOURCE_EXHAUSTED, "the waiting queue is full", delay),
+            "unknown": (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", None),
             "drain": (
                 grpc.StatusCode.UNAVAILABLE,
                 "the scheduler is draining",
