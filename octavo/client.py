@@ -7,12 +7,13 @@ decides.
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.errors import (
@@ -31,14 +32,18 @@ from octavo.outputs import (
     ModelInfo,
     Prompt,
     RequestOutput,
+    TokenizedPrompt,
     event_from_proto,
     model_from_proto,
 )
-from octavo.prompts import set_prompt
+from octavo.prompts import detokenize_request, set_prompt, tokenize_request
 from octavo.sampling_params import SamplingParams, with_keywords
 from octavo.scheduler_channel import SchedulerChannel
 from octavo.streamed_answer import StreamedAnswer
 from octavo.tls import TlsOptions
+
+_Request = TypeVar("_Request", bound=Message)
+_Response = TypeVar("_Response")
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
@@ -89,8 +94,8 @@ class Client(SchedulerChannel):
         """Add which port was dialled: what answers there may be another one of Octavo's, or no gRPC server at all."""
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return InternalError(
-                f"what answers at {self.address} does not serve clients; name a scheduler's --listen, by default "
-                f"{DEFAULT_ADDRESS}"
+                f"what answers at {self.address} does not know this call; name a scheduler's --listen, by default "
+                f"{DEFAULT_ADDRESS}, or update that scheduler"
             )
         return super()._to_octavo_error(error)
 
@@ -203,11 +208,7 @@ class Client(SchedulerChannel):
     async def abort(self, request_id: str) -> bool:
         """End a request; with a token, one of its tenant. Returns whether it was live; unknown ids are fine."""
         request = generation_service_pb2.AbortRequest(request_id=request_id)
-        try:
-            response = await self._stub().Abort(request, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise self._to_octavo_error(error) from error
-        return response.was_live
+        return (await self._answer(self._stub().Abort, request)).was_live
 
     async def get_model(self) -> ModelInfo:
         """Describe the model that answers.
@@ -215,11 +216,37 @@ class Client(SchedulerChannel):
         Raises:
             UnavailableError: no executor is attached yet.
         """
-        request = generation_service_pb2.GetModelRequest()
-        try:
-            return model_from_proto(await self._stub().GetModel(request, metadata=self._metadata))
-        except grpc.aio.AioRpcError as error:
-            raise self._to_octavo_error(error) from error
+        return model_from_proto(await self._answer(self._stub().GetModel, generation_service_pb2.GetModelRequest()))
+
+    async def tokenize(
+        self, prompt: str | Sequence[Mapping[str, object]], *, add_special_tokens: bool | None = None
+    ) -> TokenizedPrompt:
+        """Return the token ids that `generate` would make of a prompt.
+
+        Args:
+            prompt: Text, or a conversation for the model's chat template.
+            add_special_tokens: Whether a text gets the special tokens that the tokenizer adds; None: yes, as in
+                `generate`. In a conversation the template writes them.
+
+        Raises:
+            OctavoError: `generate` would refuse the prompt, too; or the model has no tokenizer.
+        """
+        request = tokenize_request(prompt, add_special_tokens)
+        response = await self._answer(self._stub().Tokenize, request)
+        return TokenizedPrompt(tuple(response.token_ids), response.max_model_len)
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None) -> str:
+        """Return the text of token ids.
+
+        Args:
+            token_ids: The ids, also as an array of numpy or torch.
+            skip_special_tokens: Whether special tokens stay out of the text; None: yes, as in `generate`.
+
+        Raises:
+            OctavoError: the model does not know a token, or has no tokenizer.
+        """
+        request = detokenize_request(token_ids, skip_special_tokens)
+        return (await self._answer(self._stub().Detokenize, request)).text
 
     async def wait_until_ready(self, timeout_s: float | None = None) -> None:
         """Return as soon as the scheduler takes requests: it runs and an executor is attached.
@@ -255,6 +282,15 @@ class Client(SchedulerChannel):
         finally:
             watch.cancel()
         raise UnavailableError(f"the scheduler at {self.address} ended the watch")
+
+    async def _answer(
+        self, method: Callable[..., grpc.aio.UnaryUnaryCall[_Request, _Response]], request: _Request
+    ) -> _Response:
+        """Return the answer to a call that has one."""
+        try:
+            return await method(request, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise self._to_octavo_error(error) from error
 
     def _stub(self) -> "generation_service_pb2_grpc.GenerationServiceAsyncStub":  # quoted: only the type stub has it
         return generation_service_pb2_grpc.GenerationServiceStub(self._open_channel())

@@ -28,6 +28,7 @@ from octavo.outputs import FailedRequest, ModelInfo, Prompt, RequestOutput
 from octavo.prompt_batch import Account, generate_all
 from octavo.prompts import list_conversations, list_prompts
 from octavo.sampling_params import SamplingParams, with_keywords
+from octavo.tokenizer import Tokenizer
 from octavo.wording import kind_of
 
 _Result = TypeVar("_Result")
@@ -78,7 +79,8 @@ class LLM:
         with self._console.status("starting") as status:
             services = LocalServices.from_options(options, on_status=status.update, is_verbose=verbose)
             # From here on, whatever happens, the services are stopped and the thread ends.
-            self._finalizer = weakref.finalize(self, _close, loop_thread, services, os.getpid())
+            self._clients: list[Client] = []  # of short calls; one, once there was a call
+            self._finalizer = weakref.finalize(self, _close, loop_thread, services, self._clients, os.getpid())
             self._loop_thread = loop_thread
             self._services = services
             try:
@@ -152,7 +154,11 @@ class LLM:
 
     def get_model(self) -> ModelInfo:
         """Describe the model."""
-        return self._run(lambda: _get_model(self._services.address))
+        return self._run_with_client(lambda client: client.get_model())
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer; it works until the LLM is closed."""
+        return Tokenizer(self._run_with_client)
 
     def close(self) -> None:
         """Stop both services; closing twice is fine."""
@@ -193,20 +199,28 @@ class LLM:
             raise error
         return outputs
 
+    def _run_with_client(self, work: Callable[[Client], Coroutine[None, None, _Result]]) -> _Result:
+        async def run() -> _Result:
+            if not self._clients:
+                self._clients.append(await Client(self._services.address).__aenter__())
+            return await work(self._clients[0])
+
+        return self._run(run)
+
     def _run(self, work: Callable[[], Coroutine[None, None, _Result]]) -> _Result:
         if not self._finalizer.alive:
             raise ClosedError("the LLM is closed; make a new one")
         return self._loop_thread.run(lambda: self._services.run_beside(work()))
 
 
-def _close(loop_thread: EventLoopThread, services: LocalServices, owner_pid: int) -> None:
+def _close(loop_thread: EventLoopThread, services: LocalServices, clients: Sequence[Client], owner_pid: int) -> None:
+    async def stop() -> None:
+        for client in clients:
+            await client.close()
+        await services.stop()
+
     if os.getpid() == owner_pid:  # a forked copy of us owns neither the thread nor the services
-        loop_thread.close(services.stop)
-
-
-async def _get_model(address: str) -> ModelInfo:
-    async with Client(address) as client:
-        return await client.get_model()
+        loop_thread.close(stop)
 
 
 def _check_arguments(model: object, settings: Mapping[str, Any]) -> None:

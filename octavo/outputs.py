@@ -199,6 +199,19 @@ class ModelInfo:
     takes_token_ids_only: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """A prompt as tokens.
+
+    Attributes:
+        token_ids: Its token ids; they are a prompt, too.
+        max_model_len: Longest sequence, prompt and output together, in tokens.
+    """
+
+    token_ids: tuple[int, ...]
+    max_model_len: int
+
+
 def event_from_proto(response: generation_service_pb2.GenerateResponse) -> Event:
     """Return the event in a message of the stream.
 

@@ -42,7 +42,43 @@ def set_prompt(request: generation_service_pb2.GenerateRequest, prompt: object, 
         what = "texts" if isinstance(items[0], str) else "lists"
         raise _refusal(f"{name} is a list of {what}; it is the place of one prompt: {_KINDS}", name)
     else:
-        _set_token_ids(request, items, name)
+        request.token_ids.ids.extend(_to_token_ids(items, name))
+        request.token_ids.SetInParent()  # an empty list is a prompt too, for the scheduler to refuse
+
+
+def tokenize_request(prompt: object, add_special_tokens: bool | None) -> generation_service_pb2.TokenizeRequest:
+    """Return the message that asks for the tokens of a text or a conversation; the arguments are of `Client.tokenize`.
+
+    Raises:
+        InvalidRequestError: a value does not fit.
+    """
+    holder = generation_service_pb2.GenerateRequest()
+    set_prompt(holder, prompt)
+    match holder.WhichOneof("prompt"):
+        case "text":
+            request = generation_service_pb2.TokenizeRequest(text=holder.text)
+        case "messages":
+            request = generation_service_pb2.TokenizeRequest(messages=holder.messages)
+        case _:
+            raise _refusal("prompt is a list of token ids already; it must be text or a conversation", "prompt")
+    if add_special_tokens is not None:
+        request.add_special_tokens = _checked_bool(add_special_tokens, "add_special_tokens")
+    return request
+
+
+def detokenize_request(token_ids: object, skip_special_tokens: bool | None) -> generation_service_pb2.DetokenizeRequest:
+    """Return the message that asks for the text of tokens; the arguments are those of `Client.detokenize`.
+
+    Raises:
+        InvalidRequestError: a value does not fit.
+    """
+    items = _to_list(token_ids)
+    if items is None:
+        raise _refusal(f"token_ids is {_shown(token_ids)}; it must be a list of token ids", "token_ids")
+    request = generation_service_pb2.DetokenizeRequest(token_ids=_to_token_ids(items, "token_ids"))
+    if skip_special_tokens is not None:
+        request.skip_special_tokens = _checked_bool(skip_special_tokens, "skip_special_tokens")
+    return request
 
 
 def list_prompts(prompts: object) -> list[Prompt]:
@@ -92,13 +128,18 @@ def _set_text(request: generation_service_pb2.GenerateRequest, text: str, name: 
         raise _refusal(f"{name}{_no_unicode(error)}", name) from error
 
 
-def _set_token_ids(request: generation_service_pb2.GenerateRequest, items: list[object], name: str) -> None:
+def _to_token_ids(items: list[object], name: str) -> list[int]:
     wrong = next((place for place, item in enumerate(items) if not _is_token_id(item)), None)
     if wrong is not None:
         shown, limit = _shown(items[wrong]), f"a token id is a whole number from 0 to {_HIGHEST_TOKEN_ID:,}"
         raise _refusal(f"{name}[{wrong}] is {shown}; {limit}", name)
-    request.token_ids.ids.extend(cast("list[int]", items))
-    request.token_ids.SetInParent()  # an empty list is a prompt too, for the scheduler to refuse
+    return cast("list[int]", items)
+
+
+def _checked_bool(value: object, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise _refusal(f"{name} is {_shown(value)}; it must be True or False", name)
+    return value
 
 
 def _to_message(item: object, name: str) -> generation_service_pb2.ChatMessage:

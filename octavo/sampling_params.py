@@ -5,10 +5,11 @@ protos/octavo/generation/v1/generation.proto; the scheduler checks the ranges an
 wrong. Next: octavo/client.py, which sends it.
 """
 
+import functools
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -16,6 +17,8 @@ from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_pb2
 from octavo.sampling_numbers import SamplingNumbers
 from octavo.wording import did_you_mean, kind_of
+
+_Class = TypeVar("_Class")
 
 # When a beam search ends; the values are those of transformers.
 EarlyStopping: TypeAlias = bool | Literal["never"]
@@ -46,6 +49,20 @@ class Grammar:
     regex: str | None = None
 
 
+def _naming_the_nearest(cls: type[_Class]) -> type[_Class]:
+    """Let the constructor of a dataclass name the field that is nearest to an unknown one."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def checked(self: _Class, *values: Any, **keywords: Any) -> None:
+        refuse_unknown(keywords, cls.__name__)
+        init(self, *values, **keywords)
+
+    cls.__init__ = checked  # type: ignore[assignment, method-assign]
+    return cls
+
+
+@_naming_the_nearest
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(SamplingNumbers):
     """How to sample one request. None is "absent": the scheduler takes its default.
@@ -119,16 +136,21 @@ def with_keywords(
         InvalidRequestError: `sampling_params` is something else.
         TypeError: a keyword is no field of SamplingParams, as for any function of Python.
     """
-    known = [field.name for field in fields(SamplingParams)]
-    for keyword in keywords:
-        if keyword not in known:
-            raise TypeError(f"{function}() has no argument {keyword!r}{did_you_mean(keyword, known)}")
+    refuse_unknown(keywords, function)
     if sampling_params is None:
         return SamplingParams(**keywords) if keywords else None
     if isinstance(sampling_params, SamplingParams):
         return replace(sampling_params, **keywords) if keywords else sampling_params
     ways = f"give SamplingParams(temperature=0), or the fields themselves: {function}(..., temperature=0)"
     raise InvalidRequestError(f"{name} is {kind_of(sampling_params)}; {ways}", field="sampling_params")
+
+
+def refuse_unknown(keywords: Mapping[str, Any], function: str) -> None:
+    """Raise TypeError if a keyword of a call is no field of SamplingParams, with the nearest one."""
+    known = [field.name for field in fields(SamplingParams)]
+    for keyword in keywords:
+        if keyword not in known:
+            raise TypeError(f"{function}() has no argument {keyword!r}{did_you_mean(keyword, known)}")
 
 
 def _set_field(proto: generation_pb2.SamplingParams, name: str, value: Any) -> None:

@@ -204,7 +204,11 @@ def client_services(config: SchedulerConfig) -> list[str]:
 
 def prompt_methods(config: SchedulerConfig) -> dict[str, type[Message]]:
     """Return the methods whose requests may be large, with the class of the request."""
-    methods: dict[str, type[Message]] = {f"/{GENERATION_SERVICE}/Generate": generation_service_pb2.GenerateRequest}
+    methods: dict[str, type[Message]] = {
+        f"/{GENERATION_SERVICE}/Generate": generation_service_pb2.GenerateRequest,
+        f"/{GENERATION_SERVICE}/Tokenize": generation_service_pb2.TokenizeRequest,
+        f"/{GENERATION_SERVICE}/Detokenize": generation_service_pb2.DetokenizeRequest,
+    }
     if config.vllm_engine:
         methods[f"/{VLLM_ENGINE_SERVICE}/Generate"] = generate_request_class()
     return methods

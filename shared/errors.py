@@ -92,14 +92,20 @@ class QueueFullError(WorldError):
         num_waiting_requests: Length of the queue.
         retry_after_s: When to try again, in seconds.
         tenant: Whose share of the queue is full; None: all of it is.
+        queue: What the queue is called.
     """
 
-    def __init__(self, num_waiting_requests: int, retry_after_s: float, tenant: str | None = None) -> None:
+    def __init__(
+        self,
+        num_waiting_requests: int,
+        retry_after_s: float,
+        tenant: str | None = None,
+        *,
+        queue: str = "the waiting queue",
+    ) -> None:
         self.retry_after_s = retry_after_s
         whose = "" if tenant is None else f" of tenant {tenant!r}"
-        super().__init__(
-            f"the waiting queue{whose} is full ({num_waiting_requests} requests); retry in {retry_after_s:g} s"
-        )
+        super().__init__(f"{queue}{whose} is full ({num_waiting_requests} requests); retry in {retry_after_s:g} s")
 
 
 class CacheTooSmallError(WorldError):

@@ -7,18 +7,19 @@ import click
 
 from octavo.commands.waiting import WaitingStatus
 from octavo.errors import OctavoError
-from octavo.outputs import Accepted, Delta, Event, Finished, FinishReason, Output, Usage
+from octavo.outputs import Accepted, Delta, Event, Finished, FinishReason, Output, Prompt, RequestOutput, Usage
+from octavo.sampling_params import SamplingParams
 
 
-async def print_answer(events: AsyncGenerator[Event, None], parts: list[str], *, max_tokens: int | None) -> None:
+async def print_answer(events: AsyncGenerator[Event, None], parts: list[str], sampling_params: SamplingParams) -> None:
     """Print the text of `events` and end the line, also before an error, which then has a line of its own.
 
-    On stderr it says what it waits for, if that takes long, and that fewer tokens fit than `max_tokens`.
+    On stderr it says what it waits for, if that takes long, and that fewer tokens fit than were asked for.
 
     Args:
         events: What `Client.stream` yields.
         parts: Takes the pieces of text in order; they outlive a cancellation.
-        max_tokens: What was asked for; None: as many as fit.
+        sampling_params: What was asked for.
 
     Raises:
         OctavoError: those of `Client.stream`.
@@ -26,17 +27,12 @@ async def print_answer(events: AsyncGenerator[Event, None], parts: list[str], *,
     finished: Finished | None = None
     try:
         with WaitingStatus() as waiting:
-            waiting.expect("no answer from the scheduler yet")
-            async with aclosing(events):
-                async for event in events:
-                    waiting.hide()
-                    if isinstance(event, Accepted):
-                        waiting.expect(f"no token yet; `octavo explain {event.request_id}` says why")
-                    elif isinstance(event, Delta):
+            async with aclosing(_watched(events, waiting, sampling_params)) as watched:
+                async for event in watched:
+                    if isinstance(event, Delta):
                         parts.append(event.text)
                         click.echo(event.text, nl=False)
                         waiting.saw(event.text)
-                        waiting.expect("no further token yet")
                     elif isinstance(event, Finished):
                         finished = event
     except OctavoError:
@@ -46,7 +42,51 @@ async def print_answer(events: AsyncGenerator[Event, None], parts: list[str], *,
         raise
     click.echo()
     if finished is not None:
-        say_if_cut_short(finished.outputs, finished.usage, max_tokens)
+        say_if_cut_short(finished.outputs, finished.usage, sampling_params.max_tokens)
+
+
+async def complete_answer(
+    events: AsyncGenerator[Event, None], prompt: Prompt, sampling_params: SamplingParams
+) -> RequestOutput:
+    """Return all of an answer, like `Client.generate`; on stderr it says what it waits for, if that takes long.
+
+    Args:
+        events: What `Client.stream` yields.
+        prompt: The prompt.
+        sampling_params: What was asked for.
+
+    Raises:
+        OctavoError: those of `Client.stream`.
+    """
+    request_id = ""
+    with WaitingStatus() as waiting:
+        async with aclosing(_watched(events, waiting, sampling_params)) as watched:
+            async for event in watched:
+                if isinstance(event, Accepted):
+                    request_id = event.request_id
+                elif isinstance(event, Finished):
+                    return RequestOutput(request_id, prompt, event.outputs, event.usage, event.prompt_logprobs)
+    raise AssertionError("a stream ends with a Finished event or raises")
+
+
+async def _watched(
+    events: AsyncGenerator[Event, None], waiting: WaitingStatus, sampling_params: SamplingParams
+) -> AsyncGenerator[Event, None]:
+    """Yield events; between them say what has not come yet. Why it has not, only the scheduler knows."""
+    explain = ""
+    # Ranked outputs come at the end, all at once.
+    is_ranked = bool(sampling_params.beam_width) or (sampling_params.best_of or 1) > (sampling_params.n or 1)
+    waiting.expect("no answer from the scheduler yet")
+    async with aclosing(events):
+        async for event in events:
+            waiting.hide()
+            yield event
+            if isinstance(event, Accepted):
+                explain = f"; `octavo explain {event.request_id}` says why"
+                what = "the outputs are not complete yet" if is_ranked else "no token yet"
+                waiting.expect(f"{what} (prompt: {event.num_prompt_tokens} tokens)", explain, is_usual=is_ranked)
+            elif not isinstance(event, Finished):
+                waiting.expect("no further token yet", explain)
 
 
 def print_outputs(outputs: Sequence[Output]) -> None:

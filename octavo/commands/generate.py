@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from octavo.client import Client
-from octavo.commands.answer import print_answer, print_outputs, say_if_cut_short
+from octavo.commands.answer import complete_answer, print_answer, print_outputs, say_if_cut_short
 from octavo.commands.connection import connection_options
 from octavo.commands.options import Number, account_options, number_option, sampling_options
-from octavo.commands.waiting import WaitingStatus
 from octavo.outputs import ChatMessage, Prompt
 from octavo.sampling_params import SamplingParams
 
@@ -61,19 +60,19 @@ def generate(
         if value is not None and not is_json:
             raise click.UsageError(f"{flag} needs --json", click.get_current_context())
     prompt_text = _read_stdin() if text == "-" else text
+    if not prompt_text:
+        raise click.UsageError("the prompt is empty; give a text", click.get_current_context())
     # The deltas of several outputs come interleaved, and a terminal has one place to write.
     is_streamed = stream and not is_json and (sampling_params.n or 1) == 1
 
     async def run() -> None:
         async with client:
             prompt = await _to_prompt(client, prompt_text, is_chat)
+            events = client.stream(prompt, sampling_params, timeout_s=timeout_s, **account)
             if is_streamed:
-                events = client.stream(prompt, sampling_params, timeout_s=timeout_s, **account)
-                await print_answer(events, [], max_tokens=sampling_params.max_tokens)
+                await print_answer(events, [], sampling_params)
                 return
-            with WaitingStatus() as waiting:
-                waiting.expect("the answer is not complete yet")
-                output = await client.generate(prompt, sampling_params, timeout_s=timeout_s, **account)
+            output = await complete_answer(events, prompt, sampling_params)
             if is_json:
                 click.echo(json.dumps(asdict(output), ensure_ascii=False))
             else:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from octavo import LLM, SamplingParams
 from octavo.errors import LocalServiceError
@@ -43,6 +44,16 @@ def test_chat_takes_one_conversation_or_many(llm: LLM) -> None:
     many = llm.chat([conversation, conversation], GREEDY, progress=False)
     assert alone.outputs[0].text != ""
     assert len(many) == 2
+
+
+def test_the_tokenizer_is_that_of_transformers(llm: LLM, demo_model: Path) -> None:
+    own, reference = llm.get_tokenizer(), AutoTokenizer.from_pretrained(demo_model)
+    ids = own.encode(PROMPTS[0])
+    assert ids == reference.encode(PROMPTS[0])
+    assert own.decode(ids) == reference.decode(ids) == PROMPTS[0]
+    chat = [ChatMessage(role="user", content="Say hello.")]
+    rendered = reference.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+    assert own.apply_chat_template(chat) == rendered
 
 
 @pytest.mark.slow  # test_fake_process.py has the sentence of the executor, unit/octavo/test_local.py what becomes of it

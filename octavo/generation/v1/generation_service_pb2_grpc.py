@@ -54,6 +54,16 @@ class GenerationServiceStub(object):
                 request_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/octavo.generation.v1.GenerationService/Tokenize',
+                request_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/octavo.generation.v1.GenerationService/Detokenize',
+                request_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer(object):
@@ -95,6 +105,28 @@ class GenerationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """Tokenize returns the token ids that Generate would make of a prompt. It is answered while the
+        scheduler drains, too.
+
+        INVALID_ARGUMENT: as for Generate; or the model has no tokenizer. RESOURCE_EXHAUSTED: too many of
+        these calls wait, and the error has RetryInfo; or, without RetryInfo, the request is above
+        --max-request-bytes. UNAVAILABLE: no executor has been attached yet; retry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Detokenize returns the text of token ids. It is answered while the scheduler drains, too.
+
+        INVALID_ARGUMENT: the model has no tokenizer, or does not know a token; or there are more tokens
+        than in the longest sequence that can be served. RESOURCE_EXHAUSTED, UNAVAILABLE: as for Tokenize.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +144,16 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.GetModelRequest.FromString,
                     response_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.GetModelResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.TokenizeRequest.FromString,
+                    response_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.DetokenizeRequest.FromString,
+                    response_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -200,6 +242,60 @@ class GenerationService(object):
             '/octavo.generation.v1.GenerationService/GetModel',
             octavo_dot_generation_dot_v1_dot_generation__service__pb2.GetModelRequest.SerializeToString,
             octavo_dot_generation_dot_v1_dot_generation__service__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.generation.v1.GenerationService/Tokenize',
+            octavo_dot_generation_dot_v1_dot_generation__service__pb2.TokenizeRequest.SerializeToString,
+            octavo_dot_generation_dot_v1_dot_generation__service__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.generation.v1.GenerationService/Detokenize',
+            octavo_dot_generation_dot_v1_dot_generation__service__pb2.DetokenizeRequest.SerializeToString,
+            octavo_dot_generation_dot_v1_dot_generation__service__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

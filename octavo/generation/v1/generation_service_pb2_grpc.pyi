@@ -57,6 +57,20 @@ class GenerationServiceStub:
 
     UNAVAILABLE: no executor is attached yet; retry.
     """
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.TokenizeRequest, _generation_service_pb2.TokenizeResponse]
+    """Tokenize returns the token ids that Generate would make of a prompt. It is answered while the
+    scheduler drains, too.
+
+    INVALID_ARGUMENT: as for Generate; or the model has no tokenizer. RESOURCE_EXHAUSTED: too many of
+    these calls wait, and the error has RetryInfo; or, without RetryInfo, the request is above
+    --max-request-bytes. UNAVAILABLE: no executor has been attached yet; retry.
+    """
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.DetokenizeRequest, _generation_service_pb2.DetokenizeResponse]
+    """Detokenize returns the text of token ids. It is answered while the scheduler drains, too.
+
+    INVALID_ARGUMENT: the model has no tokenizer, or does not know a token; or there are more tokens
+    than in the longest sequence that can be served. RESOURCE_EXHAUSTED, UNAVAILABLE: as for Tokenize.
+    """
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
@@ -86,6 +100,20 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """GetModel describes the model that answers.
 
     UNAVAILABLE: no executor is attached yet; retry.
+    """
+    Tokenize: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.TokenizeRequest, _generation_service_pb2.TokenizeResponse]  # type: ignore[assignment]
+    """Tokenize returns the token ids that Generate would make of a prompt. It is answered while the
+    scheduler drains, too.
+
+    INVALID_ARGUMENT: as for Generate; or the model has no tokenizer. RESOURCE_EXHAUSTED: too many of
+    these calls wait, and the error has RetryInfo; or, without RetryInfo, the request is above
+    --max-request-bytes. UNAVAILABLE: no executor has been attached yet; retry.
+    """
+    Detokenize: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.DetokenizeRequest, _generation_service_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    """Detokenize returns the text of token ids. It is answered while the scheduler drains, too.
+
+    INVALID_ARGUMENT: the model has no tokenizer, or does not know a token; or there are more tokens
+    than in the longest sequence that can be served. RESOURCE_EXHAUSTED, UNAVAILABLE: as for Tokenize.
     """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -131,6 +159,32 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         """GetModel describes the model that answers.
 
         UNAVAILABLE: no executor is attached yet; retry.
+        """
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _generation_service_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_service_pb2.TokenizeResponse, _abc.Awaitable[_generation_service_pb2.TokenizeResponse]]:
+        """Tokenize returns the token ids that Generate would make of a prompt. It is answered while the
+        scheduler drains, too.
+
+        INVALID_ARGUMENT: as for Generate; or the model has no tokenizer. RESOURCE_EXHAUSTED: too many of
+        these calls wait, and the error has RetryInfo; or, without RetryInfo, the request is above
+        --max-request-bytes. UNAVAILABLE: no executor has been attached yet; retry.
+        """
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _generation_service_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_service_pb2.DetokenizeResponse, _abc.Awaitable[_generation_service_pb2.DetokenizeResponse]]:
+        """Detokenize returns the text of token ids. It is answered while the scheduler drains, too.
+
+        INVALID_ARGUMENT: the model has no tokenizer, or does not know a token; or there are more tokens
+        than in the longest sequence that can be served. RESOURCE_EXHAUSTED, UNAVAILABLE: as for Tokenize.
         """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

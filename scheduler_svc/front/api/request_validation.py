@@ -120,11 +120,16 @@ def check_prompt_length(num_tokens: int, field: str, limits: RequestLimits) -> N
 def check_prompt(token_ids: Sequence[int] | Int32Array, field: str, limits: RequestLimits) -> Int32Array:
     """Return the prompt as an array, [num_prompt_tokens]."""
     check_prompt_length(len(token_ids), field, limits)
-    prompt = np.array(token_ids, np.int64)
-    outside = prompt[(prompt < 0) | (prompt >= limits.vocab_size)]
+    return check_known_ids(token_ids, field, limits)
+
+
+def check_known_ids(token_ids: Sequence[int] | Int32Array, field: str, limits: RequestLimits) -> Int32Array:
+    """Return tokens as an array, [num_tokens]. Raises InvalidFieldError: the model does not know one."""
+    ids = np.array(token_ids, np.int64)
+    outside = ids[(ids < 0) | (ids >= limits.vocab_size)]
     if len(outside):
         raise InvalidFieldError(field, f"a list with token id {outside[0]}", f"ids from 0 to {limits.vocab_size - 1}")
-    return prompt.astype(np.int32)
+    return ids.astype(np.int32)
 
 
 def stop_conditions(params: generation_pb2.SamplingParams, vocab_size: int) -> StopConditions:

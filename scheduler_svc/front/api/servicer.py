@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
-import numpy as np
 from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
@@ -19,17 +18,16 @@ from scheduler_svc.front.api.request_counts import generate_request_limits
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.request_validation import (
     ValidRequest,
-    check_prompt_length,
     check_request_fields,
     validate_request,
 )
 from scheduler_svc.front.api.running_checks import RunningChecks
-from scheduler_svc.front.api.text_validation import check_known, refuse_text
+from scheduler_svc.front.api.text_validation import refuse_text
 from scheduler_svc.front.api.token_rule_validation import tokenize_words
+from scheduler_svc.front.api.tokenization import Tokenization, tokenize_prompt
 from scheduler_svc.front.output import Delta, Output, PromptDelta
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
-from scheduler_svc.front.text.tokenizer import TooManyTokensError
 from shared.errors import InvalidFieldError, NoExecutorError, OctavoServiceError, RequestAbortedError
 from shared.step import NO_LOGPROBS, Int32Array
 
@@ -70,6 +68,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         self._tokenizer = tokenizer
         self._tracer = tracer
         self._checks = RunningChecks()
+        self._tokenization = Tokenization(self._served)
         self._reading = asyncio.Lock()  # one at a time: each thread that runs Python makes the event loop wait
 
     @property
@@ -151,10 +150,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext[pb.GetModelRequest, pb.GetModelResponse]
     ) -> pb.GetModelResponse:
         """Describe the model."""
-        model = self.model
-        if model is None:
-            with private_deployment():
-                raise NoExecutorError("no executor has been attached yet", self.engine.last_trouble or "none answers")
+        model, _ = self._served()
         return pb.GetModelResponse(
             model_id=model.name,
             max_model_len=model.max_model_len,
@@ -163,6 +159,30 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             dtype=model.info.dtype,
             takes_token_ids_only=model.tokenizer.is_absent,
         )
+
+    async def Tokenize(  # type: ignore[override]  # noqa: N802 (gets the body)
+        self,
+        request: RequestBody[pb.TokenizeRequest],
+        context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse],
+    ) -> pb.TokenizeResponse:
+        """Return the tokens of a prompt."""
+        return await self._tokenization.tokenize(request)
+
+    async def Detokenize(  # type: ignore[override]  # noqa: N802 (gets the body)
+        self,
+        request: RequestBody[pb.DetokenizeRequest],
+        context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse],
+    ) -> pb.DetokenizeResponse:
+        """Return the text of tokens."""
+        return await self._tokenization.detokenize(request)
+
+    def _served(self) -> tuple[TextModel, RequestLimits]:
+        """Return the model and what bounds its requests. Raises NoExecutorError: there is none yet."""
+        model = self.model
+        if model is None:
+            with private_deployment():
+                raise NoExecutorError("no executor has been attached yet", self.engine.last_trouble or "none answers")
+        return model, RequestLimits.of(model, self.settings)
 
 
 def check_request(request: pb.GenerateRequest, model: TextModel, settings: FrontSettings) -> ValidRequest:
@@ -186,38 +206,6 @@ def tokenize(
     if model.tokenizer.is_absent:
         refuse_text(request)
     return tokenize_prompt(request, model, limits), tokenize_words(request.sampling_params, model.tokenizer)
-
-
-def tokenize_prompt(request: pb.GenerateRequest, model: TextModel, limits: RequestLimits) -> Sequence[int] | Int32Array:
-    """Return the token ids of whichever prompt the request has.
-
-    Raises: InvalidFieldError: it is empty, refused by the chat template, too long, or has a token that the
-            model does not know.
-    """
-    kind = request.WhichOneof("prompt") or "prompt"
-    try:
-        if kind == "text":
-            text = request.text
-            check_text_length("text", len(text), model)
-            return check_known(kind, model.tokenizer.encode(text, limits.max_prompt_tokens), model)
-        if kind == "messages":
-            messages = [(message.role, message.content) for message in request.messages.messages]
-            if not messages:
-                raise InvalidFieldError("messages", "empty", "at least 1 message long")
-            check_text_length("messages", sum(len(role) + len(content) for role, content in messages), model)
-            return check_known(kind, model.tokenizer.render_chat(messages, limits.max_prompt_tokens), model)
-    except TooManyTokensError as error:
-        check_prompt_length(error.num_tokens, kind, limits)
-        raise
-    return np.array(request.token_ids.ids, np.int32)
-
-
-def check_text_length(field: str, num_characters: int, model: TextModel) -> None:
-    """Refuse a text that cannot fit whatever its tokens are: to tokenize it could cost gigabytes."""
-    limit = model.max_model_len * model.tokenizer.max_token_length
-    if num_characters > limit:
-        shown, rule = f"{num_characters} characters long", f"at most {limit} characters long"
-        raise InvalidFieldError(field, shown, f"{rule} (max_model_len is {model.max_model_len} tokens)")
 
 
 def event_message(delta: Delta | PromptDelta) -> pb.GenerateResponse:

@@ -35,6 +35,9 @@ MAX_RENDER_CPU_S = 2.0
 # A width in a `%` format that is long enough to hurt, or one taken from the arguments.
 _WIDE_FIELD = re.compile(r"%[^a-zA-Z%]*(\d{5}|\*)")
 
+# The roles that every template knows.
+_TURNS = ("user", "assistant")
+
 # No template can set a name with a space in it.
 _DEADLINE = "render deadline"
 
@@ -66,8 +69,14 @@ class ChatTemplate:
     def render(self, messages: Sequence[tuple[str, str]]) -> str:
         """Return the prompt for the assistant's next turn; `messages` are (role, content) pairs.
 
-        Raises: InvalidFieldError: the template refuses these messages, fails, or passes a limit.
+        Raises: InvalidFieldError: the template refuses these messages, leaves one with a role of its own out of the
+            prompt, fails, or passes a limit.
         """
+        text = self._render(messages)
+        self._refuse_ignored(messages, text)
+        return text
+
+    def _render(self, messages: Sequence[tuple[str, str]]) -> str:
         variables: dict[str, object] = {
             **self._special_tokens,
             "messages": [{"role": role, "content": content} for role, content in messages],
@@ -83,6 +92,29 @@ class ChatTemplate:
             reason = " ".join(str(error).split())[:500] or type(error).__name__
             limit = f"a conversation that the model's chat template accepts; it says: {reason}"
             raise InvalidFieldError("messages", f"a conversation of roles {roles}", limit) from error
+
+    def _refuse_ignored(self, messages: Sequence[tuple[str, str]], text: str) -> None:
+        """Refuse a message that is not in the prompt because the template does not know its role.
+
+        What a template does with a role shows when it renders the conversation again, with other words in such
+        messages. The turns of user and assistant pass: a template may drop reasoning from them.
+        """
+        words = {
+            place: f"octavo{place}words"
+            for place, (role, content) in enumerate(messages)
+            if role not in _TURNS and not (role == "system" and content.strip() and content.strip() in text)
+        }
+        if not words:
+            return
+        try:
+            probe = self._render([(role, words.get(place, text)) for place, (role, text) in enumerate(messages)])
+        except InvalidFieldError:  # it looks into the content, so it knows the role
+            return
+        for place, word in words.items():
+            if word not in probe:
+                shown = f"a conversation with the role {messages[place][0][:32]!r} in message {place}, from 0"
+                limit = "of roles that the model's chat template puts into the prompt, such as user"
+                raise InvalidFieldError("messages", shown, f"{limit}: it leaves this message out")
 
 
 # What a template can make Python raise; anything else is a mistake of ours.

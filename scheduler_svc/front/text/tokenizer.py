@@ -123,12 +123,12 @@ class Tokenizer:
         """Return whether there is such a token; `decode` passes over ids without one."""
         return self._tokenizer.id_to_token(token_id) is not None
 
-    def encode(self, text: str, max_tokens: int = NO_LIMIT) -> list[int]:
-        """Tokenize a prompt, with the special tokens that the tokenizer adds (often a BOS token).
+    def encode(self, text: str, max_tokens: int = NO_LIMIT, *, add_special_tokens: bool = True) -> list[int]:
+        """Tokenize a prompt, by default with the special tokens that the tokenizer adds (often a BOS token).
 
         Raises: TooManyTokensError: there are more than `max_tokens`.
         """
-        return self._encode(text, max_tokens, add_special_tokens=True)
+        return self._encode(text, max_tokens, add_special_tokens=add_special_tokens)
 
     def encode_part(self, text: str) -> list[int]:
         """Tokenize a piece of text as it is, without the special tokens of a prompt."""

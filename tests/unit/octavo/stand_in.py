@@ -33,7 +33,11 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
     is_endless_chat: bool = False
     is_silent_chat: bool = False
     address: str = ""
+    chat_wish: str = ""  # stands for the prompt's text in a chat
+    server: grpc.aio.Server = field(default_factory=grpc.aio.server)
     requests: list[generation_service_pb2.GenerateRequest] = field(default_factory=list)
+    tokenize_requests: list[generation_service_pb2.TokenizeRequest] = field(default_factory=list)
+    detokenize_requests: list[generation_service_pb2.DetokenizeRequest] = field(default_factory=list)
     aborted_ids: list[str] = field(default_factory=list)
     call_began: asyncio.Event = field(default_factory=asyncio.Event)
     call_ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -45,7 +49,8 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[generation_service_pb2.GenerateResponse]:
         self.requests.append(request)
         self.call_began.set()
-        await self._fail_if_asked(request.text, context)
+        wish = self.chat_wish if request.HasField("messages") else request.text
+        await self._fail_if_asked(wish, context)
         try:
             yield generation_service_pb2.GenerateResponse(
                 accepted=generation_service_pb2.Accepted(
@@ -61,7 +66,7 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
             for token_id in range(len(WORDS)):
                 for output_index in range(params.n or 1):
                     yield _delta(output_index, token_id, _words(output_index)[token_id])
-                if request.text == "break":
+                if wish == "break":
                     await context.abort(grpc.StatusCode.INTERNAL, "a broken invariant")
                 if request.text == "silent":
                     await self.go_on.wait()
@@ -83,6 +88,24 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
             model_id="tiny", max_model_len=64, vocab_size=4, has_chat_template=self.has_chat_template, dtype="float32"
         )
 
+    async def Tokenize(  # noqa: N802
+        self, request: generation_service_pb2.TokenizeRequest, context: Context
+    ) -> generation_service_pb2.TokenizeResponse:
+        self.tokenize_requests.append(request)
+        await self._fail_if_asked(request.text, context)
+        text = request.text or "".join(turn.content for turn in request.messages.messages)
+        return generation_service_pb2.TokenizeResponse(token_ids=text.encode(), max_model_len=64)
+
+    async def Detokenize(  # noqa: N802
+        self, request: generation_service_pb2.DetokenizeRequest, context: Context
+    ) -> generation_service_pb2.DetokenizeResponse:
+        self.detokenize_requests.append(request)
+        return generation_service_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
+
+    async def stop(self) -> None:
+        """End every call and listen no more."""
+        await self.server.stop(0)
+
     async def set_ready(self, is_ready: bool) -> None:
         statuses = health_pb2.HealthCheckResponse
         await self.health.set("readiness", statuses.SERVING if is_ready else statuses.NOT_SERVING)
@@ -98,6 +121,7 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
             ),
             "exists": (grpc.StatusCode.ALREADY_EXISTS, "request_id 'a' is in use by a live request", None),
             "full": (grpc.StatusCode.RESOURCE_EXHAUSTED, "the waiting queue is full", delay),
+            "unknown": (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", None),
             "drain": (
                 grpc.StatusCode.UNAVAILABLE,
                 "the scheduler is draining",
@@ -115,7 +139,7 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
 @pytest_asyncio.fixture
 async def stand_in() -> AsyncIterator[StandIn]:
     servicer = StandIn()
-    server = grpc.aio.server()
+    server = servicer.server
     generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer.health, server)  # type: ignore[no-untyped-call]
     servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

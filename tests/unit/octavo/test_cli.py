@@ -80,6 +80,13 @@ async def test_generate_sends_the_request_id(stand_in: StandIn) -> None:
     assert stand_in.requests[0].request_id == json.loads(ended.stdout)["request_id"] == "mine-7"
 
 
+async def test_an_empty_prompt_is_refused_before_anything_is_sent(stand_in: StandIn) -> None:
+    for prompt in ("", "-"):
+        ended = await run("generate", prompt, "--address", stand_in.address)
+        assert ended == Ended(2, "", 'octavo: the prompt is empty; give a text; see "octavo generate --help"\n')
+    assert stand_in.requests == []
+
+
 async def test_bytes_that_are_no_text_are_refused(stand_in: StandIn) -> None:
     ended = await run("generate", "-", "--address", stand_in.address, stdin=b"\xff\xfe")
     assert ended == Ended(1, "", "octavo: standard input is not UTF-8 text\n")
@@ -202,42 +209,6 @@ async def test_a_reader_that_leaves_ends_the_program_quietly(stand_in: StandIn) 
         assert process.stderr is not None
         assert (process.returncode, await process.stderr.read()) == (141, b"")
     await stand_in.call_ended.wait()
-
-
-async def test_chat_remembers_the_conversation_until_reset(stand_in: StandIn) -> None:
-    stand_in.has_chat_template = True
-    lines = "Hi\nAnd?\n/reset\nNew\n/quit\n"
-    ended = await run("chat", "--system", "Be brief.", "--address", stand_in.address, stdin=lines)
-
-    contents = [[turn.content for turn in request.messages.messages] for request in stand_in.requests]
-    assert contents == [
-        ["Be brief.", "Hi"],
-        ["Be brief.", "Hi", "The sky is blue", "And?"],
-        ["Be brief.", "New"],
-    ]
-    assert (ended.status, ended.stderr) == (0, "")
-
-
-async def test_chat_sends_priority_and_tenant_with_each_turn(stand_in: StandIn) -> None:
-    stand_in.has_chat_template = True
-    flags = ["--priority", "3", "--tenant", "red", "--beam-width", "2"]
-    ended = await run("chat", *flags, "--address", stand_in.address, stdin="Hi\nAnd?\n")
-    sent = [(request.priority, request.tenant, request.sampling_params.beam_width) for request in stand_in.requests]
-    assert sent == [(3, "red", 2), (3, "red", 2)]
-    assert ended.stdout.count("The sky is blue\n") == 2
-
-
-async def test_chat_confirms_a_reset_and_refuses_commands_that_it_does_not_have(stand_in: StandIn) -> None:
-    stand_in.has_chat_template = True
-    ended = await run("chat", "--address", stand_in.address, stdin="/reset\n/help me\n/quit\n")
-    assert "the conversation is empty\n" in ended.stdout
-    assert ended.stderr == "octavo: there is no command /help; there are /reset and /quit\n"
-    assert stand_in.requests == []
-
-
-async def test_chat_needs_a_chat_template(stand_in: StandIn) -> None:
-    ended = await run("chat", "--address", stand_in.address)
-    assert ended == Ended(1, "", "octavo: tiny has no chat template; use `octavo generate --raw`\n")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import math
 from contextlib import aclosing
 from typing import Any
 
+import numpy
 import pytest
 from google.protobuf.json_format import MessageToDict
 
@@ -19,7 +20,17 @@ from octavo.errors import (
     RequestExistsError,
     UnavailableError,
 )
-from octavo.outputs import Accepted, ChatMessage, Delta, Finished, FinishReason, ModelInfo, Prompt, Usage
+from octavo.outputs import (
+    Accepted,
+    ChatMessage,
+    Delta,
+    Finished,
+    FinishReason,
+    ModelInfo,
+    Prompt,
+    TokenizedPrompt,
+    Usage,
+)
 from tests.unit.octavo.stand_in import WORDS, StandIn
 
 
@@ -242,6 +253,40 @@ async def test_abort_tells_whether_the_request_was_live(stand_in: StandIn) -> No
 async def test_the_model_is_described(stand_in: StandIn) -> None:
     async with Client(stand_in.address) as client:
         assert await client.get_model() == ModelInfo("tiny", 64, 4, has_chat_template=False, dtype="float32")
+
+
+async def test_prompts_become_tokens_and_tokens_text(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        prompt = await client.tokenize("Hi")
+        bare = await client.tokenize("Hi", add_special_tokens=False)
+        turns = await client.tokenize([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}])
+        assert prompt == bare == turns == TokenizedPrompt((72, 105), 64)
+        array: Any = numpy.array(prompt.token_ids)
+        assert await client.detokenize(array) == "Hi"
+        assert await client.detokenize([], skip_special_tokens=False) == ""
+    asked = [(r.WhichOneof("prompt"), r.HasField("add_special_tokens")) for r in stand_in.tokenize_requests]
+    assert asked == [("text", False), ("text", True), ("messages", False)]
+    assert [r.HasField("skip_special_tokens") for r in stand_in.detokenize_requests] == [False, True]
+
+
+async def test_what_is_no_text_or_no_tokens_is_refused_before_it_is_sent(stand_in: StandIn) -> None:
+    wrong: Any = ["Hi", 1.5, b"Hi"]
+    async with Client(stand_in.address) as client:
+        for value in wrong[1:]:
+            with pytest.raises(InvalidRequestError, match="prompt is "):
+                await client.tokenize(value)
+        for value in wrong:
+            with pytest.raises(InvalidRequestError, match="token_ids is "):
+                await client.detokenize(value)
+        with pytest.raises(InvalidRequestError, match="prompt is a list of token ids already"):
+            await client.tokenize(wrong[1:1])
+        with pytest.raises(InvalidRequestError, match=r"token_ids\[0\] is a str; a token id is a whole number"):
+            await client.detokenize(wrong[:1])
+        with pytest.raises(InvalidRequestError, match="add_special_tokens is 1; it must be True or False"):
+            await client.tokenize("Hi", add_special_tokens=1)  # type: ignore[arg-type]
+        with pytest.raises(InternalError, match=r"does not know this call; name a .* or update that scheduler"):
+            await client.tokenize("unknown")
+    assert stand_in.detokenize_requests == []
 
 
 async def test_wait_until_ready_returns_once_readiness_serves(stand_in: StandIn) -> None:

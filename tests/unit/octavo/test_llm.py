@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import pytest
@@ -12,8 +12,10 @@ from google.protobuf.json_format import MessageToDict
 from octavo import LLM, SamplingParams
 from octavo.errors import InvalidRequestError, LocalServiceError, RequestAbortedError
 from octavo.local import LocalServices
-from octavo.outputs import ChatMessage, FailedRequest, RequestOutput
+from octavo.outputs import ChatMessage, FailedRequest
 from tests.unit.octavo.stand_in import StandIn
+
+Answer = TypeVar("Answer")
 
 
 class RunningServices(LocalServices):
@@ -31,15 +33,13 @@ class RunningServices(LocalServices):
         raise AssertionError("they do not fail")
 
 
-async def ask(
-    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, question: Callable[[LLM], list[RequestOutput | FailedRequest]]
-) -> list[RequestOutput | FailedRequest]:
+async def ask(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, question: Callable[[LLM], Answer]) -> Answer:
     """Ask an LLM whose scheduler is the stand-in; in a thread, as the stand-in needs this one."""
 
     def from_options(*_: object, **__: Any) -> RunningServices:
         return RunningServices(stand_in.address)
 
-    def run() -> list[RequestOutput | FailedRequest]:
+    def run() -> Answer:
         with LLM("some/model", progress=False) as llm:
             return question(llm)
 
@@ -307,3 +307,20 @@ async def test_a_wrong_call_is_one_sentence_before_anything_is_sent(
         await ask(stand_in, monkeypatch, call)
     assert str(caught.value).startswith(sentence)
     assert stand_in.requests == []
+
+
+async def test_the_tokenizer_is_the_schedulers(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    def use(llm: LLM) -> list[object]:
+        tokenizer = llm.get_tokenizer()
+        ids = tokenizer.encode("Hi")
+        return [
+            ids,
+            tokenizer.encode("Hi", add_special_tokens=False),
+            tokenizer.decode(ids),
+            tokenizer.decode(ids, skip_special_tokens=True),
+            tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}]),
+        ]
+
+    assert await ask(stand_in, monkeypatch, use) == [[72, 105], [72, 105], "Hi", "Hi", [72, 105]]
+    assert [request.add_special_tokens for request in stand_in.tokenize_requests] == [True, False, False]
+    assert [request.skip_special_tokens for request in stand_in.detokenize_requests] == [False, True]

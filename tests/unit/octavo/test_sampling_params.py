@@ -1,5 +1,8 @@
+import inspect
 import math
-from dataclasses import fields
+import pickle
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,18 @@ from octavo.sampling_params import EarlyStopping, Grammar
 def test_names_are_those_of_the_wire() -> None:
     wire_names = {field.name for field in generation_pb2.SamplingParams.DESCRIPTOR.fields}
     assert {field.name for field in fields(SamplingParams)} == wire_names
+
+
+def test_an_unknown_field_is_named_with_the_nearest() -> None:
+    wrong: dict[str, Any] = {"temprature": 1}
+    with pytest.raises(
+        TypeError, match=r"^SamplingParams\(\) has no argument 'temprature'; did you mean temperature\?$"
+    ):
+        SamplingParams(**wrong)
+    # It is a dataclass all the same.
+    params = SamplingParams(temperature=1, stop=["a"])
+    assert replace(params, top_k=2) == pickle.loads(pickle.dumps(SamplingParams(temperature=1, stop=["a"], top_k=2)))
+    assert list(inspect.signature(SamplingParams).parameters) == [field.name for field in fields(SamplingParams)]
 
 
 def test_nothing_set_sends_nothing() -> None:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 from rich.console import Console
 
+from octavo.commands import waiting as waiting_module
 from octavo.commands.waiting import WaitingStatus
 from tests.unit.octavo.stand_in import StandIn
 from tests.unit.octavo.test_cli import Ended, run
@@ -38,11 +39,17 @@ def terminal(screen: Screen, *, width: int = 80) -> Console:
     return Console(file=screen, force_terminal=True, width=width, height=20, legacy_windows=False, _environ={})
 
 
-async def test_after_a_silence_it_says_what_it_waits_for() -> None:
-    screen = Screen("waiting: no token yet")
+async def test_after_a_silence_it_says_what_it_waits_for_and_since_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(waiting_module, "monotonic", lambda: now_s)
+    screen, later = Screen("waiting: no token yet, 0 s; why"), Screen("waiting: no token yet, 72 s; why")
     with WaitingStatus(terminal(screen), silence_s=0.01) as waiting:
-        waiting.expect("no token yet")
+        waiting.expect("no token yet", "; why")
         await screen.shows_text.wait()
+    with WaitingStatus(terminal(later), silence_s=0.01) as waiting:
+        waiting.expect("no token yet", "; why")
+        now_s = 172.4
+        await later.shows_text.wait()
 
 
 async def test_what_comes_in_time_is_not_waited_for() -> None:
@@ -55,14 +62,27 @@ async def test_what_comes_in_time_is_not_waited_for() -> None:
     assert "the first" not in screen.getvalue()
 
 
-async def test_a_file_or_a_pipe_is_told_nothing() -> None:
+async def passed() -> None:
+    """Return after the time within which a status with no patience is due."""
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.01, over.set)
+    await over.wait()
+
+
+async def test_a_file_or_a_pipe_is_told_once_after_a_longer_silence() -> None:
     file = io.StringIO()
-    with WaitingStatus(Console(file=file), silence_s=0) as waiting:
+    with WaitingStatus(Console(file=file), silence_s=0, log_silence_s=60) as waiting:
         waiting.expect("no token yet")
-        passed = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.01, passed.set)  # the status would have been due before
-        await passed.wait()
+        await passed()
     assert file.getvalue() == ""
+    with WaitingStatus(Console(file=file), log_silence_s=0) as waiting:
+        waiting.expect("the outputs are not complete yet", is_usual=True)
+        await passed()
+        assert file.getvalue() == ""
+        for what in ("no token yet", "no further token yet"):
+            waiting.expect(what, "; why")
+            await passed()
+    assert file.getvalue() == "octavo: no token yet after 0 s; why\n"
 
 
 async def test_below_a_line_of_the_answer_it_leaves_the_cursor_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +141,7 @@ async def on_terminal(*args: str) -> AsyncIterator[tuple[asyncio.subprocess.Proc
 async def test_generate_shows_it_on_stderr_of_a_terminal_and_keeps_stdout_clean(stand_in: StandIn) -> None:
     async with on_terminal("generate", "silent", "--address", stand_in.address) as (process, stderr):
         shown = b""
-        while b"waiting: no further token yet" not in shown:
+        while b"waiting: no further token yet, 2 s; `octavo explain made-by-server` says why" not in shown:
             shown += await stderr.read(1024)
         stand_in.go_on.set()
         assert process.stdout is not None

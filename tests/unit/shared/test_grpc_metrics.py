@@ -49,6 +49,18 @@ class Servicer(pb_grpc.GenerationServiceServicer):
     ) -> pb.GetModelResponse:
         return pb.GetModelResponse()
 
+    async def Tokenize(  # noqa: N802
+        self, request: pb.TokenizeRequest, context: "grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse]"
+    ) -> pb.TokenizeResponse:
+        raise NotImplementedError
+
+    async def Detokenize(  # noqa: N802
+        self,
+        request: pb.DetokenizeRequest,
+        context: "grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse]",
+    ) -> pb.DetokenizeResponse:
+        raise NotImplementedError
+
 
 class Refuses(grpc.aio.ServerInterceptor):
     """Stands where access control does."""

@@ -35,7 +35,7 @@ LLAMA3_LIKE = """{{- bos_token }}
 """
 
 LOOP_CONTROLS = """{% for m in messages %}
-{% if m.role == 'skip' %}
+{% if m.role == 'assistant' and not m.content %}
 {% continue %}
 {% endif %}
 {% if loop.index > 3 %}{% break %}{% endif %}
@@ -107,6 +107,33 @@ def test_demo_model_gets_the_prompts_of_transformers(demo_model: Path, messages:
 
     assert tokenizer.render_chat(messages) == expected
     assert tokenizer.encode(messages[0][1]) == reference(messages[0][1])["input_ids"]
+
+
+TOOL_JSON = (
+    "{% for m in messages %}{{ m.content if m.role != 'tool' else 'T' ~ (1 // (m.content[0] == '{')) }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "left_out"),
+    [
+        ("{% for m in messages if m.role in ['user', 'assistant'] %}{{ m.content }}{% endfor %}", [("x", "hi")], "x"),
+        ("{{ messages[0].content }}", [("user", "hi"), ("system", "hello")], "system"),
+        ("{{ messages[0].content }}", [("user", "hi"), ("assistant", "hello")], None),
+        ("{{ messages[0].role }}{{ messages[0].content | trim }}", [("x", " hi ")], None),
+        ("{{ messages[0].content }}", [("system", "")], None),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", [("x", "hi"), ("y", "hi")], None),
+        (TOOL_JSON, [("tool", "{}")], None),  # it fails with other words
+    ],
+)
+def test_a_message_that_the_template_leaves_out_is_refused(
+    source: str, messages: list[tuple[str, str]], left_out: str | None
+) -> None:
+    if left_out is None:
+        render(source, messages)
+        return
+    with pytest.raises(InvalidFieldError, match=f"the role '{left_out}' in message"):
+        render(source, messages)
 
 
 def test_refusal_of_the_template_names_the_field_and_says_why() -> None:

@@ -1,0 +1,171 @@
+"""Text to token ids and back: for the prompts of `Generate`, and for the calls of `Tokenize` and `Detokenize`.
+
+The functions may take long and belong in a thread. `Tokenization` answers the two calls.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import numpy as np
+from google.protobuf.message import Message
+
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.front.api.message_scan import CountLimit
+from scheduler_svc.front.api.request_body import RequestBody
+from scheduler_svc.front.api.request_limits import RequestLimits
+from scheduler_svc.front.api.request_validation import MAX_CHAT_MESSAGES, check_known_ids, check_prompt_length
+from scheduler_svc.front.api.text_validation import check_known
+from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
+from scheduler_svc.front.text.tokenizer import TooManyTokensError
+from shared.errors import CallerError, InvalidFieldError, QueueFullError
+from shared.step import Int32Array
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+# Calls of Tokenize and Detokenize that may be under way at once: each keeps its request in memory.
+MAX_CALLS = 64
+RETRY_AFTER_S = 1.0
+
+
+class Tokenization:
+    """Answers `Tokenize` and `Detokenize`.
+
+    Args:
+        served: Returns the model and what bounds its requests; raises NoExecutorError: there is none yet.
+    """
+
+    def __init__(self, served: Callable[[], tuple[TextModel, RequestLimits]]) -> None:
+        self._served = served
+        self._num_calls = 0
+        self._large_ones = asyncio.Lock()  # one at a time: each thread that runs Python makes the event loop wait
+
+    async def tokenize(self, body: RequestBody[pb.TokenizeRequest]) -> pb.TokenizeResponse:
+        """Return the tokens of a prompt. Raises OctavoServiceError: those that the proto names."""
+        return await self._run(body, tokenize)
+
+    async def detokenize(self, body: RequestBody[pb.DetokenizeRequest]) -> pb.DetokenizeResponse:
+        """Return the text of tokens. Raises OctavoServiceError: those that the proto names."""
+        return await self._run(body, detokenize)
+
+    async def _run(
+        self, body: RequestBody[Request], answer: Callable[[Request, TextModel, RequestLimits], Response]
+    ) -> Response:
+        model, limits = self._served()
+
+        def read_and_answer() -> Response:
+            return answer(body.decode(count_limits(model)), model, limits)
+
+        with self._counted():
+            if body.is_small:
+                return await asyncio.to_thread(read_and_answer)
+            async with self._large_ones:
+                return await asyncio.to_thread(read_and_answer)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Stand around a call. Raises QueueFullError: there are as many as there may be."""
+        if self._num_calls >= MAX_CALLS:
+            raise QueueFullError(self._num_calls, RETRY_AFTER_S, queue="the queue of Tokenize and Detokenize")
+        self._num_calls += 1
+        try:
+            yield
+        finally:
+            self._num_calls -= 1
+
+
+def count_limits(model: TextModel) -> dict[str, CountLimit]:
+    """Return how many elements the repeated fields of both calls may have, by path."""
+    return {
+        "messages.messages": CountLimit(MAX_CHAT_MESSAGES, "messages long", "messages"),
+        "token_ids": CountLimit(model.max_model_len, "tokens long", cause="max_model_len"),
+    }
+
+
+def tokenize(request: pb.TokenizeRequest, model: TextModel, limits: RequestLimits) -> pb.TokenizeResponse:
+    """Return the tokens of a prompt: those that `Generate` would make of it.
+
+    Raises:
+        CallerError: the model has no tokenizer.
+        InvalidFieldError: there is no prompt, or `Generate` would refuse it; a text may be empty here.
+    """
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        raise InvalidFieldError("prompt", "absent", "one of text and messages")
+    _require_tokenizer(model)
+    if kind == "text":
+        adds_special_tokens = not request.HasField("add_special_tokens") or request.add_special_tokens
+        token_ids = tokenize_text(request.text, model, limits, add_special_tokens=adds_special_tokens)
+    else:
+        if request.HasField("add_special_tokens"):
+            rule = "unset with messages: the chat template writes the special tokens itself"
+            raise InvalidFieldError("add_special_tokens", "set", rule)
+        token_ids = tokenize_messages(request.messages.messages, model, limits)
+    return pb.TokenizeResponse(token_ids=token_ids, max_model_len=model.max_model_len)
+
+
+def detokenize(request: pb.DetokenizeRequest, model: TextModel, limits: RequestLimits) -> pb.DetokenizeResponse:
+    """Return the text of tokens.
+
+    Raises:
+        CallerError: the model has no tokenizer.
+        InvalidFieldError: the model does not know a token.
+    """
+    _require_tokenizer(model)
+    token_ids = check_known_ids(request.token_ids, "token_ids", limits)
+    skips_special_tokens = not request.HasField("skip_special_tokens") or request.skip_special_tokens
+    return pb.DetokenizeResponse(text=model.tokenizer.decode(token_ids.tolist(), skips_special_tokens))
+
+
+def tokenize_prompt(request: pb.GenerateRequest, model: TextModel, limits: RequestLimits) -> Sequence[int] | Int32Array:
+    """Return the token ids of whichever prompt a request has.
+
+    Raises: InvalidFieldError: it is refused by the chat template, too long, or has a token that the model does
+        not know.
+    """
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return tokenize_text(request.text, model, limits)
+    if kind == "messages":
+        return tokenize_messages(request.messages.messages, model, limits)
+    return np.array(request.token_ids.ids, np.int32)
+
+
+def tokenize_text(text: str, model: TextModel, limits: RequestLimits, *, add_special_tokens: bool = True) -> list[int]:
+    """Return the token ids of a text. Raises InvalidFieldError: see `tokenize_prompt`."""
+    _check_text_length("text", len(text), model)
+    try:
+        token_ids = model.tokenizer.encode(text, limits.max_prompt_tokens, add_special_tokens=add_special_tokens)
+    except TooManyTokensError as error:
+        check_prompt_length(error.num_tokens, "text", limits)
+        raise
+    return check_known("text", token_ids, model)
+
+
+def tokenize_messages(messages: Iterable[pb.ChatMessage], model: TextModel, limits: RequestLimits) -> list[int]:
+    """Return the token ids of a conversation. Raises InvalidFieldError: see `tokenize_prompt`."""
+    turns = [(message.role, message.content) for message in messages]
+    if not turns:
+        raise InvalidFieldError("messages", "empty", "at least 1 message long")
+    _check_text_length("messages", sum(len(role) + len(content) for role, content in turns), model)
+    try:
+        token_ids = model.tokenizer.render_chat(turns, limits.max_prompt_tokens)
+    except TooManyTokensError as error:
+        check_prompt_length(error.num_tokens, "messages", limits)
+        raise
+    return check_known("messages", token_ids, model)
+
+
+def _check_text_length(field: str, num_characters: int, model: TextModel) -> None:
+    """Refuse a text that cannot fit whatever its tokens are: to tokenize it could cost gigabytes."""
+    limit = model.max_model_len * model.tokenizer.max_token_length
+    if num_characters > limit:
+        shown, rule = f"{num_characters} characters long", f"at most {limit} characters long"
+        raise InvalidFieldError(field, shown, f"{rule} (max_model_len is {model.max_model_len} tokens)")
+
+
+def _require_tokenizer(model: TextModel) -> None:
+    if model.tokenizer.is_absent:
+        raise CallerError(f"this model has no tokenizer, so there is no text; {TOKENIZER_FIX}")
