@@ -10,6 +10,9 @@ from octavo.errors import OctavoError
 from octavo.outputs import Accepted, Delta, Event, Finished, FinishReason, Output, Prompt, RequestOutput, Usage
 from octavo.sampling_params import SamplingParams
 
+# To read a prompt of fewer tokens takes no time that a person would notice.
+LONG_PROMPT_TOKENS = 1000
+
 
 async def print_answer(events: AsyncGenerator[Event, None], parts: list[str], sampling_params: SamplingParams) -> None:
     """Print the text of `events` and end the line, also before an error, which then has a line of its own.
@@ -82,9 +85,11 @@ async def _watched(
             waiting.hide()
             yield event
             if isinstance(event, Accepted):
-                explain = f"; `octavo explain {event.request_id}` says why"
+                explain = f"; why: `octavo explain {event.request_id}`"
                 what = "the outputs are not complete yet" if is_ranked else "no token yet"
-                waiting.expect(f"{what} (prompt: {event.num_prompt_tokens} tokens)", explain, is_usual=is_ranked)
+                if event.num_prompt_tokens >= LONG_PROMPT_TOKENS:
+                    what += f" (prompt: {event.num_prompt_tokens:,} tokens)"
+                waiting.expect(what, explain, is_usual=is_ranked)
             elif not isinstance(event, Finished):
                 waiting.expect("no further token yet", explain)
 

@@ -104,4 +104,4 @@ class _Silence:
         self._since_s = since_s
 
     def __rich__(self) -> Text:
-        return Text(f"waiting: {self._what}, {monotonic() - self._since_s:.0f} s{self._hint}")
+        return Text(f"{self._what}, {monotonic() - self._since_s:.0f} s{self._hint}")

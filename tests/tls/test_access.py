@@ -82,6 +82,8 @@ async def test_a_call_without_a_known_token_is_refused(
     async with grpc.aio.insecure_channel(scheduler.address) as channel:
         stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
         assert await failure(stub.GetModel(pb.GetModelRequest(), metadata=metadata)) == expected
+        assert await failure(stub.Tokenize(pb.TokenizeRequest(text="hello"), metadata=metadata)) == expected
+        assert await failure(stub.Detokenize(pb.DetokenizeRequest(), metadata=metadata)) == expected
         stream = stub.Generate(pb.GenerateRequest(text="hello"), metadata=metadata)
         assert await failure(anext(aiter(stream))) == expected
 
@@ -164,7 +166,10 @@ async def test_tenants_are_not_told_why_there_is_no_executor(tokens_file: Path) 
             async def get_model(token: str) -> object:
                 return await stub.GetModel(pb.GetModelRequest(), metadata=bearer(token))
 
-            for call in (generate, get_model):
+            async def tokenize(token: str) -> object:
+                return await stub.Tokenize(pb.TokenizeRequest(text="x"), metadata=bearer(token))
+
+            for call in (generate, get_model, tokenize):
                 code, told = await failure(call(BLUE))
                 assert code is grpc.StatusCode.UNAVAILABLE
                 assert "no executor" in told

@@ -42,7 +42,7 @@ def terminal(screen: Screen, *, width: int = 80) -> Console:
 async def test_after_a_silence_it_says_what_it_waits_for_and_since_when(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr(waiting_module, "monotonic", lambda: now_s)
-    screen, later = Screen("waiting: no token yet, 0 s; why"), Screen("waiting: no token yet, 72 s; why")
+    screen, later = Screen("no token yet, 0 s; why"), Screen("no token yet, 72 s; why")
     with WaitingStatus(terminal(screen), silence_s=0.01) as waiting:
         waiting.expect("no token yet", "; why")
         await screen.shows_text.wait()
@@ -53,7 +53,7 @@ async def test_after_a_silence_it_says_what_it_waits_for_and_since_when(monkeypa
 
 
 async def test_what_comes_in_time_is_not_waited_for() -> None:
-    screen = Screen("waiting: the second")
+    screen = Screen("the second")
     with WaitingStatus(terminal(screen), silence_s=0.01) as waiting:
         waiting.expect("the first")
         waiting.hide()
@@ -87,7 +87,7 @@ async def test_a_file_or_a_pipe_is_told_once_after_a_longer_silence() -> None:
 
 async def test_below_a_line_of_the_answer_it_leaves_the_cursor_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    screen = Screen("waiting: more")
+    screen = Screen("more")
     with WaitingStatus(terminal(screen), silence_s=0.01) as waiting:
         waiting.saw("a line\nThe")
         waiting.expect("more")
@@ -100,7 +100,7 @@ async def test_below_a_line_of_the_answer_it_leaves_the_cursor_where_it_was(monk
 @pytest.mark.parametrize("line", ["", "x" * 20, "a line\n"])
 async def test_where_text_goes_on_in_a_new_line_the_cursor_stays(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    screen = Screen("waiting: more")
+    screen = Screen("more")
     with WaitingStatus(terminal(screen, width=20), silence_s=0.01) as waiting:
         waiting.saw(line)
         waiting.expect("more")
@@ -141,7 +141,7 @@ async def on_terminal(*args: str) -> AsyncIterator[tuple[asyncio.subprocess.Proc
 async def test_generate_shows_it_on_stderr_of_a_terminal_and_keeps_stdout_clean(stand_in: StandIn) -> None:
     async with on_terminal("generate", "silent", "--address", stand_in.address) as (process, stderr):
         shown = b""
-        while b"waiting: no further token yet, 2 s; `octavo explain made-by-server` says why" not in shown:
+        while b"no further token yet, 2 s; why: `octavo explain made-by-server`" not in shown:
             shown += await stderr.read(1024)
         stand_in.go_on.set()
         assert process.stdout is not None
