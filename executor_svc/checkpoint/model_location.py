@@ -21,6 +21,18 @@ def find_model_directory(model: str) -> ModelDirectory:
 
     Raises: ModelLoadError: neither works, or what is there is no model in the format that is read.
     """
+    if directory := check_model_name(model):
+        return directory
+    path = _download(model)
+    _check_directory(path, f"the hub model {model}")
+    return ModelDirectory(path)
+
+
+def check_model_name(model: str) -> ModelDirectory | None:
+    """Return the directory `model`; None: by its looks it is a hub id. Nobody asks the hub.
+
+    Raises: ModelLoadError: it can be neither, or the directory is no model in the format that is read.
+    """
     if not model:
         raise ModelLoadError("--model is empty; it takes a directory or a hub id")
     try:
@@ -37,9 +49,8 @@ def find_model_directory(model: str) -> ModelDirectory:
         raise ModelLoadError(_why_not_a_file(path))
     if _looks_like_path(model):
         raise ModelLoadError(f"the model directory {path} does not exist")
-    path = _download(model)
-    _check_directory(path, f"the hub model {model}")
-    return ModelDirectory(path)
+    _check_hub_id(model)
+    return None
 
 
 def _looks_like_path(model: str) -> bool:
@@ -111,15 +122,22 @@ def _is_git_lfs_pointer(path: Path) -> bool:
         return False
 
 
-def _download(model: str) -> Path:
+def _check_hub_id(model: str) -> None:
     # Imported here: a local model needs no download library.
+    from huggingface_hub import errors, utils
+
+    try:
+        utils.validate_repo_id(model)  # type: ignore[attr-defined]  # the module names what it exports late
+    except errors.HFValidationError as error:
+        reason = f"{model} is neither a directory nor a hub id, which is name or organisation/name"
+        raise ModelLoadError(reason) from error
+
+
+def _download(model: str) -> Path:
     from huggingface_hub import constants, errors, snapshot_download
 
     try:
         return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
-    except errors.HFValidationError as error:
-        reason = f"{model} is neither a directory nor a hub id, which is name or organisation/name"
-        raise ModelLoadError(reason) from error
     except errors.GatedRepoError as error:
         reason = f"{model} is gated: accept its terms at https://huggingface.co/{model}, and set HF_TOKEN"
         raise ModelLoadError(reason) from error

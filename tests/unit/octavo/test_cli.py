@@ -254,7 +254,7 @@ async def test_chat_needs_a_chat_template(stand_in: StandIn) -> None:
         (["generate", "Why?", "--timeout", "0"], "--timeout"),
         (["generate", "Why?", "--timeout", "nan"], "'nan' is not a number"),
         (["top", "--interval", "nan"], "'nan' is not a number"),
-        (["serve"], "No such command 'serve'"),
+        (["zzz"], "No such command 'zzz'"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(args: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,11 @@ def test_what_is_no_model_is_refused_without_the_hub(files: tuple[str, ...], mod
     assert refused(model) == sentence
 
 
+@pytest.mark.parametrize("model", ["a b", "-a", "a--b", "a/b!"])
+def test_what_cannot_be_a_hub_id_is_refused_without_the_hub(model: str) -> None:
+    assert refused(model) == f"{model} is neither a directory nor a hub id, which is name or organisation/name"
+
+
 def test_an_empty_directory_is_refused() -> None:
     Path("tiny").mkdir()
 
@@ -131,24 +136,23 @@ def test_a_git_lfs_pointer_is_named() -> None:
 
 
 FAILED_DOWNLOADS: list[tuple[type[Exception], str, str]] = [
-    (errors.HFValidationError, "bad", "a b is neither a directory nor a hub id, which is name or organisation/name"),
     (
         errors.GatedRepoError,
         "gated",
-        "a b is gated: accept its terms at https://huggingface.co/a b, and set HF_TOKEN",
+        "a/b is gated: accept its terms at https://huggingface.co/a/b, and set HF_TOKEN",
     ),
     (
         errors.RepositoryNotFoundError,
         "none",
-        "a b is neither a directory here nor a model of the hub; one that is private needs HF_TOKEN",
+        "a/b is neither a directory here nor a model of the hub; one that is private needs HF_TOKEN",
     ),
     (
         errors.LocalEntryNotFoundError,
         "Got: ConnectError: no route\nPlease check your internet connection.",
-        "there is no directory a b here, the hub cannot be reached (ConnectError: no route), and no earlier download "
+        "there is no directory a/b here, the hub cannot be reached (ConnectError: no route), and no earlier download "
         "is in CACHE",
     ),
-    (OSError, "No space left on device", "there is no directory a b here, and its download failed: No space left on"),
+    (OSError, "No space left on device", "there is no directory a/b here, and its download failed: No space left on"),
 ]
 
 
@@ -164,7 +168,7 @@ def test_a_download_that_fails_says_what_to_do(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", "CACHE")
 
-    assert refused("a b").startswith(sentence)
+    assert refused("a/b").startswith(sentence)
 
 
 def test_without_a_network_the_real_library_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
