@@ -23,7 +23,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from octavo.client import Client
 from octavo.errors import ClosedError, InvalidRequestError
 from octavo.event_loop_thread import EventLoopThread
-from octavo.local import LocalOptions, LocalServices
+from octavo.local import LocalServices
+from octavo.local_options import LocalOptions
 from octavo.outputs import FailedRequest, ModelInfo, Prompt, RequestOutput
 from octavo.prompt_batch import Account, generate_all
 from octavo.prompts import generate_request, list_conversations, list_prompts
