@@ -26,7 +26,9 @@ _COMMANDS = {
     "demo": "octavo.commands.demo:demo",
     "explain": "octavo.commands.explain:explain",
     "generate": "octavo.commands.generate:generate",
+    "list": "octavo.commands.list:list_models",
     "model": "octavo.models.command:model",
+    "pull": "octavo.commands.pull:pull",
     "top": "octavo.commands.top:top",
     "up": "octavo.commands.up:up",
 }

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from executor_svc.checkpoint.hub_model import HubModel, NotAtHubError, fetch_hub_model
+from executor_svc.checkpoint.hub_model import HubModel, NotAtHubError, fetch_hub_model, is_hub_id
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.model_files import FORMAT, WEIGHT_SUFFIXES, why_no_model
 from shared.errors import ModelLoadError
@@ -23,6 +23,21 @@ def find_model_directory(model: str, transfer: Callable[[HubModel], None] | None
         transfer: As for `fetch_hub_model`.
 
     Raises: ModelLoadError: neither works, or what is there is no model in the format that is read.
+    """
+    if directory := check_model_name(model):
+        return directory
+    try:
+        path = fetch_hub_model(model, transfer)
+    except NotAtHubError as error:
+        raise ModelLoadError(f"there is no directory {model} here, and {error}") from error
+    _check_directory(path, f"the hub model {model}")
+    return ModelDirectory(path)
+
+
+def check_model_name(model: str) -> ModelDirectory | None:
+    """Return the directory `model`; None: by its looks it is a hub id. Nobody asks the hub.
+
+    Raises: ModelLoadError: it can be neither, or the directory is no model in the format that is read.
     """
     if not model:
         raise ModelLoadError("--model is empty; it takes a directory or a hub id")
@@ -40,12 +55,9 @@ def find_model_directory(model: str, transfer: Callable[[HubModel], None] | None
         raise ModelLoadError(_why_not_a_file(path))
     if _looks_like_path(model):
         raise ModelLoadError(f"the model directory {path} does not exist")
-    try:
-        path = fetch_hub_model(model, transfer)
-    except NotAtHubError as error:
-        raise ModelLoadError(f"there is no directory {model} here, and {error}") from error
-    _check_directory(path, f"the hub model {model}")
-    return ModelDirectory(path)
+    if not is_hub_id(model):
+        raise ModelLoadError(f"{model} is neither a directory nor a hub id, which is name or organisation/name")
+    return None
 
 
 def _looks_like_path(model: str) -> bool:
