@@ -43,26 +43,26 @@ help:
 # on a machine that keeps one. PyPI's for Linux is for CUDA; uv knows better where it is installed.
 $(RUNTIME): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install --quiet --upgrade pip
+	@$(PIP) install -qq --upgrade pip
 	@if $(PIP) show --quiet torch 2> /dev/null; then \
 		echo "installing: torch is in $(VENV) already"; \
-	elif ! $(PIP) install --quiet --dry-run --constraint constraints.txt --report - torch | grep -q '"name": "nvidia-'; then \
+	elif ! $(PIP) install -qq --dry-run --constraint constraints.txt --report - torch | grep -q '"name": "nvidia-'; then \
 		echo "installing: torch, in the build for CPUs that pip finds"; \
-		$(PIP) install --quiet --constraint constraints.txt torch; \
+		$(PIP) install -qq --constraint constraints.txt torch; \
 	elif command -v uv > /dev/null; then \
 		echo "installing: torch, in the build that uv chooses for this machine"; \
 		uv pip install --quiet --python $(BIN)/python --torch-backend=auto --constraint constraints.txt torch; \
 	else \
 		echo "installing: torch with its CUDA libraries, several GB to download (README.md says how to get the build for CPUs)"; \
-		$(PIP) install --quiet --constraint constraints.txt torch; \
+		$(PIP) install -qq --constraint constraints.txt torch; \
 	fi
 	@echo "installing: Octavo and what it needs"
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.[scheduler,executor,demo]'
+	@$(PIP) install -qq --constraint constraints.txt --editable '.[scheduler,executor,demo]'
 	@touch $@
 
 $(INSTALLED): $(RUNTIME)
 	@echo "installing: what tests, checks and documentation need"
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.[scheduler,executor,demo,dev]'
+	@$(PIP) install -qq --constraint constraints.txt --editable '.[scheduler,executor,demo,dev]'
 	@touch $@
 
 demo: $(RUNTIME)

@@ -29,7 +29,8 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.machine import describe_machine
 from octavo.client import Client
-from octavo.local import LocalOptions, LocalServices
+from octavo.local import LocalServices
+from octavo.local_options import LocalOptions
 from octavo.models.store import prepare_model
 from octavo.sampling_params import SamplingParams
 

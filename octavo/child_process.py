@@ -3,7 +3,7 @@
 The child is in a session of its own, so Ctrl-C in the terminal reaches only the parent, which then stops
 its children in order. It holds the reading end of a pipe whose writing end only the parent has:
 when the parent dies, however it dies, the pipe closes and the child leaves (`--exit-on-stdin-close`).
-octavo/local.py puts two of these together.
+octavo/local.py puts these together, octavo/restarts.py starts them again.
 """
 
 import asyncio
@@ -12,8 +12,9 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from octavo.errors import LocalServiceError
 
@@ -32,67 +33,124 @@ _LOG_TAIL_BYTES = 512 * 1024
 
 
 class ChildProcess:
-    """Owns one child process, from `start` to `stop`.
+    """Owns one child process, from `start` to `stop`; one that has ended may be started again.
 
     Args:
-        name: What people call it: "executor", "scheduler" or "gateway".
+        service: "executor", "scheduler" or "gateway".
         command: Program and arguments.
         log_path: Where its output goes; None: to this process' stderr.
+        number: From 1, where there are several of the service; None: there is one.
+        environment: Variables that it gets beside those of this process.
 
     Attributes:
+        service: As above.
+        title: What people call it: "the executor", "executor 2".
         address: Where it serves, HOST:PORT; after `start`.
         addresses: Where its other ports are, by purpose; after `start`.
         kernels: What computes its model, once it has said so; "" before, and of others than executors.
     """
 
-    def __init__(self, name: str, command: Sequence[str], *, log_path: Path | None) -> None:
-        self.name = name
+    def __init__(
+        self,
+        service: str,
+        command: Sequence[str],
+        *,
+        log_path: Path | None,
+        number: int | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.service = service
+        self.title = f"the {service}" if number is None else f"{service} {number}"
         self.address = ""
         self.addresses: dict[str, str] = {}
         self.kernels = ""
         self._command = command
+        self._environment = environment
         self._log_path = log_path
+        self._log_start = 0  # of the messages of the process that runs; earlier ones are of one that has ended
         self._process: asyncio.subprocess.Process | None = None
+        self._is_listening = False
         self._is_serving = asyncio.Event()
         self._relay: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the child and wait until its port listens; it may need more before it serves.
 
+        One that has ended gets the ports that it had.
+
         Raises:
             LocalServiceError: it could not be run, or ended before it listened.
         """
+        await self.stop(0.0)
+        self._is_listening = False
+        self._is_serving.clear()
         log = None if self._log_path is None else self._log_path.open("ab")
         try:
+            if log is not None:
+                self._log_start = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
+                *self._port_flags(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},  # the lines must not wait in a buffer
+                # Unbuffered: the lines must not wait in a buffer.
+                env={**os.environ, **self._environment, "PYTHONUNBUFFERED": "1"},
             )
         except OSError as error:
-            raise LocalServiceError(f"the {self.name} cannot be run: {error}") from error
+            raise LocalServiceError(f"{self.title} cannot be run: {error}") from error
         finally:
             if log is not None:
                 log.close()
         await self._read_port_lines(self._process)
 
     async def wait_until_serving(self) -> None:
-        """Return once the child takes work: it has said so."""
-        await self._is_serving.wait()
+        """Return once the child takes work: it has said so.
 
-    async def wait_for_failure(self) -> LocalServiceError:
-        """Return, once the child has ended by itself, the error that says so with its last words."""
+        Raises:
+            LocalServiceError: it ended before.
+        """
+        serving, end = asyncio.create_task(self._is_serving.wait()), asyncio.create_task(self.wait_for_end())
+        try:
+            await asyncio.wait([serving, end], return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                raise self.failure(end.result())
+        finally:
+            serving.cancel()
+            end.cancel()
+
+    async def wait_for_end(self) -> str:
+        """Return, once the child has ended by itself, a sentence that says so with its last words."""
         assert self._process is not None, "start() comes first"
         status = await self._process.wait()
-        cause = _describe_status(status)
+        cause = f"{self.title} stopped ({_describe_status(status)})"
         if self._log_path is None:
-            return LocalServiceError(f"the {self.name} stopped ({cause}); its messages are above")
-        words = _last_words(self._log_path, speaker=f"octavo {self.name}: ", is_any_line_telling=status >= 0)
-        said = f": {words}" if words else ""
-        return LocalServiceError(f"the {self.name} stopped ({cause}){said} [log: {self._log_path}]")
+            return cause
+        words = _last_words(
+            self._log_path, self._log_start, speaker=f"octavo {self.service}: ", is_any_line_telling=status >= 0
+        )
+        return f"{cause}: {words}" if words else cause
+
+    @property
+    def log_hint(self) -> str:
+        """What follows a sentence about its end: where its messages are."""
+        return "; its messages are above" if self._log_path is None else f" [log: {self._log_path}]"
+
+    def failure(self, sentence: str) -> LocalServiceError:
+        """Return the error that ends with where its messages are."""
+        return LocalServiceError(f"{sentence}{self.log_hint}")
+
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        assert self._process is not None, "start() comes first"
+        return self._process.pid
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it ran at some time."""
+        return self._process is not None
 
     @property
     def has_ended(self) -> bool:
@@ -129,11 +187,19 @@ class ChildProcess:
         while line := await process.stdout.readline():
             self._write_output(line)
             self._take_note(line)
-            if self.address:
+            if self._is_listening:
                 self._relay = asyncio.create_task(self._relay_output(process.stdout))
                 return
         # Its stdout is closed: it is ending, or has lost its way.
-        raise await self.wait_for_failure()
+        raise self.failure(await self.wait_for_end())
+
+    def _port_flags(self) -> list[str]:
+        """Return the flags that give it the ports that it had before."""
+        if not self.address:
+            return []
+        flags = {"--listen": self.address}
+        flags |= {f"--{purpose}-listen": address for purpose, address in self.addresses.items()}
+        return [word for flag in flags.items() for word in flag]
 
     def _take_note(self, line: bytes) -> None:
         """Learn where it listens, and whether it serves, from a line that it printed."""
@@ -144,6 +210,7 @@ class ChildProcess:
             self.addresses[match["purpose"].decode()] = match["address"].decode()
             return
         self.address = match["address"].decode()
+        self._is_listening = True
         if match["state"] == b"serving":
             self._is_serving.set()
 
@@ -175,14 +242,15 @@ def _describe_status(status: int) -> str:
     return f"signal {signal.Signals(-status).name}"
 
 
-def _last_words(log_path: Path, *, speaker: str, is_any_line_telling: bool) -> str:
+def _last_words(log_path: Path, start: int, *, speaker: str, is_any_line_telling: bool) -> str:
     """Return what the service told people last, else its last line that may say why it ended, else "".
 
     With `is_any_line_telling` that is any line: a program that ends by itself ends with its reason, such
-    as the last line of a traceback. One that is killed ends anywhere; there only errors count.
+    as the last line of a traceback. One that is killed ends anywhere; there only errors count. What is before `start`
+    in the log is of an earlier process.
     """
     with log_path.open("rb") as log:
-        log.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))
+        log.seek(max(start, log_path.stat().st_size - _LOG_TAIL_BYTES))
         lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     told = [line.removeprefix(speaker) for line in lines if line.startswith(speaker)]
     alarming = [line for line in lines if _ALARMING_LINE.match(line)]

@@ -36,7 +36,7 @@ from octavo.outputs import (
     event_from_proto,
     model_from_proto,
 )
-from octavo.prompts import detokenize_request, set_prompt, tokenize_request
+from octavo.prompts import detokenize_request, generate_request, tokenize_request
 from octavo.sampling_params import SamplingParams, with_keywords
 from octavo.scheduler_channel import SchedulerChannel
 from octavo.streamed_answer import StreamedAnswer
@@ -301,32 +301,3 @@ def _grpc_timeout(timeout_s: object) -> float:
     if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
         raise InvalidRequestError(f"timeout_s is {timeout_s!r}; it must be a number of seconds", field="timeout_s")
     return min(timeout_s, _LONGEST_TIMEOUT_S)
-
-
-def generate_request(
-    prompt: object,
-    sampling_params: SamplingParams | None,
-    *,
-    request_id: str = "",
-    priority: int = 0,
-    tenant: str = "",
-    cache_salt: str = "",
-    name: str = "prompt",
-) -> generation_service_pb2.GenerateRequest:
-    """Return the message of a call; the arguments are those of `Client.stream`, and `name` is what it calls the prompt.
-
-    Raises:
-        InvalidRequestError: a value does not fit its field at all.
-    """
-    request = generation_service_pb2.GenerateRequest()
-    set_prompt(request, prompt, name=name)
-    if sampling_params is not None:
-        request.sampling_params.CopyFrom(sampling_params.to_proto())
-    fields = {"request_id": request_id, "priority": priority, "tenant": tenant, "cache_salt": cache_salt}
-    for field, value in fields.items():
-        try:
-            setattr(request, field, value)
-        except (TypeError, ValueError) as error:
-            kind = "a whole number from -2^31 to 2^31-1" if field == "priority" else "a string"
-            raise InvalidRequestError(f"{field} is {value!r}; it must be {kind}", field=field) from error
-    return request

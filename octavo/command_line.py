@@ -27,6 +27,7 @@ _COMMANDS = {
     "explain": "octavo.commands.explain:explain",
     "generate": "octavo.commands.generate:generate",
     "model": "octavo.models.command:model",
+    "serve": "octavo.commands.up:up",  # the name that other servers have for it
     "top": "octavo.commands.top:top",
     "up": "octavo.commands.up:up",
 }

@@ -20,13 +20,14 @@ from typing import Any, Self, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from octavo.client import Client, generate_request
+from octavo.client import Client
 from octavo.errors import ClosedError, InvalidRequestError
 from octavo.event_loop_thread import EventLoopThread
-from octavo.local import LocalOptions, LocalServices
+from octavo.local import LocalServices
+from octavo.local_options import LocalOptions
 from octavo.outputs import FailedRequest, ModelInfo, Prompt, RequestOutput
 from octavo.prompt_batch import Account, generate_all
-from octavo.prompts import list_conversations, list_prompts
+from octavo.prompts import generate_request, list_conversations, list_prompts
 from octavo.sampling_params import SamplingParams, with_keywords
 from octavo.tokenizer import Tokenizer
 from octavo.wording import kind_of

@@ -1,23 +1,21 @@
-"""The services on this machine: an executor and a scheduler as child processes, and maybe a gateway.
+"""The services on this machine: executors and a scheduler as child processes, and maybe a gateway.
 
-`octavo up`, `octavo demo` and `octavo.LLM` start here. One child is octavo/child_process.py.
+`octavo up`, `octavo demo` and `octavo.LLM` start here. One child is octavo/child_process.py; octavo/restarts.py starts
+it again; octavo/local_options.py says what they are started with.
 """
 
 import asyncio
-import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self, TypeVar
 
 from octavo.child_process import ChildProcess
 from octavo.errors import LocalServiceError
-from octavo.gateway import check_gateway, gateway_command
-from octavo.models.names import resolve_model
+from octavo.local_options import LocalOptions
+from octavo.restarts import Restarts
 
 _Result = TypeVar("_Result")
 
@@ -29,123 +27,20 @@ _STOP_GRACE_S = 25.0
 _FAILURE_GRACE_S = 1.0
 
 
-class LocalOptions:
-    """What the services are started with: checked, before anything is started.
-
-    Args:
-        model: Name of a demo model, a Hugging Face directory, or a hub id.
-        settings: Settings of the services by name, as octavo/service_settings.py says; a text may stand for any value.
-        executor: Settings of the executor only.
-        scheduler: Settings of the scheduler only. Both listen on free ports of this machine unless told otherwise.
-        openai: HOST:PORT of OpenAI's API, by a gateway; port 0: the system chooses; None: there is none.
-        is_private: Whether only this process calls the services, in plaintext and without a token.
-        spell: How the caller's user calls a setting, for the sentence about a wrong value.
-
-    Attributes:
-        executor: What the executor will run with.
-        scheduler: What the scheduler will run with.
-        openai: As above.
-
-    Raises:
-        SettingsError: a setting is wrong.
-        LocalServiceError: packages of the services are missing, the gateway cannot listen there, or two things do not
-            go together.
-    """
-
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        settings: Mapping[str, object] = MappingProxyType({}),
-        *,
-        executor: Mapping[str, object] = MappingProxyType({}),
-        scheduler: Mapping[str, object] = MappingProxyType({}),
-        openai: str | None = None,
-        is_private: bool = False,
-        spell: Callable[[str], str] = str,
-    ) -> None:
-        try:
-            from octavo.service_settings import check_settings, settings_by_service
-            from shared.config import Setting
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            raise LocalServiceError(
-                f"the services need the package {package}: pip install 'octavo[scheduler,executor]'"
-            ) from error
-        given = settings_by_service(settings, spell=spell, executor=executor, scheduler=scheduler)
-        free_port = Setting("127.0.0.1:0", "listen")
-        fixed = {"exit_on_stdin_close": Setting(True, "exit_on_stdin_close")}
-        of_executor = {"listen": free_port, **fixed, **given["executor"]}
-        of_scheduler = {"listen": free_port, "admin_listen": free_port, **fixed, **given["scheduler"]}
-        if openai is not None:
-            of_scheduler["vllm_engine"] = Setting(True, "vllm_engine")
-        of_executor["model"] = Setting(os.fspath(model), "model")
-        self.openai = openai
-        self.executor, self.scheduler = check_settings(of_executor, of_scheduler, os.environ)
-        self._check_together(is_private=is_private)
-
-    def prepare_model(self, *, progress: bool = True) -> None:
-        """Make the demo model if that is what is served and it is missing, which takes minutes.
-
-        Args:
-            progress: Whether to show on stderr how that goes.
-
-        Raises:
-            LocalServiceError: it cannot be made, or OpenAI's API is asked for and a directory has no tokenizer.json.
-                Other models are the executor's to judge.
-        """
-        config = self.executor.config
-        if not config.model:
-            raise LocalServiceError("the name of the model is empty; name a demo model, a directory, or a hub id")
-        model = resolve_model(config.model, progress=progress)
-        self.executor = replace(self.executor, config=config.model_copy(update={"model": model}))
-        if self.openai is not None and self.lacks_tokenizer:
-            raise LocalServiceError(f"{Path(model, 'tokenizer.json')} is missing; OpenAI's API needs it")
-
-    @property
-    def lacks_tokenizer(self) -> bool:
-        """Whether the model is a directory without a tokenizer, and no other is named: served for token ids only."""
-        directory = Path(self.executor.config.model)
-        has_one = self.scheduler.config.tokenizer is not None or (directory / "tokenizer.json").is_file()
-        return not has_one and (directory / "config.json").is_file()
-
-    def executor_command(self) -> list[str]:
-        """Return the command that starts the executor."""
-        return [*_service_command("executor_svc"), *self.executor.arguments()]
-
-    def scheduler_command(self) -> list[str]:
-        """Return the command that starts the scheduler, but for the executor's address."""
-        return [*_service_command("scheduler_svc"), *self.scheduler.arguments()]
-
-    def gateway_command(self) -> list[str] | None:
-        """Return the command that starts the gateway, but for the scheduler's address; None: there is none."""
-        return None if self.openai is None else gateway_command(self.openai)
-
-    def _check_together(self, *, is_private: bool) -> None:
-        """Refuse what each service by itself would take, and wait with, or fail at, for ever."""
-        scheduler = self.scheduler.config
-        if self.openai is not None:
-            check_gateway(self.openai)
-        if not is_private and self.openai is None:
-            return
-        for name in ("tls_cert", "tokens_file"):
-            if getattr(scheduler, name) is not None:
-                who = "the gateway" if self.openai is not None else "what calls the scheduler here"
-                raise LocalServiceError(
-                    f"scheduler.{name} is set, but {who} speaks plaintext with it and has no token; leave it out"
-                )
-
-
 class LocalServices:
-    """An executor, a scheduler and maybe a gateway, as long as this object lives: `async with LocalServices(...)`.
+    """Executors, a scheduler and maybe a gateway, as long as this object lives: `async with LocalServices(...)`.
 
     Nothing survives it: leaving the block stops them, and they leave by themselves when this process
     is gone. Their output goes to files in a temporary folder, which stays only when one of them fails.
 
     Args:
         executor_command: Program and arguments.
-        scheduler_command: Program and arguments; `--executor HOST:PORT` is appended.
+        scheduler_command: Program and arguments; `--executor HOST:PORT,...` is appended.
         gateway_command: Program and arguments; `--scheduler HOST:PORT` is appended; None: there is no gateway.
+        executor_environments: Variables of each executor; there are as many executors as there are of these.
         on_status: Called with what is being waited for, in a few words.
+        on_restart: Called with a sentence when one of them ends that served, and when it is back: it is started again.
+            None: nothing is, and the first end is a failure.
         is_verbose: Whether their output goes to this process' stderr instead of files.
     """
 
@@ -155,13 +50,17 @@ class LocalServices:
         scheduler_command: Sequence[str],
         gateway_command: Sequence[str] | None = None,
         *,
+        executor_environments: Sequence[Mapping[str, str]] = ({},),
         on_status: Callable[[str], None] = lambda _: None,
+        on_restart: Callable[[str], None] | None = None,
         is_verbose: bool = False,
     ) -> None:
         self._executor_command = executor_command
+        self._executor_environments = executor_environments
         self._scheduler_command = scheduler_command
         self._gateway_command = gateway_command
         self._on_status = on_status
+        self._on_restart = on_restart
         self._is_verbose = is_verbose
         self._children: list[ChildProcess] = []
         self._log_folder: Path | None = None
@@ -173,11 +72,23 @@ class LocalServices:
 
     @classmethod
     def from_options(
-        cls, options: LocalOptions, *, on_status: Callable[[str], None] = lambda _: None, is_verbose: bool = False
+        cls,
+        options: LocalOptions,
+        *,
+        on_status: Callable[[str], None] = lambda _: None,
+        on_restart: Callable[[str], None] | None = None,
+        is_verbose: bool = False,
     ) -> Self:
         """Make the services that `options` describe."""
-        commands = options.executor_command(), options.scheduler_command(), options.gateway_command()
-        return cls(*commands, on_status=on_status, is_verbose=is_verbose)
+        return cls(
+            options.executor_command(),
+            options.scheduler_command(),
+            options.gateway_command(),
+            executor_environments=[options.executor_environment(index) for index in range(options.num_executors)],
+            on_status=on_status,
+            on_restart=on_restart,
+            is_verbose=is_verbose,
+        )
 
     @property
     def address(self) -> str:
@@ -199,7 +110,12 @@ class LocalServices:
     @property
     def kernels(self) -> str:
         """What computes the model, in a few words; "": the executor did not say."""
-        return next((child.kernels for child in self._children if child.name == "executor"), "")
+        return next((child.kernels for child in self._executors()), "")
+
+    @property
+    def executor_pids(self) -> dict[str, int]:
+        """The process of each executor, by its HOST:PORT."""
+        return {child.address: child.pid for child in self._executors()}
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -232,21 +148,24 @@ class LocalServices:
                 await self.stop()
 
     async def wait_for_failure(self) -> LocalServiceError:
-        """Return the error as soon as one of them has ended by itself; the logs stay."""
-        waits = [asyncio.create_task(child.wait_for_failure()) for child in self._children]
+        """Return the error as soon as one of them has ended for good; the logs stay."""
+        if self._is_ready and self._on_restart is not None:
+            return await Restarts(self._children, self._tell_of_restart).run()
+        waits = {asyncio.create_task(child.wait_for_end()): child for child in self._children if child.has_started}
         try:
             ended, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
         self._are_logs_wanted = True
-        return ended.pop().result()
+        end = ended.pop()
+        return waits[end].failure(end.result())
 
     async def run_beside(self, work: Coroutine[None, None, _Result]) -> _Result:
         """Return the result of `work`, which needs the services.
 
         Raises:
-            LocalServiceError: a service that ran at the start ended before the work was done.
+            LocalServiceError: a service that ran at the start ended for good before the work was done.
         """
         failure = asyncio.create_task(self.wait_for_failure())
         task = asyncio.create_task(work)
@@ -260,44 +179,69 @@ class LocalServices:
                 unfinished.cancel()
             await asyncio.gather(failure, task, return_exceptions=True)
 
-    async def stop(self) -> None:
-        """Stop the scheduler, and with it all streams, then the gateway, then the executor; stopping twice is fine.
+    async def stop(self, *, discard_logs: bool = False) -> None:
+        """Stop the scheduler, and with it all streams, then the gateway, then the executors; stopping twice is fine.
 
         They get time for the streams in flight, unless one of them is gone already: none could end then.
+
+        Args:
+            discard_logs: Whether the logs go even if one of them has ended by itself.
         """
-        grace_s = _FAILURE_GRACE_S if any(child.has_ended for child in self._children) else _STOP_GRACE_S
-        self._children.sort(key=lambda child: child.name == "scheduler")
+        executors = self._executors()
+        others = [child for child in self._children if child not in executors]
+        is_broken = any(child.has_ended for child in others) or all(child.has_ended for child in executors)
+        grace_s = _FAILURE_GRACE_S if is_broken else _STOP_GRACE_S
+        self._children.sort(key=lambda child: child.service == "scheduler")
         while self._children:
             await self._children.pop().stop(grace_s)
         folder, self._log_folder = self._log_folder, None
-        if folder is not None and not self._are_logs_wanted:
+        if folder is not None and (discard_logs or not self._are_logs_wanted):
             shutil.rmtree(folder, ignore_errors=True)
 
     async def _start_all(self) -> None:
-        self._on_status("starting the executor")
-        executor = await self._start_child("executor", self._executor_command)
+        are_several = len(self._executor_environments) > 1
+        executors = []
+        for number, environment in enumerate(self._executor_environments, start=1):
+            self._on_status(f"starting executor {number}" if are_several else "starting the executor")
+            executor = self._new_child("executor", self._executor_command, number if are_several else None, environment)
+            await self._start_child(executor)
+            executors.append(executor)
         self._on_status("starting the scheduler")
-        scheduler_command = [*self._scheduler_command, "--executor", executor.address]
-        scheduler = await self.run_beside(self._start_child("scheduler", scheduler_command))
+        addresses = ",".join(executor.address for executor in executors)
+        scheduler = self._new_child("scheduler", [*self._scheduler_command, "--executor", addresses])
+        await self._start_child(scheduler)
         self._address, self._admin_address = scheduler.address, scheduler.addresses.get("admin")
         self._on_status("loading the model")
-        await self.run_beside(scheduler.wait_until_serving())
+        for child in (scheduler, *executors):
+            await self.run_beside(child.wait_until_serving())
         if self._gateway_command is not None:
             self._on_status("starting the gateway")
-            gateway = await self.run_beside(
-                self._start_child("gateway", [*self._gateway_command, "--scheduler", self._address])
-            )
+            gateway = self._new_child("gateway", [*self._gateway_command, "--scheduler", self._address])
+            await self._start_child(gateway)
             self._openai_address = gateway.address
         self._is_ready = True
 
-    async def _start_child(self, name: str, command: Sequence[str]) -> ChildProcess:
+    def _new_child(
+        self,
+        service: str,
+        command: Sequence[str],
+        number: int | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> ChildProcess:
+        name = service if number is None else f"{service}-{number}"
         log_path = None if self._log_folder is None else self._log_folder / f"{name}.log"
-        child = ChildProcess(name, command, log_path=log_path)
+        return ChildProcess(service, command, log_path=log_path, number=number, environment=environment)
+
+    async def _start_child(self, child: ChildProcess) -> None:
+        """Start a child, unless one that runs already ends meanwhile."""
+        is_first = not self._children
         self._children.append(child)
-        await child.start()
-        return child
+        await (child.start() if is_first else self.run_beside(child.start()))
 
+    def _executors(self) -> list[ChildProcess]:
+        return [child for child in self._children if child.service == "executor"]
 
-def _service_command(module: str) -> list[str]:
-    # -P: a folder in the user's working directory must not shadow a package of ours.
-    return [sys.executable, "-P", "-m", module]
+    def _tell_of_restart(self, sentence: str) -> None:
+        assert self._on_restart is not None
+        self._are_logs_wanted = True  # the sentence names one
+        self._on_restart(sentence)

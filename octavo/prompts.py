@@ -11,12 +11,42 @@ from typing import SupportsIndex, cast
 from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_service_pb2
 from octavo.outputs import Prompt
+from octavo.sampling_params import SamplingParams
 from octavo.wording import kind_of
 
 _HIGHEST_TOKEN_ID = 2**31 - 1
 
 _KINDS = "it must be text, a list of token ids, or a conversation such as [{'role': 'user', 'content': 'Hello'}]"
 _CONVERSATION = "a conversation is a list such as [{'role': 'user', 'content': 'Hello'}]"
+
+
+def generate_request(
+    prompt: object,
+    sampling_params: SamplingParams | None,
+    *,
+    request_id: str = "",
+    priority: int = 0,
+    tenant: str = "",
+    cache_salt: str = "",
+    name: str = "prompt",
+) -> generation_service_pb2.GenerateRequest:
+    """Return the message of a call; the arguments are those of `Client.stream`, and `name` is what it calls the prompt.
+
+    Raises:
+        InvalidRequestError: a value does not fit its field at all.
+    """
+    request = generation_service_pb2.GenerateRequest()
+    set_prompt(request, prompt, name=name)
+    if sampling_params is not None:
+        request.sampling_params.CopyFrom(sampling_params.to_proto())
+    fields = {"request_id": request_id, "priority": priority, "tenant": tenant, "cache_salt": cache_salt}
+    for field, value in fields.items():
+        try:
+            setattr(request, field, value)
+        except (TypeError, ValueError) as error:
+            kind = "a whole number from -2^31 to 2^31-1" if field == "priority" else "a string"
+            raise InvalidRequestError(f"{field} is {value!r}; it must be {kind}", field=field) from error
+    return request
 
 
 def set_prompt(request: generation_service_pb2.GenerateRequest, prompt: object, *, name: str = "prompt") -> None:

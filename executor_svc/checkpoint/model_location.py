@@ -24,6 +24,21 @@ def find_model_directory(model: str, transfer: Callable[[HubModel], None] | None
 
     Raises: ModelLoadError: neither works, or what is there is no model in the format that is read.
     """
+    if directory := check_model_name(model):
+        return directory
+    try:
+        path = fetch_hub_model(model, transfer)
+    except NotAtHubError as error:
+        raise ModelLoadError(f"there is no directory {model} here, and {error}") from error
+    _check_directory(path, f"the hub model {model}")
+    return ModelDirectory(path)
+
+
+def check_model_name(model: str) -> ModelDirectory | None:
+    """Return the directory `model`; None: by its looks it is a hub id. Nobody asks the hub.
+
+    Raises: ModelLoadError: it can be neither, or the directory is no model in the format that is read.
+    """
     if not model:
         raise ModelLoadError("--model is empty; it takes a directory or a hub id")
     try:
@@ -40,12 +55,8 @@ def find_model_directory(model: str, transfer: Callable[[HubModel], None] | None
         raise ModelLoadError(_why_not_a_file(path))
     if _looks_like_path(model):
         raise ModelLoadError(f"the model directory {path} does not exist")
-    try:
-        path = fetch_hub_model(model, transfer)
-    except NotAtHubError as error:
-        raise ModelLoadError(f"there is no directory {model} here, and {error}") from error
-    _check_directory(path, f"the hub model {model}")
-    return ModelDirectory(path)
+    _check_hub_id(model)
+    return None
 
 
 def _looks_like_path(model: str) -> bool:
@@ -86,3 +97,15 @@ def _is_git_lfs_pointer(path: Path) -> bool:
             return file.read(len(GIT_LFS_POINTER)) == GIT_LFS_POINTER
     except OSError:  # whoever loads it says so
         return False
+
+
+def _check_hub_id(model: str) -> None:
+    # Imported here: a local model needs no download library.
+    from huggingface_hub import errors, utils
+
+    try:
+        # The module names what it exports late.
+        utils.validate_repo_id(model.partition("@")[0])  # type: ignore[attr-defined]
+    except errors.HFValidationError as error:
+        reason = f"{model} is neither a directory nor a hub id, which is name or organisation/name"
+        raise ModelLoadError(reason) from error

@@ -37,10 +37,10 @@ def check_address(ctx: click.Context, param: click.Parameter, address: str) -> s
     return address
 
 
-def check_listen(ctx: click.Context, param: click.Parameter, address: str) -> str:
+def check_listen(ctx: click.Context, param: click.Parameter, address: str | None) -> str | None:
     """Refuse what no service can listen on; a callback of click. Port 0 takes a free one."""
     del ctx, param
-    if trouble := port_trouble(address, least_port=0):
+    if address is not None and (trouble := port_trouble(address, least_port=0)):
         raise click.BadParameter(trouble)
     return address
 

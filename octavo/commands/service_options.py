@@ -1,4 +1,4 @@
-"""The flags of the commands that start both services: the settings of the services, from where they are declared."""
+"""The flags of the commands that start the services: the settings of the services, from where they are declared."""
 
 import functools
 import importlib.util

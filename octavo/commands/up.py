@@ -1,4 +1,4 @@
-"""`octavo up`: a scheduler, an executor and maybe a gateway on this machine, until Ctrl-C or SIGTERM."""
+"""`octavo up`: a scheduler, executors and maybe a gateway on this machine, until Ctrl-C or SIGTERM."""
 
 import asyncio
 import json
@@ -13,7 +13,9 @@ from octavo.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Client
 from octavo.commands.options import check_listen
 from octavo.commands.service_options import ServiceCommand, service_options
 from octavo.gateway import DEFAULT_OPENAI_ADDRESS
-from octavo.local import LocalOptions, LocalServices
+from octavo.local import LocalServices
+from octavo.local_options import LocalOptions
+from octavo.taken_ports import check_ports
 
 if TYPE_CHECKING:  # needs the packages of the services
     from scheduler_svc.config import SchedulerConfig
@@ -30,11 +32,21 @@ if TYPE_CHECKING:  # needs the packages of the services
 )
 @click.option(
     "--admin-listen",
-    default=DEFAULT_ADMIN_ADDRESS,
-    show_default=True,
     callback=check_listen,
     metavar="HOST:PORT",
-    help="For its operators; port 0 takes a free one.",
+    help="For its operators; port 0 takes a free one.  "
+    f"[default: {DEFAULT_ADMIN_ADDRESS}; a free port if --listen has port 0]",
+)
+@click.option(
+    "--executors",
+    "num_executors",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    metavar="NUMBER",
+    help="Executors to start. When one dies, the others take over its streams, and it is started again. Each loads the "
+    "weights and has a KV cache of its own: two take twice the memory. On a CPU they share the cores, with "
+    "--device cuda each has a GPU of its own.",
 )
 @click.option(
     "--openai",
@@ -44,11 +56,22 @@ if TYPE_CHECKING:  # needs the packages of the services
     help=f"Serve OpenAI's API too, by the SMG gateway.  [without an address: {DEFAULT_OPENAI_ADDRESS}]",
 )
 @service_options
-def up(model: str, listen: str, admin_listen: str, openai: str | None, verbose: bool, options: dict[str, Any]) -> None:
-    """Start a scheduler and an executor on this machine; Ctrl-C stops them."""
+def up(
+    model: str,
+    listen: str,
+    admin_listen: str | None,
+    num_executors: int,
+    openai: str | None,
+    verbose: bool,
+    options: dict[str, Any],
+) -> None:
+    """Start a scheduler and executors on this machine; Ctrl-C stops them. One that dies is started again."""
+    if admin_listen is None:
+        admin_listen = "127.0.0.1:0" if listen.endswith(":0") else DEFAULT_ADMIN_ADDRESS
     options["scheduler"] = {"listen": listen, "admin_listen": admin_listen, **options["scheduler"]}
-    local = LocalOptions(model, openai=openai, **options)
+    local = LocalOptions(model, openai=openai, num_executors=num_executors, **options)
     config = local.scheduler.config
+    asyncio.run(check_ports(config.listen, config.admin_listen))
     if config.tls_cert is None:
         _warn_if_exposed(listen=config.listen, admin_listen=config.admin_listen, openai=openai)
     local.prepare_model()
@@ -71,7 +94,9 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
     console = Console(stderr=True)
     stop_wanted = _catch_stop_signals()
     with console.status("starting") as status:
-        services = LocalServices.from_options(options, on_status=status.update, is_verbose=is_verbose)
+        services = LocalServices.from_options(
+            options, on_status=status.update, on_restart=_say_restart, is_verbose=is_verbose
+        )
         start = asyncio.create_task(services.start())
         stop = asyncio.create_task(stop_wanted.wait())
         await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -82,7 +107,8 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         stop.cancel()
         start.result()
     try:
-        click.echo(f"serving {model} on {services.address}; Ctrl-C stops")
+        several = f" with {options.num_executors} executors" if options.num_executors > 1 else ""
+        click.echo(f"serving {model} on {services.address}{several}; Ctrl-C stops")
         if services.kernels:
             click.echo(f"kernels: {services.kernels}")
         config = options.scheduler.config
@@ -100,6 +126,10 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         click.echo("stopping, when the streams have ended or after 20 s; Ctrl-C again stops at once", err=True)
     finally:
         await services.stop()
+
+
+def _say_restart(sentence: str) -> None:
+    click.echo(f"octavo: {sentence}", err=True)
 
 
 def _address_flag(address: str, default: str) -> str:

@@ -35,7 +35,7 @@ HANG_AFTER_S = 1.25
 WATCH_INTERVAL_S = 0.5
 
 
-class LeftAloneError(ExecutorRefusedError):
+class CircuitOpenError(ExecutorRefusedError):
     """The executor failed, and is not attached for a while."""
 
 
@@ -186,7 +186,7 @@ class ExecutorDriver:
         Raises: ExecutorRefusedError: the driver of another address has it, or it failed and is left alone for a while.
         """
         if wait_s := self._breaker.wait_s(instance_id, time.monotonic()):
-            raise LeftAloneError(
+            raise CircuitOpenError(
                 f"{self._breaker.cause}; it failed {counted(self._breaker.num_failures, 'time')} in a row before a "
                 f"first result, and is tried again in {wait_s:.1f} s"
             )
@@ -287,7 +287,7 @@ class ExecutorDriver:
 
     def _report_trouble(self, error: OctavoServiceError) -> None:
         """Log why there is no executor, once for each new reason; numbers (a countdown) make no new one."""
-        is_new = not isinstance(error, LeftAloneError) and NUMBERS.sub("", str(error)) != NUMBERS.sub(
+        is_new = not isinstance(error, CircuitOpenError) and NUMBERS.sub("", str(error)) != NUMBERS.sub(
             "", self.last_trouble
         )
         self.last_trouble = str(error)

@@ -30,7 +30,7 @@ from shared.wire import decode_result, encode_step
 log = logging.getLogger(__name__)
 
 # Resumes without a result between them. A stream that always breaks at the same message will not carry it.
-MAX_VAIN_RESUMES = 5
+MAX_RESUMES_IN_A_ROW = 5
 
 
 class ExecutorLostError(OctavoServiceError):
@@ -75,7 +75,7 @@ class ExecutorSession:
         self._step_timer: asyncio.TimerHandle | None = None
         self._reason_to_give_up = ""
         self._stream_lock = asyncio.Lock()
-        self._num_vain_resumes = 0
+        self._num_resumes_in_a_row = 0
         self._heartbeat_answered_at_s = time.monotonic()
         self._is_resuming = False
 
@@ -185,7 +185,7 @@ class ExecutorSession:
         if response.WhichOneof("message") != "step":
             raise ExecutorLostError("the executor sent something else than a step's result")
         self._last_received_step_id = response.step.step_id
-        self._num_vain_resumes = 0
+        self._num_resumes_in_a_row = 0
         if self._unanswered:
             self._unanswered.popleft()
         self._restart_step_timer()
@@ -219,10 +219,10 @@ class ExecutorSession:
         """
         if not broken.may_resume:
             raise ExecutorLostError(str(broken)) from broken
-        self._num_vain_resumes += bool(self._unanswered)
-        if self._num_vain_resumes > MAX_VAIN_RESUMES:
+        self._num_resumes_in_a_row += bool(self._unanswered)
+        if self._num_resumes_in_a_row > MAX_RESUMES_IN_A_ROW:
             step_id = self._unanswered[0].step_id
-            raise ExecutorLostError(f"the stream broke {self._num_vain_resumes} times at step {step_id}: {broken}")
+            raise ExecutorLostError(f"the stream broke {self._num_resumes_in_a_row} times at step {step_id}: {broken}")
         log.warning(Event("step_stream_broke", executor=self._address, epoch=self.epoch, cause=str(broken)))
         self._is_resuming = True
         try:

@@ -14,14 +14,14 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ClosedError, InvalidRequestError, LocalServiceError
-from octavo.local import LocalOptions
+from octavo.local_options import LocalOptions
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 
 # The same for programs that run in a process of their own.
 USE_FAKE_EXECUTOR = """
 import sys
-from octavo.local import LocalOptions
+from octavo.local_options import LocalOptions
 
 COMMAND = [sys.executable, "-P", "-m", "executor_svc.fake", "--listen", "127.0.0.1:0", "--exit-on-stdin-close"]
 LocalOptions.executor_command = lambda self: COMMAND

@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo import Client, SamplingParams
-from octavo.local import LocalOptions, LocalServices
+from octavo.local import LocalServices
+from octavo.local_options import LocalOptions
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.command_line import run as run_here
 from tests.unit.octavo.stand_in import StandIn
 from tests.unit.octavo.test_cli import Ended, run, started
 from tests.unit.octavo.top.terminal import Terminal, terminal
@@ -101,14 +102,10 @@ async def test_an_error_does_not_end_the_chat(stand_in: StandIn) -> None:
         await typed(screen, "And?", "The", "octavo: a broken invariant (INTERNAL)")
         stand_in.chat_wish = ""
         await typed(screen, "More", ANSWER)
-    assert contents(stand_in) == [["Hi"], ["And?"], ["And?", "The", "More"]]
-
-
-async def test_a_scheduler_that_is_gone_does_not_end_the_chat(stand_in: StandIn) -> None:
-    async with chatting("--address", stand_in.address) as (screen, _):
         await stand_in.stop()
         await typed(screen, "Hi", "octavo: ")
         await typed(screen, "Hi", f'octavo: no scheduler answers at {stand_in.address}; start one with "octavo up"')
+    assert contents(stand_in) == [["Hi"], ["And?"], ["And?", "The", "More"]]
 
 
 async def test_a_history_is_kept_in_a_file_if_somebody_names_one(stand_in: StandIn, tmp_path: Path) -> None:
@@ -118,8 +115,14 @@ async def test_a_history_is_kept_in_a_file_if_somebody_names_one(stand_in: Stand
     assert (history.read_text(), history.stat().st_mode & 0o777) == ("Hi\n", 0o600)
     async with chatting("--address", stand_in.address, "--history", str(history)) as (screen, _):
         await typed(screen, UP, "Hi", ANSWER)
-    ended = await run("chat", "--address", stand_in.address, "--history", str(history / "no"))
-    assert ended.stderr == f"octavo: --history {history}/no cannot be used: Not a directory\n"
+
+
+def test_a_history_that_cannot_be_kept_is_said_before_the_chat(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(["chat", "--address", "127.0.0.1:1", "--history", str(tmp_path / "no" / "history")]) == 1
+    sentence = f"octavo: --history {tmp_path}/no/history cannot be used: No such file or directory\n"
+    assert capsys.readouterr().err == sentence
 
 
 async def test_input_from_a_pipe_gives_answers_only(stand_in: StandIn) -> None:

@@ -225,7 +225,7 @@ async def test_a_reader_that_leaves_ends_the_program_quietly(stand_in: StandIn) 
         (["generate", "Why?", "--timeout", "0"], "--timeout"),
         (["generate", "Why?", "--timeout", "nan"], "'nan' is not a number"),
         (["top", "--interval", "nan"], "'nan' is not a number"),
-        (["serve"], "No such command 'serve'"),
+        (["zzz"], "No such command 'zzz'"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(args: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,7 +151,7 @@ def test_a_dead_address_is_one_line_with_the_remedy(name: str, capsys: pytest.Ca
     ("words", "sentence"),
     [
         ("genrate", "octavo: No such command 'genrate'. Did you mean 'generate'? See \"octavo --help\""),
-        ("serve", "octavo: No such command 'serve'; see \"octavo --help\""),
+        ("zzz", "octavo: No such command 'zzz'; see \"octavo --help\""),
         ("--versio", "octavo: No such option '--versio'. Did you mean '--version'? See \"octavo --help\""),
     ],
 )

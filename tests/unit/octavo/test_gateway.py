@@ -18,7 +18,8 @@ from octavo import gateway
 from octavo.command_line import run
 from octavo.errors import LocalServiceError
 from octavo.gateway import DEFAULT_OPENAI_ADDRESS, check_gateway, is_serving, smg_arguments
-from octavo.local import LocalOptions, LocalServices
+from octavo.local import LocalServices
+from octavo.local_options import LocalOptions
 
 # Each says in a file when it ends; the scheduler is ready at once.
 SERVICE = """
@@ -155,7 +156,7 @@ def test_the_address_is_checked_before_the_model_is_fetched(
     def fetch(model: str, **_: object) -> str:
         raise AssertionError(f"{model} is fetched for nothing")
 
-    monkeypatch.setattr("octavo.local.resolve_model", fetch)
+    monkeypatch.setattr("octavo.local_options.resolve_model", fetch)
     assert run(["up", "--openai", busy_address]) == 1
     assert capsys.readouterr().err.startswith(f"octavo: the OpenAI API cannot listen on {busy_address}")
 
@@ -172,7 +173,8 @@ def test_up_warns_of_each_address_that_others_can_reach(
 ) -> None:
     names = {"--listen": "scheduler", "--admin-listen": "scheduler", "--openai": "OpenAI API"}
     flags = [word for flag in names for word in (flag, "0.0.0.0:0" if flag in exposed else "localhost:0")]
-    (tmp_path / "config.json").touch()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
     assert run(["up", "--model", str(tmp_path), *flags]) == 1  # it has no tokenizer: nothing starts
     *warnings, refusal = capsys.readouterr().err.splitlines()
     assert warnings == [EXPOSED.format(names[flag], flag, flag) for flag in exposed]
@@ -228,7 +230,7 @@ def test_without_the_packages_it_says_what_to_install(package: str, monkeypatch:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else find_spec(name))
     with pytest.raises(LocalServiceError, match=r"pip install 'octavo\[openai\]'"):
-        LocalOptions(model="model", openai="127.0.0.1:0")
+        LocalOptions(model="model", openai="127.0.0.1:0").prepare_model()
 
 
 def test_the_flag_alone_means_this_machine_only() -> None:

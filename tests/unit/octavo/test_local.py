@@ -12,7 +12,8 @@ import pytest
 
 from octavo.child_process import ChildProcess
 from octavo.errors import LocalServiceError
-from octavo.local import LocalOptions, LocalServices
+from octavo.local import LocalServices
+from octavo.local_options import LocalOptions
 
 # Serves nothing; ends, as the services do, when its stdin closes or on SIGTERM.
 EXECUTOR = """
@@ -68,6 +69,30 @@ async def test_both_start_serve_and_stop(temporary_folder: Path) -> None:
     assert statuses == ["starting the executor", "starting the scheduler", "loading the model"]
     assert child_pids() == before
     assert os.listdir(temporary_folder) == []
+
+
+async def test_several_executors_have_a_log_and_variables_each(temporary_folder: Path) -> None:
+    of_any = """
+        import os, sys
+        port = 4320 + int(os.environ["NUMBER"])
+        print(f"octavo executor serving on 127.0.0.1:{port}")
+        sys.stdin.read()
+    """
+    wants_both = SCHEDULER.replace(
+        '["--executor", "127.0.0.1:4321"]', '["--executor", "127.0.0.1:4321,127.0.0.1:4322"]'
+    )
+    environments = [{"NUMBER": "1"}, {"NUMBER": "2"}]
+    before = child_pids()
+    async with LocalServices(program(of_any), program(wants_both), executor_environments=environments) as services:
+        assert list(services.executor_pids) == ["127.0.0.1:4321", "127.0.0.1:4322"]
+        assert set(services.executor_pids.values()) < child_pids() - before
+        [log_folder] = os.listdir(temporary_folder)
+        assert sorted(os.listdir(temporary_folder / log_folder)) == [
+            "executor-1.log",
+            "executor-2.log",
+            "scheduler.log",
+        ]
+    assert child_pids() == before
 
 
 async def test_they_are_started_once_the_scheduler_says_that_it_serves(tmp_path: Path) -> None:
@@ -223,7 +248,7 @@ async def test_a_child_that_prints_much_is_not_held_up(tmp_path: Path) -> None:
     """
     child = ChildProcess("executor", program(chatty), log_path=tmp_path / "log")
     await child.start()
-    assert "done" in str(await child.wait_for_failure())
+    assert "done" in str(await child.wait_for_end())
     await child.stop(grace_s=1)
     assert (tmp_path / "log").stat().st_size > 1_000_000
 
@@ -241,7 +266,10 @@ async def test_nothing_survives_a_killed_parent(tmp_path: Path) -> None:
 
         asyncio.run(main())
     """
-    parent = await asyncio.create_subprocess_exec(*program(parent_source), stdout=asyncio.subprocess.PIPE)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # who is killed leaves its logs
+    parent = await asyncio.create_subprocess_exec(
+        *program(parent_source), stdout=asyncio.subprocess.PIPE, env=environment
+    )
     assert parent.stdout is not None
     pids = [int(pid) for pid in (await parent.stdout.readline()).split()]
     assert len(pids) == 2
@@ -268,8 +296,9 @@ async def _readable(descriptor: int) -> None:
 def test_a_directory_without_a_tokenizer_is_refused_for_the_openai_api_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.local.check_gateway", lambda _: None)
-    (tmp_path / "config.json").touch()
+    monkeypatch.setattr("octavo.local_options.check_gateway", lambda _: None)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
     with pytest.raises(LocalServiceError) as caught:
         LocalOptions(tmp_path, openai="127.0.0.1:0").prepare_model()
     assert str(caught.value) == f"{tmp_path}/tokenizer.json is missing; OpenAI's API needs it"
@@ -293,15 +322,69 @@ def test_settings_become_flags_and_absent_ones_stay_with_the_services() -> None:
         "prefix_caching": False,
         "log_level": "debug",
     }
-    options = LocalOptions("/models/x", settings, executor={"log_level": "error"}, scheduler={"listen": "127.0.0.1:1"})
+    options = LocalOptions("models/x", settings, executor={"log_level": "error"}, scheduler={"listen": "127.0.0.1:1"})
     python = ["-P", "-m"]
     assert options.executor_command()[1:] == [
         *(*python, "executor_svc", "--listen", "127.0.0.1:0", "--exit-on-stdin-close", "--quantization", "int8"),
         *("--kv-cache-gib", "0.5", "--host-cache-gib", "0.0", "--max-num-seqs", "8", "--log-level", "error"),
-        *("--model", "/models/x"),
+        *("--model", "models/x"),
     ]
     assert options.scheduler_command()[1:] == [
         *(*python, "scheduler_svc", "--listen", "127.0.0.1:1", "--admin-listen", "127.0.0.1:0"),
         *("--exit-on-stdin-close", "--max-num-seqs", "8", "--tenant-weights", "red=1,blue=2"),
         *("--no-prefix-caching", "--log-level", "debug"),
     ]
+
+
+@pytest.mark.parametrize("model", ["", "./nowhere", "/no/where", "a b", "model.gguf"])
+def test_what_can_be_no_model_is_refused_before_anything_starts(model: str) -> None:
+    with pytest.raises(LocalServiceError):
+        LocalOptions(model)
+
+
+@pytest.mark.parametrize(
+    ("num_executors", "settings", "num_threads"),
+    [
+        (1, {}, None),
+        (2, {}, 4),
+        (3, {}, 2),
+        (16, {}, 1),
+        (2, {"tp": 2}, 2),
+        (2, {"num_threads": 7}, 7),
+        (2, {"device": "cuda"}, None),
+    ],
+)
+def test_several_executors_share_the_cores(
+    num_executors: int, settings: dict[str, object], num_threads: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    command = LocalOptions("some/model", settings, num_executors=num_executors).executor_command()
+    given = command[command.index("--num-threads") + 1] if "--num-threads" in command else None
+    assert given == (None if num_threads is None else str(num_threads))
+
+
+@pytest.mark.parametrize(
+    ("visible", "tp", "expected"),
+    [(None, 1, ["0", "1"]), (None, 2, ["0,1", "2,3"]), ("3,5", 1, ["3", "5"]), ("3", 1, ["3", ""])],
+)
+def test_each_of_several_executors_has_gpus_of_its_own(
+    visible: str | None, tp: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    options = LocalOptions("some/model", {"device": "cuda", "tp": tp}, num_executors=2)
+    assert [options.executor_environment(index) for index in (0, 1)] == [
+        {"CUDA_VISIBLE_DEVICES": gpus} for gpus in expected
+    ]
+    assert LocalOptions("some/model", {"device": "cuda"}).executor_environment(0) == {}
+
+
+def test_executors_that_would_share_a_port_are_refused() -> None:
+    with pytest.raises(LocalServiceError) as caught:
+        LocalOptions("some/model", executor={"metrics_listen": "127.0.0.1:9101"}, num_executors=2)
+    assert str(caught.value) == (
+        "executor.metrics_listen is 127.0.0.1:9101, but 2 executors cannot share a port; give it port 0, which takes a "
+        "free one for each"
+    )
+    LocalOptions("some/model", executor={"metrics_listen": "127.0.0.1:0"}, num_executors=2)

@@ -13,7 +13,8 @@ from octavo.command_line import run
 from octavo.commands.demo import demo
 from octavo.commands.up import up
 from octavo.errors import LocalServiceError, SettingsError
-from octavo.local import LocalOptions, LocalServices
+from octavo.local import LocalServices
+from octavo.local_options import LocalOptions
 from octavo.service_settings import CONFIG_CLASSES, plain_names
 from scheduler_svc.config import SchedulerConfig
 from shared.config import ConfigError, load_config

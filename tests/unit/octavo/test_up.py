@@ -8,6 +8,7 @@ import pytest
 
 from octavo.command_line import run
 from octavo.local import LocalServices
+from octavo.local_options import LocalOptions
 
 
 class ServicesThatStop(LocalServices):
@@ -27,6 +28,16 @@ class ServicesThatStop(LocalServices):
 
     async def run_beside(self, work: Coroutine[None, None, Any]) -> Any:
         work.close()
+
+
+@pytest.fixture(autouse=True)
+def free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has the default ports of this machine; tests/e2e/test_up.py has taken ones."""
+
+    async def check_ports(*_: str) -> None:
+        pass
+
+    monkeypatch.setattr("octavo.commands.up.check_ports", check_ports)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +93,31 @@ def test_it_says_that_a_model_without_a_tokenizer_takes_no_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(LocalServices, "from_options", lambda *_, **__: ServicesThatStop("localhost:1", "localhost:2"))
-    (tmp_path / "config.json").touch()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
     assert run(["up", "--model", str(tmp_path)]) == 0
     (*_, last) = capsys.readouterr().out.splitlines()
     assert last == "this model has no tokenizer.json: it takes prompts of token ids (octavo.Client) and no text"
+
+
+@pytest.mark.parametrize(
+    ("flags", "admin_listen"),
+    [
+        ((), "127.0.0.1:50052"),
+        (("--listen", "127.0.0.1:4321"), "127.0.0.1:50052"),
+        (("--listen", "127.0.0.1:0"), "127.0.0.1:0"),
+        (("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:4322"), "127.0.0.1:4322"),
+    ],
+)
+def test_a_free_port_for_clients_means_one_for_operators(
+    flags: tuple[str, ...], admin_listen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[LocalOptions] = []
+
+    def from_options(options: LocalOptions, **_: object) -> LocalServices:
+        started.append(options)
+        return ServicesThatStop("localhost:1", "localhost:2")
+
+    monkeypatch.setattr(LocalServices, "from_options", from_options)
+    assert run(["up", "--model", "some/model", *flags]) == 0
+    assert [options.scheduler.config.admin_listen for options in started] == [admin_listen]
