@@ -1,0 +1,34 @@
+"""The sizes of docs/models.md are what an executor would take."""
+
+import re
+
+import pytest
+import torch
+
+from executor_svc.cache.cache_engine import CacheShape
+from executor_svc.models.linear import INT8_GROUP
+from tests.docs.pages import REPOSITORY
+
+_NUMBER = r"\s*([\d.]+)(?: B| GiB)? \|"
+_ROW = re.compile(rf"^\| ([\w.-]+-[\d.]+[MB])(?: \(demo\))? \|{_NUMBER * 9}$", re.MULTILINE)
+_NUM_TOKENS = 8192
+
+ROWS = _ROW.findall((REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8"))
+
+
+def test_all_rows_are_read() -> None:
+    assert [name for name, *_ in ROWS][::8] == ["SmolLM2-135M", "Llama-3.1-70B"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_sizes_are_those_that_the_formulas_give(row: tuple[str, ...]) -> None:
+    billions, layers, kv_heads, head_size, *shown = row[1:]
+    num_parameters = float(billions) * 1e9
+    bytes_a_weight = (4, 2, 1 + 4 / INT8_GROUP)  # a scale of float32 for each group
+    sizes = [num_parameters * size for size in bytes_a_weight]
+    for dtype in (torch.float32, torch.bfloat16):
+        shape = CacheShape(int(layers), 16, int(kv_heads), int(head_size), dtype)
+        sizes.append(shape.bytes_per_block * (_NUM_TOKENS // 16))
+    decimals = [len(text.partition(".")[2]) for text in shown]
+    expected = [f"{size / 2**30:.{places}f}" for size, places in zip(sizes, decimals, strict=True)]
+    assert list(shown) == expected
