@@ -141,7 +141,8 @@ class Run:
                 self._send(member, float(now))
             for member in list(self.fleet.members):
                 self._receive(member)
-            if not arriving and not any(self.fleet.is_live(group) for group in self.groups):
+            is_live = any(self.fleet.is_live(group) for group in self.groups)
+            if not arriving and not is_live and not any(member.results for member in self.fleet.members):
                 break
         else:
             raise AssertionError("the groups do not end")
