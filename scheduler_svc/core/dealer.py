@@ -58,6 +58,7 @@ class Dealer:
 
     def add(self, inbox: Inbox) -> None:
         """A core joins."""
+        inbox.kind = next((other.kind for other in self.inboxes if other.kind == inbox.kind), inbox.kind)
         self.inboxes.append(inbox)
 
     def remove(self, core: ExecutorCore) -> None:
@@ -233,3 +234,32 @@ class Dealer:
     def _recall(self, inbox: Inbox) -> None:
         while inbox.shares:
             self.queue.release(inbox.take(len(inbox.shares) - 1).group)
+
+
+class InboxQueue:
+    """The queue as one core sees it (`AdmissionQueue`): what it is dealt stands first.
+
+    Args:
+        dealer: Of the fleet.
+        inbox: Of the core.
+    """
+
+    def __init__(self, dealer: Dealer, inbox: Inbox) -> None:
+        self._dealer = dealer
+        self._inbox = inbox
+
+    def in_order(self) -> Generator[SequenceGroup]:
+        """Yield what the core is to admit in the step that it decides now; what it leaves goes back into the line."""
+        return self._dealer.serve(self._inbox)
+
+    def add(self, group: SequenceGroup) -> None:
+        """Queue a group that was preempted: any core may take it."""
+        self._dealer.queue.add(group)
+
+    def remove(self, group: SequenceGroup) -> None:
+        """Take out a group that is admitted here, or has ended."""
+        self._dealer.queue.remove(group)
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """Count tokens that are computed for a tenant."""
+        self._dealer.queue.charge(tenant, num_tokens)

@@ -52,7 +52,6 @@ from scheduler_svc.core.block_holders import BlockHolders
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.decoding import Decoding
 from scheduler_svc.core.growth import Decodes
-from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode
 from scheduler_svc.core.policy import FcfsPolicy, Policy
 from scheduler_svc.core.preemption import PreemptedGroups, Preemption
@@ -285,7 +284,3 @@ class ExecutorCore:
     def load(self) -> int:
         """Tokens computed here before a newcomer's: the rest of prefills, and a step of the others."""
         return self.prefills.num_left + self.limits.max_num_seqs - len(self.batch.free_slots)
-
-    def check_integrity(self) -> None:
-        """Assert the numbered invariants of this module."""
-        check_integrity(self)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from scheduler_svc.core.admission import Obstacle, Wait
 from scheduler_svc.core.deal import avoids
-from scheduler_svc.core.dealer import Dealer
+from scheduler_svc.core.dealer import Dealer, InboxQueue
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.inbox import Inbox
 from scheduler_svc.core.limits import CoreLimits
@@ -52,9 +52,10 @@ class Fleet:
 
     def join(self, limits: CoreLimits, epoch: int, name: str = "") -> ExecutorCore:
         """Return the core of an executor that was attached; it takes groups from now on."""
-        inbox = Inbox(self.dealer, limits)
+        inbox = Inbox(limits)
+        queue = InboxQueue(self.dealer, inbox)
         core = inbox.core = ExecutorCore(
-            limits, inbox, self._policy, epoch, self._prefix_key, self.dealer.holders, name
+            limits, queue, self._policy, epoch, self._prefix_key, self.dealer.holders, name
         )
         self.cores.append(core)
         self.dealer.add(inbox)

@@ -7,17 +7,13 @@ Pure. Read next: `dealer.py`.
 """
 
 import bisect
-from collections.abc import Generator
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import Turn
-
-if TYPE_CHECKING:
-    from scheduler_svc.core.dealer import Dealer
-    from scheduler_svc.core.executor_core import ExecutorCore
 
 _BY_TURN = attrgetter("turn")
 
@@ -46,26 +42,27 @@ class Share(NamedTuple):
 
 
 class Inbox:
-    """What one core sees of the queue (`AdmissionQueue`), and the sums of what it was dealt.
+    """What one core was dealt, and the sums of it.
+
+    Args:
+        limits: Of the core.
 
     Attributes:
-        core: Whose inbox it is.
-        kind: The same object for cores on which a group needs the same: their blocks are of one size, and live as long.
+        core: Whose inbox it is; set as soon as the core is there.
+        kind: Equal for cores on which a group needs the same: their blocks are of one size, and live as long. Those of
+            one dealer are then the same object.
         shares: In the order of their turns.
         refused: Groups that the core did not admit when it was to; they are not dealt to it before its next decision.
     """
 
-    core: "ExecutorCore"
-    kind: tuple[int, int, bool]
+    core: ExecutorCore
 
-    def __init__(self, dealer: "Dealer", limits: CoreLimits) -> None:
+    def __init__(self, limits: CoreLimits) -> None:
         num_chunk_tokens = limits.max_num_batched_tokens if limits.sliding_window else 0
-        kind = limits.block_size, limits.sliding_window + num_chunk_tokens, limits.caches_prefixes
-        self.kind = next((other.kind for other in dealer.inboxes if other.kind == kind), kind)
+        self.kind = limits.block_size, limits.sliding_window + num_chunk_tokens, limits.caches_prefixes
         self.shares: list[Share] = []
         self.refused: set[SequenceGroup] = set()
         self.num_slots = self.num_blocks = self.num_tokens = self.num_long = 0
-        self._dealer = dealer
 
     def __len__(self) -> int:
         return len(self.shares)
@@ -96,21 +93,3 @@ class Inbox:
         self.num_blocks += sign * share.num_blocks
         self.num_tokens += sign * share.num_tokens
         self.num_long += sign * share.is_long
-
-    # What the core asks ---------------------------------------------------------------------------
-
-    def in_order(self) -> Generator[SequenceGroup]:
-        """Yield what the core is to admit in the step that it decides now; what it leaves goes back into the line."""
-        return self._dealer.serve(self)
-
-    def add(self, group: SequenceGroup) -> None:
-        """Queue a group that was preempted: any core may take it."""
-        self._dealer.queue.add(group)
-
-    def remove(self, group: SequenceGroup) -> None:
-        """Take out a group that is admitted here, or has ended."""
-        self._dealer.queue.remove(group)
-
-    def charge(self, tenant: str, num_tokens: int) -> None:
-        """Count tokens that are computed for a tenant."""
-        self._dealer.queue.charge(tenant, num_tokens)

@@ -9,6 +9,7 @@ import numpy as np
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.group_event import GroupEvent, GroupFailure
+from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.policy import FcfsPolicy, Policy
 from scheduler_svc.core.results import StepUpdates
@@ -159,7 +160,7 @@ class Bench:
         step = decision.step
         self.failures += decision.failures
         self.events += decision.events
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         if step is not None:
             self.results.append(self.executor.execute(step))
             assert self.executor.table.digest() == self.scheduler.table.digest()
@@ -168,7 +169,7 @@ class Bench:
     def process(self) -> StepUpdates:
         """Take the oldest result."""
         updates = self.scheduler.process(self.results.popleft())
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         for name, token_id in delivered(updates).items():
             self.outputs[name].append(token_id)
         return updates

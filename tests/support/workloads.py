@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.group_event import EventKind
+from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.policy import FcfsPolicy, Policy, PriorityPolicy
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
@@ -208,7 +209,7 @@ class Driver:
             if request.abort_round == now and self.is_live(group):
                 self.cut_short |= {(arrival, sequence.index) for sequence in group.live_sequences}
                 self.scheduler.abort(group)
-                self.scheduler.check_integrity()
+                check_integrity(self.scheduler)
 
     def lose_the_executor(self) -> None:
         groups = self.scheduler.evacuate()
@@ -234,7 +235,7 @@ class Driver:
             assert len(failure.group.sequences) > 1, f"a lone sequence failed: {failure.message}"
             assert failure.group.arrival not in self.failed, "a group failed twice"
             self.failed.append(failure.group.arrival)
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         happened = {event.kind for event in decision.events}
         if decision.in_flight is None:
             return False
@@ -249,7 +250,7 @@ class Driver:
 
     def process(self) -> None:
         updates = self.scheduler.process(self.results.pop(0))
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         for row, (sequence, token_id) in enumerate(zip(updates.sequences, updates.token_ids, strict=True)):
             name = self.name_of(sequence)
             assert name not in self.cut_short, "a token came after the client left"
@@ -261,7 +262,7 @@ class Driver:
             elif len(self.outputs[name]) == self.stop_length_of(sequence):
                 self.cut_short.add(name)
                 self.scheduler.finish(sequence)
-                self.scheduler.check_integrity()
+                check_integrity(self.scheduler)
         for group in updates.finished_searches:
             assert group.arrival not in self.searches_over
             assert not group.live_sequences

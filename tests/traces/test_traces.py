@@ -30,6 +30,7 @@ import pytest
 
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
@@ -79,7 +80,7 @@ class Stage:
                 self.evacuate()
             case _:
                 raise ValueError(f"unknown command {command!r}")
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         return "\n".join([*lines, *self.state()])
 
     def add(self, name: str, options: dict[str, str]) -> list[str]:

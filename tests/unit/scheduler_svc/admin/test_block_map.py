@@ -2,6 +2,7 @@
 
 from octavo.admin.v1 import admin_pb2
 from scheduler_svc.admin.block_map import MAX_HOLDERS, block_states, describe_block
+from scheduler_svc.core.integrity import check_integrity
 from tests.support.driving import Bench, max_tokens, small_limits
 
 FREE, CACHED = admin_pb2.BLOCK_STATE_FREE, admin_pb2.BLOCK_STATE_CACHED
@@ -58,7 +59,7 @@ def test_a_prefix_that_nobody_uses_is_cached_and_one_that_two_requests_use_is_sh
         bench.step()
     assert states(bench)[cached] == SHARED
     assert [holder.request_id for holder in describe_block(bench.scheduler, cached).holders] == ["b", "c"]
-    bench.scheduler.check_integrity()
+    check_integrity(bench.scheduler)
 
 
 def test_the_counts_of_the_pool_agree_with_the_map() -> None:

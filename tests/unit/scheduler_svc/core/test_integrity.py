@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.prefills import Prefill
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
@@ -205,9 +206,9 @@ FAULTS: dict[Fault, str] = {
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_fault_is_noticed(fault: Fault) -> None:
     bench = bench_in_full_swing()
-    bench.scheduler.check_integrity()
+    check_integrity(bench.scheduler)
 
     fault(bench.scheduler)
 
     with pytest.raises(AssertionError, match=FAULTS[fault]):
-        bench.scheduler.check_integrity()
+        check_integrity(bench.scheduler)

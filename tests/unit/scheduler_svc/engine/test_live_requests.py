@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine.interface import EndedRequest, FinishReason
 from scheduler_svc.engine.live_request import LiveRequest
@@ -122,7 +123,7 @@ def test_who_ended_between_the_result_and_its_delivery_gets_nothing_and_harms_no
 
     assert (gone.num_output_tokens, stays.num_output_tokens, comes.num_output_tokens) == (0, 1, 0)
     assert stage.ended_ids == [gone.request_id]
-    scheduler.check_integrity()
+    check_integrity(scheduler)
 
 
 def test_a_stop_string_found_after_the_next_decision_ends_the_sequence_and_drops_the_surplus_token(
@@ -143,4 +144,4 @@ def test_a_stop_string_found_after_the_next_decision_ends_the_sequence_and_drops
     assert request.num_output_tokens == 1
     assert stage.ended[0].finish_reason is FinishReason.STOP
     assert len(scheduler.groups) == 0
-    scheduler.check_integrity()
+    check_integrity(scheduler)
