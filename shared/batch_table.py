@@ -110,7 +110,7 @@ class BatchTable(TableColumns):
         Args:
             layout: The step.
             sampled_token_ids: One for each sample row.
-            all_current: No slot was left since the layout, so that nothing has to be looked up.
+            all_current: No slot was vacated since the layout, so that nothing has to be looked up.
         """
         index = layout.sample_slots.astype(np.intp)
         current = self._all_true[: len(index)] if all_current else self.is_current(index, layout.sample_generations)

@@ -73,8 +73,8 @@ class Deal:
                 best, best_cost = Offer(room, share), cost
         if best is not None:
             return best
-        if Wait.ASIDE in waits:
-            return Wait.ASIDE
+        if Wait.SKIPPED in waits:
+            return Wait.SKIPPED
         return Wait.IN_LINE if any(is_open_to(inbox.core, group) for inbox in self.takers) else Wait.NEVER
 
     def give(self, offer: Offer) -> None:
@@ -131,7 +131,7 @@ class Deal:
         if group in room.inbox.refused:
             return Wait.IN_LINE
         if group.lost_on and avoids(room.core, group, [inbox.core for inbox in self.takers]):
-            return Wait.ASIDE
+            return Wait.SKIPPED
         return room.obstacle(turn, need, num_cached_blocks)
 
     def _rank_anew(self, former: Room, room: Room) -> None:

@@ -3,7 +3,7 @@
 Groups stand in one line. The first one is dealt to the best of the cores whose next step can admit it: where
 fewest tokens are computed before it has its first one (prompt less cached prefix, prefills that run, one token for
 each sequence that decodes, what was dealt before), then where most blocks are free. Nobody passes the first one, but
-for those that wait for something that is sure to come (`Wait.ASIDE`).
+for those that wait for something that is sure to come (`Wait.SKIPPED`).
 
 A dealt group waits in the inbox of its core until the core decides its next step, which is soon. Until then
 

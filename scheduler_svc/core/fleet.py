@@ -123,7 +123,7 @@ class Fleet:
         obstacles = [obstacle for _, obstacle in self.obstacles(group, now_s) if obstacle is not None]
         obstacle = min(obstacles, key=lambda obstacle: _PATIENCE.index(obstacle.wait))
         if obstacle.wait is Wait.NEVER and not (group.has_outgrown and self.is_complete()):
-            return Obstacle(Wait.ASIDE, f"{obstacle.reason}; it waits for an executor that can hold it")
+            return Obstacle(Wait.SKIPPED, f"{obstacle.reason}; it waits for an executor that can hold it")
         return obstacle
 
     def obstacles(self, group: SequenceGroup, now_s: float) -> list[tuple[ExecutorCore, Obstacle | None]]:
@@ -135,8 +135,8 @@ class Fleet:
 
     def _obstacle(self, core: ExecutorCore, group: SequenceGroup, judged_at_s: float) -> Obstacle | None:
         if avoids(core, group, self._takers):
-            return Obstacle(Wait.ASIDE, "it lost an executor last time, and another one than this can take it")
+            return Obstacle(Wait.SKIPPED, "it lost an executor last time, and another one than this can take it")
         return core.obstacle(group, judged_at_s)
 
 
-_PATIENCE = (Wait.ASIDE, Wait.IN_LINE, Wait.NEVER)
+_PATIENCE = (Wait.SKIPPED, Wait.IN_LINE, Wait.NEVER)

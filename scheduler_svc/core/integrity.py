@@ -26,7 +26,7 @@ def _check_blocks(core: ExecutorCore) -> None:
     allocator.check_integrity()
     named: Counter[int] = Counter()
     for group in batch.running:
-        for _, slot in core.searches.source_slots(group):
+        for _, slot in core.beam_batch.source_slots(group):
             named.update(batch.held_blocks(slot).tolist())
     for table in core.swapped.tables.values():
         named.update(block for block in table.device_blocks.tolist() if block != NO_BLOCK)
@@ -51,8 +51,8 @@ def _check_slots(core: ExecutorCore) -> None:
     assert len(set(slots)) == len(slots), "two running sequences share a slot"
     assert sorted([*slots, *batch.free_slots]) == list(range(core.limits.max_num_seqs)), "a slot got lost"
     assert all(table.live[slot] for slot in slots), "a running sequence has no live slot"
-    is_left = batch.is_left.nonzero()[0].tolist()
-    assert sorted(batch.left_slots) == is_left, "the list of left slots and its column differ"
+    is_vacated = batch.is_vacated.nonzero()[0].tolist()
+    assert sorted(batch.vacated_slots) == is_vacated, "the list of vacated slots and its column differ"
     for sequence in running_sequences(batch.running):
         assert batch.sequence_in_slot[sequence.slot] is sequence, "a slot belongs to somebody else"
         assert table.generation[sequence.slot] == sequence.generation, "a slot has another generation"
@@ -82,7 +82,7 @@ def _check_written_blocks(core: ExecutorCore) -> None:
     for sequence in running_sequences(batch.running):
         slot = sequence.slot
         position = int(table.num_scheduled_tokens[slot])
-        may_share = slot in batch.shares_last_block or sequence.group in core.searches.ready
+        may_share = slot in batch.shares_last_block or sequence.group in core.beam_batch.ready
         may_share |= position < computed_for_others.get(sequence, 0)
         if position % size and not may_share and sequence.group.beams is None:
             block = int(table.block_tables[slot, position // size])
@@ -112,8 +112,8 @@ def _check_order(core: ExecutorCore) -> None:
         orders = [core.order_of(group) for group in groups]
         assert orders == sorted(orders), "groups are out of order"
         assert orders == [group.order for group in groups], "the order of a group has changed"
-    assert all(prefill.num_left for prefill in core.prefills.running), "a prefill that is over goes on"
+    assert all(prefill.num_remaining_tokens for prefill in core.prefills.running), "a prefill that is over goes on"
     for sequence in (sequence for group in core.swapped for sequence in group.live_sequences):
         assert sequence.status is SequenceStatus.SWAPPED, "a sequence of a swapped group is somewhere else"
         assert sequence in core.swapped.tables, "a swapped sequence has no table"
-    assert all(group in core.batch for group in core.searches.ready), "a search is ready that does not run"
+    assert all(group in core.batch for group in core.beam_batch.ready), "a search is ready that does not run"

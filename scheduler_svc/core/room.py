@@ -140,9 +140,9 @@ class Room:
         if need.num_slots > self.num_free_slots:
             return Wait.IN_LINE
         if self.num_long <= 0 and core.prefills.is_long(need.num_lead_tokens - num_cached_blocks * blocks.block_size):
-            return Wait.ASIDE
+            return Wait.SKIPPED
         if blocks.is_being_computed(need.block_names, num_cached_blocks):
-            return Wait.ASIDE
+            return Wait.SKIPPED
         has_room = self.num_tokens > 0 and self._has_blocks_for(group, need, num_cached_blocks)
         return None if has_room else Wait.IN_LINE
 

@@ -39,7 +39,7 @@ FAULTS = (
         f"{CORE}/prefix_cache.py",
         "                del holders_of[block_hash]\n",
         "                pass\n",
-        (f"{UNIT}/test_scheduler_prefix_cache.py",),
+        (f"{UNIT}/test_core_prefix_cache.py",),
     ),
     Fault(
         "a prefix counts as deep as it is on any core",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scheduler_svc.core.admission import Obstacle
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import FcfsPolicy, Policy, PriorityPolicy
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from tests.support.fleet import FoundHypothesis, Member, VirtualFleet
 from tests.support.placement import PlacementCheck, fits_when_empty
 from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone

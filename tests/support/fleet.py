@@ -22,7 +22,7 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import FcfsPolicy, Policy
 from scheduler_svc.core.results import Alternatives, PromptLogprobs
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.core.stop_conditions import FinishReason
+from scheduler_svc.core.stopping import FinishReason
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.batch_table import BatchTable
 from shared.step import Step, StepResult

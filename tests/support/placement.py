@@ -45,7 +45,7 @@ class PlacementCheck:
         is_settled = self._is_settled(step)
         if is_settled and self._core.limits.prefill_mode is PrefillMode.CHUNKED:
             for group in self._core.swapped.groups[:1]:
-                assert group.has_late_tokens or not _has_free(self._core, group), "a swapped group could come back"
+                assert group.has_inflight_tokens or not _has_free(self._core, group), "a swapped group could come back"
         dealer = self._fleet.fleet.dealer
         dealt = {share.group for inbox in dealer.inboxes for share in inbox.shares}
         for group in self._fleet.queue.in_order():
@@ -63,7 +63,7 @@ class PlacementCheck:
             if not any(core.admissions.can_ever_admit(group) for core in self._takers):
                 continue
             assert not (is_settled and group in dealer.unplaceable), f"{group.request_id} is kept out of the line"
-            if Wait.ASIDE not in waits:
+            if Wait.SKIPPED not in waits:
                 return
 
     def _verdict(self, core: ExecutorCore, group: SequenceGroup) -> Obstacle | None:
@@ -87,7 +87,7 @@ class PlacementCheck:
         if core.limits.sliding_window and core.prefills.running:
             return False  # one of them may lack a block
         rests = core.batch.is_decoding & (core.table.num_scheduled_tokens == self._num_scheduled_tokens)
-        return not (core.searches.ready or np.any(self._wanted & rests))
+        return not (core.beam_batch.ready or np.any(self._wanted & rests))
 
 
 def fits_when_empty(limits: CoreLimits, group: SequenceGroup) -> bool:

@@ -93,7 +93,7 @@ def test_a_core_is_dealt_what_its_next_step_can_admit(
         num_dealt += 1
 
     assert num_dealt == num_taken
-    assert offer is (Wait.ASIDE if limits.long_prefill_threshold else Wait.IN_LINE)
+    assert offer is (Wait.SKIPPED if limits.long_prefill_threshold else Wait.IN_LINE)
 
 
 def test_what_is_taken_back_makes_room_again() -> None:
@@ -190,7 +190,7 @@ def test_a_group_is_not_dealt_to_the_core_it_was_lost_on_while_another_one_could
     deal.give(offer)
     another = group(1, 2)
     another.lost_on = "a"
-    assert deal.choose(turn_of(another)) is Wait.ASIDE, "it waits for the other core"
+    assert deal.choose(turn_of(another)) is Wait.SKIPPED, "it waits for the other core"
     wide = group(2, 2, num_sequences=2)
     wide.lost_on = "a"
     assert offered(deal, wide).room.core.name == "a", "the other one could never take it"

@@ -182,7 +182,7 @@ def test_what_fits_nowhere_waits_for_another_core_and_keeps_nobody_waiting() -> 
     assert bench.fleet.dealer.unplaceable == set(too_long)
     place = bench.fleet.place(too_long[0], now_s=0.0)
     assert isinstance(place, Obstacle)
-    assert place.wait is Wait.ASIDE
+    assert place.wait is Wait.SKIPPED
 
     bench.attach(small_limits(max_model_len=48, blocks=60))
     bench.run()
