@@ -57,7 +57,7 @@ from shared.errors import (
 
 PREFIX_KEY_BYTES = 32
 
-# Until a group that was dealt to a core which has stalled is given to another one, at most, in seconds.
+# Until a group that was dispatched to a core which has stalled is given to another one, at most, in seconds.
 TICK_INTERVAL_S = 0.5
 
 
@@ -94,7 +94,7 @@ class Engine:
         self.meter = Meter()
         self.drivers = Drivers(membership, connect, self, settings.driver, self.meter)
         self.ended = EndedRequests()
-        self.requests = LiveRequests(self.queue, self.deal, self.meter, [log_end, self.ended.add])
+        self.requests = LiveRequests(self.queue, self.dispatch, self.meter, [log_end, self.ended.add])
         self.fleet_model = FleetModel(
             self.fleet,
             lambda: self.drivers.membership.addresses,
@@ -375,16 +375,16 @@ class Engine:
 
     def schedule(self, core: ExecutorCore, address: str, now_s: float) -> StepInFlight | None:
         """Return the next step of a core at an address, None: nothing to do; end requests that can never go on."""
-        decision, dealt_to = self.fleet.schedule(core, now_s)
+        decision, dispatched_to = self.fleet.schedule(core, now_s)
         step_id = None if decision.step is None else decision.step.step_id
         self.requests.note_events(decision.events, address, step_id, now_s)
         self.requests.end_failed(decision.failures)
-        self.drivers.wake_those_of(dealt_to)
+        self.drivers.wake_those_of(dispatched_to)
         return decision.in_flight
 
-    def deal(self) -> None:
+    def dispatch(self) -> None:
         """Groups wait: give those that stand first to cores that have room, and let their drivers look."""
-        self.drivers.wake_those_of(self.fleet.dealer.deal(time.monotonic()))
+        self.drivers.wake_those_of(self.fleet.dispatcher.dispatch(time.monotonic()))
 
 
 def _ran_without(core: ExecutorCore, request: LiveRequest) -> bool:

@@ -141,7 +141,7 @@ class Owner:
         self.fleet.cores.remove(core)
         self.events.append("failed all")
 
-    def deal(self) -> None:
+    def dispatch(self) -> None:
         self.num_deals += 1
 
 
