@@ -33,7 +33,7 @@ def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainReq
     core, group = location.core, request.group
     explained = pb.ExplainRequestResponse(status=location.status, executor=location.executor)
     if location.status == admin_pb2.REQUEST_STATUS_PARKED:
-        explained.explanation = parked_text(request, engine.suspect)
+        explained.explanation = parked_text(request, engine.requests.suspects.current)
     elif core is None and group in engine.queue:
         _explain_waiting(engine, request, now_s, explained)
     elif core is None:

@@ -38,7 +38,8 @@ class RequestLocations:
 
     def __init__(self, engine: Engine) -> None:
         self._locations: dict[SequenceGroup, RequestLocation] = {
-            request.group: RequestLocation(admin_pb2.REQUEST_STATUS_PARKED) for request in engine.parked
+            request.group: RequestLocation(admin_pb2.REQUEST_STATUS_PARKED)
+            for request in engine.requests.suspects.parked
         }
         for driver in engine.drivers.values():
             if driver.core is not None:

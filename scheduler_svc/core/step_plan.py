@@ -105,6 +105,8 @@ class StepInFlight:
 class Decision:
     """What a call of `ExecutorCore.schedule` decided. The caller ends the requests of `failures`, then sends the step.
 
+    Groups that are to be computed again are in the queue already.
+
     Attributes:
         in_flight: The step, which is in flight from now on; None: there is nothing to do.
         failures: Groups that turned out to be unable ever to go on.

@@ -54,7 +54,7 @@ class _Place:
 
 
 class WaitingQueue:
-    """The waiting groups of a fleet, or of one scheduler.
+    """The waiting groups of a fleet, or of one core.
 
     Args:
         policy: Puts groups on levels.

@@ -18,7 +18,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from scheduler_svc.core.executor_core import ExecutorCore
@@ -186,7 +186,7 @@ class Engine:
 
     def _waiting_requests(self) -> list[LiveRequest]:
         """Return the requests that no executor has: those in the queue, and those that are parked."""
-        return [*(self.requests.of(group) for group in self.queue), *self.parked]
+        return [*(self.requests.of(group) for group in self.queue), *self.requests.suspects.parked]
 
     def _end_orphan(self, request: LiveRequest, error: UnavailableError) -> None:
         self.abort(request.request_id, error)
@@ -266,22 +266,12 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a place in a batch, an executor, or their tokens; the parked ones count."""
-        return len(self.queue) + len(self.parked) + self._num_checked_of.total()
+        return len(self.queue) + len(self.requests.suspects.parked) + self._num_checked_of.total()
 
     @property
     def has_waiting(self) -> bool:
         """Whether a core may find a group in the queue; parked requests are not there."""
         return len(self.queue) > 0
-
-    @property
-    def parked(self) -> Sequence[LiveRequest]:
-        """Requests that wait because of `suspect`: see `suspects.py`."""
-        return self.requests.suspects.parked
-
-    @property
-    def suspect(self) -> LiveRequest | None:
-        """The one that may be computed of those that are suspected to break executors; None: nobody is."""
-        return self.requests.suspects.current
 
     @property
     def last_trouble(self) -> str:
