@@ -14,7 +14,7 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.executors.served_model import CoreSettings, serving_limits
 from shared.step import SamplingRow
 from tests.support.fleet import FoundHypothesis, Member, Output, VirtualFleet, WiredWorker
