@@ -26,7 +26,9 @@ _COMMANDS = {
     "demo": "octavo.commands.demo:demo",
     "explain": "octavo.commands.explain:explain",
     "generate": "octavo.commands.generate:generate",
+    "list": "octavo.commands.list:list_models",
     "model": "octavo.models.command:model",
+    "pull": "octavo.commands.pull:pull",
     "serve": "octavo.commands.up:up",  # the name that other servers have for it
     "top": "octavo.commands.top:top",
     "up": "octavo.commands.up:up",

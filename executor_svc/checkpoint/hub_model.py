@@ -5,6 +5,7 @@ imported late: a model in a directory does without it.
 """
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,11 @@ class NotAtHubError(ModelLoadError):
     """The hub knows no such model, does not show it to us, or does not answer."""
 
 
+def is_hub_id(model: str) -> bool:
+    """Return whether a text may name a model of the hub, with a revision or without."""
+    return re.fullmatch(r"([\w.-]+/)?[\w.-]+(@.+)?", model, re.ASCII) is not None
+
+
 def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = None) -> Path:
     """Return the directory of a model of the hub; what is missing of it is downloaded first.
 
@@ -68,6 +74,8 @@ def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = No
         raise ModelLoadError(
             f"{model} would come from the hub, which needs {error.name}: pip install 'octavo[executor]'"
         ) from error
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
     repo_id, _, revision = model.partition("@")
     try:
         found = _look_up(repo_id, revision or None)
@@ -77,6 +85,9 @@ def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = No
         raise
     try:
         if transfer is not None:
+            disable_progress_bars()  # `transfer` has its own
+            # Small ones first: what is cut off can be told from what nobody began.
+            _download(found, [file.name for file in found.files if file.name in SMALL_FILES])
             transfer(found)
         return _download(found, [file.name for file in found.files])
     except _transport_errors() as error:

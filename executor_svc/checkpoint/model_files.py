@@ -13,8 +13,10 @@ FORMAT = f"config.json and {SINGLE_FILE} (or shards with {INDEX_FILE})"
 WEIGHT_SUFFIXES = (".bin", ".gguf", ".h5", ".msgpack", ".nemo", ".onnx", ".pt", ".pth", ".safetensors")
 TRAINING_FILES = ("optimizer", "rng_state", "scheduler", "training_args")
 
+# NVIDIA's ModelOpt says here how it has quantized a model.
+MODEL_OPT_FILE = "hf_quant_config.json"
 # What is read beside the weights; all but config.json may be missing.
-SMALL_FILES = ("config.json", *TOKENIZER_FILE_NAMES)
+SMALL_FILES = ("config.json", MODEL_OPT_FILE, *TOKENIZER_FILE_NAMES)
 
 
 def why_no_model(file_names: Sequence[str], directories_with_config: Sequence[str] = ()) -> str | None:

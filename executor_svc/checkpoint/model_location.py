@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from executor_svc.checkpoint.hub_model import HubModel, NotAtHubError, fetch_hub_model
+from executor_svc.checkpoint.hub_model import HubModel, NotAtHubError, fetch_hub_model, is_hub_id
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.model_files import FORMAT, WEIGHT_SUFFIXES, why_no_model
 from shared.errors import ModelLoadError
@@ -55,7 +55,8 @@ def check_model_name(model: str) -> ModelDirectory | None:
         raise ModelLoadError(_why_not_a_file(path))
     if _looks_like_path(model):
         raise ModelLoadError(f"the model directory {path} does not exist")
-    _check_hub_id(model)
+    if not is_hub_id(model):
+        raise ModelLoadError(f"{model} is neither a directory nor a hub id, which is name or organisation/name")
     return None
 
 
@@ -97,15 +98,3 @@ def _is_git_lfs_pointer(path: Path) -> bool:
             return file.read(len(GIT_LFS_POINTER)) == GIT_LFS_POINTER
     except OSError:  # whoever loads it says so
         return False
-
-
-def _check_hub_id(model: str) -> None:
-    # Imported here: a local model needs no download library.
-    from huggingface_hub import errors, utils
-
-    try:
-        # The module names what it exports late.
-        utils.validate_repo_id(model.partition("@")[0])  # type: ignore[attr-defined]
-    except errors.HFValidationError as error:
-        reason = f"{model} is neither a directory nor a hub id, which is name or organisation/name"
-        raise ModelLoadError(reason) from error

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from executor_svc.checkpoint.model_directory import read_json_object
+from executor_svc.checkpoint.model_files import MODEL_OPT_FILE
 from shared.errors import ModelLoadError
 
 # Where tools leave their settings in config.json: transformers and most others, llm-compressor once, MLX.
 CONFIG_FIELDS = ("quantization_config", "compression_config", "quantization")
-# NVIDIA's ModelOpt has a file of its own beside config.json.
-MODEL_OPT_FILE = "hf_quant_config.json"
 
 
 def refuse_quantized(values: Mapping[str, object], source: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Self
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from octavo.models.progress import ModelPrepareError
 from octavo.models.store import find_model, prepare_model
@@ -45,17 +45,23 @@ def path(name: str) -> None:
 
 
 class StageBars:
-    """A `ProgressCallback` that draws one bar a stage on standard error, while its context is open."""
+    """A `ProgressCallback` that draws one bar a stage on standard error, while its context is open.
 
-    def __init__(self) -> None:
+    Args:
+        more_columns: What stands between the share and the time.
+    """
+
+    def __init__(self, *more_columns: ProgressColumn) -> None:
         self._progress = Progress(
             TextColumn("{task.description:<24}"),
             BarColumn(),
             TaskProgressColumn(),
+            *more_columns,
             TimeElapsedColumn(),
             console=Console(stderr=True),
         )
         self._stage = ""
+        self._total: int | None = None
         self._task_id: TaskID | None = None
 
     def __enter__(self) -> Self:
@@ -77,10 +83,12 @@ class StageBars:
             self._stage = stage
             self._progress.start()  # at the first stage: a model that lies ready needs no bar
             self._task_id = self._progress.add_task(stage, total=total)
+        self._total = total
         self._progress.update(self._task_id, completed=completed)
 
     def _finish_stage(self) -> None:
         """Fill the bar: a stage whose end is not known in advance pulses until the next one begins."""
         if self._task_id is not None:
-            self._progress.update(self._task_id, total=1, completed=1)
+            total = self._total or 1
+            self._progress.update(self._task_id, total=total, completed=total)
             self._progress.stop_task(self._task_id)

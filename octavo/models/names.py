@@ -1,40 +1,71 @@
 """From what people call a model to what the executor takes: a directory or a hub id."""
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 from octavo.errors import LocalServiceError
-from octavo.models.progress import ModelPrepareError, ignore_progress
+from octavo.models.progress import ModelPrepareError, ProgressCallback, ignore_progress
 from octavo.models.store import DEMO_MODELS, find_model, prepare_model
+from shared.errors import ModelLoadError
 
 DEMO_MODEL = DEMO_MODELS[0].name
 
 
+def is_demo_model(name: str) -> bool:
+    """Return whether `octavo pull` makes this model itself."""
+    return any(name == demo_model.name for demo_model in DEMO_MODELS)
+
+
 def resolve_model(model: str | os.PathLike[str], *, progress: bool = True) -> str:
-    """Return the directory or hub id to serve; a demo model is made on its first use.
+    """Return the directory or hub id to serve; what is not on this machine yet is made or downloaded.
 
     Args:
         model: Name of a demo model, a directory, or a hub id. A directory that is named like a demo
             model is meant with a leading `./`.
-        progress: Whether to show on stderr how the making of a demo model goes.
+        progress: Whether to show on stderr how that goes.
 
     Raises:
-        LocalServiceError: the demo model cannot be made; the message says why.
+        LocalServiceError: the model cannot be had; the message says why.
     """
     name = os.fspath(model)
-    if all(name != demo_model.name for demo_model in DEMO_MODELS):
-        return name
+    if not is_demo_model(name) and os.path.exists(os.path.expanduser(name)):
+        return name  # the executor judges it
     try:
-        directory = find_model(name) or _prepare(name, progress)
-    except ModelPrepareError as error:
+        if is_demo_model(name):
+            return str(find_model(name) or with_bars(lambda report: prepare_model(name, progress=report), progress))
+        fetch_from_hub(name, progress)
+    except (ModelPrepareError, ModelLoadError) as error:
         raise LocalServiceError(str(error)) from error
-    return str(directory)
+    return name
 
 
-def _prepare(name: str, progress: bool) -> os.PathLike[str]:
+def fetch_from_hub(name: str, progress: bool) -> None:
+    """Bring what is no directory here into the hub's cache. Raises: ModelLoadError: it cannot be had."""
+    # Only here: demo models and directories do without it.
+    from executor_svc.checkpoint.model_location import find_model_directory
+    from octavo.models.hub_transfer import transfer_large_files
+
+    def fetch(report: ProgressCallback) -> Path:
+        return find_model_directory(name, lambda found: transfer_large_files(found, report)).path
+
+    with_bars(fetch, progress, in_bytes=True)
+
+
+def with_bars(work: Callable[[ProgressCallback], Path], progress: bool = True, *, in_bytes: bool = False) -> Path:
+    """Do work on a model and return its directory.
+
+    Args:
+        work: Called with what it reports to.
+        progress: Whether bars on stderr show how it goes.
+        in_bytes: Whether they show bytes too.
+    """
     if not progress:
-        return prepare_model(name, progress=ignore_progress)
-    # Only here, since it draws with rich, and most models need no preparation.
+        return work(ignore_progress)
+    # Only here, since they draw with rich, and most models need no preparation.
+    from rich.progress import DownloadColumn
+
     from octavo.models.command import StageBars
 
-    with StageBars() as bars:
-        return prepare_model(name, progress=bars)
+    with StageBars(*([DownloadColumn()] if in_bytes else [])) as bars:
+        return work(bars)

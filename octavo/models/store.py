@@ -131,7 +131,7 @@ def prepare_demo_model(model: DemoModel, cache_dir: Path, progress: ProgressCall
     _require_demo_extra()
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
-        with _exclusive_lock(models_dir / f".{model.name}.lock", progress):
+        with exclusive_lock(models_dir / f".{model.name}.lock", progress):
             if not _is_prepared(directory, model):
                 _remove(partial)  # left by a killed run: a living one would hold the lock
                 _require_space(model, models_dir)
@@ -205,7 +205,7 @@ def _is_prepared(directory: Path, model: DemoModel) -> bool:
 
 
 @contextmanager
-def _exclusive_lock(path: Path, progress: ProgressCallback) -> Iterator[None]:
+def exclusive_lock(path: Path, progress: ProgressCallback) -> Iterator[None]:
     """Hold the lock file `path`; the system frees it when the process ends, however that happens."""
     with path.open("ab") as file:
         try:

@@ -58,6 +58,7 @@ class Hub:
         stall_after: How many bytes of a weight file are sent before the transfer stands still; None: all.
         stalled: Set when a transfer stands still.
         corrupts: Whether weight files come with another content.
+        ignores_ranges: Whether a file comes as a whole, whatever part of it is asked for.
         address: Where it listens.
     """
 
@@ -66,7 +67,13 @@ class Hub:
     stall_after: int | None = None
     stalled: threading.Event = field(default_factory=threading.Event)
     corrupts: bool = False
+    ignores_ranges: bool = False
     address: str = ""
+
+    def downloads(self, name: str) -> list[str]:
+        """Return the byte ranges in which a file was asked for; "": all of it."""
+        calls = [request.split(" ") for request in self.requests if request.startswith("GET ")]
+        return [call[2] if len(call) > 2 else "" for call in calls if call[1].endswith(f"/{name}")]
 
     @property
     def url(self) -> str:
@@ -99,7 +106,7 @@ def running_hub(**repos: Repo) -> Iterator[Hub]:
     """Run a hub for the length of a block; `repos` are those of the organisation `org`."""
     hub = Hub({f"org/{name}": repo for name, repo in repos.items()})
     handler = type("BoundHandler", (_Handler,), {"hub": hub, "ended": threading.Event()})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with _Server(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         hub.address = f"127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -115,6 +122,11 @@ def running_hub(**repos: Repo) -> Iterator[Hub]:
 class _RefusedError(Exception):
     def __init__(self, status: HTTPStatus, code: str) -> None:
         self.status, self.code = status, code
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: a client was killed."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -135,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
             elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
                 self._send_file(self._repo(match[1], match[2]), match[3], wanted)
             else:
-                raise _RefusedError(HTTPStatus.NOT_FOUND, "EntryNotFound")
+                raise _RefusedError(HTTPStatus.NOT_FOUND, "RepoNotFound")
         except _RefusedError as refusal:
             self.send_response(refusal.status)
             self.send_header("X-Error-Code", refusal.code)
@@ -172,6 +184,8 @@ class _Handler(BaseHTTPRequestHandler):
         if name not in repo.files:
             raise _RefusedError(HTTPStatus.NOT_FOUND, "EntryNotFound")
         content = repo.files[name]
+        if self.hub.ignores_ranges:
+            wanted = ""
         start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
         self.send_response(HTTPStatus.PARTIAL_CONTENT if wanted else HTTPStatus.OK)
         if wanted:

@@ -17,6 +17,7 @@ TINY = Repo(
     {
         "config.json": b"{}",
         "generation_config.json": b'{"a": 1}',
+        "hf_quant_config.json": b'{"quantization": {}}',
         "tokenizer.json": b'{"b": 1}',
         "model.safetensors": b"weights",
         "pytorch_model.bin": b"the same",
@@ -58,7 +59,7 @@ def refused(model: str) -> str:
 def test_only_what_an_executor_reads_is_downloaded(hub: Hub) -> None:
     found = {path.name: path.read_bytes() for path in find_model_directory("org/tiny").path.rglob("*")}
 
-    names = ("config.json", "generation_config.json", "tokenizer.json", "model.safetensors")
+    names = "config.json", "generation_config.json", "hf_quant_config.json", "tokenizer.json", "model.safetensors"
     assert found == {name: TINY.files[name] for name in names}
 
 
@@ -100,7 +101,7 @@ def test_what_is_not_complete_in_the_cache_needs_the_hub(name: str, hub: Hub, mo
 
 # What is asked for, the sentence.
 REFUSED = [
-    ("a b", "there is no directory a b here, and a b is no hub id, which is name or organisation/name"),
+    ("a b", "a b is neither a directory nor a hub id, which is name or organisation/name"),
     (
         "org/none",
         "there is no directory org/none here, and the hub has no model org/none; one that is private needs HF_TOKEN",

@@ -1,0 +1,33 @@
+"""`octavo pull`: bring a model to this machine before it is served."""
+
+import click
+from rich.filesize import decimal
+
+from octavo.models.names import is_demo_model, with_bars
+from octavo.models.progress import ModelPrepareError
+from octavo.models.store import find_model, prepare_model
+from shared.errors import ModelLoadError
+
+
+@click.command()
+@click.argument("model")
+def pull(model: str) -> None:
+    """Download MODEL and say where it lies.
+
+    MODEL is the demo model smollm2, or the id of a model at the Hugging Face hub, such as Qwen/Qwen3-0.6B, maybe with
+    @REVISION. Only what an executor reads is downloaded, into the hub's own cache. A pull that was cut off goes on
+    where it was.
+    """
+    # Only here: it takes a moment, and `octavo pull --help` needs nothing of it.
+    from octavo.models.hub_transfer import pull_hub_model
+
+    try:
+        if is_demo_model(model):
+            directory = find_model(model) or with_bars(lambda report: prepare_model(model, progress=report))
+        else:
+            directory = with_bars(lambda report: pull_hub_model(model, report), in_bytes=True)
+    except (ModelPrepareError, ModelLoadError) as error:
+        raise click.ClickException(str(error)) from error
+    size = decimal(sum(path.stat().st_size for path in directory.iterdir()))
+    click.echo(f"{model}: {size} in {directory}")
+    click.echo(f"next: octavo up --model {model}")

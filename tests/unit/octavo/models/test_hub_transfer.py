@@ -1,0 +1,188 @@
+"""A model is pulled from a hub on loopback, whatever cuts the pull off, and is found by what serves it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from huggingface_hub import constants
+
+from octavo.command_line import run
+from octavo.errors import LocalServiceError
+from octavo.models.hub_transfer import pull_hub_model
+from octavo.models.names import resolve_model
+from octavo.models.progress import ignore_progress
+from shared.errors import ModelLoadError
+from tests.support.hub import Hub, Repo, running_hub, use_hub
+
+CHUNK_BYTES = 1 << 14
+WEIGHTS = bytes(range(256)) * 1024  # 16 chunks
+TINY = Repo({"config.json": b"{}", "tokenizer.json": b'{"b": 1}', "model.safetensors": WEIGHTS, "model.bin": WEIGHTS})
+
+# A pull that is killed, not stopped, when half of the weights have come.
+KILLED_PULL = f"""
+import os, signal
+from huggingface_hub import constants
+from octavo.models.hub_transfer import pull_hub_model
+constants.DOWNLOAD_CHUNK_SIZE = {CHUNK_BYTES}
+def progress(stage, completed, total):
+    if completed > {len(WEIGHTS) // 2}:
+        os.kill(os.getpid(), signal.SIGKILL)
+pull_hub_model("org/tiny", progress)
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with running_hub(tiny=TINY, old=Repo({"config.json": b"{}", "pytorch_model.bin": b"weights"})) as hub:
+        use_hub(hub, tmp_path / "hub", monkeypatch)
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", CHUNK_BYTES)
+        monkeypatch.chdir(tmp_path)
+        yield hub
+
+
+@pytest.fixture
+def cut_off(hub: Hub) -> Hub:
+    """Return a hub whose model was pulled until Ctrl-C, when half of the weights had come."""
+
+    def stop(stage: str, completed: int, total: int | None) -> None:
+        if completed > len(WEIGHTS) // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pull_hub_model("org/tiny", stop)
+    hub.requests.clear()
+    return hub
+
+
+def weights_of(directory: Path) -> bytes:
+    return (directory / "model.safetensors").read_bytes()
+
+
+def cached_names(tmp_path: Path) -> list[str]:
+    return [path.name for path in (tmp_path / "hub" / "models--org--tiny" / "blobs").iterdir()]
+
+
+def test_a_killed_pull_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED_PULL], env=hub.environ(tmp_path / "hub"), check=False)
+    assert killed.returncode == -signal.SIGKILL
+    hub.requests.clear()
+    reported: list[tuple[str, int, int | None]] = []
+
+    directory = pull_hub_model("org/tiny", lambda *report: reported.append(report))
+
+    assert hub.downloads("model.safetensors") == [f"bytes={len(WEIGHTS) // 2}-"]
+    assert weights_of(directory) == WEIGHTS
+    assert sorted(os.listdir(directory)) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert reported[-1] == ("Downloading", len(WEIGHTS), len(WEIGHTS))
+    assert not [name for name in cached_names(tmp_path) if name.endswith("incomplete")]
+
+
+def test_a_hub_that_sends_the_whole_file_again_gets_its_way(cut_off: Hub) -> None:
+    cut_off.ignores_ranges = True
+    reported: list[int] = []
+
+    assert weights_of(pull_hub_model("org/tiny", lambda _, completed, __: reported.append(completed))) == WEIGHTS
+    assert reported[-1] == len(WEIGHTS)
+
+
+def test_what_was_damaged_on_the_disk_is_found_and_deleted(cut_off: Hub, tmp_path: Path) -> None:
+    [partial] = (tmp_path / "hub").rglob("*.incomplete")
+    partial.write_bytes(b"damaged" + partial.read_bytes()[7:])
+
+    with pytest.raises(
+        ModelLoadError, match=r"model.safetensors of org/tiny arrived with other contents .*: pull it again"
+    ):
+        pull_hub_model("org/tiny", ignore_progress)
+    assert weights_of(pull_hub_model("org/tiny", ignore_progress)) == WEIGHTS
+
+
+def test_what_is_longer_than_the_file_is_begun_again(cut_off: Hub, tmp_path: Path) -> None:
+    [partial] = (tmp_path / "hub").rglob("*.incomplete")
+    partial.write_bytes(2 * WEIGHTS)
+
+    assert weights_of(pull_hub_model("org/tiny", ignore_progress)) == WEIGHTS
+
+
+def test_of_two_pulls_at_a_time_one_downloads(hub: Hub) -> None:
+    is_waiting = threading.Event()
+    others: list[Future[Path]] = []
+
+    def wait_for_other(stage: str, completed: int, total: int | None) -> None:
+        """In the middle of the first one: start the second one, and go on when that waits or has ended."""
+        if not others:
+            others.append(pool.submit(pull_hub_model, "org/tiny", tell_that_it_waits))
+            others[0].add_done_callback(lambda _: is_waiting.set())
+            is_waiting.wait()
+
+    def tell_that_it_waits(stage: str, completed: int, total: int | None) -> None:
+        if stage.startswith("Waiting"):
+            is_waiting.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        directory = pull_hub_model("org/tiny", wait_for_other)
+
+    assert hub.downloads("model.safetensors") == [""]
+    assert others[0].result() == directory
+    assert weights_of(directory) == WEIGHTS
+
+
+def test_too_small_a_disk_is_told_before_the_download(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+
+    with pytest.raises(ModelLoadError) as caught:
+        pull_hub_model("org/tiny", ignore_progress)
+
+    assert str(caught.value) == (
+        f"org/tiny needs 0.3 MB more in {tmp_path / 'hub'}, where 0.0 MB are free (HF_HOME chooses another place)"
+    )
+    assert hub.downloads("model.safetensors") == []
+
+
+def test_pull_says_where_the_model_lies_and_what_to_type_next(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert run(["pull", "org/tiny"]) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            f"org/tiny: 262.2 kB in {tmp_path}/hub/models--org--tiny/snapshots/{TINY.commit}",
+            "next: octavo up --model org/tiny",
+        ]
+    assert hub.downloads("model.safetensors") == [""]
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("org/none", "octavo: the hub has no model org/none; one that is private needs HF_TOKEN"),
+        (
+            "org/old",
+            "octavo: the hub model org/old holds its weights as pytorch_model.bin, which Octavo does not read;",
+        ),
+        ("no id", "octavo: no id is no hub id, which is name or organisation/name"),
+    ],
+)
+def test_what_cannot_be_pulled_is_one_sentence(
+    model: str, sentence: str, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["pull", model]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(sentence)
+
+
+def test_what_is_served_is_pulled_before_anything_starts(cut_off: Hub) -> None:
+    assert resolve_model("org/tiny", progress=False) == "org/tiny"
+    assert cut_off.downloads("model.safetensors") == [f"bytes={len(WEIGHTS) // 2}-"]
+    with pytest.raises(
+        LocalServiceError, match="there is no directory org/none here, and the hub has no model org/none"
+    ):
+        resolve_model("org/none", progress=False)

@@ -1,0 +1,84 @@
+"""`octavo list`: what of two caches and of a hub's model can be served, in columns and as JSON."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from octavo.command_line import run
+from octavo.models.hub_transfer import pull_hub_model
+from octavo.models.progress import ignore_progress
+from tests.support.hub import Hub, Repo, running_hub, use_hub
+from tests.unit.octavo.stand_in import StandIn
+
+CONFIG = b'{"architectures": ["LlamaForCausalLM"]}'
+TINY = Repo({"config.json": CONFIG, "model.safetensors": bytes(3_000_000)}, revisions=("main", "v1"))
+NOBODY = ["--address", "127.0.0.1:1"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    quantized = b'{"quantization_config": {"quant_method": "awq"}}'
+    repos = {
+        "tiny": TINY,
+        "half": Repo({"config.json": CONFIG, "model.safetensors": bytes(2_000_000)}),
+        "awq": Repo({"config.json": quantized, "model.safetensors": b"weights"}),
+    }
+    with running_hub(**repos) as hub:
+        use_hub(hub, tmp_path / "hub", monkeypatch)
+        monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "octavo"))
+        monkeypatch.setenv("HOME", str(tmp_path))
+        yield hub
+
+
+def listed(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    assert run(["list", *flags]) == 0
+    return capsys.readouterr().out
+
+
+def test_without_any_model_it_says_which_one_can_be_pulled(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert listed(capsys, *NOBODY).splitlines() == [
+        "NAME     SIZE  WEIGHTS  ARCHITECTURE  WHERE",
+        "smollm2                               not here yet (92.9 MB): octavo pull smollm2",
+    ]
+
+
+def test_models_of_the_hub_that_can_be_served_are_listed(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(stage: str, completed: int, total: int | None) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("tiny@v1", "tiny", "awq"):
+        pull_hub_model(f"org/{name}", ignore_progress)
+    with pytest.raises(KeyboardInterrupt):
+        pull_hub_model("org/half", stop)
+
+    assert listed(capsys, *NOBODY).splitlines()[2:] == [
+        "org/half  39 bytes           LlamaForCausalLM  partly here: octavo pull org/half",
+        "org/tiny  3.0 MB    3.0 MB   LlamaForCausalLM  ~/hub",
+    ]
+    assert json.loads(listed(capsys, "--json", *NOBODY))["models"][2] == {
+        "name": "org/tiny",
+        "state": "ready",
+        "architecture": "LlamaForCausalLM",
+        "num_weight_bytes": 3_000_000,
+        "num_bytes": 3_000_000 + len(CONFIG),
+        "directory": f"{tmp_path}/hub/models--org--tiny/snapshots/{TINY.commit}",
+    }
+
+
+def test_another_revision_is_listed_with_its_name(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    pull_hub_model("org/tiny@v1", ignore_progress)
+
+    assert listed(capsys, *NOBODY).splitlines()[2].startswith("org/tiny@v1  3.0 MB")
+
+
+async def test_the_model_that_is_served_is_named(
+    stand_in: StandIn, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = await asyncio.to_thread(listed, capsys, "--address", stand_in.address)
+
+    assert said.endswith(f"\n\nserved at {stand_in.address}: tiny\n")
