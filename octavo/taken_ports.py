@@ -9,13 +9,8 @@ import grpc.aio
 
 from octavo.admin_client import AdminClient
 from octavo.client import DEFAULT_ADDRESS, Client
-from octavo.errors import (
-    LocalServiceError,
-    OctavoError,
-    PermissionDeniedError,
-    UnauthenticatedError,
-    is_own_word,
-)
+from octavo.errors import LocalServiceError, OctavoError, PermissionDeniedError, UnauthenticatedError
+from octavo.status_details import is_from_service
 
 # A scheduler of this machine answers sooner.
 _ANSWER_TIMEOUT_S = 3.0
@@ -70,7 +65,7 @@ async def _describe_scheduler(address: str) -> str | None:
     except (UnauthenticatedError, PermissionDeniedError):
         return f"octavo runs already on {address} and asks for a token"
     except OctavoError as error:
-        is_scheduler = isinstance(error.__cause__, grpc.aio.AioRpcError) and is_own_word(error.__cause__)
+        is_scheduler = isinstance(error.__cause__, grpc.aio.AioRpcError) and is_from_service(error.__cause__)
         return f"octavo runs already on {address}, and its model is not loaded yet" if is_scheduler else None
     except TimeoutError:
         return None

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from executor_svc.models.quantized import refuse_quantized
+from executor_svc.checkpoint.quantized import refuse_quantized
 
 from executor_svc.checkpoint.hub_model import find_cached
 from executor_svc.checkpoint.model_directory import ModelDirectory
