@@ -10,10 +10,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from executor_svc.checkpoint.quantized import refuse_quantized
-
 from executor_svc.checkpoint.hub_model import find_cached
 from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.quantized import refuse_quantized
 from octavo.models.hub_transfer import SUFFIX
 from octavo.models.store import DEMO_MODELS, find_model
 from shared.errors import ModelLoadError
