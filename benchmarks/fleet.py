@@ -1,8 +1,8 @@
-"""CPU time of the dealer: what a fleet of many cores costs its one scheduler. No model, no executor, no RPC.
+"""CPU time of the dispatcher: what a fleet of many cores costs its one scheduler. No model, no executor, no RPC.
 
     python -m benchmarks.fleet [--cores 1,4,16,64] [--prompts 8000] [--json FILE]
 
-Burst: prompts that arrive at once are dealt out, and each core decides one step. Full: every core has all its slots
+Burst: prompts that arrive at once are dispatched, and each core decides one step. Full: every core has all its slots
 taken by sequences that decode, and the rest of the burst waits; one `schedule` of one core, one step ahead as in
 service. Then the same on 16 cores with ever more waiting, with ever more tenants that wait, and on one core with
 requests of four outputs.
@@ -29,7 +29,7 @@ from scheduler_svc.core.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import FcfsPolicy
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.step import SamplingRow, StepResult
 
@@ -52,8 +52,8 @@ class BurstCost:
     """What a burst costs on so many cores: of the best of some repeats."""
 
     num_cores: int
-    num_dealt: int
-    us_per_deal: float
+    num_dispatched: int
+    us_per_dispatch: float
     num_admitted: int
     us_per_admission: float
 
@@ -127,22 +127,28 @@ class BenchmarkFleet:
 
 
 def measure_burst(num_cores: int, num_prompts: int) -> BurstCost:
-    """Deal a burst out as far as there is room, then let each core decide a step."""
+    """Dispatch a burst as far as there is room, then let each core decide a step."""
     costs = []
     for _ in range(NUM_REPEATS):
         bench = BenchmarkFleet(num_cores)
         bench.add(num_prompts)
-        dealer, deal_us, num_left = bench.fleet.dealer, 0.0, -1
+        dispatcher, dispatch_us, num_left = bench.fleet.dispatcher, 0.0, -1
         while num_left != bench.queue.num_in_line:
             num_left = bench.queue.num_in_line
-            deal_us += timed(dealer.deal, 0.0)[1]
-        num_dealt = num_prompts - num_left
+            dispatch_us += timed(dispatcher.dispatch, 0.0)[1]
+        num_dispatched = num_prompts - num_left
         admission_us = sum(timed(core.schedule, 0.0)[1] for core in bench.cores)
         num_admitted = num_prompts - len(bench.queue)
         costs.append(
-            BurstCost(num_cores, num_dealt, deal_us / num_dealt, num_admitted, (deal_us + admission_us) / num_admitted)
+            BurstCost(
+                num_cores,
+                num_dispatched,
+                dispatch_us / num_dispatched,
+                num_admitted,
+                (dispatch_us + admission_us) / num_admitted,
+            )
         )
-    return min(costs, key=lambda cost: cost.us_per_deal)
+    return min(costs, key=lambda cost: cost.us_per_dispatch)
 
 
 def measure_full(what: str, number: int, make: Callable[[], BenchmarkFleet]) -> FullCost:
@@ -174,10 +180,15 @@ def wide_core(num_sequences: int) -> BenchmarkFleet:
 
 def burst_table(costs: list[BurstCost]) -> Table:
     table = Table(title=f"A burst of prompts of {PROMPT_TOKENS} tokens, {NUM_SLOTS} slots a core, CPU µs a group")
-    for heading in ("cores", "dealt", "to deal", "admitted", "to deal and to admit"):
+    for heading in ("cores", "dispatched", "to dispatch", "admitted", "to dispatch and to admit"):
         table.add_column(heading, justify="right")
     for cost in costs:
-        numbers = (cost.num_dealt, f"{cost.us_per_deal:.1f}", cost.num_admitted, f"{cost.us_per_admission:.1f}")
+        numbers = (
+            cost.num_dispatched,
+            f"{cost.us_per_dispatch:.1f}",
+            cost.num_admitted,
+            f"{cost.us_per_admission:.1f}",
+        )
         table.add_row(str(cost.num_cores), *map(str, numbers))
     return table
 
@@ -193,7 +204,7 @@ def full_table(costs: list[FullCost]) -> Table:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="CPU time of the dealer of a fleet.")
+    parser = argparse.ArgumentParser(description="CPU time of the dispatcher of a fleet.")
     parser.add_argument("--cores", default=",".join(map(str, NUM_CORES)), help="(default: %(default)s)")
     parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help="of the burst (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")

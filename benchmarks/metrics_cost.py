@@ -27,10 +27,10 @@ from rich.table import Table
 
 import octavo
 from benchmarks.machine import describe_machine
-from benchmarks.scheduler_core import BLOCK_SIZE, FIRST_ORDINARY_ID, Core, limits_for
+from benchmarks.scheduler_core import BLOCK_SIZE, FIRST_ORDINARY_ID, CoreBench, limits_for
 from scheduler_svc.core.policy import FcfsPolicy
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
+from scheduler_svc.core.stopping import FinishReason, StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.engine.interface import EngineRequest
 from scheduler_svc.engine.live_request import LiveRequest
@@ -110,18 +110,18 @@ class Side:
     def __init__(self, num_sequences: int, num_steps: int) -> None:
         tokenizer = make_tokenizer(byte_level_backend())
         num_blocks_each = -(-(PROMPT_TOKENS + num_steps + 2 * BLOCK_SIZE) // BLOCK_SIZE)
-        self.core = _PrintableCore(
+        self._bench = _PrintableCore(
             limits_for(num_sequences, num_blocks_each * num_sequences, num_blocks_each, budget=2**31 - 1)
         )
         self.meter = Meter()
-        self.requests = LiveRequests(self.core.queue, lambda: None, self.meter)
+        self.requests = LiveRequests(self._bench.queue, lambda: None, self.meter)
         self._responses: list[Response] = []
         self._step_log = StepLog(observe=self.meter.step_processed)
         unwatched = _Unwatched(WaitingQueue(FcfsPolicy()), lambda: None, _Unmetered())
         for number in range(num_sequences):
             group = SequenceGroup(
                 request_id=str(number),
-                prompt_token_ids=self.core.random_tokens(PROMPT_TOKENS + number % BLOCK_SIZE),
+                prompt_token_ids=self._bench.random_tokens(PROMPT_TOKENS + number % BLOCK_SIZE),
                 sampling=SamplingRow(),
                 stop_conditions=StopConditions(None, ignore_eos=True),
                 arrival=number,
@@ -133,7 +133,7 @@ class Side:
             self.requests.add(request)
             unwatched.add(request)
         self._sets = ((unwatched, StepLog()), (self.requests, self._step_log))
-        while len(self.core.queue) or self.core.scheduler.prefills.running:
+        while len(self._bench.queue) or self._bench.core.prefills.running:
             self.step_us(is_watched=True)
 
     def step_us(self, *, is_watched: bool) -> float:
@@ -141,21 +141,21 @@ class Side:
         requests, step_log = self._sets[is_watched]
         begin_ns = time.thread_time_ns()
         decided_at_s = time.monotonic()
-        step = self.core.schedule()
-        step_log.add(LoggedStep(step, self.core.scheduler.in_flight[-1].layout, decided_at_s=decided_at_s))
+        step = self._bench.schedule()
+        step_log.add(LoggedStep(step, self._bench.core.in_flight[-1].layout, decided_at_s=decided_at_s))
         encode_step(step)
         scheduled_ns = time.thread_time_ns()
-        result = self.core.next_result()
+        result = self._bench.next_result()
         answered_ns = time.thread_time_ns()
         answered_at_s = time.monotonic()
-        requests.deliver(self.core.scheduler, self.core.scheduler.process(result))
+        requests.deliver(self._bench.core, self._bench.core.process(result))
         step_log.set_result(result, answered_at_s)
         for response in self._responses:
             _send_news(response)
         return (scheduled_ns - begin_ns + time.thread_time_ns() - answered_ns) / 1000
 
 
-class _PrintableCore(Core):
+class _PrintableCore(CoreBench):
     def random_tokens(self, num_tokens: int) -> Int32Array:
         return FIRST_ORDINARY_ID + 30 + super().random_tokens(num_tokens) % NUM_PRINTABLE
 

@@ -32,7 +32,7 @@ from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import FcfsPolicy
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.step import SamplingRow, Step, StepResult
 
@@ -95,13 +95,13 @@ def timed(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[
     return returned, (time.thread_time_ns() - started) / 1000
 
 
-class Core:
-    """A scheduler with its queue, and made-up results for its steps."""
+class CoreBench:
+    """A core with its queue, and made-up results for its steps."""
 
     def __init__(self, limits: CoreLimits) -> None:
         policy = FcfsPolicy()
         self.queue = WaitingQueue(policy)
-        self.scheduler = ExecutorCore(limits, self.queue, policy, prefix_key=b"benchmark")
+        self.core = ExecutorCore(limits, self.queue, policy, prefix_key=b"benchmark")
         self._generator = np.random.default_rng(0)
         self._arrivals = count()
 
@@ -127,25 +127,25 @@ class Core:
             self.queue.add(group)
 
     def schedule(self) -> Step:
-        step = self.scheduler.schedule(0.0).step
+        step = self.core.schedule(0.0).step
         assert step is not None, "there is nothing to do"
         return step
 
     def next_result(self) -> StepResult:
         """Return a result for the oldest step in flight."""
-        sent = self.scheduler.in_flight[0]
-        return StepResult(self.scheduler.epoch, sent.step.step_id, self.random_tokens(len(sent.layout.sample_slots)))
+        sent = self.core.in_flight[0]
+        return StepResult(self.core.epoch, sent.step.step_id, self.random_tokens(len(sent.layout.sample_slots)))
 
     def run_until_idle(self) -> None:
         """Run all groups to their end."""
-        while self.scheduler.schedule(0.0).step is not None:
-            self.scheduler.process(self.next_result())
+        while self.core.schedule(0.0).step is not None:
+            self.core.process(self.next_result())
 
     def run_until_decoding(self) -> None:
         """Run until every sequence of the queue decodes; one step is in flight then."""
-        while len(self.queue) or self.scheduler.prefills.running:
+        while len(self.queue) or self.core.prefills.running:
             self.schedule()
-            self.scheduler.process(self.next_result())
+            self.core.process(self.next_result())
         self.schedule()
 
 
@@ -154,21 +154,21 @@ def measure_decode(num_sequences: int, num_steps: int, *, evicts: bool) -> Decod
     first_tokens = max(BLOCK_SIZE, CONTEXT_TOKENS - num_steps // 2 - NUM_WARM_UP_STEPS)
     num_blocks_each = -(-(first_tokens + 2 * BLOCK_SIZE + NUM_WARM_UP_STEPS + num_steps) // BLOCK_SIZE)
     # All prompts are computed in one step, so that the lengths stay spread.
-    core = Core(limits_for(num_sequences, num_blocks_each * num_sequences, num_blocks_each, budget=2**31 - 1))
+    bench = CoreBench(limits_for(num_sequences, num_blocks_each * num_sequences, num_blocks_each, budget=2**31 - 1))
     if evicts:
-        fill_with_cached_blocks(core, num_sequences, num_blocks_each)
-    core.add([core.group(first_tokens + index % BLOCK_SIZE, max_tokens=None) for index in range(num_sequences)])
-    core.run_until_decoding()
+        fill_with_cached_blocks(bench, num_sequences, num_blocks_each)
+    bench.add([bench.group(first_tokens + index % BLOCK_SIZE, max_tokens=None) for index in range(num_sequences)])
+    bench.run_until_decoding()
     num_opened = {num_sequences // BLOCK_SIZE, -(-num_sequences // BLOCK_SIZE)}
     times: list[tuple[float, float]] = []
     for _ in range(NUM_WARM_UP_STEPS + num_steps):
-        step, schedule_us = timed(core.schedule)
+        step, schedule_us = timed(bench.schedule)
         assert len(step.delta.appended_blocks) in num_opened
-        result = core.next_result()
-        updates, process_us = timed(core.scheduler.process, result)
+        result = bench.next_result()
+        updates, process_us = timed(bench.core.process, result)
         assert len(updates.sequences) == num_sequences
         times.append((schedule_us, process_us))
-    assert not any(core.scheduler.preemption.num_preemptions.values())
+    assert not any(bench.core.preemption.num_preemptions.values())
     measured = times[NUM_WARM_UP_STEPS:]
     return DecodeCost(
         num_sequences,
@@ -193,34 +193,36 @@ def limits_for(num_sequences: int, num_blocks: int, num_blocks_each: int, budget
     )
 
 
-def fill_with_cached_blocks(core: Core, num_groups: int, num_blocks_each: int) -> None:
+def fill_with_cached_blocks(bench: CoreBench, num_groups: int, num_blocks_each: int) -> None:
     """Run groups to their end that leave every block of the pool free, with a prefix in it."""
-    allocator = core.scheduler.blocks.allocator
-    core.add([core.group(num_blocks_each * BLOCK_SIZE - 1, max_tokens=1) for _ in range(num_groups)])
-    core.run_until_idle()
+    allocator = bench.core.blocks.allocator
+    bench.add([bench.group(num_blocks_each * BLOCK_SIZE - 1, max_tokens=1) for _ in range(num_groups)])
+    bench.run_until_idle()
     while allocator.num_cached_blocks < allocator.num_blocks:
         num_blocks = min(num_blocks_each - 1, allocator.num_blocks - allocator.num_cached_blocks)
-        core.add([core.group(num_blocks * BLOCK_SIZE, max_tokens=1)])
-        core.run_until_idle()
+        bench.add([bench.group(num_blocks * BLOCK_SIZE, max_tokens=1)])
+        bench.run_until_idle()
 
 
 def measure_admission(num_prompts: int, num_prompt_tokens: int) -> list[AdmissionCost]:
     """Measure a wave of prompts that nobody has seen, and the same wave again."""
     num_blocks_each = -(-(num_prompt_tokens + 1) // BLOCK_SIZE)
-    core = Core(limits_for(num_prompts, 2 * num_blocks_each * num_prompts, num_blocks_each, MAX_NUM_BATCHED_TOKENS))
-    cold = [core.group(num_prompt_tokens, max_tokens=1) for _ in range(num_prompts)]
-    warm = [core.again(group) for group in cold]
-    return [measure_wave(core, "cold", cold), measure_wave(core, "warm", warm)]
+    bench = CoreBench(
+        limits_for(num_prompts, 2 * num_blocks_each * num_prompts, num_blocks_each, MAX_NUM_BATCHED_TOKENS)
+    )
+    cold = [bench.group(num_prompt_tokens, max_tokens=1) for _ in range(num_prompts)]
+    warm = [bench.again(group) for group in cold]
+    return [measure_wave(bench, "cold", cold), measure_wave(bench, "warm", warm)]
 
 
-def measure_wave(core: Core, wave: str, groups: list[SequenceGroup]) -> AdmissionCost:
+def measure_wave(bench: CoreBench, wave: str, groups: list[SequenceGroup]) -> AdmissionCost:
     """Measure groups from the queue to the end, which is their first token."""
-    _, total_us = timed(core.add, groups)
+    _, total_us = timed(bench.add, groups)
     num_finished = 0
     while num_finished < len(groups):
-        _, schedule_us = timed(core.schedule)
-        result = core.next_result()
-        updates, process_us = timed(core.scheduler.process, result)
+        _, schedule_us = timed(bench.schedule)
+        result = bench.next_result()
+        updates, process_us = timed(bench.core.process, result)
         total_us += schedule_us + process_us
         num_finished += len(updates.finished)
     num_found = sum(group.num_cached_tokens // BLOCK_SIZE for group in groups)

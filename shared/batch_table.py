@@ -30,12 +30,10 @@ Pure. Read next: `scheduler_svc/core/executor_core.py`, which makes the deltas, 
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from shared.delta_check import check_delta
 from shared.step import (
     NO_LOGPROBS,
-    SAMPLING_ROW,
     UNKNOWN_TOKEN,
     Admission,
     BoolArray,
@@ -45,6 +43,7 @@ from shared.step import (
 )
 from shared.step_layout import IndexArray as IndexArray
 from shared.step_layout import StepLayout as StepLayout
+from shared.table_columns import TableColumns
 from shared.table_digest import digest_of
 
 
@@ -59,43 +58,12 @@ class _Slots:
     num_alternatives: Int32Array | None  # None: no slot asks for any
 
 
-class BatchTable:
-    """The live sequences in dense slots. All columns have one entry a slot and are public to read.
-
-    A slot is live from its admission or fork to its release. `generation` counts its uses. Counters
-    are int32:
-
-    - `num_prompt_tokens`: the original prompt; survives preemption.
-    - `num_tokens`: tokens of the sequence, with those that sent steps will sample.
-    - `num_scheduled_tokens`: tokens whose keys and values the cache holds after the sent steps.
-    - `num_blocks`: entries of `block_tables` in use; what lies beyond is garbage.
-
-    An active slot has num_scheduled_tokens == num_tokens - 1: it decodes one token in every step.
-    """
+class BatchTable(TableColumns):
+    """The live sequences in dense slots, and the two ways in which they change."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, num_device_blocks: int) -> None:
-        self.max_num_seqs = max_num_seqs
-        self.max_model_len = max_model_len
-        self.block_size = block_size
-        self.num_device_blocks = num_device_blocks
-        max_num_blocks = -(-max_model_len // block_size)
-        # np.zeros maps memory lazily: a row costs memory only up to its longest sequence.
-        self.live: BoolArray = np.zeros(max_num_seqs, np.bool_)
-        self.active: BoolArray = np.zeros(max_num_seqs, np.bool_)
-        self.generation: Int32Array = np.zeros(max_num_seqs, np.int32)
-        self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)
-        self.num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)
-        self.num_scheduled_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)
-        self.num_blocks: Int32Array = np.zeros(max_num_seqs, np.int32)
-        self.block_tables: Int32Array = np.zeros((max_num_seqs, max_num_blocks), np.int32)
-        self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), np.int32)
+        super().__init__(max_num_seqs, max_model_len, block_size, num_device_blocks)
         self._flat_token_ids: Int32Array = self.token_ids.reshape(-1)  # a view
-        self.sampling = np.zeros(max_num_seqs, SAMPLING_ROW)
-        self.num_candidates: Int32Array = self.sampling["num_candidates"]  # a view
-        self.num_logprobs: Int32Array = self.sampling["num_logprobs"]  # a view
-        self.token_rules = np.full(max_num_seqs, None, np.object_)  # of `TokenRules`, mostly None
-        self.num_prompt_logprobs: Int32Array = np.full(max_num_seqs, NO_LOGPROBS, np.int32)
-        self.cache_salt: npt.NDArray[np.uint64] = np.zeros(max_num_seqs, np.uint64)
         # What a step that only decodes needs each time. Layouts share it: it is never written to.
         self._decodes: _Slots | None = None  # the active slots; None: they changed
         self._counting_up = np.arange(max_num_seqs, dtype=np.int32)
@@ -142,7 +110,7 @@ class BatchTable:
         Args:
             layout: The step.
             sampled_token_ids: One for each sample row.
-            all_current: No slot was left since the layout, so that nothing has to be looked up.
+            all_current: No slot was vacated since the layout, so that nothing has to be looked up.
         """
         index = layout.sample_slots.astype(np.intp)
         current = self._all_true[: len(index)] if all_current else self.is_current(index, layout.sample_generations)
@@ -153,20 +121,6 @@ class BatchTable:
         else:
             self._flat_token_ids[places[written]] = sampled_token_ids[written]
         return current
-
-    def is_current(self, slots: Int32Array | IndexArray, generations: Int32Array) -> BoolArray:
-        """Return which slots still belong to the sequence that had them at that generation."""
-        index = slots.astype(np.intp, copy=False)
-        current: BoolArray = self.live[index] & (self.generation[index] == generations)
-        return current
-
-    def tokens_of(self, slot: int) -> Int32Array:
-        """Return a copy of the tokens of a slot, [num_tokens], unknown ones included."""
-        return self.token_ids[slot, : self.num_tokens[slot]].copy()
-
-    def blocks_of(self, slot: int) -> Int32Array:
-        """Return a copy of the block table of a slot, [num_blocks]."""
-        return self.block_tables[slot, : self.num_blocks[slot]].copy()
 
     def digest(self) -> int:
         """Return a 64-bit hash of the columns that the scheduler writes, of all live slots.

@@ -4,10 +4,6 @@ The delta is projected onto copies of the small per-slot columns, in the order i
 its fields, and the invariants of the table are checked on the projection.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from shared.errors import InvalidStepError
@@ -24,12 +20,10 @@ from shared.step import (
     find_repeated,
     next_generation,
 )
-
-if TYPE_CHECKING:
-    from shared.batch_table import BatchTable
+from shared.table_columns import TableColumns
 
 
-def check_delta(table: BatchTable, delta: TableDelta) -> None:
+def check_delta(table: TableColumns, delta: TableDelta) -> None:
     """Raise InvalidStepError, naming slot and rule, unless `table.apply(delta)` is sound."""
     _Projection(table).check(delta)
 
@@ -37,7 +31,7 @@ def check_delta(table: BatchTable, delta: TableDelta) -> None:
 class _Projection:
     """The per-slot columns as they will be after the fields that were checked so far."""
 
-    def __init__(self, table: BatchTable) -> None:
+    def __init__(self, table: TableColumns) -> None:
         self.table = table
         self.live = table.live.copy()
         self.active = table.active.copy()

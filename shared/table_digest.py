@@ -1,17 +1,12 @@
 """One number for all that the scheduler writes into a batch table, so that both tiers can compare."""
 
-from __future__ import annotations
-
 import hashlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shared.sampling_parameters import NO_LOGPROBS, ROW_PARAMETERS
 from shared.sampling_row import SAMPLING_ROW
-
-if TYPE_CHECKING:
-    from shared.batch_table import BatchTable
+from shared.table_columns import TableColumns
 
 # The columns of release 0.1.0 are always in the digest; a later one where it says something, so that a peer of
 # another release comes to the same number until somebody uses it.
@@ -21,7 +16,7 @@ _FIRST_ROW = np.dtype([(name, SAMPLING_ROW[name]) for name in _FIRST])
 _LATER = ROW_PARAMETERS[_NUM_FIRST:]
 
 
-def digest_of(table: BatchTable) -> int:
+def digest_of(table: TableColumns) -> int:
     """Return a 64-bit hash of the columns that the scheduler writes, of all live slots."""
     slots = np.flatnonzero(table.live)
     hasher = hashlib.blake2b(slots.astype("<i4").tobytes(), digest_size=8)

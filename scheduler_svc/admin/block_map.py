@@ -39,7 +39,7 @@ def _holders(core: ExecutorCore, block: int) -> list[admin_pb2.BlockHolder]:
     holders = []
     for group in core.batch.running:
         # Until a forked beam has a slot of its own, it reads its parent's.
-        for rank, (sequence, slot) in enumerate(core.searches.source_slots(group)):
+        for rank, (sequence, slot) in enumerate(core.beam_batch.source_slots(group)):
             held = core.batch.held_blocks(slot)
             index = np.flatnonzero(held == block)
             if len(index):

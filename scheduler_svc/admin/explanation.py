@@ -33,7 +33,7 @@ def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainReq
     core, group = location.core, request.group
     explained = pb.ExplainRequestResponse(status=location.status, executor=location.executor)
     if location.status == admin_pb2.REQUEST_STATUS_PARKED:
-        explained.explanation = parked_text(request, engine.suspect)
+        explained.explanation = parked_text(request, engine.requests.suspects.current)
     elif core is None and group in engine.queue:
         _explain_waiting(engine, request, now_s, explained)
     elif core is None:
@@ -97,7 +97,7 @@ def queued_requests(engine: Engine, now_s: float) -> Iterator[admin_pb2.QueuedRe
 def _lets_others_pass(obstacles: Sequence[Obstacle | None]) -> bool:
     """Return whether the groups behind one with these obstacles, one a core, are looked at all the same."""
     waits = {obstacle.wait for obstacle in obstacles if obstacle is not None}
-    return None not in obstacles and (Wait.ASIDE in waits or waits == {Wait.NEVER})
+    return None not in obstacles and (Wait.SKIPPED in waits or waits == {Wait.NEVER})
 
 
 # In numbers --------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def _swap_in_fit(core: ExecutorCore, group: SequenceGroup, executor: str) -> adm
     """Return what the way back of a swapped group takes, and what is in its way."""
     needs = core.admissions.needs_to_swap_in(group)
     obstacle = ""
-    if group.has_late_tokens:
+    if group.has_inflight_tokens:
         obstacle = tokens_in_flight_text(group)
     elif not needs.has_blocks:
         obstacle = f"needs {counted(needs.num_needed_blocks, 'block')}, {needs.num_free_blocks} free"
@@ -220,7 +220,7 @@ def no_executor_text(engine: Engine) -> str:
 
 def tokens_in_flight_text(group: SequenceGroup) -> str:
     """Say what a preempted group waits for."""
-    num_in_flight = sum(sequence.num_late_tokens for sequence in group.live_sequences)
+    num_in_flight = sum(sequence.num_inflight_tokens for sequence in group.live_sequences)
     verb = "is" if num_in_flight == 1 else "are"
     return f"{counted(num_in_flight, 'token')} {verb} still on the way"
 
@@ -237,7 +237,7 @@ def running_text(request: LiveRequest, location: RequestLocation) -> str:
     group, core = request.group, location.core
     assert core is not None, "what runs has a core"
     if core.prefills.is_running(group):
-        slots = [slot for _, slot in core.searches.source_slots(group)]
+        slots = [slot for _, slot in core.beam_batch.source_slots(group)]
         num_computed, num_known = (
             int(column[slots].sum()) for column in (core.batch.num_computed_tokens, core.batch.num_known_tokens)
         )

@@ -54,7 +54,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         return pb.GetSchedulerStateResponse(
             is_draining=engine.readiness.is_draining,
             num_waiting_requests=engine.num_waiting,
-            num_parked_requests=len(engine.parked),
+            num_parked_requests=len(engine.requests.suspects.parked),
             num_running_requests=sum(executor.num_running_requests for executor in executors),
             num_swapped_requests=sum(executor.num_swapped_requests for executor in executors),
             num_preempted_requests=sum(executor.num_preempted_requests for executor in executors),

@@ -38,7 +38,8 @@ class RequestLocations:
 
     def __init__(self, engine: Engine) -> None:
         self._locations: dict[SequenceGroup, RequestLocation] = {
-            request.group: RequestLocation(admin_pb2.REQUEST_STATUS_PARKED) for request in engine.parked
+            request.group: RequestLocation(admin_pb2.REQUEST_STATUS_PARKED)
+            for request in engine.requests.suspects.parked
         }
         for driver in engine.drivers.values():
             if driver.core is not None:
@@ -147,14 +148,14 @@ def sequence_states(
 ) -> list[admin_pb2.SequenceState]:
     """Return the outputs of a group by index, or its live beams by rank; maybe without their block tables."""
     core = location.core
-    table_slots = dict(core.searches.source_slots(group)) if core is not None else {}
+    table_slots = dict(core.beam_batch.source_slots(group)) if core is not None else {}
     states = []
     for rank, sequence in enumerate(group.sequences):
         state = admin_pb2.SequenceState(
             output_index=sequence.index if group.beams is None else rank,
             status=SEQUENCE_STATUS[sequence.status],
             num_tokens=0 if sequence.status is SequenceStatus.FINISHED else len(sequence.token_ids),
-            num_late_tokens=sequence.num_late_tokens,
+            num_late_tokens=sequence.num_inflight_tokens,
         )
         if core is not None and sequence in table_slots:
             table_slot = table_slots[sequence]  # until a forked beam has a slot, it is that of its parent

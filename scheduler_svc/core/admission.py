@@ -1,6 +1,6 @@
 """Who enters the batch: groups that come back from the host pool, and groups of the waiting queue.
 
-What ran before comes first: while a group is swapped out, or waits for late tokens, only groups of a
+What ran before comes first: while a group is swapped out, or waits for tokens in flight, only groups of a
 more urgent level are admitted. The head of the queue waits for slots and blocks, and everybody behind
 it waits too, or a large request would starve. Two kinds of groups are passed over instead, because
 what they wait for is sure to end: those whose prefix a step in flight computes, and long prefills while
@@ -31,7 +31,7 @@ class Wait(enum.Enum):
 
     IN_LINE = "in_line"
     """With everybody behind it."""
-    ASIDE = "aside"
+    SKIPPED = "skipped"
     """Others may pass it."""
     NEVER = "never"
     """For ever: it does not fit here."""
@@ -55,7 +55,7 @@ def lack_of_slots(num_needed: int, num_free: int) -> Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class SwapInNeeds:
-    """What the way back of a swapped group takes, and what is there for it."""
+    """What the swap-in of a swapped group takes, and what is there for it."""
 
     num_needed_blocks: int
     num_free_blocks: int
@@ -97,7 +97,7 @@ class Admissions:
         self._batch = running.batch
         self._blocks: BlockManager = running.batch.blocks
         self._prefills = running.prefills
-        self._searches = running.searches
+        self._beam_batch = running.beam_batch
         self._swapped = swapped
         self._groups = groups
 
@@ -106,7 +106,7 @@ class Admissions:
     def swap_in(self, plan: StepPlan) -> None:
         """Bring swapped groups back, in order, while slots, blocks and budget last."""
         for group in list(self._swapped):
-            if group.has_late_tokens or not plan.token_budget:
+            if group.has_inflight_tokens or not plan.token_budget:
                 return
             needs = self.needs_to_swap_in(group)
             if not self._batch.running and not needs.has_blocks:
@@ -120,7 +120,7 @@ class Admissions:
             self._swap_in_group(plan, group)
 
     def needs_to_swap_in(self, group: SequenceGroup) -> SwapInNeeds:
-        """Return what the way back of a swapped group takes. While anything runs, the watermark is not free for it."""
+        """Return what the swap-in of a swapped group takes. While anything runs, the watermark is not free for it."""
         reserve = self._blocks.num_watermark_blocks if self._batch.running else 0
         return SwapInNeeds(
             num_needed_blocks=self._swapped.num_blocks_to_swap_in(group),
@@ -133,7 +133,7 @@ class Admissions:
         moves, sequences = self._swapped.swap_in(group)
         plan.blocks_to_swap_in.extend(moves)
         plan.note(group, EventKind.SWAPPED_IN, sequences[0].num_computed_tokens)
-        self._batch.join(group)
+        self._batch.add(group)
         for back in sequences:
             self._blocks.hash_blocks(back.sequence)
             self._prefills.start(
@@ -141,7 +141,7 @@ class Admissions:
                 back.sequence,
                 back.block_ids,
                 back.num_computed_tokens,
-                num_gone_blocks=back.num_gone_blocks,
+                num_skipped_blocks=back.num_skipped_blocks,
             )
 
     # From the queue ------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Admissions:
                     return
                 self._queue.remove(group)
                 self._admit_group(plan, group, verdict)
-            elif verdict.wait is Wait.ASIDE:
+            elif verdict.wait is Wait.SKIPPED:
                 num_passed += 1
             elif verdict.wait is Wait.IN_LINE:
                 return
@@ -204,9 +204,9 @@ class Admissions:
             return lack_of_slots(group.num_slots, num_free_slots)
         allocation = self._blocks.plan_admission(group)
         if self._is_long(allocation) and not self._prefills.has_room_for_long:
-            return Obstacle(Wait.ASIDE, "its prompt is long, and as many long prefills run as may at once")
+            return Obstacle(Wait.SKIPPED, "its prompt is long, and as many long prefills run as may at once")
         if self._blocks.waits_for_prefix(allocation):
-            return Obstacle(Wait.ASIDE, "a step in flight computes the next block of its prefix")
+            return Obstacle(Wait.SKIPPED, "a step in flight computes the next block of its prefix")
         if allocation.status is AllocStatus.LATER:
             needed = counted(allocation.num_needed, "block")
             return Obstacle(Wait.IN_LINE, f"needs {needed}, {allocation.num_free} free")
@@ -242,15 +242,15 @@ class Admissions:
         return self._prefills.is_long(len(lead.sequence.token_ids) - len(lead.found) * self._blocks.block_size)
 
     def _admit_group(self, plan: StepPlan, group: SequenceGroup, allocation: AdmissionPlan) -> None:
-        unborn = () if group.is_lone else group.live_sequences[len(allocation.sequences) :]
+        pending_forks = () if group.is_lone else group.live_sequences[len(allocation.sequences) :]
         if not group.has_run:
             group.has_run = True
             group.first_scheduled_at_s = plan.now_s
             group.num_cached_tokens = len(allocation.sequences[0].found) * self._blocks.block_size
         plan.note(group, EventKind.ADMITTED, len(allocation.sequences[0].found) * self._blocks.block_size)
         if group.beam_search is not None:
-            self._searches.start(group)
-        self._batch.join(group)
+            self._beam_batch.start(group)
+        self._batch.add(group)
         tables = self._blocks.allocate(allocation)
         lead = None
         for blocks, block_ids in zip(allocation.sequences, tables, strict=True):
@@ -261,6 +261,6 @@ class Admissions:
                 block_ids,
                 num_computed_blocks * self._blocks.block_size,
                 lead=lead if blocks.num_shared else None,
-                unborn=unborn,
+                pending_forks=pending_forks,
             )
             lead = lead or prefill

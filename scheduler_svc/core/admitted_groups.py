@@ -74,7 +74,7 @@ class AdmittedGroups:
         if sequence.status is SequenceStatus.RUNNING:
             self._batch.register_blocks(sequence.slot)
             self._batch.blocks.allocator.free(self._batch.held_blocks(sequence.slot))
-            self._batch.leave(sequence)
+            self._batch.vacate(sequence)
         else:
             self._swapped.drop_sequence(sequence)
         self._preempted.forget(sequence)
@@ -129,6 +129,6 @@ class AdmittedGroups:
         for group in groups:
             for sequence in group.live_sequences:
                 sequence.status = SequenceStatus.WAITING
-                sequence.num_late_tokens = 0
+                sequence.num_inflight_tokens = 0
                 sequence.slot, sequence.generation = -1, 0  # elsewhere they would name somebody else's tokens
         return groups

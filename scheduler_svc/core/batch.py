@@ -1,14 +1,14 @@
 """The batch: which groups run, and which slot of the batch table each of their sequences has.
 
 The batch table holds what the executor must know as well; the columns beside it here are the
-scheduler's own.
+core's own.
 
 Words, here and in the modules around:
-    left       a slot whose sequence ended, was preempted or was a beam that died; the next step releases it
-    late       a token that a sent step still delivers to a sequence that was preempted meanwhile
-    unborn     a sequence that has no slot yet: it forks off the lead of its group at the end of the prompt
-    gone       a block that fell out of the sliding window: freed, its entry in the block table is garbage
-    held back  a running sequence that gets no token in a step, since it lacks a block that is sure to come
+    vacated       a slot whose sequence ended, was preempted or was a beam that died; the next step releases it
+    in flight     a step that was sent and has no result yet, and a token that it will deliver
+    pending fork  a sequence that has no slot yet: it forks off the lead of its group at the end of the prompt
+    skipped       a block that fell out of the sliding window: freed, its entry in the block table is garbage
+    held back     a running sequence that gets no token in a step, since it lacks a block that is sure to come
 
 Counters of the tokens of a slot:
     table.num_tokens            all, with those that sent steps will sample
@@ -49,7 +49,7 @@ class Batch:
         first_blocks: Blocks that fell out of the sliding window; those before are not ours any more.
         is_decoding: Slots that want a token in every step, until they reach their length limit.
         sequence_in_slot: The sequence that has the slot, or had it last.
-        left_slots, is_left: Slots that were left, as a list and as a column, until the next step releases them.
+        vacated_slots, is_vacated: Slots without a sequence that the next step releases, as a list and as a column.
         shares_last_block: Slots whose last, partial block may be shared, since they were forked.
         slots_with_logprobs: Slots whose tokens must come with their log-probability.
         num_claimed_slots: Free slots that running groups have a claim to: their sequences will fork into them.
@@ -70,9 +70,9 @@ class Batch:
         self.shares_last_block: set[int] = set()
         self.slots_with_logprobs: set[int] = set()
         self.free_slots: list[int] = list(range(num_slots - 1, -1, -1))
-        self.left_slots: list[int] = []
-        self.is_left: BoolArray = np.zeros(num_slots, np.bool_)
-        self.num_left = 0
+        self.vacated_slots: list[int] = []
+        self.is_vacated: BoolArray = np.zeros(num_slots, np.bool_)
+        self.num_vacated = 0
         self.order_of = order_of
         self._window = limits.sliding_window
         self.num_claimed_slots = 0
@@ -84,7 +84,7 @@ class Batch:
 
     # Groups --------------------------------------------------------------------------------------
 
-    def join(self, group: SequenceGroup) -> None:
+    def add(self, group: SequenceGroup) -> None:
         """Let a group run; its sequences enter slots of their own."""
         group.order = self.order_of(group)
         bisect.insort(self.running, group, key=BY_ORDER)
@@ -96,8 +96,8 @@ class Batch:
             free = self._free_tenant_numbers
             self._tenant_numbers[group.tenant] = free.pop() if free else len(self._tenant_numbers)
 
-    def part(self, group: SequenceGroup) -> None:
-        """A group does not run any more; its sequences have left their slots."""
+    def remove(self, group: SequenceGroup) -> None:
+        """A group does not run any more; its sequences have vacated their slots."""
         del self.running[self._position(group)]
         self.num_claimed_slots -= self._num_claimed_by.pop(group, 0)
         self._num_groups_of_tenant[group.tenant] -= 1
@@ -140,9 +140,9 @@ class Batch:
     # Sequences -----------------------------------------------------------------------------------
 
     def enter(
-        self, sequence: Sequence, num_known_tokens: int, num_computed_tokens: int, num_gone_blocks: int = 0
+        self, sequence: Sequence, num_known_tokens: int, num_computed_tokens: int, num_skipped_blocks: int = 0
     ) -> int:
-        """Give a sequence a slot; return it. The first `num_gone_blocks` are out of the window already."""
+        """Give a sequence a slot; return it. The first `num_skipped_blocks` are out of the window already."""
         slot = self.free_slots.pop()
         sequence.slot, sequence.generation = slot, next_generation(int(self.table.generation[slot]))
         sequence.status = SequenceStatus.RUNNING
@@ -153,30 +153,30 @@ class Batch:
         self.num_known_tokens[slot] = num_known_tokens
         self.num_computed_tokens[slot] = num_computed_tokens
         self.num_registered_blocks[slot] = num_computed_tokens // self.blocks.block_size
-        self.first_blocks[slot] = num_gone_blocks
+        self.first_blocks[slot] = num_skipped_blocks
         self._tenant_of_slot[slot] = self._tenant_numbers[group.tenant]
         if group.sampling.num_logprobs != NO_LOGPROBS and group.beams is None:
             self.slots_with_logprobs.add(slot)
         return slot
 
-    def leave(self, sequence: Sequence) -> None:
-        """Take a sequence out of its slot; its blocks are the caller's business. The next step releases it."""
+    def vacate(self, sequence: Sequence) -> None:
+        """Take a sequence out of its slot; its blocks are the caller's business. The next step releases the slot."""
         slot = sequence.slot
         self._claim(sequence.group, 1)
         self.is_decoding[slot] = False
         self.shares_last_block.discard(slot)
         self.slots_with_logprobs.discard(slot)
         self.free_slots.append(slot)
-        self.left_slots.append(slot)
-        self.is_left[slot] = True
-        self.num_left += 1
+        self.vacated_slots.append(slot)
+        self.is_vacated[slot] = True
+        self.num_vacated += 1
 
-    def take_left_slots(self) -> Int32Array:
-        """Return the slots that were left since the last call, for a step to release."""
-        if not self.left_slots:
+    def take_vacated_slots(self) -> Int32Array:
+        """Return the slots that were vacated since the last call, for a step to release."""
+        if not self.vacated_slots:
             return no_slots()
-        slots, self.left_slots = self.left_slots, []
-        self.is_left[slots] = False
+        slots, self.vacated_slots = self.vacated_slots, []
+        self.is_vacated[slots] = False
         return np.array([slot for slot in slots if self.table.live[slot]], np.int32)
 
     def groups_with_prompt_logprobs(self, layout: StepLayout) -> tuple[tuple[int, SequenceGroup], ...]:
@@ -192,7 +192,7 @@ class Batch:
         """Return a copy of the tokens of a slot that are known."""
         return self.table.token_ids[slot, : self.num_known_tokens[slot]].copy()
 
-    def num_late_tokens(self, slot: int) -> int:
+    def num_inflight_tokens(self, slot: int) -> int:
         """Return how many tokens of a slot sent steps are still to deliver."""
         return int(self.table.num_tokens[slot] - self.num_known_tokens[slot])
 

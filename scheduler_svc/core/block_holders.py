@@ -3,7 +3,7 @@
 One index for the fleet, kept by the prefix caches of its cores, so that placing a group looks each of its blocks up
 once, however many cores there are. Names are equal where contents are, because the prefix key is the fleet's.
 
-Pure. Read next: `prefix_cache.py`, which names blocks; `dealer.py`, which asks.
+Pure. Read next: `prefix_cache.py`, which names blocks; `dispatcher.py`, which asks.
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,7 @@ import numpy as np
 
 from scheduler_svc.core.admitted_groups import AdmittedGroups
 from scheduler_svc.core.batch import BY_ORDER
-from scheduler_svc.core.growth import BlockNeeds, Decodes, Growth
+from scheduler_svc.core.block_appender import BlockAppender, BlockNeeds, Decodes
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.preemption import Preemption
 from scheduler_svc.core.running_groups import RunningGroups
@@ -32,37 +32,37 @@ class Decoding:
     ) -> None:
         self._limits = limits
         self._batch = running.batch
-        self._searches = running.searches
+        self._beam_batch = running.beam_batch
         self._prefills = running.prefills
         self._preemption = preemption
         self._groups = groups
-        self._growth = Growth(limits, running)
+        self._block_appender = BlockAppender(limits, running)
 
     def decide(self, plan: StepPlan) -> Decodes:
         """Decide who decodes, and give them blocks; preempt the last groups if there are too few."""
         batch, slots = self._batch, self._wanted_slots
-        decodes = Decodes(slots, sorted(self._searches.ready, key=BY_ORDER))
+        decodes = Decodes(slots, sorted(self._beam_batch.ready, key=BY_ORDER))
         batch.slide_windows(slots)
-        needs = self._growth.needs_of(decodes)
+        needs = self._block_appender.blocks_needed(decodes)
         while not (plan.has_held_back or self._has_blocks_for(needs)):
             if self._make_room(plan):
                 decodes.slots &= batch.is_decoding
-                decodes.searches = [group for group in decodes.searches if group in self._searches.ready]
+                decodes.beam_groups = [group for group in decodes.beam_groups if group in self._beam_batch.ready]
             else:
                 plan.has_held_back = True
-                self._growth.hold_back(decodes)
-            needs = self._growth.needs_of(decodes)
+                self._block_appender.hold_back(decodes)
+            needs = self._block_appender.blocks_needed(decodes)
         plan.num_decodes = int(np.count_nonzero(decodes.slots)) + sum(
-            len(self._searches.ready[group]) for group in decodes.searches
+            len(self._beam_batch.ready[group]) for group in decodes.beam_groups
         )
         plan.token_budget -= plan.num_decodes
-        self._growth.take_blocks(plan, decodes, needs)
+        self._block_appender.append_blocks(plan, decodes, needs)
         return decodes
 
     @property
     def is_wanted(self) -> bool:
         """Whether somebody wants a token."""
-        return bool(self._searches.ready) or bool(np.count_nonzero(self._wanted_slots))
+        return bool(self._beam_batch.ready) or bool(np.count_nonzero(self._wanted_slots))
 
     @property
     def _wanted_slots(self) -> BoolArray:
@@ -75,9 +75,9 @@ class Decoding:
         return num_needed <= self._batch.blocks.allocator.num_free_blocks
 
     def _make_room(self, plan: StepPlan) -> bool:
-        """Free the blocks of one group; return False if the growth has to wait for a step in flight."""
+        """Free the blocks of one group; return False if the decodes have to wait for a step in flight."""
         victim = self._batch.running[-1]
-        if self._searches.is_in_flight(victim):
+        if self._beam_batch.is_in_flight(victim):
             return False
         if len(self._batch.running) > 1:
             self._preemption.preempt(plan, victim)

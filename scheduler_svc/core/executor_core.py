@@ -37,8 +37,8 @@ Invariants, asserted by `integrity.py` and tested after every step:
     not read before they are full.
  8. A registered block holds what its hash says, in all tokens; only full blocks are registered.
 
-Pure: no clock, no randomness, no transport. Read next: `decoding.py`, `growth.py`, `prefills.py`, `results.py`,
-`block_manager.py`, then `shared/batch_table.py`.
+Pure: no clock, no randomness, no transport. Read next: `decoding.py`, `block_appender.py`, `prefills.py`,
+`results.py`, `block_manager.py`, then `shared/batch_table.py`.
 """
 
 from collections import deque
@@ -48,11 +48,10 @@ import numpy as np
 from scheduler_svc.core.admission import HALF_OPEN, Admissions, Obstacle, Wait
 from scheduler_svc.core.admitted_groups import AdmissionQueue, AdmittedGroups
 from scheduler_svc.core.batch import Batch
+from scheduler_svc.core.block_appender import Decodes
 from scheduler_svc.core.block_holders import BlockHolders
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.decoding import Decoding
-from scheduler_svc.core.growth import Decodes
-from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode
 from scheduler_svc.core.policy import FcfsPolicy, Policy
 from scheduler_svc.core.preemption import PreemptedGroups, Preemption
@@ -107,7 +106,7 @@ class ExecutorCore:
         self.batch = Batch(limits, self.blocks, self.order_of)
         self.table = self.batch.table
         running = RunningGroups(limits, self.batch, self._charge)
-        self.prefills, self.searches = running.prefills, running.searches
+        self.prefills, self.beam_batch = running.prefills, running.beam_batch
         self.swapped = SwappedGroups(self.batch, limits.num_host_blocks)
         self.preempted = PreemptedGroups()
         self.groups = AdmittedGroups(running, self.swapped, self.preempted, queue)
@@ -159,7 +158,7 @@ class ExecutorCore:
 
     def _send(self, plan: StepPlan, decodes: Decodes) -> StepInFlight | None:
         """Turn the plan into a step and apply it to the batch table; None: the plan is empty."""
-        plan.released_slots = self.batch.take_left_slots()
+        plan.released_slots = self.batch.take_vacated_slots()
         changed = decodes.slots ^ self.table.active
         if len(plan.released_slots):
             changed[plan.released_slots] = False
@@ -170,13 +169,13 @@ class ExecutorCore:
             beam_slots = np.array([slot for slot, _ in plan.appended_tokens], np.int32)
             plan.activated_slots = np.concatenate((plan.activated_slots, beam_slots))
             for slot in beam_slots.tolist():
-                self.searches.expect_row(self.batch.sequence_in_slot[slot])
+                self.beam_batch.expect_row(self.batch.sequence_in_slot[slot])
         if plan.is_empty:
             return None
         step = plan.to_step(self.epoch, self.last_scheduled_step_id + 1)
         layout = self.table.apply(step.delta, trusted=True)
         prompt_groups = self.batch.groups_with_prompt_logprobs(layout)
-        in_flight = StepInFlight(step, layout, plan.now_s, self.batch.num_left, prompt_groups)
+        in_flight = StepInFlight(step, layout, plan.now_s, self.batch.num_vacated, prompt_groups)
         self.in_flight.append(in_flight)
         self.last_scheduled_step_id = step.step_id
         self.groups.requeue()
@@ -233,7 +232,7 @@ class ExecutorCore:
     def _charge_decodes(self, decodes: Decodes) -> None:
         for tenant, num_tokens in self.batch.num_slots_by_tenant(decodes.slots).items():
             self.queue.charge(tenant, num_tokens)
-        for group in decodes.searches:
+        for group in decodes.beam_groups:
             self.queue.charge(group.tenant, len(group.sequences))
 
     # For placement, people and tests -------------------------------------------------------------
@@ -284,8 +283,4 @@ class ExecutorCore:
     @property
     def load(self) -> int:
         """Tokens computed here before a newcomer's: the rest of prefills, and a step of the others."""
-        return self.prefills.num_left + self.limits.max_num_seqs - len(self.batch.free_slots)
-
-    def check_integrity(self) -> None:
-        """Assert the numbered invariants of this module."""
-        check_integrity(self)
+        return self.prefills.num_remaining_tokens + self.limits.max_num_seqs - len(self.batch.free_slots)

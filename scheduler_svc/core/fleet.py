@@ -1,19 +1,19 @@
-"""The fleet: one waiting queue, one core for each executor that is attached, and the dealer between them.
+"""The fleet: one waiting queue, one core for each executor that is attached, and the dispatcher between them.
 
 When an executor is lost, the groups of its core go back to the queue with all their known tokens; they
 have run, so they come before newcomers. What a core knows of others it sees here and nowhere else.
 
-Pure. Read next: `dealer.py`, `executor_core.py`.
+Pure. Read next: `dispatcher.py`, `executor_core.py`.
 """
 
 from collections.abc import Callable
 
 from scheduler_svc.core.admission import Obstacle, Wait
-from scheduler_svc.core.deal import avoids
-from scheduler_svc.core.dealer import Dealer
+from scheduler_svc.core.dispatcher import Dispatcher, InboxQueue
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.inbox import Inbox
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.placement import avoids
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step_plan import Decision
@@ -31,7 +31,7 @@ class Fleet:
             here waits for it.
 
     Attributes:
-        dealer: Gives waiting groups to cores.
+        dispatcher: Gives waiting groups to cores.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Fleet:
         is_complete: Callable[[], bool] = lambda: True,
     ) -> None:
         self.queue = queue
-        self.dealer = Dealer(queue, lambda: self.is_complete())
+        self.dispatcher = Dispatcher(queue, lambda: self.is_complete())
         self.is_complete = is_complete
         self.cores: list[ExecutorCore] = []
         self._policy = policy
@@ -52,12 +52,13 @@ class Fleet:
 
     def join(self, limits: CoreLimits, epoch: int, name: str = "") -> ExecutorCore:
         """Return the core of an executor that was attached; it takes groups from now on."""
-        inbox = Inbox(self.dealer, limits)
+        inbox = Inbox(limits)
+        queue = InboxQueue(self.dispatcher, inbox)
         core = inbox.core = ExecutorCore(
-            limits, inbox, self._policy, epoch, self._prefix_key, self.dealer.holders, name
+            limits, queue, self._policy, epoch, self._prefix_key, self.dispatcher.holders, name
         )
         self.cores.append(core)
-        self.dealer.add(inbox)
+        self.dispatcher.add(inbox)
         return core
 
     def leave(self, core: ExecutorCore) -> list[SequenceGroup]:
@@ -69,16 +70,16 @@ class Fleet:
         return core.evacuate()
 
     def forget(self, core: ExecutorCore) -> None:
-        """Forget a core without asking it any more; what it was dealt waits in line again."""
+        """Forget a core without asking it any more; what was dispatched to it waits in line again."""
         self.cores.remove(core)
-        self.dealer.remove(core)
+        self.dispatcher.remove(core)
 
     # Decisions -----------------------------------------------------------------------------------
 
     def schedule(self, core: ExecutorCore, now_s: float) -> tuple[Decision, set[ExecutorCore]]:
-        """Return what a core decides, and the cores that groups were dealt to meanwhile: they are to look."""
+        """Return what a core decides, and the cores that groups were dispatched to meanwhile: they are to look."""
         decision = core.schedule(now_s)
-        return decision, self.dealer.take_dealt()
+        return decision, self.dispatcher.take_dispatched()
 
     # Groups --------------------------------------------------------------------------------------
 
@@ -97,7 +98,7 @@ class Fleet:
     @property
     def _takers(self) -> list[ExecutorCore]:
         """The cores that new groups may be placed on; all of them if every one is leaving."""
-        return [inbox.core for inbox in self.dealer.takers()]
+        return [inbox.core for inbox in self.dispatcher.takers()]
 
     def abort(self, group: SequenceGroup) -> None:
         """End a group, wherever it is."""
@@ -106,36 +107,36 @@ class Fleet:
             core.abort(group)
         else:
             if group in self.queue:
-                self.dealer.withdraw(group)
+                self.dispatcher.withdraw(group)
             group.end()
 
     # Placement -----------------------------------------------------------------------------------
 
     def place(self, group: SequenceGroup, now_s: float) -> ExecutorCore | Obstacle:
-        """Return the core that the group would be dealt to if it stood first in line, or why it would wait.
+        """Return the core that the group would be dispatched to if it stood first in line, or why it would wait.
 
-        The obstacle is the one that lets the group wait most patiently: aside before in line before never.
+        The obstacle is the most hopeful one: skipped before in line before never.
         """
-        core = self.dealer.place(group, self._policy.level(group), now_s)
+        core = self.dispatcher.place(group, self._policy.level(group), now_s)
         if core is not None:
             return core
         obstacles = [obstacle for _, obstacle in self.obstacles(group, now_s) if obstacle is not None]
-        obstacle = min(obstacles, key=lambda obstacle: _PATIENCE.index(obstacle.wait))
+        obstacle = min(obstacles, key=lambda obstacle: _MOST_HOPEFUL_FIRST.index(obstacle.wait))
         if obstacle.wait is Wait.NEVER and not (group.has_outgrown and self.is_complete()):
-            return Obstacle(Wait.ASIDE, f"{obstacle.reason}; it waits for an executor that can hold it")
+            return Obstacle(Wait.SKIPPED, f"{obstacle.reason}; it waits for an executor that can hold it")
         return obstacle
 
     def obstacles(self, group: SequenceGroup, now_s: float) -> list[tuple[ExecutorCore, Obstacle | None]]:
         """Return what keeps a group from each core, for people; None: nothing but those ahead and the token budget."""
         leaving = Obstacle(Wait.IN_LINE, "the executor is leaving the fleet")
-        judged_at_s = self.dealer.judged_at_s(now_s)
+        judged_at_s = self.dispatcher.judged_at_s(now_s)
         takers = self._takers
         return [(core, self._obstacle(core, group, judged_at_s) if core in takers else leaving) for core in self.cores]
 
     def _obstacle(self, core: ExecutorCore, group: SequenceGroup, judged_at_s: float) -> Obstacle | None:
         if avoids(core, group, self._takers):
-            return Obstacle(Wait.ASIDE, "it lost an executor last time, and another one than this can take it")
+            return Obstacle(Wait.SKIPPED, "it lost an executor last time, and another one than this can take it")
         return core.obstacle(group, judged_at_s)
 
 
-_PATIENCE = (Wait.ASIDE, Wait.IN_LINE, Wait.NEVER)
+_MOST_HOPEFUL_FIRST = (Wait.SKIPPED, Wait.IN_LINE, Wait.NEVER)

@@ -1,32 +1,28 @@
-"""The inbox of a core: groups that the dealer has given it and that its next step is to admit.
+"""The inbox of a core: groups that the dispatcher has given it and that its next step is to admit.
 
 They wait still, held by the queue of the fleet: whoever counts or aborts waiting groups finds them there. An inbox
 lasts until its core decides its next step; what that step does not admit goes back into the line, where it stood.
 
-Pure. Read next: `dealer.py`.
+Pure. Read next: `dispatcher.py`.
 """
 
 import bisect
-from collections.abc import Generator
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import Turn
 
-if TYPE_CHECKING:
-    from scheduler_svc.core.dealer import Dealer
-    from scheduler_svc.core.executor_core import ExecutorCore
-
 _BY_TURN = attrgetter("turn")
 
 
-class Share(NamedTuple):
-    """A group that was dealt to a core, and what it is expected to take there.
+class Assignment(NamedTuple):
+    """A group that was dispatched to a core, and what it is expected to take there.
 
     Attributes:
-        turn: With which it was dealt.
+        turn: With which it was dispatched.
         num_slots: Slots of the batch.
         num_blocks: Free blocks.
         num_tokens: Tokens to compute.
@@ -41,76 +37,60 @@ class Share(NamedTuple):
 
     @property
     def group(self) -> SequenceGroup:
-        """Whose share it is."""
+        """Whose assignment it is."""
         return self.turn.group
 
 
 class Inbox:
-    """What one core sees of the queue (`AdmissionQueue`), and the sums of what it was dealt.
+    """What was dispatched to one core, and the sums of it.
+
+    Args:
+        limits: Of the core.
 
     Attributes:
-        core: Whose inbox it is.
-        kind: The same object for cores on which a group needs the same: their blocks are of one size, and live as long.
-        shares: In the order of their turns.
-        refused: Groups that the core did not admit when it was to; they are not dealt to it before its next decision.
+        core: Whose inbox it is; set as soon as the core is there.
+        kind: Equal for cores on which a group needs the same: their blocks are of one size, and live as long. Those of
+            one dispatcher are then the same object.
+        assignments: In the order of their turns.
+        refused: Groups that the core did not admit when it was to; they are not dispatched to it again before its next
+            decision.
     """
 
-    core: "ExecutorCore"
-    kind: tuple[int, int, bool]
+    core: ExecutorCore
 
-    def __init__(self, dealer: "Dealer", limits: CoreLimits) -> None:
+    def __init__(self, limits: CoreLimits) -> None:
         num_chunk_tokens = limits.max_num_batched_tokens if limits.sliding_window else 0
-        kind = limits.block_size, limits.sliding_window + num_chunk_tokens, limits.caches_prefixes
-        self.kind = next((other.kind for other in dealer.inboxes if other.kind == kind), kind)
-        self.shares: list[Share] = []
+        self.kind = limits.block_size, limits.sliding_window + num_chunk_tokens, limits.caches_prefixes
+        self.assignments: list[Assignment] = []
         self.refused: set[SequenceGroup] = set()
         self.num_slots = self.num_blocks = self.num_tokens = self.num_long = 0
-        self._dealer = dealer
 
     def __len__(self) -> int:
-        return len(self.shares)
+        return len(self.assignments)
 
-    def put(self, share: Share) -> None:
-        """Take what was dealt."""
-        if not self.shares or self.shares[-1].turn < share.turn:
-            self.shares.append(share)
+    def put(self, assignment: Assignment) -> None:
+        """Take what was dispatched."""
+        if not self.assignments or self.assignments[-1].turn < assignment.turn:
+            self.assignments.append(assignment)
         else:
-            bisect.insort(self.shares, share, key=_BY_TURN)
-        self._count(share, 1)
+            bisect.insort(self.assignments, assignment, key=_BY_TURN)
+        self._count(assignment, 1)
 
-    def take(self, index: int) -> Share:
-        """Give up the share at an index; return it."""
-        share = self.shares.pop(index)
-        self._count(share, -1)
-        return share
+    def take(self, index: int) -> Assignment:
+        """Give up the assignment at an index; return it."""
+        assignment = self.assignments.pop(index)
+        self._count(assignment, -1)
+        return assignment
 
     def take_group(self, group: SequenceGroup) -> None:
-        """Give up the share of a group, if it has one here."""
-        for index, share in enumerate(self.shares):
-            if share.group is group:
+        """Give up the assignment of a group, if it has one here."""
+        for index, assignment in enumerate(self.assignments):
+            if assignment.group is group:
                 self.take(index)
                 return
 
-    def _count(self, share: Share, sign: int) -> None:
-        self.num_slots += sign * share.num_slots
-        self.num_blocks += sign * share.num_blocks
-        self.num_tokens += sign * share.num_tokens
-        self.num_long += sign * share.is_long
-
-    # What the core asks ---------------------------------------------------------------------------
-
-    def in_order(self) -> Generator[SequenceGroup]:
-        """Yield what the core is to admit in the step that it decides now; what it leaves goes back into the line."""
-        return self._dealer.serve(self)
-
-    def add(self, group: SequenceGroup) -> None:
-        """Queue a group that was preempted: any core may take it."""
-        self._dealer.queue.add(group)
-
-    def remove(self, group: SequenceGroup) -> None:
-        """Take out a group that is admitted here, or has ended."""
-        self._dealer.queue.remove(group)
-
-    def charge(self, tenant: str, num_tokens: int) -> None:
-        """Count tokens that are computed for a tenant."""
-        self._dealer.queue.charge(tenant, num_tokens)
+    def _count(self, assignment: Assignment, sign: int) -> None:
+        self.num_slots += sign * assignment.num_slots
+        self.num_blocks += sign * assignment.num_blocks
+        self.num_tokens += sign * assignment.num_tokens
+        self.num_long += sign * assignment.is_long

@@ -1,4 +1,4 @@
-"""The numbers and choices that bound a scheduler."""
+"""The numbers and choices that bound the core of one executor."""
 
 import enum
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class PrefillMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CoreLimits:
-    """The numbers and choices that bound a scheduler; sizes in tokens and blocks.
+    """The numbers and choices that bound the core of one executor; sizes in tokens and blocks.
 
     Attributes:
         max_num_seqs: Slots of the batch table.

@@ -33,8 +33,8 @@ class PreemptedGroups:
         if group.beams is not None:
             return
         for sequence in group.live_sequences:
-            if sequence.has_slot and (num_late_tokens := batch.num_late_tokens(sequence.slot)):
-                sequence.num_late_tokens = num_late_tokens
+            if sequence.has_slot and (num_inflight_tokens := batch.num_inflight_tokens(sequence.slot)):
+                sequence.num_inflight_tokens = num_inflight_tokens
                 self._waiting_sequences[sequence.slot, sequence.generation] = sequence
 
     def add(self, group: SequenceGroup) -> None:
@@ -48,14 +48,14 @@ class PreemptedGroups:
     def forget(self, sequence: Sequence) -> None:
         """The last token in flight is there, or nobody waits for it any more."""
         self._waiting_sequences.pop((sequence.slot, sequence.generation), None)
-        sequence.num_late_tokens = 0
+        sequence.num_inflight_tokens = 0
 
     def take_complete(self) -> list[SequenceGroup]:
         """Return the groups that may be queued again: none of their tokens is in flight any more."""
         if not self.groups:
             return []
-        complete = [group for group in self.groups if not group.has_late_tokens]
-        self.groups = [group for group in self.groups if group.has_late_tokens]
+        complete = [group for group in self.groups if not group.has_inflight_tokens]
+        self.groups = [group for group in self.groups if group.has_inflight_tokens]
         return complete
 
 
@@ -80,13 +80,13 @@ class Preemption:
 
     def preempt(self, plan: StepPlan, group: SequenceGroup) -> None:
         """Take a running group out of the batch; it comes back when its blocks, or its tokens, are there."""
-        assert not self._running.searches.is_in_flight(group), "its candidates would be lost"
+        assert not self._running.beam_batch.is_in_flight(group), "its candidates would be lost"
         group.num_preemptions += 1
         plan.preempted.append(group)
         self._preempted.expect_tokens(group, self._running.batch)
         moves = None
         if self._mode_for(group) is PreemptionMode.SWAP:
-            moves = self._swapped.try_swap_out(group, self._running.searches.source_slots(group))
+            moves = self._swapped.try_swap_out(group, self._running.beam_batch.source_slots(group))
         if moves is None:
             self._running.free_blocks(group)
             self._running.remove(group, SequenceStatus.WAITING)

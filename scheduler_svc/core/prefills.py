@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core.batch import Batch
+from scheduler_svc.core.beam_batch import BeamBatch
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.searches import Searches
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepPlan
 from shared.step import NO_LOGPROBS, Admission, Fork, Int32Array, no_slots
@@ -29,7 +29,7 @@ class Prefill:
     """A sequence that catches up: tokens from `num_scheduled_tokens` to `num_tokens` are to be sent.
 
     `block_ids` is its block table. Its first `num_shared_tokens` are computed by `lead`, if there is
-    one. `unborn` sequences of its group fork off it at the end.
+    one. The `pending_forks` of its group fork off it at the end.
     """
 
     sequence: Sequence
@@ -39,10 +39,10 @@ class Prefill:
     is_long: bool
     num_shared_tokens: int = 0
     lead: "Prefill | None" = None
-    unborn: Seq[Sequence] = ()
+    pending_forks: Seq[Sequence] = ()
 
     @property
-    def num_left(self) -> int:
+    def num_remaining_tokens(self) -> int:
         """Tokens that are still to be sent."""
         return self.num_tokens - self.num_scheduled_tokens
 
@@ -58,7 +58,7 @@ class Prefills:
     Args:
         limits: Budget, long prefills, window.
         batch: Slots and blocks.
-        searches: Told of the rows of beams.
+        beam_batch: Told of the rows of beams.
         charge: Called with a group and how many tokens a step computes for it.
     """
 
@@ -66,19 +66,19 @@ class Prefills:
         self,
         limits: CoreLimits,
         batch: Batch,
-        searches: Searches,
+        beam_batch: BeamBatch,
         charge: Callable[[SequenceGroup, int], None],
     ) -> None:
         self._limits = limits
         self._batch = batch
-        self._searches = searches
+        self._beam_batch = beam_batch
         self._charge = charge
         self.running: list[Prefill] = []
 
     @property
-    def num_left(self) -> int:
+    def num_remaining_tokens(self) -> int:
         """Tokens that are still to be sent, over all prefills."""
-        return sum(prefill.num_left for prefill in self.running)
+        return sum(prefill.num_remaining_tokens for prefill in self.running)
 
     def is_long(self, num_tokens: int) -> bool:
         """Return whether so many tokens to compute make a long prefill."""
@@ -106,8 +106,8 @@ class Prefills:
         num_computed_tokens: int,
         *,
         lead: Prefill | None = None,
-        unborn: Seq[Sequence] = (),
-        num_gone_blocks: int = 0,
+        pending_forks: Seq[Sequence] = (),
+        num_skipped_blocks: int = 0,
     ) -> Prefill:
         """Admit a sequence to a slot, with its blocks, and send as much of it as the step takes.
 
@@ -117,12 +117,12 @@ class Prefills:
             block_ids: Its block table.
             num_computed_tokens: Tokens whose keys and values are in the blocks, or will be by `lead`.
             lead: Who computes the shared ones, if somebody still does.
-            unborn: The sequences that fork off it.
-            num_gone_blocks: Leading blocks that are out of the window already.
+            pending_forks: The sequences that fork off it.
+            num_skipped_blocks: Leading blocks that are out of the window already.
         """
         group, token_ids = sequence.group, sequence.token_ids
         plan.num_admissible_bytes -= self._batch.blocks.admission_bytes(sequence)
-        slot = self._batch.enter(sequence, len(token_ids), num_computed_tokens, num_gone_blocks)
+        slot = self._batch.enter(sequence, len(token_ids), num_computed_tokens, num_skipped_blocks)
         sequence.token_ids = no_slots()
         plan.admissions.append(
             Admission(
@@ -132,7 +132,7 @@ class Prefills:
                 group.num_prompt_tokens,
                 num_computed_tokens,
                 block_ids,
-                self._searches.sampling_of(group) if group.beams else group.sampling_of(sequence),
+                self._beam_batch.sampling_of(group) if group.beams else group.sampling_of(sequence),
                 group.cache_salt,
                 group.token_rules,
                 group.num_prompt_logprobs if group.lacks_prompt_logprobs and lead is None else NO_LOGPROBS,
@@ -147,10 +147,10 @@ class Prefills:
             is_long=self.is_long(len(token_ids) - num_computed_tokens),
             num_shared_tokens=num_computed_tokens if lead else 0,
             lead=lead,
-            unborn=unborn,
+            pending_forks=pending_forks,
         )
         self._send_chunk(plan, prefill)
-        if prefill.num_left:
+        if prefill.num_remaining_tokens:
             bisect.insort(self.running, prefill, key=_order_of)
         return prefill
 
@@ -162,13 +162,13 @@ class Prefills:
         """
         if not self.running:
             return
-        for prefill in sorted(self.running, key=lambda prefill: prefill.num_left > plan.token_budget):
+        for prefill in sorted(self.running, key=lambda prefill: prefill.num_remaining_tokens > plan.token_budget):
             if not plan.token_budget:
                 break
             if self._limits.sliding_window:
                 self._batch.slide_window(prefill.sequence.slot, prefill.num_scheduled_tokens)
             self._send_chunk(plan, prefill)
-        self.running = [prefill for prefill in self.running if prefill.num_left]
+        self.running = [prefill for prefill in self.running if prefill.num_remaining_tokens]
 
     def drop(self, group: SequenceGroup) -> None:
         """A group leaves the batch."""
@@ -187,7 +187,7 @@ class Prefills:
         """Give a prefill its next chunk, maybe none."""
         if prefill.waits_for_lead:
             return
-        num_tokens = min(prefill.num_left, plan.token_budget)
+        num_tokens = min(prefill.num_remaining_tokens, plan.token_budget)
         if prefill.is_long:
             num_tokens = min(num_tokens, self._limits.long_prefill_threshold)
         if self._limits.sliding_window:
@@ -203,7 +203,7 @@ class Prefills:
         if cache is not None:
             first, last = start // size, prefill.num_scheduled_tokens // size
             cache.start_writing(slot, prefill.sequence.block_hashes[first:last])
-        if not prefill.num_left:
+        if not prefill.num_remaining_tokens:
             self._catch_up(plan, prefill)
 
     def _take_room(self, plan: StepPlan, prefill: Prefill, num_tokens: int) -> int:
@@ -219,22 +219,22 @@ class Prefills:
         """The last chunk is sent: the sequence gets its token, and its siblings fork off."""
         sequence, group = prefill.sequence, prefill.sequence.group
         if group.beams is not None:
-            self._searches.expect_row(sequence)
+            self._beam_batch.expect_row(sequence)
             return
         self._batch.is_decoding[sequence.slot] = True
         self._fork(plan, prefill)
 
     def _fork(self, plan: StepPlan, prefill: Prefill) -> None:
-        """Let the unborn sequences share all blocks of the lead, which is at the end of the prompt.
+        """Let the pending forks share all blocks of the lead, which is at the end of the prompt.
 
         None of the lead's tokens is on its way then: a fork would copy a token that is not known.
         """
-        if not prefill.unborn:
+        if not prefill.pending_forks:
             return
         batch, parent_slot = self._batch, prefill.sequence.slot
         first_block = int(batch.first_blocks[parent_slot])
-        batch.blocks.allocator.acquire(prefill.block_ids[first_block:], len(prefill.unborn))
-        for sequence in prefill.unborn:
+        batch.blocks.allocator.acquire(prefill.block_ids[first_block:], len(prefill.pending_forks))
+        for sequence in prefill.pending_forks:
             slot = batch.enter(sequence, prefill.num_tokens, prefill.num_tokens, first_block)
             batch.is_decoding[slot] = True
             sequence.token_ids = no_slots()

@@ -1,7 +1,7 @@
 """What a step brought: tokens for sequences, candidates for beams, blocks for the prefix cache.
 
-A result may come after its sequence left the slot. Then the row is void, unless the sequence was
-preempted and still waits for the token ("late tokens").
+A result may come after its sequence vacated the slot. Then the row is void, unless the sequence was
+preempted and still waits for the token, which was in flight.
 """
 
 from collections.abc import Sequence as Seq
@@ -16,7 +16,7 @@ from scheduler_svc.core.preemption import PreemptedGroups
 from scheduler_svc.core.running_groups import RunningGroups
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step_plan import StepInFlight
-from scheduler_svc.core.stop_conditions import FinishReason
+from scheduler_svc.core.stopping import FinishReason
 from shared.batch_table import StepLayout
 from shared.step import BoolArray, StepResult
 
@@ -83,7 +83,7 @@ class Results:
 
     def __init__(self, running: RunningGroups, preempted: PreemptedGroups, groups: AdmittedGroups) -> None:
         self._batch = running.batch
-        self._searches = running.searches
+        self._beam_batch = running.beam_batch
         self._preempted = preempted
         self._groups = groups
 
@@ -98,7 +98,7 @@ class Results:
             batch.table.record(layout, result.sampled_token_ids, all_current=True)
         else:
             current = batch.table.record(layout, result.sampled_token_ids)
-            current &= ~batch.is_left[layout.sample_slots]
+            current &= ~batch.is_vacated[layout.sample_slots]
         updates = self._collect_updates(layout, result, current)
         updates.prompt_logprobs = prompt_logprobs
         if layout.num_candidates is not None:
@@ -108,10 +108,10 @@ class Results:
     def _current_rows(self, sent: StepInFlight) -> BoolArray | None:
         """Return which rows of a step still belong to the sequence they were sent for; None: all of them."""
         batch, layout = self._batch, sent.layout
-        if sent.num_left == batch.num_left:
+        if sent.num_vacated == batch.num_vacated:
             return None
         current = batch.table.is_current(layout.slots, layout.generations)
-        return current & ~batch.is_left[layout.slots]
+        return current & ~batch.is_vacated[layout.slots]
 
     def _acknowledge(self, layout: StepLayout, current: BoolArray | None) -> None:
         """Count what was computed; register the blocks that prefill chunks filled."""
@@ -156,10 +156,12 @@ class Results:
         for index in updates.finished:
             self._groups.finish_sequence(updates.sequences[index])
         if current is not None:
-            self._take_late_tokens(layout, result, np.flatnonzero(~current).tolist(), updates)
+            self._take_inflight_tokens(layout, result, np.flatnonzero(~current).tolist(), updates)
         return updates
 
-    def _take_late_tokens(self, layout: StepLayout, result: StepResult, rows: list[int], updates: StepUpdates) -> None:
+    def _take_inflight_tokens(
+        self, layout: StepLayout, result: StepResult, rows: list[int], updates: StepUpdates
+    ) -> None:
         """Accept the tokens of sequences that were preempted after the step was sent; the other rows are void."""
         for row in rows:
             slot, generation = int(layout.sample_slots[row]), int(layout.sample_generations[row])
@@ -167,12 +169,14 @@ class Results:
             if sequence is None:
                 continue
             token_id = int(result.sampled_token_ids[row])
-            sequence.append_late_token(token_id)
-            reason = self._batch.stop_checker.finished_late(sequence)
+            sequence.append_inflight_token(token_id)
+            reason = self._batch.stop_checker.finished_without_slot(
+                sequence.token_ids, sequence.group.num_prompt_tokens, sequence.group.stop_conditions
+            )
             if reason is not None:
                 updates.finished[len(updates.sequences)] = reason
                 self._groups.finish_sequence(sequence)
-            elif not sequence.num_late_tokens:
+            elif not sequence.num_inflight_tokens:
                 self._preempted.forget(sequence)
             if layout.num_alternatives is not None:
                 updates.alternatives |= _alternatives_of(layout, result, [row], first_index=len(updates.sequences))
@@ -195,10 +199,10 @@ class Results:
             span = slice(int(ends[row] - layout.num_candidates[row]), int(ends[row]))
             sequence = self._batch.sequence_in_slot[layout.sample_slots[row]]
             candidates = Candidates(result.candidate_token_ids[span], result.candidate_logprobs[span])
-            if self._searches.take(sequence, candidates):
+            if self._beam_batch.take(sequence, candidates):
                 updates.finished_searches.append(sequence.group)
                 self._groups.finish_group(sequence.group)
-            elif sequence.group in self._searches.ready:
+            elif sequence.group in self._beam_batch.ready:
                 updates.advanced_searches.append(sequence.group)
 
 

@@ -6,9 +6,9 @@ A group joins the batch sequence by sequence, as admissions and forks go; it is 
 from collections.abc import Callable
 
 from scheduler_svc.core.batch import Batch
+from scheduler_svc.core.beam_batch import BeamBatch
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.prefills import Prefills
-from scheduler_svc.core.searches import Searches
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 
 
@@ -23,12 +23,12 @@ class RunningGroups:
 
     def __init__(self, limits: CoreLimits, batch: Batch, charge: Callable[[SequenceGroup, int], None]) -> None:
         self.batch = batch
-        self.searches = Searches(batch, limits.max_model_len, limits.vocab_size, limits.eos_token_ids)
-        self.prefills = Prefills(limits, batch, self.searches, charge)
+        self.beam_batch = BeamBatch(batch, limits.max_model_len, limits.vocab_size, limits.eos_token_ids)
+        self.prefills = Prefills(limits, batch, self.beam_batch, charge)
 
     def free_blocks(self, group: SequenceGroup) -> None:
         """Free the blocks of a group that is about to be removed."""
-        for _, slot in self.searches.source_slots(group):
+        for _, slot in self.beam_batch.source_slots(group):
             self.batch.register_blocks(slot)
             self.batch.blocks.allocator.free(self.batch.held_blocks(slot))
 
@@ -46,11 +46,11 @@ class RunningGroups:
                     cache.stop_writing(sequence.slot)
                 if group.beams is None and status is not SequenceStatus.FINISHED:
                     sequence.token_ids = batch.known_tokens(sequence.slot)
-                batch.leave(sequence)
+                batch.vacate(sequence)
             sequence.status = status
         if group.beams is not None:
             if status is not SequenceStatus.FINISHED:
                 group.take_tokens_of_beams()
-            self.searches.forget(group)
+            self.beam_batch.forget(group)
         self.prefills.drop(group)
-        batch.part(group)
+        batch.remove(group)

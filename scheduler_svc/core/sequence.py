@@ -12,7 +12,7 @@ counters and block table live in its slot of the batch table; otherwise it carri
        └──────────── host pool lost ─────── SWAPPED
                                       preempted: SWAP, the blocks go to the host pool
 
-A preempted sequence may have tokens that sent steps are still to deliver (`num_late_tokens`): they
+A preempted sequence may have tokens that sent steps are still to deliver (`num_inflight_tokens`): they
 are appended when they arrive, and the group is admitted or swapped in after the last of them.
 
 The sequences of a group move together, but end one by one. Until its prompt is computed a group is
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from shared.step import NO_LOGPROBS, Int32Array, SamplingRow
 from shared.token_rules import TokenRules
 
@@ -139,9 +139,9 @@ class SequenceGroup:
         return live if len(live) == 1 or self.is_forked else live[:1]
 
     @property
-    def has_late_tokens(self) -> bool:
+    def has_inflight_tokens(self) -> bool:
         """Whether sent steps are still to deliver tokens of a preempted sequence."""
-        return any(sequence.num_late_tokens for sequence in self.live_sequences)
+        return any(sequence.num_inflight_tokens for sequence in self.live_sequences)
 
     def sampling_of(self, sequence: Sequence) -> SamplingRow:
         """Return how to sample one of the sequences."""
@@ -176,7 +176,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int = -1
     generation: int = 0
-    num_late_tokens: int = 0
+    num_inflight_tokens: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
     hashed_block_size: int = 0
 
@@ -189,7 +189,7 @@ class Sequence:
         """Begin with the hashes of the sequence that this one forks off."""
         self.block_hashes, self.hashed_block_size = parent.block_hashes.copy(), parent.hashed_block_size
 
-    def append_late_token(self, token_id: int) -> None:
+    def append_inflight_token(self, token_id: int) -> None:
         """Append a token that arrived after the preemption."""
         self.token_ids = np.append(self.token_ids, np.int32(token_id))
-        self.num_late_tokens -= 1
+        self.num_inflight_tokens -= 1

@@ -90,20 +90,22 @@ class StepPlan:
 class StepInFlight:
     """A step that was scheduled, at `scheduled_at_s`, and is not acknowledged.
 
-    `num_left` counts the slots that were left before it: if none was since, all its rows are current.
+    `num_vacated` counts the slots that were vacated before it: if none was since, all its rows are current.
     `prompt_groups` are those whose prompt's log-probabilities it brings, by row of the layout, in order.
     """
 
     step: Step
     layout: StepLayout
     scheduled_at_s: float
-    num_left: int
+    num_vacated: int
     prompt_groups: tuple[tuple[int, SequenceGroup], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What a call of `ExecutorCore.schedule` decided. The caller ends the requests of `failures`, then sends the step.
+
+    Groups that are to be computed again are in the queue already.
 
     Attributes:
         in_flight: The step, which is in flight from now on; None: there is nothing to do.

@@ -2,11 +2,11 @@
 
 A group moves as a whole and keeps its sharing: a block that several of its sequences name becomes one
 host block with as many references. Blocks that others name too stay on the device, with the group's
-references on them. Only what is computed moves; the slots are given up, and taken anew on the way back.
+references on them. Only what is computed moves; the slots are given up, and taken anew at swap-in.
 
 The device blocks that a group leaves stay in the prefix cache like those of a group that ends. What of
 them is still there when the group comes back is used as it is; the others move, and are registered again.
-On the way back each sequence gets a last, partial block of its own, read from the same host block:
+At swap-in each sequence gets a last, partial block of its own, read from the same host block:
 they are about to write into it, so copying it now is copy-on-write in advance.
 
 Source of the rules: Kwon et al. 2023, section 4.5 (all-or-nothing swapping of a group).
@@ -40,14 +40,14 @@ class SwappedTable:
     num_computed_tokens: int
 
     @property
-    def num_gone_blocks(self) -> int:
+    def num_skipped_blocks(self) -> int:
         """Leading blocks that fell out of the sliding window."""
         return int(np.count_nonzero((self.device_blocks == NO_BLOCK) & (self.host_blocks == NO_BLOCK)))
 
 
 @dataclass(frozen=True, slots=True)
-class _WayBack:
-    """What the way back of a group takes, the same in every step in which it waits.
+class _SwapInPlan:
+    """What the swap-in of a group takes, the same in every step in which it waits.
 
     Attributes:
         host_blocks: Those that are never written again, each once, ascending, [n].
@@ -62,15 +62,15 @@ class _WayBack:
 
 @dataclass(frozen=True, slots=True)
 class SwappedIn:
-    """A sequence on its way back: `block_ids`, [num_blocks], has room for its next token.
+    """A sequence that is swapped in: `block_ids`, [num_blocks], has room for its next token.
 
-    The first `num_gone_blocks` are out of the window and named 0; nobody reads them.
+    The first `num_skipped_blocks` are out of the window and named 0; nobody reads them.
     """
 
     sequence: Sequence
     block_ids: Int32Array
     num_computed_tokens: int
-    num_gone_blocks: int
+    num_skipped_blocks: int
 
 
 class SwappedGroups:
@@ -85,7 +85,7 @@ class SwappedGroups:
         self.host = BlockAllocator(num_host_blocks)
         self.groups: list[SequenceGroup] = []
         self.tables: dict[Sequence, SwappedTable] = {}
-        self._ways_back: dict[SequenceGroup, _WayBack] = {}
+        self._swap_in_plans: dict[SequenceGroup, _SwapInPlan] = {}
         self._batch = batch
 
     def __iter__(self) -> Iterator[SequenceGroup]:
@@ -142,67 +142,67 @@ class SwappedGroups:
     # In ------------------------------------------------------------------------------------------
 
     def num_blocks_to_swap_in(self, group: SequenceGroup) -> int:
-        """Return the free device blocks that the way back takes, the next token of each sequence included."""
-        way_back = self._way_back_of(group)
-        found = self._find_on_device(way_back)
+        """Return the free device blocks that the swap-in takes, the next token of each sequence included."""
+        swap_in_plan = self._swap_in_plan_of(group)
+        found = self._find_on_device(swap_in_plan)
         num_moved = int(np.count_nonzero(found == NO_BLOCK))
         distinct = np.unique(found[found != NO_BLOCK])
         num_revived = len(distinct) - int(np.count_nonzero(self._batch.blocks.allocator.ref_counts[distinct]))
-        return num_moved + num_revived + way_back.num_own_blocks
+        return num_moved + num_revived + swap_in_plan.num_own_blocks
 
     def swap_in(self, group: SequenceGroup) -> tuple[list[tuple[int, int]], list[SwappedIn]]:
         """Take device blocks for a group and forget it here; there must be enough, and no token on its way.
 
         Returns the (host block, device block) pairs of the step, and its sequences.
         """
-        device, way_back = self._batch.blocks.allocator, self._way_back_of(group)
-        device_blocks, moved = self._bring_whole_blocks(way_back)
-        pairs = list(zip(way_back.host_blocks[moved].tolist(), device_blocks[moved].tolist(), strict=True))
+        device, swap_in_plan = self._batch.blocks.allocator, self._swap_in_plan_of(group)
+        device_blocks, moved = self._bring_whole_blocks(swap_in_plan)
+        pairs = list(zip(swap_in_plan.host_blocks[moved].tolist(), device_blocks[moved].tolist(), strict=True))
         sequences: list[SwappedIn] = []
         for sequence in group.live_sequences:
             table = self.tables[sequence]
             block_ids, num_whole = np.maximum(table.device_blocks, 0), self._num_whole_blocks(sequence)
             is_on_host = table.host_blocks != NO_BLOCK
             shared = is_on_host[:num_whole].nonzero()[0]
-            block_ids[shared] = device_blocks[np.searchsorted(way_back.host_blocks, table.host_blocks[shared])]
+            block_ids[shared] = device_blocks[np.searchsorted(swap_in_plan.host_blocks, table.host_blocks[shared])]
             device.acquire(block_ids[shared])
             own = device.allocate(self._num_blocks_needed(sequence) - num_whole)
             num_partial = len(block_ids) - num_whole
             pairs += zip(table.host_blocks[num_whole:].tolist(), own[:num_partial].tolist(), strict=True)
             block_ids = np.concatenate((block_ids[:num_whole], own))
-            sequences.append(SwappedIn(sequence, block_ids, table.num_computed_tokens, table.num_gone_blocks))
+            sequences.append(SwappedIn(sequence, block_ids, table.num_computed_tokens, table.num_skipped_blocks))
         device.free(np.unique(device_blocks).astype(np.int32))
         for swapped_in in sequences:
             self._forget(swapped_in.sequence)
         self.groups.remove(group)
         return pairs, sequences
 
-    def _bring_whole_blocks(self, way_back: _WayBack) -> tuple[IndexArray, BoolArray]:
+    def _bring_whole_blocks(self, swap_in_plan: _SwapInPlan) -> tuple[IndexArray, BoolArray]:
         """Return the device block for each, and which of them have to be moved there. The caller frees each once."""
         device, cache = self._batch.blocks.allocator, self._batch.blocks.prefix_cache
-        device_blocks = self._find_on_device(way_back)
+        device_blocks = self._find_on_device(swap_in_plan)
         moved: BoolArray = device_blocks == NO_BLOCK
         device.acquire(np.unique(device_blocks[~moved]))  # first of all: they must not be evicted for the others
         device_blocks[moved] = device.allocate(int(np.count_nonzero(moved)))
         if cache is not None:
-            hashes = [way_back.hashes[index] for index in moved.nonzero()[0].tolist()]
+            hashes = [swap_in_plan.hashes[index] for index in moved.nonzero()[0].tolist()]
             cache.register(hashes, device_blocks[moved].tolist())
         return device_blocks, moved
 
-    def _find_on_device(self, way_back: _WayBack) -> IndexArray:
+    def _find_on_device(self, swap_in_plan: _SwapInPlan) -> IndexArray:
         """Return the device blocks that hold what the host blocks hold, NO_BLOCK where none does, [n]."""
-        cache, num_blocks = self._batch.blocks.prefix_cache, len(way_back.host_blocks)
-        return np.full(num_blocks, NO_BLOCK, np.intp) if cache is None else cache.blocks_of(way_back.hashes)
+        cache, num_blocks = self._batch.blocks.prefix_cache, len(swap_in_plan.host_blocks)
+        return np.full(num_blocks, NO_BLOCK, np.intp) if cache is None else cache.blocks_of(swap_in_plan.hashes)
 
-    def _way_back_of(self, group: SequenceGroup) -> _WayBack:
-        way_back = self._ways_back.get(group)
-        if way_back is None:
-            way_back = self._plan_way_back(group)
-            if not group.has_late_tokens:
-                self._ways_back[group] = way_back
-        return way_back
+    def _swap_in_plan_of(self, group: SequenceGroup) -> _SwapInPlan:
+        swap_in_plan = self._swap_in_plans.get(group)
+        if swap_in_plan is None:
+            swap_in_plan = self._plan_swap_in(group)
+            if not group.has_inflight_tokens:
+                self._swap_in_plans[group] = swap_in_plan
+        return swap_in_plan
 
-    def _plan_way_back(self, group: SequenceGroup) -> _WayBack:
+    def _plan_swap_in(self, group: SequenceGroup) -> _SwapInPlan:
         num_own_blocks = 0
         host_blocks: list[Int32Array] = []
         hashes: list[bytes] = []
@@ -214,7 +214,7 @@ class SwappedGroups:
         distinct, places = np.unique(np.concatenate(host_blocks), return_index=True)
         on_host = distinct != NO_BLOCK
         names = [hashes[place] for place in places[on_host].tolist()] if hashes else []
-        return _WayBack(distinct[on_host], names, num_own_blocks)
+        return _SwapInPlan(distinct[on_host], names, num_own_blocks)
 
     def _num_blocks_needed(self, sequence: Sequence) -> int:
         return self._batch.blocks.num_blocks_for(len(sequence.token_ids))
@@ -243,4 +243,4 @@ class SwappedGroups:
         """Forget the table of a sequence, and free its host blocks."""
         host_blocks = self.tables.pop(sequence).host_blocks
         self.host.free(host_blocks[host_blocks != NO_BLOCK])
-        self._ways_back.pop(sequence.group, None)
+        self._swap_in_plans.pop(sequence.group, None)

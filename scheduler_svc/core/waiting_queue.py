@@ -4,7 +4,7 @@ The order: by the level of the policy; on a level, groups that have run before c
 then the newcomers, tenant against tenant by their virtual token counters (`FairShare`), within a tenant
 by arrival. Equal counters: by arrival. With one tenant that is plain first come, first served.
 
-The one who deals them out asks for the first group, and takes it out of the line:
+The one who dispatches them asks for the first group, and takes it out of the line:
 
     turn = queue.first_turn()                      None: nobody stands in line
     queue.hold(turn.group)                         it still waits, but its turn is used up
@@ -17,7 +17,7 @@ what is really computed. Each of these calls costs O(log tenants), however many 
 Whether a tenant has groups running is nobody's business here: nothing is called when a group ends,
 and a group that comes back is just added.
 
-Pure: not even a clock. Read next: `dealer.py`.
+Pure: not even a clock. Read next: `dispatcher.py`.
 """
 
 import bisect
@@ -54,7 +54,7 @@ class _Place:
 
 
 class WaitingQueue:
-    """The waiting groups of a fleet, or of one scheduler.
+    """The waiting groups of a fleet, or of one core.
 
     Args:
         policy: Puts groups on levels.
@@ -137,7 +137,7 @@ class WaitingQueue:
         """
         self._fair_share.charge(tenant, num_tokens)
 
-    # Dealing out ---------------------------------------------------------------------------------
+    # Dispatching ---------------------------------------------------------------------------------
 
     def first_turn(self) -> Turn | None:
         """Return the first one that stands in line, by the counters of this moment; None: nobody does."""

@@ -18,7 +18,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from scheduler_svc.core.executor_core import ExecutorCore
@@ -57,7 +57,7 @@ from shared.errors import (
 
 PREFIX_KEY_BYTES = 32
 
-# Until a group that was dealt to a core which has stalled is given to another one, at most, in seconds.
+# Until a group that was dispatched to a core which has stalled is given to another one, at most, in seconds.
 TICK_INTERVAL_S = 0.5
 
 
@@ -94,7 +94,7 @@ class Engine:
         self.meter = Meter()
         self.drivers = Drivers(membership, connect, self, settings.driver, self.meter)
         self.ended = EndedRequests()
-        self.requests = LiveRequests(self.queue, self.deal, self.meter, [log_end, self.ended.add])
+        self.requests = LiveRequests(self.queue, self.dispatch, self.meter, [log_end, self.ended.add])
         self.fleet_model = FleetModel(
             self.fleet,
             lambda: self.drivers.membership.addresses,
@@ -186,7 +186,7 @@ class Engine:
 
     def _waiting_requests(self) -> list[LiveRequest]:
         """Return the requests that no executor has: those in the queue, and those that are parked."""
-        return [*(self.requests.of(group) for group in self.queue), *self.parked]
+        return [*(self.requests.of(group) for group in self.queue), *self.requests.suspects.parked]
 
     def _end_orphan(self, request: LiveRequest, error: UnavailableError) -> None:
         self.abort(request.request_id, error)
@@ -266,22 +266,12 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a place in a batch, an executor, or their tokens; the parked ones count."""
-        return len(self.queue) + len(self.parked) + self._num_checked_of.total()
+        return len(self.queue) + len(self.requests.suspects.parked) + self._num_checked_of.total()
 
     @property
     def has_waiting(self) -> bool:
         """Whether a core may find a group in the queue; parked requests are not there."""
         return len(self.queue) > 0
-
-    @property
-    def parked(self) -> Sequence[LiveRequest]:
-        """Requests that wait because of `suspect`: see `suspects.py`."""
-        return self.requests.suspects.parked
-
-    @property
-    def suspect(self) -> LiveRequest | None:
-        """The one that may be computed of those that are suspected to break executors; None: nobody is."""
-        return self.requests.suspects.current
 
     @property
     def last_trouble(self) -> str:
@@ -375,16 +365,16 @@ class Engine:
 
     def schedule(self, core: ExecutorCore, address: str, now_s: float) -> StepInFlight | None:
         """Return the next step of a core at an address, None: nothing to do; end requests that can never go on."""
-        decision, dealt_to = self.fleet.schedule(core, now_s)
+        decision, dispatched_to = self.fleet.schedule(core, now_s)
         step_id = None if decision.step is None else decision.step.step_id
         self.requests.note_events(decision.events, address, step_id, now_s)
         self.requests.end_failed(decision.failures)
-        self.drivers.wake_those_of(dealt_to)
+        self.drivers.wake_those_of(dispatched_to)
         return decision.in_flight
 
-    def deal(self) -> None:
+    def dispatch(self) -> None:
         """Groups wait: give those that stand first to cores that have room, and let their drivers look."""
-        self.drivers.wake_those_of(self.fleet.dealer.deal(time.monotonic()))
+        self.drivers.wake_those_of(self.fleet.dispatcher.dispatch(time.monotonic()))
 
 
 def _ran_without(core: ExecutorCore, request: LiveRequest) -> bool:

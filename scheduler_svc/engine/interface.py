@@ -16,7 +16,7 @@ from typing import Protocol
 from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping, Hypothesis
 from scheduler_svc.core.results import Alternatives
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
+from scheduler_svc.core.stopping import FinishReason, StopConditions
 from scheduler_svc.engine.request_life import LifeEvent
 from scheduler_svc.engine.request_times import RequestTimes
 from scheduler_svc.executors.served_model import ServedModel

@@ -6,7 +6,7 @@ What its client gets is made elsewhere, by the `TokenSink` that came with it (`i
 import time
 
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stop_conditions import FinishReason
+from scheduler_svc.core.stopping import FinishReason
 from scheduler_svc.engine.interface import EndedRequest, TokenSink
 from scheduler_svc.engine.request_life import RequestLife
 from scheduler_svc.engine.request_times import RequestTimes

@@ -14,7 +14,7 @@ from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.group_event import EventKind, GroupEvent, GroupFailure
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stop_conditions import FinishReason
+from scheduler_svc.core.stopping import FinishReason
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.engine.interface import EndedRequest
 from scheduler_svc.engine.live_request import LiveRequest

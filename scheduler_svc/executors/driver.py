@@ -249,7 +249,7 @@ class ExecutorDriver:
                 logged = LoggedStep(step, scheduled.layout, decided_at_s=decided_at_s)
                 self.step_log.add(logged)
                 logged.request_bytes = await session.send(step)
-            self._owner.deal()  # what this core preempted may run on another one
+            self._owner.dispatch()  # what this core preempted may run on another one
             await self.work.wait()
 
     async def _receive_results(self, core: ExecutorCore, session: ExecutorSession) -> None:

@@ -52,7 +52,7 @@ class DriverOwner(Protocol):
     def fail_all(self, core: ExecutorCore | None) -> None:
         """A bug of ours: end the requests of the core, if there was one, without asking it any more."""
 
-    def deal(self) -> None:
+    def dispatch(self) -> None:
         """Groups may stand in line: give them to cores that have room, and set `work` of their drivers."""
 
 

@@ -1,6 +1,7 @@
 """Who may import whom: the contracts hold, each of them bites, and the CPU side really starts without torch."""
 
 import ast
+import graphlib
 import importlib.util
 import os
 import pkgutil
@@ -31,8 +32,8 @@ EXECUTOR_ROOMS = "the rooms of the executor stand on each other"
 
 PURE_MODULES = [
     *sorted((REPOSITORY / "scheduler_svc" / "core").glob("*.py")),
-    *(REPOSITORY / "shared" / f"{name}.py" for name in ("batch_table", "delta_check", "step", "errors")),
-    *(REPOSITORY / "shared" / f"{name}.py" for name in ("sampling_parameters", "sampling_row")),
+    *(REPOSITORY / "shared" / f"{name}.py" for name in ("batch_table", "table_columns", "table_digest", "delta_check")),
+    *(REPOSITORY / "shared" / f"{name}.py" for name in ("step", "errors", "sampling_parameters", "sampling_row")),
 ]
 PURE_IMPORTS = {
     *("__future__", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib", "heapq"),
@@ -147,6 +148,50 @@ def test_the_core_imports_nothing_but_what_is_known_to_be_pure(path: Path) -> No
     assert {name.split(".")[0] for name in imported} <= PURE_IMPORTS
     assert not {name for name in imported if name.startswith("numpy.") and name != "numpy.typing"}
     assert "random" not in attributes
+
+
+def import_cycle(root: Path, *folders: str) -> list[str]:
+    """Return modules in these folders that import each other in a circle, imports for type checking included."""
+    paths = {
+        path: ".".join(path.relative_to(root).with_suffix("").parts) for f in folders for path in root.glob(f"{f}/*.py")
+    }
+    imported: dict[str, set[str]] = {}
+    for path, module in paths.items():
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names |= {f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        imported[module] = names & set(paths.values())
+    try:
+        graphlib.TopologicalSorter(imported).prepare()
+    except graphlib.CycleError as error:
+        return [str(module) for module in error.args[1]]
+    return []
+
+
+def test_no_modules_of_the_core_or_shared_import_each_other() -> None:
+    assert import_cycle(REPOSITORY, "scheduler_svc/core", "shared") == []
+
+
+TYPES_ONLY = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from shared.b import B\n"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import shared.b", "from shared import b", "from shared.b import B", LAZY.format("import shared.b"), TYPES_ONLY],
+)
+def test_an_import_cycle_is_found(tmp_path: Path, statement: str) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "a.py").write_text(statement)
+    assert import_cycle(tmp_path, "shared") == []
+
+    (tmp_path / "shared" / "b.py").write_text("from shared.a import A")
+    assert import_cycle(tmp_path, "shared") in (
+        ["shared.a", "shared.b", "shared.a"],
+        ["shared.b", "shared.a", "shared.b"],
+    )
 
 
 def modules_below(package: str) -> list[str]:

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from executor_svc.worker.interface import Worker
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.executors.served_model import CoreSettings
 from shared.step import SamplingRow
 from tests.numerics.identity import assert_identical, assert_same_search

@@ -29,7 +29,7 @@ FAULTS = (
     ),
     Fault(
         "a token of the slot's last user reaches the next one",
-        "shared/batch_table.py",
+        "shared/table_columns.py",
         "self.live[index] & (self.generation[index] == generations)",
         "self.live[index]",
         (f"{UNIT}/test_batch_table.py::test_a_token_of_the_slots_last_user_does_not_reach_the_next_one",),

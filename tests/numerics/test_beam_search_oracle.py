@@ -12,7 +12,7 @@ from transformers import GenerationConfig, GenerationMixin, LlamaForCausalLM, Pr
 from transformers.modeling_outputs import CausalLMOutput
 
 from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, EarlyStopping, Float32Array, Hypothesis
-from scheduler_svc.core.stop_conditions import FinishReason
+from scheduler_svc.core.stopping import FinishReason
 from tests.numerics.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.support.beam_driving import HashedModel, run_search
 

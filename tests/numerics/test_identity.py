@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from executor_svc.sampler.sample_rows import uniforms
-from scheduler_svc.core.stop_conditions import FinishReason
+from scheduler_svc.core.stopping import FinishReason
 from shared.step import SamplingRow
 from tests.numerics.identity import TIE, Logits, assert_identical, assert_same_search
 from tests.support.fleet import FoundHypothesis, Output

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scheduler_svc.core.admission import Obstacle
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import FcfsPolicy, Policy, PriorityPolicy
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from tests.support.fleet import FoundHypothesis, Member, VirtualFleet
 from tests.support.placement import PlacementCheck, fits_when_empty
 from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone
@@ -205,11 +205,11 @@ class Run:
         """Nothing is in flight and nobody has anything to do: then no core could take what waits."""
         assert not any(member.core.groups for member in self.fleet.members)
         if now > LAST_CHANGE_ROUND:
-            for group in list(self.fleet.fleet.dealer.unplaceable):
+            for group in list(self.fleet.fleet.dispatcher.unplaceable):
                 self.fleet.abort(
                     group
                 )  # it has outgrown the largest pool: as the engine does, who knows who comes back
-        unplaceable = self.fleet.fleet.dealer.unplaceable
+        unplaceable = self.fleet.fleet.dispatcher.unplaceable
         head = next((group for group in self.fleet.queue.in_order() if group not in unplaceable), None)
         if head is not None and self.fleet.members:
             assert isinstance(self.fleet.fleet.place(head, float(now)), Obstacle), "the head waits and would fit"

@@ -18,7 +18,7 @@ from executor_svc.fake.tokenizer import EOS_TOKEN_ID
 from executor_svc.fake.worker import FakeWorker
 from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.executors.served_model import CoreSettings
 from shared.step import SamplingRow
 from shared.token_rules import TokenRules

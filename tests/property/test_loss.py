@@ -14,7 +14,7 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.executors.served_model import CoreSettings, serving_limits
 from shared.step import SamplingRow
 from tests.support.fleet import FoundHypothesis, Member, Output, VirtualFleet, WiredWorker
@@ -141,7 +141,8 @@ class Run:
                 self._send(member, float(now))
             for member in list(self.fleet.members):
                 self._receive(member)
-            if not arriving and not any(self.fleet.is_live(group) for group in self.groups):
+            is_live = any(self.fleet.is_live(group) for group in self.groups)
+            if not arriving and not is_live and not any(member.results for member in self.fleet.members):
                 break
         else:
             raise AssertionError("the groups do not end")

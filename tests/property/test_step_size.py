@@ -117,4 +117,4 @@ def test_a_scheduler_sends_no_step_above_its_limit(mode: PreemptionMode) -> None
         added.token_rules = rules
     sizes = [pb.StreamStepsRequest(step=encode_step(step)).ByteSize() for step in bench.run()]
     assert 20_000 < max(sizes) <= info.max_message_bytes
-    assert sum(bench.scheduler.preemption.num_preemptions.values()), "nothing was computed again"
+    assert sum(bench.core.preemption.num_preemptions.values()), "nothing was computed again"

@@ -1,4 +1,4 @@
-"""Drive a scheduler by hand in tests: make groups, and run steps on the toy executor."""
+"""Drive a core by hand in tests: make groups, and run steps on the toy executor."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
@@ -9,11 +9,12 @@ import numpy as np
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.group_event import GroupEvent, GroupFailure
+from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.policy import FcfsPolicy, Policy
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.step import Admission, SamplingRow, Step, StepResult
 from tests.support.toy_executor import NextToken, ToyExecutor, count_up
@@ -99,7 +100,7 @@ def max_tokens(num_tokens: int) -> StopConditions:
 
 @dataclass
 class Bench:
-    """A scheduler with a toy executor that counts up; results wait in `results` until `process`.
+    """A core with a toy executor that counts up; results wait in `results` until `process`.
 
     `outputs` holds what was delivered of each output so far, by the names of `delivered`; `failures` and `events`
     those of all decisions.
@@ -117,7 +118,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.queue = WaitingQueue(self.policy, self.tenant_weights)
-        self.scheduler = ExecutorCore(self.limits, self.queue, self.policy, self.epoch, prefix_key=b"key")
+        self.core = ExecutorCore(self.limits, self.queue, self.policy, self.epoch, prefix_key=b"key")
         self.executor = ToyExecutor(self.limits, self.next_token)
 
     def add(
@@ -143,32 +144,32 @@ class Bench:
             tenant=tenant,
             cache_salt=cache_salt,
         )
-        assert self.scheduler.admissions.can_ever_admit(added)
+        assert self.core.admissions.can_ever_admit(added)
         self.queue.add(added)
         return added
 
     def schedule(self) -> Step:
         """Decide a step and run it; its result waits."""
         step = self.try_schedule()
-        assert step is not None, "the scheduler has nothing to do"
+        assert step is not None, "the core has nothing to do"
         return step
 
     def try_schedule(self) -> Step | None:
         """Decide a step and run it, if there is one."""
-        decision = self.scheduler.schedule(now_s=0.0)
+        decision = self.core.schedule(now_s=0.0)
         step = decision.step
         self.failures += decision.failures
         self.events += decision.events
-        self.scheduler.check_integrity()
+        check_integrity(self.core)
         if step is not None:
             self.results.append(self.executor.execute(step))
-            assert self.executor.table.digest() == self.scheduler.table.digest()
+            assert self.executor.table.digest() == self.core.table.digest()
         return step
 
     def process(self) -> StepUpdates:
         """Take the oldest result."""
-        updates = self.scheduler.process(self.results.popleft())
-        self.scheduler.check_integrity()
+        updates = self.core.process(self.results.popleft())
+        check_integrity(self.core)
         for name, token_id in delivered(updates).items():
             self.outputs[name].append(token_id)
         return updates
@@ -202,16 +203,16 @@ class Bench:
     @property
     def running(self) -> str:
         """The names of the running groups, in order."""
-        return names(self.scheduler.batch.running)
+        return names(self.core.batch.running)
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks of the device pool that nobody uses."""
-        return self.scheduler.blocks.allocator.num_free_blocks
+        return self.core.blocks.allocator.num_free_blocks
 
     def blocks_of(self, sequence: Sequence) -> list[int]:
         """Return the block table of a running sequence."""
-        return [int(block) for block in self.scheduler.table.blocks_of(sequence.slot)]
+        return [int(block) for block in self.core.table.blocks_of(sequence.slot)]
 
 
 def names(groups: Iterable[SequenceGroup]) -> str:

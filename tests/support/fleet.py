@@ -17,11 +17,12 @@ from executor_svc.worker.interface import Worker, execute
 from scheduler_svc.core.beam_search import Hypothesis
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.fleet import Fleet
+from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policy import FcfsPolicy, Policy
 from scheduler_svc.core.results import Alternatives, PromptLogprobs
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.core.stop_conditions import FinishReason
+from scheduler_svc.core.stopping import FinishReason
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.batch_table import BatchTable
 from shared.step import Step, StepResult
@@ -243,7 +244,7 @@ class VirtualFleet:
         if not self.checks_integrity:
             return
         for member in touched:
-            member.core.check_integrity()
+            check_integrity(member.core)
         for group in self.groups.values():
             places = [member for member in self.members if group in member.core.groups]
             assert len(places) + (group in self.queue) == self.is_live(group), f"{group.request_id} is in {places}"

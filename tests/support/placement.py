@@ -45,16 +45,16 @@ class PlacementCheck:
         is_settled = self._is_settled(step)
         if is_settled and self._core.limits.prefill_mode is PrefillMode.CHUNKED:
             for group in self._core.swapped.groups[:1]:
-                assert group.has_late_tokens or not _has_free(self._core, group), "a swapped group could come back"
-        dealer = self._fleet.fleet.dealer
-        dealt = {share.group for inbox in dealer.inboxes for share in inbox.shares}
+                assert group.has_inflight_tokens or not _has_free(self._core, group), "a swapped group could come back"
+        dispatcher = self._fleet.fleet.dispatcher
+        dispatched = {assignment.group for inbox in dispatcher.inboxes for assignment in inbox.assignments}
         for group in self._fleet.queue.in_order():
-            if group in dealt:
+            if group in dispatched:
                 continue  # another core is to admit it in its next step
             verdicts = {core: self._verdict(core, group) for core in self._takers}
             able = [core for core, verdict in verdicts.items() if verdict is None]
             if able:
-                # Where others could take it as well it may be theirs: how groups are dealt out is tested apart.
+                # Where others could take it as well it may be theirs: how groups are dispatched is tested apart.
                 assert not (is_settled and able == [self._core]), f"{group.request_id} waits, and nothing keeps it"
                 if self._core not in able:
                     return  # those ahead may fill the others, and then whoever is behind it waits with it
@@ -62,13 +62,13 @@ class PlacementCheck:
             waits = {verdict.wait for verdict in verdicts.values() if verdict is not None}
             if not any(core.admissions.can_ever_admit(group) for core in self._takers):
                 continue
-            assert not (is_settled and group in dealer.unplaceable), f"{group.request_id} is kept out of the line"
-            if Wait.ASIDE not in waits:
+            assert not (is_settled and group in dispatcher.unplaceable), f"{group.request_id} is kept out of the line"
+            if Wait.SKIPPED not in waits:
                 return
 
     def _verdict(self, core: ExecutorCore, group: SequenceGroup) -> Obstacle | None:
         """Return what keeps a group from a core; assert that it is true as far as arithmetic tells."""
-        verdict = core.obstacle(group, self._fleet.fleet.dealer.judged_at_s(self._now_s))
+        verdict = core.obstacle(group, self._fleet.fleet.dispatcher.judged_at_s(self._now_s))
         is_slow = core.in_flight and self._now_s - core.in_flight[0].scheduled_at_s > core.limits.stall_after_s
         assert verdict is None or is_slow or not _has_room(core, group), f"{group.request_id} has room, and: {verdict}"
         return verdict
@@ -87,7 +87,7 @@ class PlacementCheck:
         if core.limits.sliding_window and core.prefills.running:
             return False  # one of them may lack a block
         rests = core.batch.is_decoding & (core.table.num_scheduled_tokens == self._num_scheduled_tokens)
-        return not (core.searches.ready or np.any(self._wanted & rests))
+        return not (core.beam_batch.ready or np.any(self._wanted & rests))
 
 
 def fits_when_empty(limits: CoreLimits, group: SequenceGroup) -> bool:

@@ -14,7 +14,7 @@ from executor_svc.worker.interface import Worker
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.executors.served_model import CoreSettings, serving_limits
 from shared.executor_info import ExecutorInfo
 from shared.step import NO_LOGPROBS, SamplingRow, Step

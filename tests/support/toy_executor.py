@@ -13,7 +13,7 @@ import numpy as np
 from octavo.execution.v1 import step_pb2
 from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidates, Hypothesis
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
+from scheduler_svc.core.stopping import FinishReason, StopConditions
 from shared.batch_table import BatchTable, StepLayout
 from shared.step import UNKNOWN_TOKEN, Int32Array, Step, StepResult
 from shared.wire import decode_result, decode_step, encode_result, encode_step

@@ -3,7 +3,7 @@
 import numpy as np
 
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from shared.step import SamplingRow
 

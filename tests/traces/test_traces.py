@@ -2,7 +2,7 @@
 
 A command stands on a line, its expected output after `----` up to an empty line; `#` starts a comment.
 
-    limits max_num_seqs=2 budget=8 block_size=4 blocks=6 max_model_len=24   start a scheduler; it also takes
+    limits max_num_seqs=2 budget=8 block_size=4 blocks=6 max_model_len=24   start a core; it also takes
                                                     host_blocks=8 window=8 long=8 prefix_cache=on vocab=13
     add a prompt=5 max_tokens=4 stop=107,108        queue a request; a's prompt is 101 102 ..., b's 201 202 ...
     add a prompt=5 n=2                              a group of two outputs, a.0 and a.1
@@ -14,11 +14,11 @@ A command stands on a line, its expected output after `----` up to an empty line
     run                                             step until there is nothing to do; shows the last state only
     finish a                                        end its last live sequence from outside
     abort a                                         its client leaves
-    evacuate                                        lose the executor; go on in a new scheduler
+    evacuate                                        lose the executor; go on in a new core
 
 The toy model counts: the token after 105 is 106, so a token that is lost or repeated shows at once; output i
 counts in steps of i + 1. With `vocab` tokens are hashes of all tokens before them; searches need that.
-After a change of the scheduler, look at the difference that OCTAVO_REWRITE_TRACES=1 makes.
+After a change of the core, look at the difference that OCTAVO_REWRITE_TRACES=1 makes.
 """
 
 import os
@@ -30,10 +30,11 @@ import pytest
 
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from shared.step import Step
 from tests.support.driving import Bench, group, small_limits
 from tests.support.toy_executor import count_up, hashed_next_token
@@ -49,8 +50,8 @@ class Stage:
         self.groups: dict[str, SequenceGroup] = {}
 
     @property
-    def scheduler(self) -> ExecutorCore:
-        return self.bench.scheduler
+    def core(self) -> ExecutorCore:
+        return self.bench.core
 
     def play(self, command: str) -> str:
         """Run a command; return its output."""
@@ -72,14 +73,14 @@ class Stage:
             case "run":
                 self.bench.run()
             case "finish":
-                self.scheduler.finish(self.groups[names[0]].live_sequences[-1])
+                self.core.finish(self.groups[names[0]].live_sequences[-1])
             case "abort":
-                self.scheduler.abort(self.groups[names[0]])
+                self.core.abort(self.groups[names[0]])
             case "evacuate":
                 self.evacuate()
             case _:
                 raise ValueError(f"unknown command {command!r}")
-        self.scheduler.check_integrity()
+        check_integrity(self.core)
         return "\n".join([*lines, *self.state()])
 
     def add(self, name: str, options: dict[str, str]) -> list[str]:
@@ -94,13 +95,13 @@ class Stage:
             num_sequences=int(options.get("n", 1)),
             beam_search=BeamSearchParams(int(options["beams"])) if "beams" in options else None,
         )
-        if not self.scheduler.admissions.can_ever_admit(added):
-            return [f"refused  {self.scheduler.admissions.why_never(added)}"]
+        if not self.core.admissions.can_ever_admit(added):
+            return [f"refused  {self.core.admissions.why_never(added)}"]
         self.bench.queue.add(added)
         return []
 
     def evacuate(self) -> None:
-        groups = self.scheduler.evacuate()
+        groups = self.core.evacuate()
         lost = self.bench
         self.bench = Bench(lost.limits, lost.next_token, epoch=lost.epoch + 1)
         for moved in [*groups, *lost.queue]:
@@ -145,7 +146,7 @@ class Stage:
 
     def rows(self, step: Step, names: dict[int, str]) -> list[str]:
         """Say what a step computes."""
-        layout = self.scheduler.in_flight[-1].layout
+        layout = self.core.in_flight[-1].layout
         chunked, sampled = dict(step.delta.prefill_chunks.tolist()), layout.sample_slots.tolist()
         lines = []
         for slot, start, length in zip(
@@ -168,28 +169,28 @@ class Stage:
     def running_sequences(self) -> list[Sequence]:
         return [
             sequence
-            for running in self.scheduler.batch.running
+            for running in self.core.batch.running
             for sequence in running.sequences
             if sequence.status is SequenceStatus.RUNNING and sequence.slot >= 0
         ]
 
     def state(self) -> list[str]:
         """Say where every sequence is, and how full the pools are."""
-        scheduler, allocator = self.scheduler, self.scheduler.blocks.allocator
+        core, allocator = self.core, self.core.blocks.allocator
         lines = []
         for sequence in self.running_sequences():
             slot = sequence.slot
             is_beam = sequence.group.beams is not None
-            num_known = scheduler.table.num_tokens[slot] if is_beam else scheduler.batch.num_known_tokens[slot]
-            counts = f"{num_known} tokens, {scheduler.batch.num_computed_tokens[slot]} computed"
-            lines.append(f"running  {name_of(sequence)}: {counts}, {blocks(scheduler.batch.held_blocks(slot))}")
-        for swapped in scheduler.swapped:
+            num_known = core.table.num_tokens[slot] if is_beam else core.batch.num_known_tokens[slot]
+            counts = f"{num_known} tokens, {core.batch.num_computed_tokens[slot]} computed"
+            lines.append(f"running  {name_of(sequence)}: {counts}, {blocks(core.batch.held_blocks(slot))}")
+        for swapped in core.swapped:
             lines += [f"swapped  {carried(sequence)}" for sequence in swapped.live_sequences]
-        for waiting in [*scheduler.preempted.groups, *self.bench.queue.in_order()]:
+        for waiting in [*core.preempted.groups, *self.bench.queue.in_order()]:
             lines += [f"waiting  {carried(sequence)}" for sequence in waiting.sequences_to_compute]
         cached = f", {allocator.num_cached_blocks} of them cached" if allocator.num_cached_blocks else ""
         lines.append(f"free     {allocator.num_free_blocks} of {allocator.num_blocks} blocks{cached}")
-        host = scheduler.swapped.host
+        host = core.swapped.host
         if host.num_used_blocks:
             lines.append(f"host     {host.num_free_blocks} of {host.num_blocks} blocks free")
         return lines
@@ -211,8 +212,8 @@ def name_of(sequence: Sequence) -> str:
 
 def carried(sequence: Sequence) -> str:
     """Say what a sequence without a slot carries."""
-    late = f", {sequence.num_late_tokens} late" if sequence.num_late_tokens else ""
-    return f"{name_of(sequence)}: {len(sequence.token_ids)} tokens{late}"
+    in_flight = f", {sequence.num_inflight_tokens} in flight" if sequence.num_inflight_tokens else ""
+    return f"{name_of(sequence)}: {len(sequence.token_ids)} tokens{in_flight}"
 
 
 def new_bench(options: dict[str, str]) -> Bench:

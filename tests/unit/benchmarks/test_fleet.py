@@ -1,4 +1,4 @@
-"""The benchmark of the dealer runs, at small sizes, and measures what it says."""
+"""The benchmark of the dispatcher runs, at small sizes, and measures what it says."""
 
 import json
 import sys
@@ -10,11 +10,11 @@ from benchmarks import fleet
 from benchmarks.fleet import NUM_SLOTS, full_fleet, measure_burst
 
 
-def test_a_burst_is_dealt_out_as_far_as_the_steps_of_the_cores_can_admit_it() -> None:
+def test_a_burst_is_dispatched_as_far_as_the_steps_of_the_cores_can_admit_it() -> None:
     cost = measure_burst(2, 100)
     budget = fleet.MAX_NUM_BATCHED_TOKENS // fleet.PROMPT_TOKENS
-    assert (cost.num_dealt, cost.num_admitted) == (2 * budget, 2 * budget)
-    assert 0 < cost.us_per_deal < cost.us_per_admission
+    assert (cost.num_dispatched, cost.num_admitted) == (2 * budget, 2 * budget)
+    assert 0 < cost.us_per_dispatch < cost.us_per_admission
 
 
 def test_a_full_fleet_has_no_slot_left_and_the_rest_waits() -> None:
@@ -37,4 +37,4 @@ def test_the_command_prints_tables_and_writes_the_figures(
     figures = json.loads(path.read_text())
     assert [cost["num_cores"] for cost in figures["burst"]] == [1, 2]
     assert [cost["number"] for cost in figures["full"]] == [1, 2, 3, 2, 1, 4]
-    assert "to deal and to admit" in capsys.readouterr().out
+    assert "to dispatch and to admit" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from octavo.admin.v1 import admin_pb2
 from scheduler_svc.admin.explanation import ahead_text, explain, obstacle_texts, queued_requests
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.engine.live_request import LiveRequest
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.idle_engine import IdleEngine
@@ -162,7 +162,7 @@ def test_behind_the_first_in_line_its_reason_holds_for_all() -> None:
     assert {(q.tenant, q.num_prompt_tokens, q.age_ms, q.has_run) for q in queued} == {("red", 20, 2500, False)}
 
 
-def test_who_waits_aside_holds_up_nobody() -> None:
+def test_who_is_skipped_holds_up_nobody() -> None:
     idle = IdleEngine([A], small_limits(blocks=6, prefix_caching=True))
     prompt = list(range(100, 112))
     idle.add(group(0, prompt))
@@ -204,24 +204,26 @@ def preempted(limits_mode: PreemptionMode, *, beams: bool = False) -> tuple[Idle
     raise AssertionError("nobody was preempted")
 
 
-def test_a_preempted_request_waits_for_its_late_tokens() -> None:
+def test_a_preempted_request_waits_for_its_tokens_in_flight() -> None:
     idle, request = preempted(PreemptionMode.RECOMPUTE)
     explained = explain(idle.engine, request, 1.0)
     assert explained.status == admin_pb2.REQUEST_STATUS_PREEMPTED
-    num_late_tokens = request.group.sequences[0].num_late_tokens
-    assert num_late_tokens > 1
+    num_inflight_tokens = request.group.sequences[0].num_inflight_tokens
+    assert num_inflight_tokens > 1
     assert explained.explanation == (
-        f"preempted on {A}: {num_late_tokens} tokens are still on the way; then it waits in the queue"
+        f"preempted on {A}: {num_inflight_tokens} tokens are still on the way; then it waits in the queue"
     )
 
 
-def test_a_swapped_request_waits_for_its_late_tokens_then_for_blocks() -> None:
+def test_a_swapped_request_waits_for_its_tokens_in_flight_then_for_blocks() -> None:
     idle, request = preempted(PreemptionMode.SWAP)
     (sequence,) = request.group.sequences
     assert explain(idle.engine, request, 1.0).status == admin_pb2.REQUEST_STATUS_SWAPPED
-    assert why(idle, request).startswith(f"swapped out of {A}: {sequence.num_late_tokens} tokens are still on the way")
-    while sequence.num_late_tokens:
-        sequence.append_late_token(1)
+    assert why(idle, request).startswith(
+        f"swapped out of {A}: {sequence.num_inflight_tokens} tokens are still on the way"
+    )
+    while sequence.num_inflight_tokens:
+        sequence.append_inflight_token(1)
     explained = explain(idle.engine, request, 1.0)
     (fit,) = explained.executors
     assert fit.num_needed_blocks > fit.num_free_blocks

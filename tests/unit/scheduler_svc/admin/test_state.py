@@ -15,7 +15,7 @@ FINISHED = admin_pb2.SEQUENCE_STATUS_FINISHED
 
 
 def running(bench: Bench) -> RequestLocation:
-    return RequestLocation(admin_pb2.REQUEST_STATUS_RUNNING, "here", bench.scheduler)
+    return RequestLocation(admin_pb2.REQUEST_STATUS_RUNNING, "here", bench.core)
 
 
 def shown(bench: Bench, shown_group: SequenceGroup) -> list[admin_pb2.SequenceState]:
@@ -29,11 +29,11 @@ def test_outputs_wait_until_the_shared_prompt_is_computed() -> None:
     bench = Bench(small_limits(budget=4))
     added = bench.add(0, 6, max_tokens(4), num_sequences=2)
     bench.step()
-    lead, unborn = shown(bench, added)
+    lead, pending_fork = shown(bench, added)
     assert (lead.status, lead.num_tokens, lead.num_computed_tokens) == (RUNNING, 6, 4)
-    assert (unborn.status, unborn.num_tokens, unborn.num_computed_tokens) == (WAITING, 6, 0)
-    assert not unborn.HasField("slot")
-    assert not unborn.block_table
+    assert (pending_fork.status, pending_fork.num_tokens, pending_fork.num_computed_tokens) == (WAITING, 6, 0)
+    assert not pending_fork.HasField("slot")
+    assert not pending_fork.block_table
 
 
 def test_forks_show_the_blocks_that_they_share() -> None:
@@ -53,7 +53,7 @@ def test_a_finished_output_has_nothing_any_more() -> None:
     bench = Bench(small_limits())
     added = bench.add(0, 6, max_tokens(4), num_sequences=2)
     bench.step()
-    bench.scheduler.finish(added.sequences[0])
+    bench.core.finish(added.sequences[0])
     ended, live = shown(bench, added)
     assert ended == admin_pb2.SequenceState(output_index=0, status=FINISHED)
     assert (live.output_index, live.status) == (1, RUNNING)
@@ -75,9 +75,9 @@ def test_a_swapped_sequence_shows_its_host_blocks() -> None:
     bench = Bench(small_limits(blocks=6, host_blocks=8, preemption_mode=PreemptionMode.SWAP))
     bench.add(0, 8, max_tokens(9))
     victim = bench.add(1, 8, max_tokens(9))
-    while victim not in bench.scheduler.swapped.groups:
+    while victim not in bench.core.swapped.groups:
         bench.step()
-    (state,) = sequence_states(victim, RequestLocation(admin_pb2.REQUEST_STATUS_SWAPPED, "here", bench.scheduler))
+    (state,) = sequence_states(victim, RequestLocation(admin_pb2.REQUEST_STATUS_SWAPPED, "here", bench.core))
     assert state.status == SWAPPED
     assert (state.num_tokens, state.num_computed_tokens) == (13, 12)
     assert list(state.block_table) == [-1, -1, -1]

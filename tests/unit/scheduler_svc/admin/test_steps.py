@@ -1,4 +1,4 @@
-"""A logged step in one sentence and in fields; the steps are those of a real scheduler on the toy executor."""
+"""A logged step in one sentence and in fields; the steps are those of a real core on the toy executor."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def log_steps(bench: Bench, num_steps: int) -> list[LoggedStep]:
     logged = []
     for _ in range(num_steps):
         step = bench.schedule()
-        logged.append(LoggedStep(step, bench.scheduler.in_flight[-1].layout, result=bench.results[0]))
+        logged.append(LoggedStep(step, bench.core.in_flight[-1].layout, result=bench.results[0]))
         bench.process()
     return logged
 
@@ -93,7 +93,7 @@ def test_a_step_in_flight_has_no_durations(show: Callable[[LoggedStep], object])
     bench = Bench(small_limits())
     bench.add(0, 3)
     step = bench.schedule()
-    logged = LoggedStep(step, bench.scheduler.in_flight[-1].layout)
+    logged = LoggedStep(step, bench.core.in_flight[-1].layout)
     assert step_text(logged).endswith("; no result yet")
     shown = str(show(logged))
     assert "duration" not in shown

@@ -5,11 +5,11 @@ from scheduler_svc.core.policy import PriorityPolicy
 from tests.support.driving import Bench, admitted, max_tokens, small_limits
 
 
-def test_an_urgent_group_does_not_wait_for_the_late_tokens_of_others() -> None:
+def test_an_urgent_group_does_not_wait_for_the_inflight_tokens_of_others() -> None:
     bench = Bench(small_limits(blocks=6, budget=24), policy=PriorityPolicy())
     for arrival in range(2):
         bench.add(arrival, 8, max_tokens(12), priority=1)
-    while not bench.scheduler.preempted.groups:
+    while not bench.core.preempted.groups:
         bench.schedule()
         if len(bench.results) > 2:
             bench.process()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidates, EarlyStopping, Hypothesis
-from scheduler_svc.core.stop_conditions import FinishReason
+from scheduler_svc.core.stopping import FinishReason
 from tests.support.beam_driving import HashedModel, run_search
 
 END = 9

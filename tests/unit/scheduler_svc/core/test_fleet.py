@@ -45,7 +45,7 @@ def test_of_two_cores_of_equal_load_the_one_with_more_free_blocks_takes_it() -> 
 
 
 @pytest.mark.parametrize("num_cores", [1, 2, 3, 4])
-def test_a_burst_is_dealt_out_in_a_few_steps_of_each_core(num_cores: int) -> None:
+def test_a_burst_is_dispatched_in_a_few_steps_of_each_core(num_cores: int) -> None:
     bench = FleetBench(*[small_limits(max_num_seqs=64, budget=512, blocks=256)] * num_cores)
     for arrival in range(48):
         bench.add(group(arrival, 3))
@@ -179,14 +179,14 @@ def test_what_fits_nowhere_waits_for_another_core_and_keeps_nobody_waiting() -> 
     bench.run()
 
     assert not bench.is_live(after)
-    assert bench.fleet.dealer.unplaceable == set(too_long)
+    assert bench.fleet.dispatcher.unplaceable == set(too_long)
     place = bench.fleet.place(too_long[0], now_s=0.0)
     assert isinstance(place, Obstacle)
-    assert place.wait is Wait.ASIDE
+    assert place.wait is Wait.SKIPPED
 
     bench.attach(small_limits(max_model_len=48, blocks=60))
     bench.run()
-    assert not bench.fleet.dealer.unplaceable
+    assert not bench.fleet.dispatcher.unplaceable
     assert not any(bench.is_live(waiting) for waiting in too_long)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler_svc.core.admission import MAX_PASSED_GROUPS, Obstacle, Wait
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench, two_cores
 
@@ -56,7 +56,7 @@ def test_a_group_that_only_an_absent_executor_holds_waits_for_it() -> None:
     assert not bench.is_live(narrow), "others pass it"
     obstacle = bench.fleet.place(wide, 0.0)
     assert isinstance(obstacle, Obstacle)
-    assert obstacle.wait is Wait.ASIDE
+    assert obstacle.wait is Wait.SKIPPED
     assert obstacle.reason == (
         "the request needs 3 slots of the batch, which has 2; it waits for an executor that can hold it"
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_svc.core.beam_search import BeamSearchParams
-from scheduler_svc.core.stop_conditions import FinishReason
+from scheduler_svc.core.stopping import FinishReason
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench, two_cores
 

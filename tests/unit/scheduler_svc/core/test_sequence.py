@@ -5,7 +5,7 @@ import pytest
 
 from scheduler_svc.core.beam_search import BeamSearchParams
 from scheduler_svc.core.sequence import SequenceStatus
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from tests.support.driving import group
 
 
@@ -28,18 +28,18 @@ def test_the_outputs_of_a_group_differ_in_their_index_only() -> None:
     assert rows[0] is created.sampling
 
 
-def test_a_late_token_is_appended_and_leaves_the_prompt_alone() -> None:
+def test_a_inflight_token_is_appended_and_leaves_the_prompt_alone() -> None:
     created = group(0, 2)
     (sequence,) = created.sequences
-    sequence.num_late_tokens = 2
+    sequence.num_inflight_tokens = 2
 
-    sequence.append_late_token(9)
+    sequence.append_inflight_token(9)
 
     assert sequence.token_ids.tolist() == [100, 101, 9]
     assert sequence.token_ids.dtype == np.int32
-    assert sequence.num_late_tokens == 1
+    assert sequence.num_inflight_tokens == 1
     assert created.num_prompt_tokens == 2
-    assert created.has_late_tokens
+    assert created.has_inflight_tokens
 
 
 @pytest.mark.parametrize("status", SequenceStatus)
@@ -60,7 +60,7 @@ def test_only_the_lead_of_a_group_is_computed_until_somebody_has_a_token() -> No
     before = created.sequences_to_compute
 
     for sequence in created.sequences:
-        sequence.append_late_token(7)
+        sequence.append_inflight_token(7)
 
     assert before == created.sequences[:1]
     assert created.sequences_to_compute == created.sequences

@@ -8,9 +8,9 @@ from tests.support.driving import Bench, max_tokens, small_limits
 
 
 def worn_bench() -> Bench:
-    """A scheduler and an executor whose only slot has one use left before its generation begins again."""
+    """A core and an executor whose only slot has one use left before its generation begins again."""
     bench = Bench(small_limits(max_num_seqs=1))
-    for table in (bench.scheduler.table, bench.executor.table):
+    for table in (bench.core.table, bench.executor.table):
         table.generation[:] = INT32_MAX - 1
     return bench
 
@@ -30,7 +30,7 @@ def test_a_token_of_the_largest_generation_does_not_go_to_its_successor() -> Non
     bench = worn_bench()
     left = bench.add(0, 4)
     bench.schedule()
-    bench.scheduler.abort(left)
+    bench.core.abort(left)
     bench.add(1, 4, max_tokens(2))
     bench.schedule()
 

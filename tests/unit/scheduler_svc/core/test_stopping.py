@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
-from scheduler_svc.core.stopping import StopChecker
-from tests.support.driving import group
+from scheduler_svc.core.stopping import FinishReason, StopChecker, StopConditions
 
 EOS = 7
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -39,14 +37,13 @@ def test_a_running_and_a_waiting_sequence_end_for_the_same_reason(case: str) -> 
     conditions, output, expected = CASES[case]
     checker = StopChecker(max_num_seqs=2, max_model_len=MAX_MODEL_LEN, eos_token_ids=(EOS, 8))
     checker.set_slot(1, num_prompt_tokens=3, conditions=conditions)
-    sequence = group(0, 3, conditions).sequences[0]
-    sequence.token_ids = np.append(sequence.token_ids, np.array(output, np.int32))
+    token_ids = np.array([100, 101, 102, *output], np.int32)
     position = np.array([3 + len(output) - 1], np.int32)
 
     running = checker.finished(np.array([1], np.int32), position, np.array(output[-1:], np.int32))
 
     assert running == ({} if expected is None else {0: expected})
-    assert checker.finished_late(sequence) is expected
+    assert checker.finished_without_slot(token_ids, 3, conditions) is expected
 
 
 def test_each_row_ends_by_the_conditions_of_its_own_slot() -> None:

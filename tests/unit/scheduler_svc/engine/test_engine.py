@@ -101,11 +101,12 @@ def test_a_bug_ends_the_requests_of_its_core_and_those_that_wait_and_no_others()
         idle.add(group(3, 4), num_losses=2),
         idle.add(group(4, 4), num_losses=2),
     )
-    assert (idle.engine.suspect, idle.engine.parked) == (suspect, [parked])
+    suspects = idle.engine.requests.suspects
+    assert (suspects.current, suspects.parked) == (suspect, [parked])
     idle.engine.fail_all(broken)
     assert list(idle.engine.requests.values()) == [kept]
     assert not idle.engine.queue
-    assert (idle.engine.suspect, idle.engine.parked) == (None, [])
+    assert (suspects.current, suspects.parked) == (None, [])
     assert idle.engine.fleet.cores == [sound]
     assert [type(request.error) for request in (failed, waiting, suspect, parked)] == [OctavoServiceError] * 4
     assert kept.error is None
@@ -192,7 +193,7 @@ def test_the_fourth_loss_that_counts_ends_a_request_and_the_second_makes_a_suspe
     first.num_losses, later.num_losses = 3, 1
     idle.engine.on_probed("a", works=True)
     assert str(first.error) == "the executor was lost 4 times in a row while it ran this request"
-    assert idle.engine.suspect is later
+    assert idle.engine.requests.suspects.current is later
 
 
 async def test_while_groups_wait_the_cores_look_at_them_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine.interface import EndedRequest, FinishReason
 from scheduler_svc.engine.live_request import LiveRequest
@@ -15,7 +16,7 @@ from tests.support.live_requests import live_request, sink_of
 
 
 class Stage:
-    """A scheduler whose clock is set by hand, and the requests that it computes."""
+    """A core whose clock is set by hand, and the requests that it computes."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -39,11 +40,11 @@ class Stage:
 
     def step(self, scheduled_at_s: float, delivered_at_s: float) -> None:
         """Decide a step at a time, and deliver its result at another."""
-        step = self.bench.scheduler.schedule(scheduled_at_s).step
+        step = self.bench.core.schedule(scheduled_at_s).step
         assert step is not None
-        updates = self.bench.scheduler.process(self.bench.executor.execute(step))
+        updates = self.bench.core.process(self.bench.executor.execute(step))
         self.now_s = delivered_at_s
-        self.live.deliver(self.bench.scheduler, updates)
+        self.live.deliver(self.bench.core, updates)
 
     def _check_end(self, ended: EndedRequest) -> None:
         assert ended.times.ended_at_s == self.now_s
@@ -108,39 +109,39 @@ def test_every_request_is_told_of_once(stage: Stage) -> None:
 def test_who_ended_between_the_result_and_its_delivery_gets_nothing_and_harms_nobody(stage: Stage) -> None:
     """The next step may be decided in between, and a client may leave."""
     gone, stays = (stage.add(group(arrival, prompt(4), max_tokens(3))) for arrival in (0, 1))
-    scheduler = stage.bench.scheduler
-    step = scheduler.schedule(0.0).step
+    core = stage.bench.core
+    step = core.schedule(0.0).step
     assert step is not None
-    updates = scheduler.process(stage.bench.executor.execute(step))
+    updates = core.process(stage.bench.executor.execute(step))
     stage.live.fail(gone, RequestAbortedError("aborted"))
-    scheduler.abort(gone.group)
+    core.abort(gone.group)
     namesake = group(0, prompt(5), max_tokens(3))
     namesake.request_id = gone.request_id
     comes = stage.add(namesake)
 
-    stage.live.deliver(scheduler, updates)
+    stage.live.deliver(core, updates)
 
     assert (gone.num_output_tokens, stays.num_output_tokens, comes.num_output_tokens) == (0, 1, 0)
     assert stage.ended_ids == [gone.request_id]
-    scheduler.check_integrity()
+    check_integrity(core)
 
 
 def test_a_stop_string_found_after_the_next_decision_ends_the_sequence_and_drops_the_surplus_token(
     stage: Stage,
 ) -> None:
-    scheduler, executor = stage.bench.scheduler, stage.bench.executor
+    core, executor = stage.bench.core, stage.bench.executor
     request = stage.add(group(0, prompt(4), max_tokens(9)), stop_after=1)
-    step = scheduler.schedule(0.0).step
+    step = core.schedule(0.0).step
     assert step is not None
-    updates = scheduler.process(executor.execute(step))
-    surplus = scheduler.schedule(1.0).step
+    updates = core.process(executor.execute(step))
+    surplus = core.schedule(1.0).step
     assert surplus is not None
 
-    stage.live.deliver(scheduler, updates)
+    stage.live.deliver(core, updates)
     assert request.has_ended
-    assert scheduler.process(executor.execute(surplus)).sequences == []
+    assert core.process(executor.execute(surplus)).sequences == []
 
     assert request.num_output_tokens == 1
     assert stage.ended[0].finish_reason is FinishReason.STOP
-    assert len(scheduler.groups) == 0
-    scheduler.check_integrity()
+    assert len(core.groups) == 0
+    check_integrity(core)

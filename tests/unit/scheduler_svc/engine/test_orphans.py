@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.engine.live_request import LiveRequest
 from shared.errors import UnavailableError
 from tests.support.driving import group, small_limits

@@ -17,7 +17,7 @@ from scheduler_svc.core.policy import FcfsPolicy
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step_plan import StepInFlight
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting_queue import WaitingQueue
 from scheduler_svc.executors import driver as executor_driver
 from scheduler_svc.executors.circuit_breaker import Backoff, CircuitBreaker
@@ -141,7 +141,7 @@ class Owner:
         self.fleet.cores.remove(core)
         self.events.append("failed all")
 
-    def deal(self) -> None:
+    def dispatch(self) -> None:
         self.num_deals += 1
 
 

@@ -21,24 +21,24 @@ from shared.step import BoolArray
 
 @dataclass(slots=True)
 class Decodes:
-    """What is to decode in a step: slots, [max_num_seqs] bool, and searches that are ready."""
+    """What is to decode in a step: slots, [max_num_seqs] bool, and groups whose beams are ready."""
 
     slots: BoolArray
-    searches: list[SequenceGroup]
+    beam_groups: list[SequenceGroup]
 
 
 @dataclass(slots=True)
 class BlockNeeds:
-    """What the next tokens of decodes take: `num_blocks` in all, copies and searches included.
+    """What the next tokens of decodes take: `num_blocks` in all, copies and beams included.
 
-    `grown_slots`, ascending, has a slot as many times as it needs blocks at its end.
+    `short_slots`, ascending, has a slot as many times as it needs blocks at its end.
     """
 
     num_blocks: int
-    grown_slots: IndexArray
+    short_slots: IndexArray
 
 
-class Growth:
+class BlockAppender:
     """Says how many blocks decodes need, and gives them out.
 
     Args:
@@ -49,30 +49,30 @@ class Growth:
     def __init__(self, limits: CoreLimits, running: RunningGroups) -> None:
         self._limits = limits
         self._batch = running.batch
-        self._searches = running.searches
+        self._beam_batch = running.beam_batch
 
-    def needs_of(self, decodes: Decodes) -> BlockNeeds:
+    def blocks_needed(self, decodes: Decodes) -> BlockNeeds:
         """Return the blocks that the next tokens of `decodes` take."""
-        grown_slots = self._slots_to_grow(decodes.slots)
-        num_needed = len(grown_slots)
+        short_slots = self._short_slots(decodes.slots)
+        num_needed = len(short_slots)
         if self._batch.shares_last_block:
             num_needed += self._num_copies(self._sharing_slots(decodes.slots))
-        for group in decodes.searches:
-            num_needed += self._num_blocks_of_search(group)
-        return BlockNeeds(num_needed, grown_slots)
+        for group in decodes.beam_groups:
+            num_needed += self._num_blocks_of_beams(group)
+        return BlockNeeds(num_needed, short_slots)
 
-    def take_blocks(self, plan: StepPlan, decodes: Decodes, needs: BlockNeeds) -> None:
-        """Give out the blocks that `decodes` need; there must be enough. Searches that are ready go on."""
-        if num_grown := len(needs.grown_slots):
-            plan.appended_blocks = np.empty((num_grown, 2), np.int32)
-            plan.appended_blocks[:, 0] = needs.grown_slots
-            plan.appended_blocks[:, 1] = self._batch.blocks.allocator.allocate(num_grown)
+    def append_blocks(self, plan: StepPlan, decodes: Decodes, needs: BlockNeeds) -> None:
+        """Give out the blocks that `decodes` need; there must be enough. Beams that are ready go on."""
+        if num_appended := len(needs.short_slots):
+            plan.appended_blocks = np.empty((num_appended, 2), np.int32)
+            plan.appended_blocks[:, 0] = needs.short_slots
+            plan.appended_blocks[:, 1] = self._batch.blocks.allocator.allocate(num_appended)
         for slot in self._sharing_slots(decodes.slots):
             self._copy_if_shared(plan, slot, slot)
             self._batch.shares_last_block.discard(slot)
         appended: list[tuple[int, int]] = []
-        for group in decodes.searches:
-            for slot, parent_slot in self._searches.continue_search(plan, group):
+        for group in decodes.beam_groups:
+            for slot, parent_slot in self._beam_batch.continue_beams(plan, group):
                 if self._opens_block(parent_slot):
                     appended.append((slot, int(self._batch.blocks.allocator.allocate(1)[0])))
                 else:
@@ -83,13 +83,13 @@ class Growth:
     def hold_back(self, decodes: Decodes) -> None:
         """Take out of `decodes`, last groups first, what the free blocks do not suffice for."""
         num_free = self._batch.blocks.allocator.num_free_blocks
-        needs = Counter(self._slots_to_grow(decodes.slots).tolist())
+        needs = Counter(self._short_slots(decodes.slots).tolist())
         needs.update(self._sharing_slots(decodes.slots))
         for group in self._batch.running:
-            if group in decodes.searches:
-                num_needed = self._num_blocks_of_search(group)
+            if group in decodes.beam_groups:
+                num_needed = self._num_blocks_of_beams(group)
                 if num_needed > num_free:
-                    decodes.searches.remove(group)
+                    decodes.beam_groups.remove(group)
                 else:
                     num_free -= num_needed
                 continue
@@ -100,17 +100,17 @@ class Growth:
                     else:
                         num_free -= needs[sequence.slot]
 
-    def _slots_to_grow(self, slots: BoolArray) -> IndexArray:
+    def _short_slots(self, slots: BoolArray) -> IndexArray:
         """Return the slots whose next token, with its lookahead, has no block: each as often as it needs one."""
         table, size = self._batch.table, self._limits.block_size
         lookahead = self._limits.num_lookahead_tokens
         room = table.num_blocks * size - table.num_scheduled_tokens
-        growing: IndexArray = (slots & (room <= lookahead)).nonzero()[0]
+        short: IndexArray = (slots & (room <= lookahead)).nonzero()[0]
         if not lookahead:
-            return growing
-        ends = np.minimum(table.num_scheduled_tokens[growing] + 1 + lookahead, self._limits.max_model_len)
-        counts = -(-ends // size) - table.num_blocks[growing]
-        return np.repeat(growing, np.maximum(counts, 0))
+            return short
+        ends = np.minimum(table.num_scheduled_tokens[short] + 1 + lookahead, self._limits.max_model_len)
+        counts = -(-ends // size) - table.num_blocks[short]
+        return np.repeat(short, np.maximum(counts, 0))
 
     def _sharing_slots(self, slots: BoolArray) -> list[int]:
         """Return those of `slots` that write into a block that was shared when they were forked."""
@@ -122,8 +122,8 @@ class Growth:
         ref_counts = self._batch.blocks.allocator.ref_counts
         return sum(min(num_writers, int(ref_counts[block]) - 1) for block, num_writers in writers.items())
 
-    def _num_blocks_of_search(self, group: SequenceGroup) -> int:
-        parents = [continuation.parent_slot for continuation in self._searches.ready[group]]
+    def _num_blocks_of_beams(self, group: SequenceGroup) -> int:
+        parents = [continuation.parent_slot for continuation in self._beam_batch.ready[group]]
         return sum(map(self._opens_block, parents)) + self._num_copies(parents)
 
     def _opens_block(self, slot: int) -> bool:

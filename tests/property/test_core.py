@@ -1,4 +1,4 @@
-"""The scheduler, whatever happens to it: outputs never depend on how they were scheduled.
+"""The core of an executor, whatever happens to it: outputs never depend on how they were scheduled.
 
 Each example plays one workload (`tests/support/workloads.py`) three times, with 1, 2 and 3 steps in
 flight, and compares every output with the one that the plainest loop makes of the prompt alone.
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from tests.support.workloads import VOCAB_SIZE, Request, Workload, play, workloads
 
 

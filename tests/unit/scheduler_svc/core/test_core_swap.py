@@ -42,19 +42,19 @@ def test_one_sequence_is_recomputed_and_several_are_swapped_unless_a_mode_is_for
 
     step = bench.schedule()
 
-    counts = bench.scheduler.preemption.num_preemptions
+    counts = bench.core.preemption.num_preemptions
     assert (counts[expected], sum(counts.values())) == (1, 1)
     assert (len(step.blocks_to_swap_out) > 0) is (expected is SWAP)
 
 
 def test_only_live_sequences_count_for_the_mode() -> None:
     bench = bench_with_victim(num_sequences=2, num_tokens=6)
-    _, b = bench.scheduler.batch.running
-    bench.scheduler.finish(b.sequences[1])
+    _, b = bench.core.batch.running
+    bench.core.finish(b.sequences[1])
 
     bench.run()
 
-    assert bench.scheduler.preemption.num_preemptions == {RECOMPUTE: 1, SWAP: 0}
+    assert bench.core.preemption.num_preemptions == {RECOMPUTE: 1, SWAP: 0}
 
 
 @pytest.mark.parametrize(("host_blocks", "expected"), [(0, RECOMPUTE), (2, RECOMPUTE), (3, SWAP)])
@@ -63,7 +63,7 @@ def test_a_host_pool_that_is_too_full_falls_back_to_recompute(host_blocks: int, 
 
     bench.schedule()
 
-    assert bench.scheduler.preemption.num_preemptions[expected] == 1
+    assert bench.core.preemption.num_preemptions[expected] == 1
     bench.run()
     assert bench.outputs["b"] == [212, 213, 214, 215]
 
@@ -86,7 +86,7 @@ def test_a_group_that_has_not_caught_up_is_recomputed_even_if_swap_is_forced() -
 
 def test_the_blocks_go_to_the_host_and_the_slot_is_left() -> None:
     bench = bench_with_victim(SWAP)
-    (_, b) = bench.scheduler.batch.running
+    (_, b) = bench.core.batch.running
     blocks = bench.blocks_of(b.sequences[0])
 
     step = bench.schedule()
@@ -111,7 +111,7 @@ def test_shared_blocks_of_a_group_move_once_and_come_back_once() -> None:
     bench = bench_with_victim(num_sequences=2)
 
     steps = [bench.schedule()]
-    host = bench.scheduler.swapped.host
+    host = bench.core.swapped.host
     assert (len(steps[0].blocks_to_swap_out), host.num_used_blocks) == (3, 3)
     assert host.ref_counts[:3].tolist() == [2, 2, 2]
     bench.process()
@@ -164,7 +164,7 @@ def test_nothing_comes_back_in_a_step_that_preempts() -> None:
 
     assert len(out.blocks_to_swap_out) == 3
     assert len(out.delta.admissions) == 0
-    needs = bench.scheduler.admissions.needs_to_swap_in(b)
+    needs = bench.core.admissions.needs_to_swap_in(b)
     assert (needs.has_blocks, needs.has_slots) == (True, True)
     bench.process()
     bench.run()
@@ -186,7 +186,7 @@ def test_swapped_groups_come_back_in_order() -> None:
     bench = Bench(small_limits(blocks=9, budget=36, host_blocks=9, preemption_mode=SWAP))
     for arrival in range(3):
         bench.add(arrival, 12, max_tokens(6 if arrival else 8))
-    while len(bench.scheduler.swapped) < 2:
+    while len(bench.core.swapped) < 2:
         bench.step()
 
     order = [name for step in bench.run() for name in admitted(step)]
@@ -199,12 +199,12 @@ def test_swap_in_leaves_the_watermark_to_what_runs() -> None:
     a = bench.add(0, 3)
     bench.add(1, 2, max_tokens(9))
     c = bench.add(2, 12, max_tokens(8))
-    while not len(bench.scheduler.swapped):
+    while not len(bench.core.swapped):
         bench.step()
 
-    bench.scheduler.abort(a)
+    bench.core.abort(a)
     waiting = bench.schedule()
-    assert (bench.scheduler.swapped.num_blocks_to_swap_in(c), bench.num_free_blocks) == (5, 6)
+    assert (bench.core.swapped.num_blocks_to_swap_in(c), bench.num_free_blocks) == (5, 6)
     bench.process()
 
     assert len(waiting.blocks_to_swap_in) == 0
@@ -225,9 +225,9 @@ def test_a_swapped_group_that_the_empty_pool_cannot_hold_fails_with_numbers() ->
     (failure,) = bench.failures
     assert failure.group is b
     assert "the request needs 10 blocks and does not fit into the KV cache of 8 blocks of 4 tokens" in failure.message
-    assert bench.scheduler.preemption.num_preemptions[SWAP] == 1
+    assert bench.core.preemption.num_preemptions[SWAP] == 1
     assert len(bench.outputs["a"]) == 10
-    assert (bench.num_free_blocks, bench.scheduler.swapped.host.num_free_blocks) == (8, 12)
+    assert (bench.num_free_blocks, bench.core.swapped.host.num_free_blocks) == (8, 12)
 
 
 # Ends while swapped ------------------------------------------------------------------------------
@@ -236,11 +236,11 @@ def test_a_swapped_group_that_the_empty_pool_cannot_hold_fails_with_numbers() ->
 def test_abort_of_a_swapped_group_frees_both_pools() -> None:
     bench = bench_with_victim(SWAP)
     bench.step()
-    (b,) = bench.scheduler.swapped
+    (b,) = bench.core.swapped
 
-    bench.scheduler.abort(b)
+    bench.core.abort(b)
 
-    assert bench.scheduler.swapped.host.num_free_blocks == 8
+    assert bench.core.swapped.host.num_free_blocks == 8
     bench.run()
     assert bench.num_free_blocks == 6
     assert bench.outputs["b"] == [212]
@@ -249,19 +249,19 @@ def test_abort_of_a_swapped_group_frees_both_pools() -> None:
 def test_finish_of_the_only_sequence_of_a_swapped_group_ends_it() -> None:
     bench = bench_with_victim(SWAP)
     bench.step()
-    (b,) = bench.scheduler.swapped
+    (b,) = bench.core.swapped
 
-    bench.scheduler.finish(b.sequences[0])
+    bench.core.finish(b.sequences[0])
 
-    assert len(bench.scheduler.groups) == 1
-    assert bench.scheduler.swapped.host.num_free_blocks == 8
+    assert len(bench.core.groups) == 1
+    assert bench.core.swapped.host.num_free_blocks == 8
 
 
 def test_evacuate_takes_swapped_groups_along() -> None:
     bench = bench_with_victim(SWAP)
     bench.step()
 
-    a, b = bench.scheduler.evacuate()
+    a, b = bench.core.evacuate()
 
     assert b.sequences[0].status is SequenceStatus.WAITING
     assert b.sequences[0].token_ids.tolist() == [*range(200, 212), 212]

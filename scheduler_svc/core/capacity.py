@@ -1,9 +1,9 @@
-"""What the next step of a core can still admit, in plain numbers: the dealer's view of a core.
+"""What the next step of a core can still admit, in plain numbers: the dispatcher's view of a core.
 
-Numbers only, so that dealing a group costs microseconds. They leave out what is too dear to know, such as the size of
-the message. The core has the last word (`Admissions.judge`); what it does not admit goes back into the line.
+Numbers only, so that dispatching a group costs microseconds. They leave out what is too dear to know, such as the size
+of the message. The core has the last word (`Admissions.judge`); what it does not admit goes back into the line.
 
-Pure. Read next: `dealer.py`.
+Pure. Read next: `dispatcher.py`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from scheduler_svc.core.admission import Wait
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.inbox import Inbox, Share
+from scheduler_svc.core.inbox import Assignment, Inbox
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting_queue import Turn
 
@@ -19,7 +19,7 @@ from scheduler_svc.core.waiting_queue import Turn
 _NO_LIMIT = 2**62
 
 
-class Need(NamedTuple):
+class Demand(NamedTuple):
     """What a group takes of a core, as if nothing of it were cached; of one that has forked, as things are there.
 
     Attributes:
@@ -39,7 +39,7 @@ class Need(NamedTuple):
     block_names: list[bytes]
 
     @classmethod
-    def of(cls, group: SequenceGroup, core: ExecutorCore) -> "Need":
+    def of(cls, group: SequenceGroup, core: ExecutorCore) -> "Demand":
         """Return what a group takes of a core."""
         blocks = core.blocks
         sequences = group.sequences if group.is_lone else group.sequences_to_compute
@@ -58,16 +58,16 @@ class Need(NamedTuple):
         num_tokens = len(lead.token_ids)
         return cls(blocks.block_size, num_tokens, num_tokens, num_blocks, group.num_slots, names)
 
-    def share(self, turn: Turn, room: "Room", num_cached_blocks: int) -> Share:
+    def assignment(self, turn: Turn, capacity: "Capacity", num_cached_blocks: int) -> Assignment:
         """Return what the group takes of a core that has its first blocks in the prefix cache."""
         num_cached_tokens = num_cached_blocks * self.block_size
-        is_long = room.core.prefills.is_long(self.num_lead_tokens - num_cached_tokens)
+        is_long = capacity.core.prefills.is_long(self.num_lead_tokens - num_cached_tokens)
         num_blocks, num_tokens = self.num_blocks - num_cached_blocks, self.num_tokens - num_cached_tokens
-        return Share(turn, self.num_slots, num_blocks, num_tokens, is_long)
+        return Assignment(turn, self.num_slots, num_blocks, num_tokens, is_long)
 
 
 @dataclass(slots=True, eq=False)
-class Room:
+class Capacity:
     """What the next step of a core can still admit.
 
     Attributes:
@@ -95,12 +95,12 @@ class Room:
     number: int
 
     @classmethod
-    def of(cls, inbox: Inbox, *, is_serving: bool, number: int) -> "Room":
+    def of(cls, inbox: Inbox, *, is_serving: bool, number: int) -> "Capacity":
         """Return the room of a core.
 
         Args:
             inbox: Of the core.
-            is_serving: Whether the core is deciding a step, and asks: then it has budget left, whatever was dealt.
+            is_serving: Whether the core is deciding a step, and asks: then it has budget left, whatever was dispatched.
             number: Tells it from the others.
         """
         core = inbox.core
@@ -124,51 +124,51 @@ class Room:
             number,
         )
 
-    def rank(self) -> tuple[int, int, int, "Room"]:
+    def rank(self) -> tuple[int, int, int, "Capacity"]:
         """Return what orders rooms: by load, then by free blocks. No two are equal, by their number."""
         return self.load, -self.num_free_blocks, self.number, self
 
-    def obstacle(self, turn: Turn, need: Need, num_cached_blocks: int) -> Wait | None:
+    def obstacle(self, turn: Turn, demand: Demand, num_cached_blocks: int) -> Wait | None:
         """Return how a group has to wait that stands first in line; None: the core can take it."""
         core, group, blocks = self.core, turn.group, self.core.blocks
         if not is_open_to(core, group):
             return Wait.NEVER
-        if core.is_probing and (core.groups or self.inbox.shares):
+        if core.is_probing and (core.groups or self.inbox.assignments):
             return Wait.IN_LINE
         if self.level_of_returning is not None and self.level_of_returning <= turn.level:
             return Wait.IN_LINE
-        if need.num_slots > self.num_free_slots:
+        if demand.num_slots > self.num_free_slots:
             return Wait.IN_LINE
-        if self.num_long <= 0 and core.prefills.is_long(need.num_lead_tokens - num_cached_blocks * blocks.block_size):
-            return Wait.ASIDE
-        if blocks.is_being_computed(need.block_names, num_cached_blocks):
-            return Wait.ASIDE
-        has_room = self.num_tokens > 0 and self._has_blocks_for(group, need, num_cached_blocks)
+        if self.num_long <= 0 and core.prefills.is_long(demand.num_lead_tokens - num_cached_blocks * blocks.block_size):
+            return Wait.SKIPPED
+        if blocks.is_being_computed(demand.block_names, num_cached_blocks):
+            return Wait.SKIPPED
+        has_room = self.num_tokens > 0 and self._has_blocks_for(group, demand, num_cached_blocks)
         return None if has_room else Wait.IN_LINE
 
-    def _has_blocks_for(self, group: SequenceGroup, need: Need, num_cached_blocks: int) -> bool:
-        if need.num_blocks <= self.num_free_blocks:
+    def _has_blocks_for(self, group: SequenceGroup, demand: Demand, num_cached_blocks: int) -> bool:
+        if demand.num_blocks <= self.num_free_blocks:
             return True
-        if need.num_blocks - num_cached_blocks > self.num_free_blocks:
+        if demand.num_blocks - num_cached_blocks > self.num_free_blocks:
             return False
         # It depends on how many of the cached blocks nobody uses: these count as free.
         return self.core.blocks.plan_admission(group).num_needed <= self.num_free_blocks
 
-    def give(self, share: Share) -> None:
-        """Put a share into the inbox of the core."""
-        self.inbox.put(share)
-        self.count(share)
+    def give(self, assignment: Assignment) -> None:
+        """Put an assignment into the inbox of the core."""
+        self.inbox.put(assignment)
+        self.count(assignment)
 
-    def count(self, share: Share) -> None:
-        """Count what a share takes."""
+    def count(self, assignment: Assignment) -> None:
+        """Count what an assignment takes."""
         if not self._is_pool_used:
             self._is_pool_used = True
             self.num_free_blocks -= self.core.blocks.num_watermark_blocks
-        self.load += share.num_tokens + share.num_slots
-        self.num_free_slots -= share.num_slots
-        self.num_free_blocks -= share.num_blocks
-        self.num_tokens -= share.num_tokens
-        self.num_long -= share.is_long
+        self.load += assignment.num_tokens + assignment.num_slots
+        self.num_free_slots -= assignment.num_slots
+        self.num_free_blocks -= assignment.num_blocks
+        self.num_tokens -= assignment.num_tokens
+        self.num_long -= assignment.is_long
 
 
 def is_open_to(core: ExecutorCore, group: SequenceGroup) -> bool:

@@ -9,13 +9,13 @@ from tests.support.driving import Bench, group, small_limits
 
 
 def obstacle(bench: Bench, candidate: SequenceGroup, now_s: float = 0.0) -> Obstacle:
-    found = bench.scheduler.obstacle(candidate, now_s)
+    found = bench.core.obstacle(candidate, now_s)
     assert found is not None
     return found
 
 
 def test_nothing_is_in_the_way_of_what_fits() -> None:
-    assert Bench(small_limits()).scheduler.obstacle(group(0, 4), now_s=0.0) is None
+    assert Bench(small_limits()).core.obstacle(group(0, 4), now_s=0.0) is None
 
 
 def test_lacking_blocks_are_counted() -> None:
@@ -36,23 +36,23 @@ def test_lacking_slots_are_counted() -> None:
     assert found == Obstacle(Wait.IN_LINE, "needs 2 slots of the batch, 1 free")
 
 
-def test_a_long_prompt_waits_aside_while_another_one_runs() -> None:
+def test_a_long_prompt_is_skipped_while_another_one_runs() -> None:
     bench = Bench(small_limits(long_prefill_threshold=4, budget=8))
     bench.add(0, 12)
     bench.step()
 
-    assert obstacle(bench, group(1, 5)).wait is Wait.ASIDE
-    assert bench.scheduler.obstacle(group(1, 4), now_s=0.0) is None
+    assert obstacle(bench, group(1, 5)).wait is Wait.SKIPPED
+    assert bench.core.obstacle(group(1, 4), now_s=0.0) is None
 
 
-def test_a_group_whose_prefix_is_on_its_way_waits_aside() -> None:
+def test_a_group_whose_prefix_is_on_its_way_is_skipped() -> None:
     bench = Bench(small_limits(prefix_caching=True))
     bench.add(0, [1, 2, 3, 4, 5])
     bench.schedule()
 
     found = obstacle(bench, group(1, [1, 2, 3, 4, 6]))
 
-    assert found == Obstacle(Wait.ASIDE, "a step in flight computes the next block of its prefix")
+    assert found == Obstacle(Wait.SKIPPED, "a step in flight computes the next block of its prefix")
 
 
 def test_preempted_groups_are_in_the_way_of_newcomers() -> None:
@@ -88,7 +88,7 @@ def test_a_core_whose_oldest_step_is_overdue_takes_nothing() -> None:
     bench.add(0, 2)
     bench.schedule()
 
-    assert bench.scheduler.obstacle(group(1, 2), now_s=1.0) is None
+    assert bench.core.obstacle(group(1, 2), now_s=1.0) is None
     assert obstacle(bench, group(1, 2), now_s=1.1) == Obstacle(Wait.IN_LINE, "a step has been running for 1.1 s")
     bench.process()
-    assert bench.scheduler.obstacle(group(1, 2), now_s=1.1) is None
+    assert bench.core.obstacle(group(1, 2), now_s=1.1) is None

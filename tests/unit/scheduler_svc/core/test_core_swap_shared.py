@@ -20,7 +20,7 @@ def test_blocks_that_others_use_too_stay_on_the_device() -> None:
     bench.step()
     bench.add(1, [*common, 5, 6, 7, 8], max_tokens(6))
     bench.step()
-    _, b = bench.scheduler.batch.running
+    _, b = bench.core.batch.running
     shared, own = bench.blocks_of(b.sequences[0])[:2], bench.blocks_of(b.sequences[0])[2:]
     while bench.running == "ab":
         step = bench.schedule()
@@ -28,7 +28,7 @@ def test_blocks_that_others_use_too_stay_on_the_device() -> None:
 
     assert set(step.blocks_to_swap_out[:, 0].tolist()) >= set(own)
     assert not set(step.blocks_to_swap_out[:, 0].tolist()) & set(shared)
-    assert bench.scheduler.blocks.allocator.ref_counts[shared].tolist() == [2, 2]
+    assert bench.core.blocks.allocator.ref_counts[shared].tolist() == [2, 2]
     bench.run()
     assert bench.outputs["b"] == [9, 10, 11, 12, 13, 14]
 
@@ -43,9 +43,9 @@ def test_blocks_that_swapped_groups_share_on_the_device_are_given_up_for_one_tha
     bench.add(1, [*common, 1, 2], max_tokens(8))
     bench.step()
     bench.add(2, [*common, 3, 4], max_tokens(8))
-    while bench.running != "a" or len(bench.scheduler.swapped) < 2:
+    while bench.running != "a" or len(bench.core.swapped) < 2:
         bench.step()
-    assert bench.scheduler.blocks.allocator.num_used_blocks > len(bench.scheduler.table.blocks_of(0))
+    assert bench.core.blocks.allocator.num_used_blocks > len(bench.core.table.blocks_of(0))
 
     bench.run(depth)
 
@@ -62,7 +62,7 @@ def test_outputs_are_the_same_whatever_was_swapped(depth: int) -> None:
 
     bench.run(depth)
 
-    assert bench.scheduler.preemption.num_preemptions[SWAP] > 1
+    assert bench.core.preemption.num_preemptions[SWAP] > 1
     assert bench.outputs["a"] == list(range(105, 114))
     assert bench.outputs["b1"] == list(range(207, 225, 2))
     assert bench.outputs["d0"] == list(range(408, 417))
@@ -82,11 +82,11 @@ def swapping_bench(next_token: NextToken = count_up, num_tokens_of_a: int = 8) -
 
 def run_until_swapped(bench: Bench, num_steps_in_flight: int = 1) -> SequenceGroup:
     """Go on until a group is swapped out; return it. All but the last results are in if one step is in flight."""
-    while not len(bench.scheduler.swapped):
+    while not len(bench.core.swapped):
         while len(bench.results) >= num_steps_in_flight:
             bench.process()
         bench.schedule()
-    (swapped,) = bench.scheduler.swapped
+    (swapped,) = bench.core.swapped
     return swapped
 
 
@@ -96,7 +96,7 @@ def run_until_back(bench: Bench) -> Step:
         while bench.results:
             bench.process()
         step = bench.schedule()
-        if not len(bench.scheduler.swapped):
+        if not len(bench.core.swapped):
             return step
 
 
@@ -109,7 +109,7 @@ def test_the_prompt_of_a_group_that_was_swapped_is_found_again(depth: int, beam_
     search = BeamSearchParams(beam_width) if beam_width else None
     bench.add(1, 12, max_tokens(8), num_sequences=1 if search else 2, beam_search=search)
     bench.run(depth)
-    assert bench.scheduler.preemption.num_preemptions[SWAP]
+    assert bench.core.preemption.num_preemptions[SWAP]
 
     again = bench.add(2, [*range(200, 212), 1, 2, 3], max_tokens(1))
     bench.run(depth)
@@ -124,7 +124,7 @@ def test_blocks_that_are_still_cached_are_kept_for_the_group_and_not_moved(
     """They are the next ones to be evicted when the group comes back, and no other blocks are free."""
     bench = swapping_bench(num_tokens_of_a=num_tokens_of_a)
     run_until_swapped(bench)
-    assert sorted(bench.scheduler.blocks.allocator.cached_block_ids.tolist()) == [3, 4, 6, 7]
+    assert sorted(bench.core.blocks.allocator.cached_block_ids.tolist()) == [3, 4, 6, 7]
 
     back = run_until_back(bench)
 
@@ -149,8 +149,8 @@ def test_outputs_of_equal_tokens_come_back_to_the_same_blocks() -> None:
 def test_a_block_whose_last_token_is_late_is_registered_on_the_way_back() -> None:
     bench = swapping_bench()
     b = run_until_swapped(bench, num_steps_in_flight=2)  # the one before the last fills the third block
-    assert [sequence.num_late_tokens for sequence in b.sequences] == [1, 1]
-    assert sorted(bench.scheduler.blocks.allocator.cached_block_ids.tolist()) == [3, 4]
+    assert [sequence.num_inflight_tokens for sequence in b.sequences] == [1, 1]
+    assert sorted(bench.core.blocks.allocator.cached_block_ids.tolist()) == [3, 4]
 
     back = run_until_back(bench)
 
@@ -164,12 +164,12 @@ def test_a_block_whose_last_token_is_late_is_registered_on_the_way_back() -> Non
 def test_the_way_back_takes_no_room_for_blocks_that_another_request_uses() -> None:
     bench = swapping_bench()
     b = run_until_swapped(bench)
-    assert bench.scheduler.swapped.num_blocks_to_swap_in(b) == 6  # two of the prompt, one each, and the next ones
+    assert bench.core.swapped.num_blocks_to_swap_in(b) == 6  # two of the prompt, one each, and the next ones
 
     bench.add(2, [*range(200, 208), 1], max_tokens(9))
     bench.step()
 
-    assert bench.scheduler.swapped.num_blocks_to_swap_in(b) == 4
+    assert bench.core.swapped.num_blocks_to_swap_in(b) == 4
 
 
 def test_a_beam_that_forks_after_it_came_back_has_the_hashes_of_its_parent() -> None:
@@ -183,4 +183,4 @@ def test_a_beam_that_forks_after_it_came_back_has_the_hashes_of_its_parent() -> 
 
     bench.run()
 
-    assert bench.scheduler.preemption.num_preemptions[SWAP] == 1
+    assert bench.core.preemption.num_preemptions[SWAP] == 1

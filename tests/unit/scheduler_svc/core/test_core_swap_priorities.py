@@ -10,18 +10,18 @@ def test_a_swapped_group_waits_for_the_slots_that_more_urgent_ones_took() -> Non
     bench = Bench(limits, policy=PriorityPolicy())
     bench.add(0, 12, max_tokens(3))
     b = bench.add(1, 12, max_tokens(3), num_sequences=2, priority=1)
-    while not len(bench.scheduler.swapped):
+    while not len(bench.core.swapped):
         bench.step()
     for arrival in range(2, 5):
         bench.add(arrival, 1, max_tokens(4))
     while bench.running != "cde":
         bench.step()
 
-    needs = bench.scheduler.admissions.needs_to_swap_in(b)
+    needs = bench.core.admissions.needs_to_swap_in(b)
     assert (needs.has_blocks, needs.num_needed_slots, needs.num_free_slots) == (True, 2, 1)
     bench.step()
 
-    assert (bench.running, list(bench.scheduler.swapped)) == ("cde", [b])
+    assert (bench.running, list(bench.core.swapped)) == ("cde", [b])
     bench.run()
     assert (bench.outputs["b0"], bench.outputs["b1"]) == ([212, 213, 214], [213, 215, 217])
 
@@ -37,6 +37,6 @@ def test_a_swapped_group_does_not_take_the_room_that_a_preemption_made() -> None
         step = bench.schedule()
         bench.process()
 
-    assert (bench.waiting, list(bench.scheduler.swapped)) == ("a", [b])
-    assert bench.scheduler.admissions.needs_to_swap_in(b).has_blocks
+    assert (bench.waiting, list(bench.core.swapped)) == ("a", [b])
+    assert bench.core.admissions.needs_to_swap_in(b).has_blocks
     assert len(step.delta.admissions) == 0

@@ -32,7 +32,7 @@ class Continuation:
     token_id: int
 
 
-class Searches:
+class BeamBatch:
     """Owns the candidates that came in and the continuations that are to go out.
 
     Args:
@@ -89,7 +89,7 @@ class Searches:
         return [(sequence, sequence.slot) for sequence in group.sequences if sequence.has_slot]
 
     def forget(self, group: SequenceGroup) -> None:
-        """A group leaves the batch: drop what is known of its present step."""
+        """A group is removed from the batch: drop what is known of its present step."""
         self.ready.pop(group, None)
         self._num_rows_in_flight.pop(group, None)
         self._candidates.pop(group, None)
@@ -100,7 +100,7 @@ class Searches:
         """A step with a row of this beam is sent."""
         self._num_rows_in_flight[sequence.group] = self._num_rows_in_flight.get(sequence.group, 0) + 1
 
-    def continue_search(self, plan: StepPlan, group: SequenceGroup) -> list[tuple[int, int]]:
+    def continue_beams(self, plan: StepPlan, group: SequenceGroup) -> list[tuple[int, int]]:
         """Put the continuations of a ready search into the step.
 
         Returns (slot, slot whose block table it has until the step is applied) of each beam.
@@ -157,7 +157,7 @@ class Searches:
         for index, beam in enumerate(former):
             if index not in kept:
                 batch.blocks.allocator.free(batch.held_blocks(beam.slot))
-                batch.leave(beam)
+                batch.vacate(beam)
                 beam.status = SequenceStatus.FINISHED
         group.sequences = [continuation.sequence for continuation in continuations]
         self.ready[group] = continuations

@@ -4,7 +4,7 @@ import pytest
 
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceStatus
-from scheduler_svc.core.stop_conditions import StopConditions
+from scheduler_svc.core.stopping import StopConditions
 from tests.support.driving import (
     Bench,
     admitted,
@@ -34,7 +34,7 @@ def test_last_arrival_is_preempted_first() -> None:
     assert (bench.running, bench.waiting) == ("a", "b")
     assert step.delta.released_slots.tolist() == [1]
     assert step.delta.appended_blocks[:, 0].tolist() == [0]
-    assert bench.scheduler.preemption.num_preemptions[PreemptionMode.RECOMPUTE] == 1
+    assert bench.core.preemption.num_preemptions[PreemptionMode.RECOMPUTE] == 1
 
 
 def test_as_many_are_preempted_as_the_first_ones_need() -> None:
@@ -61,7 +61,7 @@ def test_the_victim_may_be_a_prefill_that_does_not_grow() -> None:
 
     assert step.delta.released_slots.tolist() == [1]
     assert b.sequences[0].token_ids.tolist() == list(range(200, 216))
-    assert b.sequences[0].num_late_tokens == 0
+    assert b.sequences[0].num_inflight_tokens == 0
 
 
 def test_a_preempted_group_comes_back_before_newcomers() -> None:
@@ -87,7 +87,7 @@ def test_nothing_is_admitted_in_a_step_that_preempts() -> None:
     assert admitted(step) == []
 
 
-def test_nobody_of_the_same_level_is_admitted_while_a_preempted_group_waits_for_late_tokens() -> None:
+def test_nobody_of_the_same_level_is_admitted_while_a_preempted_group_waits_for_inflight_tokens() -> None:
     bench = Bench(small_limits(blocks=6, budget=24))
     bench.add(1, 12)
     bench.add(2, 12)
@@ -106,9 +106,9 @@ def test_preempted_sequence_is_recomputed_with_its_output_as_prompt() -> None:
     bench = two_that_outgrow_the_pool()
     bench.step()
     bench.step()
-    (a,) = bench.scheduler.batch.running
+    (a,) = bench.core.batch.running
 
-    bench.scheduler.finish(a.sequences[0])
+    bench.core.finish(a.sequences[0])
     admission = only_admission(bench.schedule())
 
     assert admission.token_ids.tolist() == [*range(200, 212), 212]
@@ -130,9 +130,9 @@ def test_recomputing_finds_its_own_blocks_where_nobody_took_them() -> None:
     bench = two_that_outgrow_the_pool(prefix_caching=True)
     bench.step()
     bench.step()  # a takes one of the blocks of b: its last one
-    (a,) = bench.scheduler.batch.running
+    (a,) = bench.core.batch.running
 
-    bench.scheduler.finish(a.sequences[0])
+    bench.core.finish(a.sequences[0])
     step = bench.schedule()
 
     assert only_admission(step).num_computed_tokens == 8

@@ -2,7 +2,7 @@
 
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceStatus
-from scheduler_svc.core.stop_conditions import FinishReason, StopConditions
+from scheduler_svc.core.stopping import FinishReason, StopConditions
 from tests.support.driving import (
     Bench,
     admitted,
@@ -22,38 +22,38 @@ def two_that_outgrow_the_pool(conditions_of_b: StopConditions | None = None) -> 
     return bench
 
 
-def test_late_token_of_a_preempted_sequence_is_delivered_once() -> None:
+def test_inflight_token_of_a_preempted_sequence_is_delivered_once() -> None:
     bench = two_that_outgrow_the_pool()
     _, b = bench.queue
     bench.schedule()
     bench.schedule()  # preempts b, whose first token is on its way
 
-    assert b.sequences[0].num_late_tokens == 1
+    assert b.sequences[0].num_inflight_tokens == 1
     assert delivered(bench.process()) == {"a": 112, "b": 212}
-    assert b.sequences[0].num_late_tokens == 0
+    assert b.sequences[0].num_inflight_tokens == 0
     assert b.sequences[0].token_ids.tolist() == list(range(200, 213))
     assert delivered(bench.process()) == {"a": 113}
 
 
-def test_two_late_tokens_are_both_waited_for() -> None:
+def test_two_inflight_tokens_are_both_waited_for() -> None:
     bench = Bench(small_limits(blocks=6, budget=24))
     _, b = bench.add(0, 11), bench.add(1, 11)
     for _ in range(3):
         bench.schedule()
 
-    assert b.sequences[0].num_late_tokens == 2
+    assert b.sequences[0].num_inflight_tokens == 2
     assert delivered(bench.process()) == {"a": 111, "b": 211}
     assert bench.waiting == ""
     assert delivered(bench.process()) == {"a": 112, "b": 212}
     assert bench.waiting == "b"
 
 
-def test_a_sequence_with_late_tokens_is_not_admitted_before_the_last_of_them() -> None:
+def test_a_sequence_with_inflight_tokens_is_not_admitted_before_the_last_of_them() -> None:
     bench = two_that_outgrow_the_pool()
     bench.schedule()
     bench.schedule()
-    (a,) = bench.scheduler.batch.running
-    bench.scheduler.finish(a.sequences[0])  # now the pool is empty
+    (a,) = bench.core.batch.running
+    bench.core.finish(a.sequences[0])  # now the pool is empty
 
     released_only = bench.schedule()
     bench.process()
@@ -63,7 +63,7 @@ def test_a_sequence_with_late_tokens_is_not_admitted_before_the_last_of_them() -
     assert admitted(admitting) == [200]
 
 
-def test_late_token_that_stops_its_sequence_ends_it() -> None:
+def test_inflight_token_that_stops_its_sequence_ends_it() -> None:
     bench = two_that_outgrow_the_pool(StopConditions(stop_token_ids=frozenset({212})))
     _, b = bench.queue
     bench.schedule()
@@ -77,7 +77,7 @@ def test_late_token_that_stops_its_sequence_ends_it() -> None:
     assert bench.waiting == ""
 
 
-def test_late_token_has_its_logprob() -> None:
+def test_inflight_token_has_its_logprob() -> None:
     bench = two_that_outgrow_the_pool()
     bench.schedule()
     bench.schedule()
@@ -86,47 +86,47 @@ def test_late_token_has_its_logprob() -> None:
     assert bench.process().logprobs == [-1.0, -2.0]
 
 
-def test_late_token_of_a_sequence_that_was_finished_is_dropped() -> None:
+def test_inflight_token_of_a_sequence_that_was_finished_is_dropped() -> None:
     bench = two_that_outgrow_the_pool()
     _, b = bench.queue
     bench.schedule()
     bench.schedule()
 
-    bench.scheduler.finish(b.sequences[0])
+    bench.core.finish(b.sequences[0])
 
     assert delivered(bench.process()) == {"a": 112}
-    assert len(bench.scheduler.groups) == 1
+    assert len(bench.core.groups) == 1
 
 
-def test_finishing_a_moved_sequence_loses_no_late_token_of_another() -> None:
+def test_finishing_a_moved_sequence_loses_no_inflight_token_of_another() -> None:
     old = Bench(small_limits())
     old.add(2, 1)
     moved = old.add(3, 1)  # had slot 1, generation 1 there, as `b` has here
     old.step()
-    old.scheduler.evacuate()
+    old.core.evacuate()
     bench = two_that_outgrow_the_pool()
     bench.schedule()
     bench.queue.add(moved)
     bench.schedule()  # preempts b, whose first token is on its way
 
-    bench.scheduler.finish(moved.sequences[0])
+    bench.core.finish(moved.sequences[0])
 
     assert delivered(bench.process()) == {"a": 112, "b": 212}
 
 
-def test_evacuate_forgets_late_tokens_which_are_made_again_elsewhere() -> None:
+def test_evacuate_forgets_inflight_tokens_which_are_made_again_elsewhere() -> None:
     bench, elsewhere = two_that_outgrow_the_pool(), Bench(small_limits())
     bench.schedule()
     bench.schedule()
 
-    groups = bench.scheduler.evacuate()
+    groups = bench.core.evacuate()
     for moved in groups:
         elsewhere.queue.add(moved)
     elsewhere.step()
     elsewhere.step()
 
     assert elsewhere.outputs["b"][0] == 212
-    assert groups[1].sequences[0].num_late_tokens == 0
+    assert groups[1].sequences[0].num_inflight_tokens == 0
 
 
 # With the blocks in the host pool ----------------------------------------------------------------
@@ -142,11 +142,11 @@ def two_of_which_one_is_swapped_out(conditions_of_b: StopConditions | None = Non
     return bench
 
 
-def test_late_token_of_a_swapped_sequence_is_delivered_and_computed_when_it_is_back() -> None:
+def test_inflight_token_of_a_swapped_sequence_is_delivered_and_computed_when_it_is_back() -> None:
     bench = two_of_which_one_is_swapped_out(max_tokens(3))
-    (b,) = bench.scheduler.swapped
+    (b,) = bench.core.swapped
 
-    assert (b.sequences[0].status, b.sequences[0].num_late_tokens) == (SequenceStatus.SWAPPED, 1)
+    assert (b.sequences[0].status, b.sequences[0].num_inflight_tokens) == (SequenceStatus.SWAPPED, 1)
     steps = bench.run(2)
 
     (back,) = [step for step in steps if len(step.blocks_to_swap_in)]
@@ -155,10 +155,10 @@ def test_late_token_of_a_swapped_sequence_is_delivered_and_computed_when_it_is_b
     assert bench.outputs == {"a": [112, 113, 114, 115], "b": [212, 213, 214]}
 
 
-def test_a_swapped_sequence_is_not_swapped_in_before_its_late_token() -> None:
+def test_a_swapped_sequence_is_not_swapped_in_before_its_inflight_token() -> None:
     bench = two_of_which_one_is_swapped_out()
-    (a,) = bench.scheduler.batch.running
-    bench.scheduler.finish(a.sequences[0])
+    (a,) = bench.core.batch.running
+    bench.core.finish(a.sequences[0])
 
     released_only = bench.schedule()
     bench.process()
@@ -168,39 +168,39 @@ def test_a_swapped_sequence_is_not_swapped_in_before_its_late_token() -> None:
     assert len(back.blocks_to_swap_in) == 3
 
 
-def test_late_token_that_stops_a_swapped_sequence_frees_its_host_blocks() -> None:
+def test_inflight_token_that_stops_a_swapped_sequence_frees_its_host_blocks() -> None:
     bench = two_of_which_one_is_swapped_out(StopConditions(stop_token_ids=frozenset({212})))
 
     updates = bench.process()
 
     assert updates.finished == {1: FinishReason.STOP}
-    assert bench.scheduler.swapped.host.num_free_blocks == 8
-    assert len(bench.scheduler.swapped) == 0
+    assert bench.core.swapped.host.num_free_blocks == 8
+    assert len(bench.core.swapped) == 0
 
 
-def test_late_token_that_stops_one_of_a_swapped_group_frees_its_host_blocks_only() -> None:
+def test_inflight_token_that_stops_one_of_a_swapped_group_frees_its_host_blocks_only() -> None:
     bench = Bench(small_limits(blocks=7, budget=24, host_blocks=8))
     bench.add(0, 8, max_tokens(6))
     # b0 counts by 1, b1 by 2: the stop token is the sixth of b0 and the third of b1. Five are late.
     b = bench.add(1, 8, StopConditions(stop_token_ids=frozenset({213})), num_sequences=2)
-    while not len(bench.scheduler.swapped):
+    while not len(bench.core.swapped):
         bench.schedule()
-    num_used = bench.scheduler.swapped.host.num_used_blocks
+    num_used = bench.core.swapped.host.num_used_blocks
 
     for _ in range(3):
         bench.process()
 
     assert [sequence.status for sequence in b.sequences] == [SequenceStatus.SWAPPED, SequenceStatus.FINISHED]
-    assert (num_used, bench.scheduler.swapped.host.num_used_blocks) == (4, 3)
+    assert (num_used, bench.core.swapped.host.num_used_blocks) == (4, 3)
     bench.run(2)
     assert (bench.outputs["b0"], bench.outputs["b1"]) == ([208, 209, 210, 211, 212, 213], [209, 211, 213])
 
 
-def test_abort_forgets_the_late_tokens_of_a_swapped_group() -> None:
+def test_abort_forgets_the_inflight_tokens_of_a_swapped_group() -> None:
     bench = two_of_which_one_is_swapped_out()
-    (b,) = bench.scheduler.swapped
+    (b,) = bench.core.swapped
 
-    bench.scheduler.abort(b)
+    bench.core.abort(b)
 
     assert delivered(bench.process()) == {"a": 112}
-    assert bench.scheduler.swapped.host.num_free_blocks == 8
+    assert bench.core.swapped.host.num_free_blocks == 8

@@ -178,5 +178,5 @@ def test_running_groups_may_use_the_watermark() -> None:
 
     bench.run()
 
-    assert bench.scheduler.preemption.num_preemptions[PreemptionMode.RECOMPUTE] == 0
+    assert bench.core.preemption.num_preemptions[PreemptionMode.RECOMPUTE] == 0
     assert len(bench.outputs["a"]) == 12
