@@ -1,0 +1,52 @@
+"""Every message of docs/troubleshooting.md is one that the code prints."""
+
+import ast
+import functools
+import re
+
+import pytest
+
+from tests.docs.pages import REPOSITORY
+
+_PAGE = (REPOSITORY / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+# What stands between the parts that the code makes a sentence of.
+_JOINTS = re.compile(r"\.\.\.|, and |[;:,()]|it must be|did you mean| is (?=set|a file|a pointer)")
+_LIBRARIES = {
+    "No such option ...",
+    "--top-p is 1.5; it must be above 0 and at most 1",
+    "Received message larger than max",
+    "An attempt has been made to start a new process",
+}
+
+
+def messages() -> list[str]:
+    """Return what the first cells of the tables quote, without commands, flags and names."""
+    cells = [line.split("|")[1] for line in _PAGE.splitlines() if line.startswith("| ")]
+    quoted = {message for cell in cells for message in re.findall(r"`([^`]+)`", cell) if " " in message}
+    return sorted(message for message in quoted - _LIBRARIES if not message.startswith("octavo "))
+
+
+@functools.cache
+def strings() -> str:
+    """Return all texts of the code, a line each; \\0 stands for a value."""
+    found = []
+    for folder in ("octavo", "scheduler_svc", "executor_svc", "shared"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            if not path.stem.endswith(("_pb2", "_pb2_grpc")):
+                found += [_text(node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    return "\n".join(filter(None, found))
+
+
+def _text(node: ast.AST) -> str:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in values)
+    return ""
+
+
+@pytest.mark.parametrize("message", messages())
+def test_a_message_of_the_page_is_printed_by_the_code(message: str) -> None:
+    parts = [part.strip() for part in _JOINTS.split(message)]
+    assert [part for part in parts if len(part) > 3 and part not in strings()] == []
