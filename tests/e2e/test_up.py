@@ -29,6 +29,7 @@ from octavo.local_options import LocalOptions
 
 FAKE = [sys.executable, "-P", "-m", "executor_svc.fake", "--exit-on-stdin-close", *os.environ["FAKE_FLAGS"].split()]
 LocalOptions.executor_command = lambda self: [*FAKE, "--listen", "127.0.0.1:0"]
+LocalOptions.prepare_model = lambda self: None
 
 from octavo.cli import main
 
