@@ -42,7 +42,7 @@ def _text(node: ast.AST) -> str:
         case ast.Constant(value=str(text)):
             return text
         case ast.JoinedStr(values=values):
-            return "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in values)
+            return "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in values)
     return ""
 
 
