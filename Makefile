@@ -67,7 +67,7 @@ $(INSTALLED): $(RUNTIME)
 
 demo: $(RUNTIME)
 	@$(BIN)/octavo demo
-	@echo "next: source $(BIN)/activate && octavo up --executors 2"
+	@echo "next: source $(BIN)/activate && octavo up"
 
 dev: $(INSTALLED)
 

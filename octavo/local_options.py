@@ -4,6 +4,8 @@ octavo/service_settings.py knows the settings; octavo/local.py starts the servic
 """
 
 import os
+import secrets
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -70,6 +72,7 @@ class LocalOptions:
         self.num_executors = num_executors
         self.executor, self.scheduler = check_settings(of_executor, of_scheduler, os.environ)
         _check_model(self.executor.config.model)
+        self._name_scheduler()
         self._check_together(is_private=is_private)
         if num_executors > 1:
             self._share_machine()
@@ -131,6 +134,16 @@ class LocalOptions:
                 raise LocalServiceError(
                     f"scheduler.{name} is set, but {who} speaks plaintext with it and has no token; leave it out"
                 )
+
+    def _name_scheduler(self) -> None:
+        """Give the scheduler an identity where it would make a new one at each start.
+
+        When it is started again, it takes its executors over at once.
+        """
+        config = self.scheduler.config
+        if config.scheduler_id is None and config.listen.endswith(":0"):
+            named = config.model_copy(update={"scheduler_id": f"{socket.gethostname()}/{secrets.token_hex(8)}"})
+            self.scheduler = replace(self.scheduler, config=named, given=(*self.scheduler.given, "scheduler_id"))
 
     def _share_machine(self) -> None:
         """Let several executors share the cores, and refuse a port that all of them would have."""

@@ -5,7 +5,6 @@ imported late: a model in a directory does without it.
 """
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +53,16 @@ class NotAtHubError(ModelLoadError):
 
 def is_hub_id(model: str) -> bool:
     """Return whether a text may name a model of the hub, with a revision or without."""
-    return re.fullmatch(r"([\w.-]+/)?[\w.-]+(@.+)?", model, re.ASCII) is not None
+    try:
+        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+    except ModuleNotFoundError:  # `fetch_hub_model` says what to install
+        return True
+    try:
+        validate_repo_id(model.partition("@")[0])
+    except HFValidationError:
+        return False
+    return True
 
 
 def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = None) -> Path:

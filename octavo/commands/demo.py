@@ -14,7 +14,7 @@ from rich.console import Console
 from octavo.admin_client import AdminClient
 from octavo.client import Client
 from octavo.commands.service_options import ServiceCommand, service_options
-from octavo.errors import InternalError
+from octavo.errors import InternalError, LocalServiceError
 from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
 from octavo.outputs import Accepted, ChatMessage, Delta
@@ -57,16 +57,18 @@ async def _run_demo(question: str, options: LocalOptions, *, is_verbose: bool) -
             options, on_status=status.update, on_restart=restarts.append, is_verbose=is_verbose
         )
         await services.start()
-    is_shown = False
+    are_logs_told = False
     try:
         click.echo(_PICTURE.format(*services.executor_pids.values()))
         await services.run_beside(_show(question, services, console))
         if restarts and "is back" in restarts[-1]:
             click.echo(f"{restarts[-1].capitalize()}: what dies is started again, here and by `octavo up`.")
-        is_shown = True
+    except LocalServiceError:
+        are_logs_told = True
+        raise
     finally:
         with console.status("stopping the services"):
-            await services.stop(discard_logs=is_shown)
+            await services.stop(discard_logs=not are_logs_told)
 
 
 async def _show(question: str, services: LocalServices, console: Console) -> None:
@@ -82,10 +84,10 @@ async def _show(question: str, services: LocalServices, console: Console) -> Non
         if pause_s is None:
             click.echo(f"{len(token_ids)} tokens: the answer ended before an executor could be killed; ask for more.")
             return
-        click.echo(f"{len(token_ids)} tokens; the stream paused for {pause_s:.1f} s, and no other trace is left.")
+        click.echo(f"{len(token_ids)} tokens; the stream paused for {pause_s:.1f} s, until the other executor had it.")
         with console.status("asking once more, and nobody is killed"):
             undisturbed = (await client.generate(prompt, _PARAMS)).outputs[0].token_ids
-    _compare(token_ids, undisturbed)
+    compare(token_ids, undisturbed)
     click.echo(f"Asked once more, and nobody killed: the same {len(token_ids)} tokens.")
 
 
@@ -131,8 +133,8 @@ def _kill(address: str, services: LocalServices) -> None:
     click.echo(f"\n{click.style(line, fg='red', bold=True)}")
 
 
-def _compare(token_ids: Sequence[int], undisturbed: Sequence[int]) -> None:
-    """Raise InternalError if the answers differ."""
+def compare(token_ids: Sequence[int], undisturbed: Sequence[int]) -> None:
+    """Compare the token ids of two answers. Raises: InternalError: they differ."""
     if list(token_ids) == list(undisturbed):
         return
     pairs = zip(token_ids, undisturbed, strict=False)

@@ -50,10 +50,10 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         executors = [executor_state(driver, now_s) for driver in engine.drivers.values()]
         attached = [executor for executor in executors if executor.epoch]
         only = attached[0] if len(attached) == 1 else None
-        preemptions, meter = engine.num_preemptions, engine.meter
+        preemptions, meter = engine.fleet.num_preemptions, engine.meter
         return pb.GetSchedulerStateResponse(
             is_draining=engine.readiness.is_draining,
-            num_waiting_requests=engine.num_waiting,
+            num_waiting_requests=engine.waiting.num_waiting,
             num_parked_requests=len(engine.requests.suspects.parked),
             num_running_requests=sum(executor.num_running_requests for executor in executors),
             num_swapped_requests=sum(executor.num_swapped_requests for executor in executors),
@@ -81,7 +81,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             uptime_ms=milliseconds(now_s - engine.started_at_s),
             version=octavo.__version__,
             max_waiting_requests=engine.settings.max_waiting_requests,
-            num_refused_requests=engine.num_refused_for_queue,
+            num_refused_requests=engine.waiting.num_refused,
         )
 
     async def Drain(  # noqa: N802

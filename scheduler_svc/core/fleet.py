@@ -6,13 +6,14 @@ have run, so they come before newcomers. What a core knows of others it sees her
 Pure. Read next: `dispatcher.py`, `executor_core.py`.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 from scheduler_svc.core.admission import Obstacle, Wait
 from scheduler_svc.core.dispatcher import Dispatcher, InboxQueue
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.inbox import Inbox
-from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.placement import avoids
 from scheduler_svc.core.policy import Policy
 from scheduler_svc.core.sequence import SequenceGroup
@@ -45,6 +46,7 @@ class Fleet:
         self.dispatcher = Dispatcher(queue, lambda: self.is_complete())
         self.is_complete = is_complete
         self.cores: list[ExecutorCore] = []
+        self._past_preemptions: Counter[PreemptionMode] = Counter()
         self._policy = policy
         self._prefix_key = prefix_key
 
@@ -72,7 +74,16 @@ class Fleet:
     def forget(self, core: ExecutorCore) -> None:
         """Forget a core without asking it any more; what was dispatched to it waits in line again."""
         self.cores.remove(core)
+        self._past_preemptions.update(core.preemption.num_preemptions)
         self.dispatcher.remove(core)
+
+    @property
+    def num_preemptions(self) -> dict[PreemptionMode, int]:
+        """Preemptions so far, those of cores that have left included."""
+        counts = self._past_preemptions.copy()
+        for core in self.cores:
+            counts.update(core.preemption.num_preemptions)
+        return {mode: counts[mode] for mode in PreemptionMode}
 
     # Decisions -----------------------------------------------------------------------------------
 

@@ -11,20 +11,17 @@ A lost executor costs its sequences their place in the cache and nothing else: t
 its core with the tokens that are known, and computed again on another executor, or on the same one
 when it comes back; their streams go on.
 
-Read next: `live_requests.py`, `drivers.py`, `core/fleet.py`.
+Read next: `live_requests.py`, `recovery.py`, `drivers.py`, `core/fleet.py`.
 """
 
 import asyncio
 import secrets
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.fleet import Fleet
-from scheduler_svc.core.group_event import EventKind
-from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.step_plan import StepInFlight
 from scheduler_svc.core.waiting_queue import WaitingQueue
@@ -34,8 +31,9 @@ from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.engine.orphans import Orphans
 from scheduler_svc.engine.readiness import Readiness
-from scheduler_svc.engine.request_life import LifeEvent
+from scheduler_svc.engine.recovery import Recovery
 from scheduler_svc.engine.settings import EngineSettings
+from scheduler_svc.engine.waiting_limits import WaitingLimits
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.drivers import Drivers
@@ -49,7 +47,6 @@ from shared.errors import (
     CacheTooSmallError,
     NoExecutorError,
     OctavoServiceError,
-    QueueFullError,
     RequestAbortedError,
     RequestExistsError,
     UnavailableError,
@@ -83,7 +80,6 @@ class Engine:
     ) -> None:
         self.settings = settings
         self.started_at_s = time.monotonic()
-        self.num_refused_for_queue = 0
         self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
         self.fleet = Fleet(
             self.queue,
@@ -105,9 +101,9 @@ class Engine:
         )
         self.readiness = Readiness(self.fleet, lambda: self.last_trouble, set_ready)
         self.orphans = Orphans(self.fleet, self._waiting_requests, self._end_orphan, settings.orphan_timeout_s)
+        self.waiting = WaitingLimits(self.queue, self.requests.suspects, settings)
+        self.recovery = Recovery(self.fleet, self.requests, settings.max_losses, self.abort)
         self._num_arrivals = 0
-        self._num_checked_of: Counter[str] = Counter()  # by tenant
-        self._past_preemptions: Counter[PreemptionMode] = Counter()
 
     # Requests ------------------------------------------------------------------------------------
 
@@ -118,20 +114,13 @@ class Engine:
 
         Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
         """
-        settings = self.settings
         if self.readiness.is_draining:
             raise UnavailableError(f"{self.readiness.why_not}; send the request to another one")
         if not self.fleet.cores or self.model is None:
             raise NoExecutorError("no executor is attached", self.last_trouble)
         if request_id in self.requests:
             raise RequestExistsError(request_id)
-        if self.num_waiting >= settings.max_waiting_requests:
-            self.num_refused_for_queue += 1
-            raise QueueFullError(self.num_waiting, settings.queue_retry_after_s)
-        num_of_tenant = self.queue.num_waiting_of(tenant) + self._num_checked_of[tenant]
-        if num_of_tenant >= settings.max_waiting_requests_per_tenant:
-            self.num_refused_for_queue += 1
-            raise QueueFullError(num_of_tenant, settings.queue_retry_after_s, tenant)
+        self.waiting.require_room(tenant)
         return self.model
 
     @contextmanager
@@ -141,12 +130,8 @@ class Engine:
         Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
         """
         model = self.admitting_model(request_id, tenant)
-        self._num_checked_of[tenant] += 1
-        try:
+        with self.waiting.counting(tenant):
             yield model
-        finally:
-            self._num_checked_of[tenant] -= 1
-            self._num_checked_of += Counter()  # forgets tenants with none
 
     def submit(self, request: EngineRequest, sink: TokenSink, checked_for: ServedModel) -> None:
         """Queue a request that was checked for a model, right after `checking`.
@@ -256,19 +241,6 @@ class Engine:
         return self.fleet_model.model
 
     @property
-    def num_preemptions(self) -> dict[PreemptionMode, int]:
-        """Preemptions since the start, over all attachments."""
-        counts = self._past_preemptions.copy()
-        for core in self.fleet.cores:
-            counts.update(core.preemption.num_preemptions)
-        return {mode: counts[mode] for mode in PreemptionMode}
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for a place in a batch, an executor, or their tokens; the parked ones count."""
-        return len(self.queue) + len(self.requests.suspects.parked) + self._num_checked_of.total()
-
-    @property
     def has_waiting(self) -> bool:
         """Whether a core may find a group in the queue; parked requests are not there."""
         return len(self.queue) > 0
@@ -313,49 +285,18 @@ class Engine:
         return self.drivers.has_room
 
     def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
-        """The executor at an address is gone, and why: queue its groups again, except those that lost too many."""
+        """The executor at an address is gone, and why: its requests wait again."""
         self.orphans.note_change()
-        self._past_preemptions.update(core.preemption.num_preemptions)
-        now_s = time.monotonic()
-        running = set(core.batch.running)
-        for group in self.fleet.leave(core):
-            request = self.requests.of(group)
-            request.life.add(LifeEvent(EventKind.EXECUTOR_LOST, now_s, address, cause=cause))
-            if group in running:
-                request.note_loss(address, counts=_ran_without(core, request))
-            if not self._end_if_lost_too_often(request):
-                self.requests.enqueue(request)
+        self.recovery.take_back(core, address, cause)
 
     def on_probed(self, address: str, *, works: bool) -> None:
-        """The executor at an address, lost without a result, was tried: the loss is its own or its requests' fault."""
-        if not works:
-            self.requests.forget_losses(address)
-            return
-        for request in self.requests.count_losses(address):
-            self._end_if_lost_too_often(request)
-
-    def _end_if_lost_too_often(self, request: LiveRequest) -> bool:
-        """End a request that breaks executors, as it seems; return whether it does."""
-        if request.num_losses <= self.settings.max_losses:
-            return False
-        text = f"the executor was lost {request.num_losses} times in a row while it ran this request"
-        self.abort(request.request_id, UnavailableError(text))
-        return True
+        """The executor at an address, lost without a result, was tried."""
+        self.recovery.on_probed(address, works=works)
 
     def fail_all(self, core: ExecutorCore | None) -> None:
-        """A bug of ours: end the requests of a core, and those that wait, without asking it any more.
-
-        One of those that wait may be what it stumbled over. `core` None: it had not begun, with none of them.
-        """
-        if core is None:
-            return
-        if core in self.fleet.cores:  # not if `take_back` failed half-way
-            self._past_preemptions.update(core.preemption.num_preemptions)
-            self.fleet.forget(core)
-        error = OctavoServiceError("the scheduler failed; its log has the reason")
-        for request in list(self.requests.values()):
-            if self.fleet.core_of(request.group) is None:
-                self.abort(request.request_id, error)
+        """A bug of ours: end the requests of a core, and those that wait. None: it had not begun, with none of them."""
+        if core is not None:
+            self.recovery.fail_all(core)
 
     # Steps: called by the drivers ----------------------------------------------------------------
 
@@ -375,12 +316,3 @@ class Engine:
     def dispatch(self) -> None:
         """Groups wait: give those that stand first to cores that have room, and let their drivers look."""
         self.drivers.wake_those_of(self.fleet.dispatcher.dispatch(time.monotonic()))
-
-
-def _ran_without(core: ExecutorCore, request: LiveRequest) -> bool:
-    """Return whether the executor of a core, now lost, had finished a step before the request came to it."""
-    if not core.last_processed_step_id:
-        return False
-    came = (EventKind.ADMITTED, EventKind.SWAPPED_IN)
-    steps = (event.step_id for event in reversed(request.life.events) if event.kind in came)
-    return (next(steps, None) or 0) > 1

@@ -162,11 +162,11 @@ def scheduler_families(engine: Engine) -> Iterator[Family]:
     drivers = list(engine.drivers.values())
     cores = {driver.address: driver.core for driver in drivers if driver.core is not None}
     running = {address: len(core.batch.running) for address, core in cores.items()}
-    yield WAITING.single(engine.num_waiting)
+    yield WAITING.single(engine.waiting.num_waiting)
     yield RUNNING.family(by_label(running))
     yield SWAPPED.single(sum(len(core.swapped) for core in cores.values()))
     yield from _cache_families(cores)
-    yield PREEMPTIONS.family(by_label({mode.value: num for mode, num in engine.num_preemptions.items()}))
+    yield PREEMPTIONS.family(by_label({mode.value: num for mode, num in engine.fleet.num_preemptions.items()}))
     states = Counter(dict.fromkeys(_EXECUTOR_STATES, 0))
     states.update(map(_state_of, drivers))
     yield EXECUTORS.family(by_label(states))
@@ -215,7 +215,7 @@ def _alias_families(engine: Engine, num_running: int, cores: list[ExecutorCore])
     pools = [core.blocks.allocator for core in cores]
     num_blocks, num_used = sum(pool.num_blocks for pool in pools), sum(pool.num_used_blocks for pool in pools)
     block_size = engine.model.info.block_size_tokens
-    yield VLLM_WAITING.family({labels: engine.num_waiting})
+    yield VLLM_WAITING.family({labels: engine.waiting.num_waiting})
     yield VLLM_RUNNING.family({labels: num_running})
     yield VLLM_KV_USAGE.family({labels: num_used / num_blocks if num_blocks else 0.0})
     yield VLLM_CACHE_CONFIG.family({(*labels, str(block_size), str(num_blocks)): 1})

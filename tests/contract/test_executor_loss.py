@@ -276,9 +276,9 @@ async def test_a_request_that_waits_for_an_executor_can_be_aborted() -> None:
         await stack.executor.kill()
         while stack.driver.core is not None:
             await asyncio.sleep(0)
-        assert stack.engine.num_waiting == 1
+        assert stack.engine.waiting.num_waiting == 1
         assert (await stack.generation.Abort(pb.AbortRequest(request_id="parked"))).was_live
-        assert stack.engine.num_waiting == 0
+        assert stack.engine.waiting.num_waiting == 0
         with pytest.raises(grpc.aio.AioRpcError, match="aborted"):
             async for _ in call:
                 pass

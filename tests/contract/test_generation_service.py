@@ -199,7 +199,7 @@ async def test_64_streams_get_every_token_once_and_leave_nothing_behind() -> Non
         assert [len(answer.token_ids) for answer in answers] == [60] * 64
         again = await collect(stack, token_request(50, 60, first_id=64))
         assert again.token_ids == alone.token_ids
-        assert sum(stack.engine.num_preemptions.values()) > 0
+        assert sum(stack.engine.fleet.num_preemptions.values()) > 0
         assert await all_blocks_are_free(stack)
 
 
@@ -216,7 +216,7 @@ async def test_steps_in_flight_do_not_change_outputs(steps_in_flight: int) -> No
     }
     async with running_stack(worker, **settings) as stack:
         answers = await asyncio.gather(*(collect(stack, request) for request in requests))
-        assert sum(stack.engine.num_preemptions.values()) > 0
+        assert sum(stack.engine.fleet.num_preemptions.values()) > 0
     assert [a.token_ids for a in answers] == [e.token_ids for e in expected]
     assert [a.text for a in answers] == [e.text for e in expected]
 

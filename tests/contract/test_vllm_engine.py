@@ -172,7 +172,7 @@ async def test_errors_of_the_native_service_have_its_statuses() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as exists:
             await ask(gateway, engine_request(request_id="a"))
         waiting = asyncio.create_task(ask(gateway, engine_request(request_id="b", prompt=[66, 67])))
-        while gateway.stack.engine.num_waiting == 0:
+        while gateway.stack.engine.waiting.num_waiting == 0:
             await asyncio.sleep(0)
         with pytest.raises(grpc.aio.AioRpcError) as full:
             await ask(gateway, engine_request(request_id="c"))

@@ -80,7 +80,7 @@ async def test_the_load_is_that_of_the_fleet() -> None:
             for index in range(3)
         ]
         await first_chunk(calls[0])
-        while gateway.stack.engine.num_waiting < 2:
+        while gateway.stack.engine.waiting.num_waiting < 2:
             await asyncio.sleep(0)
         response = await gateway.stub.GetLoads(pb.GetLoadsRequest())
         for call in calls:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -23,10 +24,10 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")
 
 # The command line, with fake executors in place of those with a model.
 PROGRAM = """
-import sys
+import os, sys
 from octavo.local_options import LocalOptions
 
-FAKE = [sys.executable, "-P", "-m", "executor_svc.fake", "--exit-on-stdin-close", "--step-ms", "5"]
+FAKE = [sys.executable, "-P", "-m", "executor_svc.fake", "--exit-on-stdin-close", *os.environ["FAKE_FLAGS"].split()]
 LocalOptions.executor_command = lambda self: [*FAKE, "--listen", "127.0.0.1:0"]
 
 from octavo.cli import main
@@ -38,11 +39,12 @@ PROMPT = list(range(97, 117))
 PARAMS = SamplingParams(temperature=0.0, max_tokens=160)
 
 
-async def start(*arguments: str) -> asyncio.subprocess.Process:
+async def start(folder: Path, *arguments: str, fake_flags: str = "--step-ms 5") -> asyncio.subprocess.Process:
+    """Start a command; its temporary files are in `folder`."""
     pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROGRAM, *arguments, "--model", "some/model", stdout=pipe, stderr=pipe
-    )
+    command = [sys.executable, "-c", PROGRAM, *arguments, "--model", "some/model"]
+    environment = {**os.environ, "TMPDIR": str(folder), "FAKE_FLAGS": fake_flags}
+    return await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe, env=environment)
 
 
 async def line_of(stream: asyncio.StreamReader | None, pattern: str) -> re.Match[str]:
@@ -77,8 +79,8 @@ class Up:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up() -> AsyncIterator[Up]:
-    process = await start("up", "--executors", "2", *ANY_PORT)
+async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
+    process = await start(tmp_path_factory.mktemp("logs"), "up", "--executors", "2", *ANY_PORT)
     try:
         serving = await line_of(process.stdout, r"serving some/model on (\S+) with 2 executors; Ctrl-C stops")
         operators = await line_of(process.stdout, r"operators: http://(\S+) \(live page\), .*")
@@ -114,17 +116,16 @@ async def test_a_stream_survives_its_executor_and_the_executor_comes_back(up: Up
         assert [executor.address for executor in (await admin.get_state()).executors].count(victim) == 1
 
 
-async def test_the_scheduler_comes_back_at_its_address(up: Up) -> None:
+async def test_the_scheduler_comes_back_at_its_address_and_takes_the_executors_over(up: Up) -> None:
+    executors = {name: pid for name, pid in up.child_pids().items() if name != "scheduler"}
     os.kill(up.child_pids()["scheduler"], signal.SIGKILL)
     await line_of(
         up.process.stderr, r"octavo: the scheduler stopped \(signal SIGKILL, .*\); its streams have failed; .*"
     )
     await line_of(up.process.stderr, r"octavo: the scheduler is back after .* s")
+    assert executors.items() < up.child_pids().items()
     async with Client(up.address) as client:
         assert len((await client.generate(PROMPT, PARAMS)).outputs[0].token_ids) == 160
-
-
-RUNS = "octavo: octavo runs already{}; `octavo {} starts another one"
 
 
 async def second(*flags: str, model: str = "some/model") -> int:
@@ -177,17 +178,43 @@ async def test_a_port_of_another_program_is_told(
     )
 
 
-async def test_the_demo_kills_an_executor_and_finds_the_same_tokens() -> None:
-    process = await start("demo")
+def check_demo(output: str, num_tokens: int) -> None:
+    """Assert that an executor was killed in the middle, and that the answer was the same."""
+    killed = re.search(r"── executor (\d) computes this answer: kill -9 (\d+) ── executor (\d) goes on ──\n", output)
+    assert killed, output
+    assert {killed[1], killed[3]} == {"1", "2"}
+    assert f"executor {killed[1]} (model, KV cache), process {killed[2]}" in output
+    end = f"{num_tokens} tokens; the stream paused for "
+    assert output.index("> Why is the sky blue?") < killed.start() < killed.end() < output.index(end)
+    assert f"Asked once more, and nobody killed: the same {num_tokens} tokens." in output
+
+
+async def test_the_demo_kills_an_executor_and_finds_the_same_tokens(tmp_path: Path) -> None:
+    process = await start(tmp_path, "demo")
     output, _ = await process.communicate()
     assert process.returncode == 0
-    lines = [line for line in output.decode().splitlines() if line]
-    [killed] = [
-        re.fullmatch(r".*executor (\d) computes this answer: kill -9 (\d+) .*", line)
-        for line in lines
-        if "kill -9" in line
-    ]
-    assert killed
-    assert f"executor {killed[1]} (model, KV cache), process {killed[2]}" in output.decode()
-    at = next(index for index, line in enumerate(lines) if line.startswith("256 tokens; the stream paused for "))
-    assert lines[at + 1] == "Asked once more, and nobody killed: the same 256 tokens."
+    check_demo(output.decode(), 256)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_demo_whose_answer_is_short_kills_nobody(tmp_path: Path) -> None:
+    process = await start(tmp_path, "demo", fake_flags="--eos-probability 0.5")
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    assert re.search(
+        r"^\d tokens: the answer ended before an executor could be killed; ask for more\.$",
+        output.decode(),
+        re.MULTILINE,
+    )
+    assert "kill -9" not in output.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.model
+async def test_the_demo_with_the_real_model(demo_model: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "octavo.cli", "demo", "--kv-cache-gib", "0.3"), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    check_demo(output.decode(), 112)

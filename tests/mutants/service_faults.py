@@ -183,15 +183,15 @@ FAULTS = (
     Fault(
         "the gauge of waiting requests stays at 0",
         f"{SERVICE}/telemetry/metrics.py",
-        "WAITING.single(engine.num_waiting)",
+        "WAITING.single(engine.waiting.num_waiting)",
         "WAITING.single(0)",
         ("tests/monitoring/test_gauges.py::test_who_runs_and_who_waits_is_told_while_it_is_so",),
     ),
     Fault(
         "preemptions are not counted",
         f"{SERVICE}/telemetry/metrics.py",
-        "{mode.value: num for mode, num in engine.num_preemptions.items()}",
-        "{mode.value: 0 for mode in engine.num_preemptions}",
+        "{mode.value: num for mode, num in engine.fleet.num_preemptions.items()}",
+        "{mode.value: 0 for mode in engine.fleet.num_preemptions}",
         ("tests/monitoring/test_gauges.py::test_preemptions_are_counted_by_what_became_of_their_blocks",),
     ),
     Fault(

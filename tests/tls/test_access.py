@@ -119,7 +119,7 @@ async def test_a_stranger_makes_the_scheduler_do_nothing(scheduler: Scheduler, m
         "the request is not a message of this method; it must be encoded by its proto",
     )
     assert tokenized == []
-    assert scheduler.service.engine.num_waiting == 0
+    assert scheduler.service.engine.waiting.num_waiting == 0
 
 
 async def test_every_entry_is_compared_in_constant_time(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ async def test_a_preempted_request_is_executed_several_times_by_its_trace(
     async with traced_stack(recorder.worker(workers)) as stack:
         requests = [token_request(100, 150, first_id=first, request_id=f"r{first}") for first in range(1, 6)]
         await asyncio.gather(*(run(stack, request) for request in requests))
-        num_preemptions = sum(stack.engine.num_preemptions.values())
+        num_preemptions = sum(stack.engine.fleet.num_preemptions.values())
         await executed(recorder, len(requests) + num_preemptions)
 
     assert num_preemptions > 0

@@ -120,4 +120,8 @@ def test_a_free_port_for_clients_means_one_for_operators(
 
     monkeypatch.setattr(LocalServices, "from_options", from_options)
     assert run(["up", "--model", "some/model", *flags]) == 0
-    assert [options.scheduler.config.admin_listen for options in started] == [admin_listen]
+    [config] = [options.scheduler.config for options in started]
+    assert config.admin_listen == admin_listen
+    assert (config.scheduler_id is not None) == config.listen.endswith(
+        ":0"
+    )  # else it would be another one when it is back

@@ -23,7 +23,7 @@ def crowded() -> IdleEngine:
     """An engine where a tenant may let one request wait, and the nameless one does."""
     idle = IdleEngine(["a"], small_limits())
     engine = idle.engine
-    engine.settings = replace(engine.settings, max_waiting_requests_per_tenant=1)
+    engine.waiting.settings = replace(engine.settings, max_waiting_requests_per_tenant=1)
     engine.fleet_model.model = ServedModel(FakeWorker().info, 24, 4)
     idle.add(group(0, 4))
     return idle
@@ -42,15 +42,15 @@ def test_a_full_share_of_the_queue_keeps_nobody_else_out() -> None:
 def test_a_request_that_is_being_tokenized_has_its_place_in_the_queue() -> None:
     idle = crowded()
     engine = idle.engine
-    engine.settings = replace(engine.settings, max_waiting_requests=3)
+    engine.waiting.settings = replace(engine.waiting.settings, max_waiting_requests=3)
     with engine.checking("first", "another"):
         with pytest.raises(QueueFullError, match="of tenant 'another'"):
             engine.admitting_model("second", "another")
         with engine.checking("second", "a third one"):
-            assert engine.num_waiting == 3
+            assert engine.waiting.num_waiting == 3
             with pytest.raises(QueueFullError, match=r"full \(3 requests\)"):
                 engine.admitting_model("third", "a fourth one")
-    assert engine.num_waiting == 1
+    assert engine.waiting.num_waiting == 1
     assert engine.admitting_model("third", "another") is engine.model
 
 
@@ -58,7 +58,7 @@ def test_a_request_that_is_refused_while_it_is_tokenized_leaves_its_place() -> N
     engine = crowded().engine
     with pytest.raises(InvalidFieldError), engine.checking("bad", "another"):
         raise InvalidFieldError("text", "empty", "at least 1 character long")
-    assert engine.num_waiting == 1
+    assert engine.waiting.num_waiting == 1
 
 
 async def test_a_scheduler_whose_last_executor_leaves_is_not_ready_until_one_is_back(
@@ -121,7 +121,7 @@ def test_preemptions_of_a_core_that_is_gone_still_count(end: str) -> None:
         idle.engine.take_back(idle.cores[0], "a", "it is gone")
     else:
         idle.engine.fail_all(idle.cores[0])
-    assert idle.engine.num_preemptions == {PreemptionMode.RECOMPUTE: 0, PreemptionMode.SWAP: 3}
+    assert idle.engine.fleet.num_preemptions == {PreemptionMode.RECOMPUTE: 0, PreemptionMode.SWAP: 3}
 
 
 # Whom a loss counts against ---------------------------------------------------------------------------

@@ -1,0 +1,88 @@
+"""What becomes of the requests of a lost executor: they wait again, but for those that seem to break executors.
+
+`scheduler_svc/executors/circuit_breaker.py` has the rules by which a loss counts against a request; `suspects.py` has
+what follows from two of them.
+"""
+
+import time
+from collections.abc import Callable
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.fleet import Fleet
+from scheduler_svc.core.group_event import EventKind
+from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.engine.live_requests import LiveRequests
+from scheduler_svc.engine.request_life import LifeEvent
+from shared.errors import OctavoServiceError, UnavailableError
+
+
+class Recovery:
+    """Takes requests back from cores whose executor is gone.
+
+    Args:
+        fleet: The cores.
+        requests: The live requests.
+        max_losses: How often in a row a request may lose its executor while it runs there.
+        abort: Ends a request with an error.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        requests: LiveRequests,
+        max_losses: int,
+        abort: Callable[[str, OctavoServiceError], object],
+    ) -> None:
+        self._fleet = fleet
+        self._requests = requests
+        self._max_losses = max_losses
+        self._abort = abort
+
+    def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
+        """The executor at an address is gone, and why: queue its groups again, except those that lost too many."""
+        now_s = time.monotonic()
+        running = set(core.batch.running)
+        for group in self._fleet.leave(core):
+            request = self._requests.of(group)
+            request.life.add(LifeEvent(EventKind.EXECUTOR_LOST, now_s, address, cause=cause))
+            if group in running:
+                request.note_loss(address, counts=_ran_without(core, request))
+            if not self._end_if_lost_too_often(request):
+                self._requests.enqueue(request)
+
+    def on_probed(self, address: str, *, works: bool) -> None:
+        """The executor at an address, lost without a result, was tried: the loss is its own or its requests' fault."""
+        if not works:
+            self._requests.forget_losses(address)
+            return
+        for request in self._requests.count_losses(address):
+            self._end_if_lost_too_often(request)
+
+    def fail_all(self, core: ExecutorCore) -> None:
+        """A bug of ours: end the requests of a core, and those that wait, without asking it any more.
+
+        One of those that wait may be what it stumbled over.
+        """
+        if core in self._fleet.cores:  # not if `take_back` failed half-way
+            self._fleet.forget(core)
+        error = OctavoServiceError("the scheduler failed; its log has the reason")
+        for request in list(self._requests.values()):
+            if self._fleet.core_of(request.group) is None:
+                self._abort(request.request_id, error)
+
+    def _end_if_lost_too_often(self, request: LiveRequest) -> bool:
+        """End a request that breaks executors, as it seems; return whether it does."""
+        if request.num_losses <= self._max_losses:
+            return False
+        text = f"the executor was lost {request.num_losses} times in a row while it ran this request"
+        self._abort(request.request_id, UnavailableError(text))
+        return True
+
+
+def _ran_without(core: ExecutorCore, request: LiveRequest) -> bool:
+    """Return whether the executor of a core, now lost, had finished a step before the request came to it."""
+    if not core.last_processed_step_id:
+        return False
+    came = (EventKind.ADMITTED, EventKind.SWAPPED_IN)
+    steps = (event.step_id for event in reversed(request.life.events) if event.kind in came)
+    return (next(steps, None) or 0) > 1

@@ -1,0 +1,55 @@
+"""How many requests may wait: over all, and of one tenant. Those that are still being checked count."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.engine.settings import EngineSettings
+from scheduler_svc.engine.suspects import Suspects
+from shared.errors import QueueFullError
+
+
+class WaitingLimits:
+    """Counts the requests that wait, and refuses more than there may be.
+
+    Args:
+        queue: Those that wait for a place in a batch, or for an executor.
+        suspects: Those that are parked.
+        settings: The limits.
+
+    Attributes:
+        num_refused: Requests that were refused since the start.
+    """
+
+    def __init__(self, queue: WaitingQueue, suspects: Suspects, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.num_refused = 0
+        self._queue = queue
+        self._suspects = suspects
+        self._num_checked_of: Counter[str] = Counter()  # by tenant
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a place in a batch, an executor, or their tokens; the parked ones count."""
+        return len(self._queue) + len(self._suspects.parked) + self._num_checked_of.total()
+
+    def require_room(self, tenant: str) -> None:
+        """Raise QueueFullError if no other request of a tenant may wait."""
+        settings, num_of_tenant = self.settings, self._queue.num_waiting_of(tenant) + self._num_checked_of[tenant]
+        if self.num_waiting >= settings.max_waiting_requests:
+            self.num_refused += 1
+            raise QueueFullError(self.num_waiting, settings.queue_retry_after_s)
+        if num_of_tenant >= settings.max_waiting_requests_per_tenant:
+            self.num_refused += 1
+            raise QueueFullError(num_of_tenant, settings.queue_retry_after_s, tenant)
+
+    @contextmanager
+    def counting(self, tenant: str) -> Iterator[None]:
+        """Let a request of a tenant count as waiting while it is checked."""
+        self._num_checked_of[tenant] += 1
+        try:
+            yield
+        finally:
+            self._num_checked_of[tenant] -= 1
+            self._num_checked_of += Counter()  # forgets tenants with none
