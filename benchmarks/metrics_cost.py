@@ -28,10 +28,10 @@ from rich.table import Table
 import octavo
 from benchmarks.machine import describe_machine
 from benchmarks.scheduler_core import BLOCK_SIZE, FIRST_ORDINARY_ID, CoreBench, limits_for
-from scheduler_svc.core.policy import FcfsPolicy
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.stopping import FinishReason, StopConditions
-from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.waiting.policy import FcfsPolicy
+from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.interface import EngineRequest
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests

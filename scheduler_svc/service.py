@@ -17,7 +17,7 @@ from scheduler_svc.admin.port.admin_port import AdminPort
 from scheduler_svc.admin.servicer import AdminServicer
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
-from scheduler_svc.core.policy import FcfsPolicy, PriorityPolicy
+from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.executors.client import ExecutorClient

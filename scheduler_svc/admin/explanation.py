@@ -12,9 +12,9 @@ from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from scheduler_svc.admin.life import ended_state, milliseconds
 from scheduler_svc.admin.state import RequestLocation, RequestLocations, num_output_tokens
-from scheduler_svc.core.admission import Obstacle, Wait
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.admission import Obstacle, Wait
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.interface import EndedRequest
 from scheduler_svc.engine.live_request import LiveRequest

@@ -45,23 +45,23 @@ from collections import deque
 
 import numpy as np
 
-from scheduler_svc.core.admission import HALF_OPEN, Admissions, Obstacle, Wait
-from scheduler_svc.core.admitted_groups import AdmissionQueue, AdmittedGroups
-from scheduler_svc.core.batch import Batch
-from scheduler_svc.core.block_appender import Decodes
-from scheduler_svc.core.block_holders import BlockHolders
-from scheduler_svc.core.block_manager import BlockManager
-from scheduler_svc.core.decoding import Decoding
+from scheduler_svc.core.blocks.block_appender import Decodes
+from scheduler_svc.core.blocks.block_manager import BlockManager
+from scheduler_svc.core.blocks.swapping import SwappedGroups
+from scheduler_svc.core.fleet.block_holders import BlockHolders
 from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode
-from scheduler_svc.core.policy import FcfsPolicy, Policy
-from scheduler_svc.core.preemption import PreemptedGroups, Preemption
-from scheduler_svc.core.result_check import check_result
-from scheduler_svc.core.results import Results, StepUpdates
-from scheduler_svc.core.running_groups import RunningGroups
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.core.step_cost import StepCost
-from scheduler_svc.core.step_plan import Decision, StepInFlight, StepPlan
-from scheduler_svc.core.swapping import SwappedGroups
+from scheduler_svc.core.step.admission import HALF_OPEN, Admissions, Obstacle, Wait
+from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
+from scheduler_svc.core.step.batch import Batch
+from scheduler_svc.core.step.decoding import Decoding
+from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
+from scheduler_svc.core.step.result_check import check_result
+from scheduler_svc.core.step.results import Results, StepUpdates
+from scheduler_svc.core.step.running_groups import RunningGroups
+from scheduler_svc.core.step.step_cost import StepCost
+from scheduler_svc.core.step.step_plan import Decision, StepInFlight, StepPlan
+from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from shared.errors import ExecutorFaultError
 from shared.step import StepResult
 

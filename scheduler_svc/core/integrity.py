@@ -3,10 +3,10 @@
 import operator
 from collections import Counter
 
-from scheduler_svc.core.batch import running_sequences
+from scheduler_svc.core.blocks.swapping import NO_BLOCK
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import SequenceStatus
-from scheduler_svc.core.swapping import NO_BLOCK
+from scheduler_svc.core.step.batch import running_sequences
 
 
 def check_integrity(core: ExecutorCore) -> None:

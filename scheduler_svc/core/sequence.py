@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams
+from scheduler_svc.core.beams.beam_search import BeamSearch, BeamSearchParams
 from scheduler_svc.core.stopping import StopConditions
 from shared.step import NO_LOGPROBS, Int32Array, SamplingRow
 from shared.token_rules import TokenRules

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping, Hypothesis
-from scheduler_svc.core.results import Alternatives
+from scheduler_svc.core.beams.beam_search import BeamSearchParams, EarlyStopping, Hypothesis
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.results import Alternatives
 from scheduler_svc.core.stopping import FinishReason, StopConditions
 from scheduler_svc.engine.request_life import LifeEvent
 from scheduler_svc.engine.request_times import RequestTimes

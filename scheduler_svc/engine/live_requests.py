@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.group_event import EventKind, GroupEvent, GroupFailure
-from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.stopping import FinishReason
-from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.interface import EndedRequest
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.request_life import LifeEvent

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.policy import Policy
+from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.executors.driver_interface import DriverSettings
 from scheduler_svc.executors.served_model import CoreSettings
 

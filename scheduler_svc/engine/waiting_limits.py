@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.engine.suspects import Suspects
 from shared.errors import QueueFullError

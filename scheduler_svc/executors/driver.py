@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.step_cost import StepCost
+from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.executors.circuit_breaker import CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings

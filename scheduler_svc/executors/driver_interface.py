@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.results import StepUpdates
-from scheduler_svc.core.step_plan import StepInFlight
+from scheduler_svc.core.step.results import StepUpdates
+from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.executors.session import ExecutorSession
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.fleet import Fleet
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.executors.client import ExecutorRefusedError
 from scheduler_svc.executors.served_model import CoreSettings, ServedModel, serving_limits

@@ -31,7 +31,7 @@ FAKE_WITHOUT_TORCH = "the fake executor runs without torch"
 EXECUTOR_ROOMS = "the rooms of the executor stand on each other"
 
 PURE_MODULES = [
-    *sorted((REPOSITORY / "scheduler_svc" / "core").glob("*.py")),
+    *sorted((REPOSITORY / "scheduler_svc" / "core").rglob("*.py")),
     *(REPOSITORY / "shared" / f"{name}.py" for name in ("batch_table", "table_columns", "table_digest", "delta_check")),
     *(REPOSITORY / "shared" / f"{name}.py" for name in ("step", "errors", "sampling_parameters", "sampling_row")),
 ]

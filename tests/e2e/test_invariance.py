@@ -15,7 +15,7 @@ import torch
 from transformers import AutoTokenizer
 
 from executor_svc.worker.interface import Worker
-from scheduler_svc.core.beam_search import BeamSearchParams
+from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.executors.served_model import CoreSettings

@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, EarlyStopping, Float32Array, Hypothesis
+from scheduler_svc.core.beams.beam_search import BeamSearch, BeamSearchParams, EarlyStopping, Float32Array, Hypothesis
 from scheduler_svc.core.stopping import FinishReason
 from tests.numerics.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.support.beam_driving import HashedModel, run_search

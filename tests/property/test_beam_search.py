@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, EarlyStopping, Hypothesis
+from scheduler_svc.core.beams.beam_search import BeamSearch, BeamSearchParams, EarlyStopping, Hypothesis
 from scheduler_svc.core.stopping import FinishReason
 from tests.support.beam_driving import HashedModel, live_histories, run_search, top_candidates
 

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler_svc.core.block_allocator import BlockAllocator, OutOfBlocksError
-from scheduler_svc.core.prefix_cache import PrefixCache
+from scheduler_svc.core.blocks.block_allocator import BlockAllocator, OutOfBlocksError
+from scheduler_svc.core.blocks.prefix_cache import PrefixCache
 from shared.step import Int32Array
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.core.admission import Obstacle
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.policy import FcfsPolicy, Policy, PriorityPolicy
+from scheduler_svc.core.step.admission import Obstacle
 from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
 from tests.support.fleet import FoundHypothesis, Member, VirtualFleet
 from tests.support.placement import PlacementCheck, fits_when_empty
 from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
-from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
+from scheduler_svc.core.beams.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.executors.served_model import CoreSettings, serving_limits

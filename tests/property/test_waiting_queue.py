@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler_svc.core.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
+from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from tests.support.waiting import take, waiting_group
 
 TENANTS = ("a", "b", "c", "d")

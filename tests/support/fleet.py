@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from executor_svc.worker.interface import Worker, execute
-from scheduler_svc.core.beam_search import Hypothesis
+from scheduler_svc.core.beams.beam_search import Hypothesis
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.fleet import Fleet
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.policy import FcfsPolicy, Policy
-from scheduler_svc.core.results import Alternatives, PromptLogprobs
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.step.results import Alternatives, PromptLogprobs
 from scheduler_svc.core.stopping import FinishReason
-from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
+from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from shared.batch_table import BatchTable
 from shared.step import Step, StepResult
 from tests.support.toy_executor import over_the_wire, result_over_the_wire

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.policy import Policy
+from scheduler_svc.core.waiting.policy import Policy
 from tests.support.driving import name_of, small_limits
 from tests.support.fleet import Member, VirtualFleet
 from tests.support.toy_executor import ToyExecutor, count_up

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.policy import FcfsPolicy
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.settings import EngineSettings

@@ -8,10 +8,10 @@ import math
 
 import numpy as np
 
-from scheduler_svc.core.admission import Obstacle, Wait
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits, PrefillMode
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.admission import Obstacle, Wait
 from shared.step import Step
 from tests.support.fleet import Member, VirtualFleet
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from executor_svc.worker.interface import Worker
-from scheduler_svc.core.beam_search import BeamSearchParams
+from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.stopping import StopConditions

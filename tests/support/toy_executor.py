@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from octavo.execution.v1 import step_pb2
-from scheduler_svc.core.beam_search import BeamSearch, BeamSearchParams, Candidates, Hypothesis
+from scheduler_svc.core.beams.beam_search import BeamSearch, BeamSearchParams, Candidates, Hypothesis
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.stopping import FinishReason, StopConditions
 from shared.batch_table import BatchTable, StepLayout

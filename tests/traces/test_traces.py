@@ -28,12 +28,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduler_svc.core.beam_search import BeamSearchParams
+from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.results import StepUpdates
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.stopping import StopConditions
 from shared.step import Step
 from tests.support.driving import Bench, group, small_limits

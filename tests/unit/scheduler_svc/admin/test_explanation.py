@@ -7,7 +7,7 @@ import pytest
 
 from octavo.admin.v1 import admin_pb2
 from scheduler_svc.admin.explanation import ahead_text, explain, obstacle_texts, queued_requests
-from scheduler_svc.core.beam_search import BeamSearchParams
+from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.engine.live_request import LiveRequest

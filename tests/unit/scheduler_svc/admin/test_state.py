@@ -2,7 +2,7 @@
 
 from octavo.admin.v1 import admin_pb2
 from scheduler_svc.admin.state import RequestLocation, RequestLocations, executor_state, request_state, sequence_states
-from scheduler_svc.core.beam_search import BeamSearchParams
+from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
 from tests.support.driving import Bench, group, max_tokens, small_limits

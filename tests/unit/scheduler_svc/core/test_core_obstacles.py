@@ -2,9 +2,9 @@
 
 import pytest
 
-from scheduler_svc.core.admission import Obstacle, Wait
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.admission import Obstacle, Wait
 from tests.support.driving import Bench, group, small_limits
 
 

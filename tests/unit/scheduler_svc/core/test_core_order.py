@@ -3,8 +3,8 @@
 import pytest
 
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.core.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.core.sequence import SequenceStatus
+from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
 from tests.support.driving import Bench, admitted, chunks, max_tokens, small_limits
 
 # Priorities --------------------------------------------------------------------------------------

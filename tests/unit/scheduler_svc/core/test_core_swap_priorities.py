@@ -1,6 +1,6 @@
 """Swapped groups beside more urgent ones: slots, and steps in which nobody comes back."""
 
-from scheduler_svc.core.policy import PriorityPolicy
+from scheduler_svc.core.waiting.policy import PriorityPolicy
 from tests.support.driving import Bench, max_tokens, small_limits
 
 

@@ -8,8 +8,8 @@ import pytest
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.core.prefills import Prefill
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
+from scheduler_svc.core.step.prefills import Prefill
 from shared.step import no_slots
 from tests.support.driving import Bench, small_limits
 

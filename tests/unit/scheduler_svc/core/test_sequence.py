@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.core.beam_search import BeamSearchParams
+from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.core.stopping import StopConditions
 from tests.support.driving import group

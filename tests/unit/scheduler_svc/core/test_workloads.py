@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.step_plan import Decision
+from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.core.stopping import StopConditions
 from tests.support.driving import small_limits
 from tests.support.workloads import Request, Workload, play

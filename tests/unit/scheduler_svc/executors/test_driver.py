@@ -12,13 +12,13 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.fleet import Fleet
-from scheduler_svc.core.policy import FcfsPolicy
-from scheduler_svc.core.results import StepUpdates
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step_plan import StepInFlight
+from scheduler_svc.core.step.results import StepUpdates
+from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.core.stopping import StopConditions
-from scheduler_svc.core.waiting_queue import WaitingQueue
+from scheduler_svc.core.waiting.policy import FcfsPolicy
+from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.executors import driver as executor_driver
 from scheduler_svc.executors.circuit_breaker import Backoff, CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError

@@ -8,7 +8,7 @@ import pytest
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.core.beam_search import BeamSearchParams, EarlyStopping
+from scheduler_svc.core.beams.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.front.api.group_validation import hash_cache_salt
 from scheduler_svc.front.api.request_limits import RequestLimits

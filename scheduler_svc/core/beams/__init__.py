@@ -1,0 +1,1 @@
+"""Beam search: on candidates alone, and in the slots of a batch."""

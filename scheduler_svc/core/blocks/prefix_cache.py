@@ -1,0 +1,173 @@
+"""The prefix cache: which block holds which content.
+
+Full blocks never change, so a block is named by what it holds: the hash of its tokens, chained to the
+hash of the block before it, so that equal tokens behind different prefixes differ,
+
+    h(i) = blake2b(h(i - 1), tokens of block i)        h(-1) = blake2b(key; salt)        each cut to 128 bits
+
+and a prefix of i blocks is found by h(i - 1) alone. The key is the scheduler's secret: whoever could
+make two prompts collide could read another one's answers. It is hashed at the root only, which makes
+every hash behind it as secret, at two thirds of the time. The salt keeps tenants and adapters apart.
+
+A block is registered when the step that computed it is acknowledged, never before: a step that was sent
+may fail. Until then it counts as being written, and a request that needs it waits for that
+step instead of computing it again. A block that comes back from the host pool holds what was
+acknowledged before it went there, and a step moves blocks before it reads any: it is registered at once.
+
+Pure. Read next: `block_allocator.py`, which keeps registered blocks when nobody uses them.
+"""
+
+from functools import lru_cache
+from hashlib import blake2b
+from struct import Struct
+
+import numpy as np
+
+from scheduler_svc.core.fleet.block_holders import BlockHolders
+from shared.batch_table import IndexArray
+from shared.step import BoolArray, Int32Array
+
+HASH_BYTES = 16
+TOKEN = np.dtype("<i4")
+NO_BLOCKS: IndexArray = np.empty(0, np.intp)
+MAX_ROOTS = 1024  # that are kept, one a salt
+# Stands in for a block that another slot is writing as well, and was first to.
+_WRITTEN_BY_ANOTHER = b""
+
+
+class BlockHasher:
+    """Makes the hash chain of a token sequence.
+
+    Args:
+        key: At most 64 bytes; part of the scheduler's identity.
+        block_size: Tokens in a block.
+    """
+
+    def __init__(self, key: bytes, block_size: int) -> None:
+        self._key = key
+        self._block_size = block_size
+        self._block = Struct(f"{TOKEN.itemsize * block_size}s")
+        self._root = lru_cache(MAX_ROOTS)(self._make_root)
+
+    def extend(self, hashes: list[bytes], token_ids: Int32Array, cache_salt: int) -> None:
+        """Append the hashes of the full blocks of `token_ids` that `hashes` does not have yet."""
+        num_full_blocks = len(token_ids) // self._block_size
+        if len(hashes) >= num_full_blocks:
+            return
+        new = slice(len(hashes) * self._block_size, num_full_blocks * self._block_size)
+        content = token_ids[new].astype(TOKEN, copy=False).tobytes()
+        parent = hashes[-1] if hashes else self._root(cache_salt)
+        # The cut: naming the size to blake2b, or its key, takes longer than hashing a block.
+        hashes += [
+            parent := blake2b(parent + block).digest()[:HASH_BYTES] for (block,) in self._block.iter_unpack(content)
+        ]
+
+    def _make_root(self, cache_salt: int) -> bytes:
+        return blake2b(cache_salt.to_bytes(8, "little"), key=self._key).digest()[:HASH_BYTES]
+
+
+class PrefixCache:
+    """Registered blocks by hash, and hashes by block; of two blocks with equal content only one.
+
+    Args:
+        num_blocks: Size of the pool.
+        holders: Told of each name that comes and goes; None: nobody asks.
+
+    Attributes:
+        is_registered: Blocks that hold a prefix, [num_blocks].
+        bit: Stands for this cache among the holders.
+    """
+
+    def __init__(self, num_blocks: int, holders: BlockHolders | None = None) -> None:
+        self._holders = holders or BlockHolders()
+        self.bit = self._holders.join()
+        self._flags = bytearray(num_blocks)
+        self.is_registered: BoolArray = np.frombuffer(self._flags, np.bool_)  # a view: one byte is set faster there
+        self._block_of_hash: dict[bytes, int] = {}
+        self._hash_of_block = [b""] * num_blocks  # of a block that is not registered: garbage
+        # What each slot is writing, in the order of its blocks, and all of it together.
+        self._written_by_slot: dict[int, list[bytes]] = {}
+        self._being_written: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._block_of_hash)
+
+    def hash_of(self, block_id: int) -> bytes | None:
+        """Return what the block is registered under; None: it is not."""
+        return self._hash_of_block[block_id] if self.is_registered[block_id] else None
+
+    def match(self, hashes: list[bytes], max_blocks: int) -> IndexArray:
+        """Return the blocks of the longest registered prefix, [<= max_blocks]."""
+        block_of_hash, found = self._block_of_hash, []
+        for block_hash in hashes[:max_blocks]:
+            block_id = block_of_hash.get(block_hash)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return np.array(found, np.intp) if found else NO_BLOCKS
+
+    def blocks_of(self, hashes: list[bytes]) -> IndexArray:
+        """Return the block that is registered under each hash, -1 where none is, [num_hashes]."""
+        block_of_hash = self._block_of_hash
+        return np.array([block_of_hash.get(block_hash, -1) for block_hash in hashes], np.intp)
+
+    def register(self, hashes: list[bytes], block_ids: list[int]) -> None:
+        """Name blocks that were computed; both lists are parallel. Content that is there already stays."""
+        block_of_hash, hash_of_block, flags = self._block_of_hash, self._hash_of_block, self._flags
+        holders_of, bit = self._holders.holders_of, self.bit
+        for block_hash, block_id in zip(hashes, block_ids, strict=True):
+            if block_of_hash.setdefault(block_hash, block_id) == block_id:
+                hash_of_block[block_id], flags[block_id] = block_hash, True
+                holders_of[block_hash] = holders_of.get(block_hash, 0) | bit
+
+    def forget(self, block_ids: IndexArray) -> None:
+        """Registered blocks are given out again: their content is lost."""
+        block_of_hash, hash_of_block = self._block_of_hash, self._hash_of_block
+        holders_of, bit = self._holders.holders_of, self.bit
+        for block_id in block_ids.tolist():
+            block_hash = hash_of_block[block_id]
+            del block_of_hash[block_hash]
+            if others := holders_of[block_hash] & ~bit:
+                holders_of[block_hash] = others
+            else:
+                del holders_of[block_hash]
+        self.is_registered[block_ids] = False
+
+    def leave(self) -> None:
+        """Let nobody look for blocks here any more: the executor is gone."""
+        self._holders.leave(self.bit, list(self._block_of_hash))
+
+    # Blocks on their way -------------------------------------------------------------------------
+
+    def start_writing(self, slot: int, hashes: list[bytes]) -> None:
+        """A step is being sent in which a slot computes the blocks with these hashes."""
+        if not self._being_written.isdisjoint(hashes):
+            hashes = [_WRITTEN_BY_ANOTHER if self.is_being_written(written) else written for written in hashes]
+        self._written_by_slot.setdefault(slot, []).extend(hashes)
+        self._being_written.update(hashes)
+
+    def stop_writing(self, slot: int, num_blocks: int | None = None) -> None:
+        """The first `num_blocks` of a slot are acknowledged; None: the slot is left, all are void."""
+        hashes = self._written_by_slot.pop(slot, None)
+        if hashes is None:
+            return
+        self._being_written.difference_update(hashes[:num_blocks])
+        if num_blocks is not None and num_blocks < len(hashes):
+            self._written_by_slot[slot] = hashes[num_blocks:]
+
+    def is_being_written(self, block_hash: bytes) -> bool:
+        """Return whether a step in flight computes such a block."""
+        return block_hash in self._being_written
+
+    def check_integrity(self) -> None:
+        """Assert that both directions agree, and that a block is being written if and only if some slot writes it."""
+        registered = self.is_registered.nonzero()[0].tolist()
+        named = {block_id: block_hash for block_hash, block_id in self._block_of_hash.items()}
+        assert named == {block_id: self._hash_of_block[block_id] for block_id in registered}
+        assert len(self._block_of_hash) == len(registered), "a block has two hashes"
+        told = {name for name, members in self._holders.holders_of.items() if members & self.bit}
+        assert told == self._block_of_hash.keys(), "the fleet knows of other blocks"
+        written = [block_hash for hashes in self._written_by_slot.values() for block_hash in hashes]
+        ours = [block_hash for block_hash in written if block_hash != _WRITTEN_BY_ANOTHER]
+        assert len(set(ours)) == len(ours), "a block has two first writers"
+        assert self._being_written - {_WRITTEN_BY_ANOTHER} == set(ours), "a writer got lost, or stays for ever"

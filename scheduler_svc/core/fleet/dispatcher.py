@@ -1,0 +1,266 @@
+"""The dispatcher: gives the first groups in line to the cores that are to compute them.
+
+Groups stand in one line. The first one is dispatched to the best of the cores whose next step can admit it: where
+fewest tokens are computed before it has its first one (prompt less cached prefix, prefills that run, one token for
+each sequence that decodes, what was dispatched before), then where most blocks are free. The first one may be passed
+only if it waits for something that is sure to come (`Wait.SKIPPED`).
+
+A dispatched group waits in the inbox of its core until the core decides its next step, which is soon. Until then
+
+- it goes back into the line if somebody comes whose turn is before it and who finds no room elsewhere, if the core
+  is lost, leaves, or has been at a step for too long;
+- another core takes it that has capacity, and would have its first token sooner.
+
+So order and shares hold for whoever comes later. A core that decides a step is served: the line is dispatched until
+it has what it can take. Each call dispatches a bounded number of groups.
+
+Pure. Read next: `placement.py`, the choice; `capacity.py`, what a core can take; `waiting_queue.py`, the order of the
+line.
+"""
+
+import math
+from collections.abc import Callable, Generator, Iterator
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.fleet.block_holders import BlockHolders
+from scheduler_svc.core.fleet.inbox import Assignment, Inbox
+from scheduler_svc.core.fleet.placement import Offer, Placement
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS, Wait
+from scheduler_svc.core.waiting.waiting_queue import Turn, WaitingQueue
+
+# Groups that one call dispatches: some 15 microseconds each (docs/benchmarks.md).
+MAX_DISPATCHED_GROUPS = 96
+
+
+class Dispatcher:
+    """Owns the inboxes of a fleet.
+
+    Args:
+        queue: The line.
+        is_complete: Says whether no other core is expected back.
+
+    Attributes:
+        holders: Which core holds which registered block.
+        inboxes: One for each core, in the order in which they joined.
+        unplaceable: Groups that none of these cores can ever take: they wait for another one, out of the line.
+    """
+
+    def __init__(self, queue: WaitingQueue, is_complete: Callable[[], bool] = lambda: True) -> None:
+        self.queue = queue
+        self._is_complete = is_complete
+        self.holders = BlockHolders()
+        self.inboxes: list[Inbox] = []
+        self.unplaceable: set[SequenceGroup] = set()
+        self._takers: list[Inbox] = []
+        self._dispatched_to: set[ExecutorCore] = set()
+
+    # Cores come and go ---------------------------------------------------------------------------
+
+    def add(self, inbox: Inbox) -> None:
+        """A core joins."""
+        inbox.kind = next((other.kind for other in self.inboxes if other.kind == inbox.kind), inbox.kind)
+        self.inboxes.append(inbox)
+
+    def remove(self, core: ExecutorCore) -> None:
+        """A core is gone: what was dispatched to it stands in line again."""
+        inbox = next(inbox for inbox in self.inboxes if inbox.core is core)
+        self.inboxes.remove(inbox)
+        self._dispatched_to.discard(core)
+        self._recall(inbox)
+        if core.blocks.prefix_cache is not None:
+            core.blocks.prefix_cache.leave()
+
+    def takers(self) -> list[Inbox]:
+        """Return the inboxes of the cores that groups may be dispatched to; all of them if every core is leaving."""
+        self._follow_takers()
+        return self._takers or self.inboxes
+
+    def withdraw(self, group: SequenceGroup) -> None:
+        """Take out a group that waits, wherever it does: nobody wants it any more."""
+        for inbox in self.inboxes:
+            inbox.take_group(group)
+        self.unplaceable.discard(group)
+        self.queue.remove(group)
+
+    # Dispatching -------------------------------------------------------------------------------------
+
+    def dispatch(self, now_s: float) -> set[ExecutorCore]:
+        """Give the first groups in line to cores that have room; return those cores, which are to look."""
+        if self.queue.num_in_line and self.inboxes:
+            for _ in self._groups_for(None, now_s):
+                raise AssertionError("a group was dispatched to nobody")
+        return self.take_dispatched()
+
+    def serve(self, inbox: Inbox) -> Generator[SequenceGroup]:
+        """Yield the groups that a core is to admit in the step that it decides, and dispatch others on the way.
+
+        Those that it has not removed from the queue when the walk ends, or is closed, stand in line again.
+        """
+        inbox.refused.clear()
+        offered: list[SequenceGroup] = []
+        try:
+            for group in self._groups_for(inbox, inbox.core.now_s):
+                offered.append(group)
+                yield group
+        finally:
+            for group in offered:
+                if group in self.queue:
+                    self.queue.release(group)
+                    inbox.refused.add(group)
+            self._recall(inbox)
+
+    def take_dispatched(self) -> set[ExecutorCore]:
+        """Return the cores that found something in their inbox since the last call, while others were served."""
+        dispatched_to, self._dispatched_to = self._dispatched_to, set()
+        return dispatched_to
+
+    def place(self, group: SequenceGroup, level: int, now_s: float) -> ExecutorCore | None:
+        """Return the core that a group would be dispatched to if it stood first in line; None: no core has capacity."""
+        turn = Turn(level, not group.has_run, 0.0, group.arrival, group)
+        offer = Placement(self.takers(), self.holders, None, self.judged_at_s(now_s)).choose(turn)
+        return offer.capacity.core if isinstance(offer, Offer) else None
+
+    def judged_at_s(self, now_s: float) -> float:
+        """Return the time by which steps are overdue: never for a core that is alone, which takes all."""
+        return now_s if len(self.inboxes) > 1 else -math.inf
+
+    def _groups_for(self, server: Inbox | None, now_s: float) -> Iterator[SequenceGroup]:
+        """Dispatch groups; yield, held, those that the core which asks is to have."""
+        takers = self.takers()
+        if server is not None and server not in takers:
+            return
+        now_s = self.judged_at_s(now_s)
+        self._recall_stalled(server, now_s)
+        placement = Placement(takers, self.holders, server, now_s)
+        skipped: list[SequenceGroup] = []
+        try:
+            yield from self._groups_in_line(placement, skipped)
+            yield from self._groups_of_others(placement)
+        finally:
+            for group in skipped:
+                self.queue.release(group)
+
+    def _groups_in_line(self, placement: Placement, skipped: list[SequenceGroup]) -> Iterator[SequenceGroup]:
+        queue, server = self.queue, placement.server
+        for _ in range(MAX_DISPATCHED_GROUPS):
+            turn = queue.first_turn()
+            if server is not None and server.assignments and (turn is None or server.assignments[0].turn < turn):
+                yield server.take(0).group
+                placement.look_at_server()
+                continue
+            if turn is None:
+                return
+            offer = placement.choose(turn)
+            if offer is Wait.IN_LINE:
+                if not self._make_way(placement, turn):
+                    return
+                continue
+            queue.hold(turn.group)
+            if isinstance(offer, Offer):
+                placement.give(offer)
+                if offer.capacity.inbox is server:
+                    server.take_group(turn.group)
+                    yield turn.group
+                    placement.look_at_server()
+                else:
+                    self._dispatched_to.add(offer.capacity.core)
+            elif offer is Wait.NEVER and self._has_no_hope(turn.group):
+                if server is not None:
+                    yield turn.group  # for the core to end it
+                else:
+                    placement.takers[0].put(Assignment(turn, 0, 0, 0, is_long=False))
+                    self._dispatched_to.add(placement.takers[0].core)
+            elif offer is Wait.NEVER:
+                self.unplaceable.add(turn.group)
+            else:
+                skipped.append(turn.group)
+                if len(skipped) == MAX_PASSED_GROUPS:
+                    return
+
+    def _make_way(self, placement: Placement, turn: Turn) -> bool:
+        """Put the last group that was dispatched back into the line, if its turn is after this one."""
+        inboxes = [inbox for inbox in self.inboxes if inbox.assignments and inbox.assignments[-1].turn > turn]
+        if not inboxes:
+            return False
+        last = max(inboxes, key=lambda inbox: inbox.assignments[-1].turn)
+        self.queue.release(placement.take_back(last, -1).group)
+        return True
+
+    def _groups_of_others(self, placement: Placement) -> Iterator[SequenceGroup]:
+        """Yield groups of other inboxes that have their first token sooner where nobody is left in line."""
+        server = placement.server
+        while server is not None:
+            others = [inbox for inbox in self.inboxes if inbox.assignments and inbox is not server]
+            if not others:
+                return
+            busiest = max(others, key=lambda inbox: inbox.core.load)
+            assignment = busiest.assignments[0]
+            if not placement.claim(assignment, busiest.core.load + assignment.num_tokens):
+                return
+            yield busiest.take(0).group
+            placement.look_at_server()
+
+    # Back into the line --------------------------------------------------------------------------
+
+    def _follow_takers(self) -> None:
+        """If other cores take groups than before, those that fitted none may fit, and no other has any."""
+        takers = [inbox for inbox in self.inboxes if inbox.core.takes_groups]
+        if takers == self._takers:
+            if self.unplaceable and self._is_complete():
+                self._release([group for group in self.unplaceable if group.has_outgrown])
+            return
+        self._takers = takers
+        self._release(list(self.unplaceable))
+        for inbox in self.inboxes:
+            if not inbox.core.takes_groups:
+                self._recall(inbox)
+
+    def _release(self, groups: list[SequenceGroup]) -> None:
+        """Groups that fitted no core are to be looked at again."""
+        for group in groups:
+            self.unplaceable.remove(group)
+            self.queue.release(group)
+
+    def _has_no_hope(self, group: SequenceGroup) -> bool:
+        """Return whether a group that fits no core fits none that may come: it grew too large for all there will be."""
+        return group.has_outgrown and self._is_complete()
+
+    def _recall_stalled(self, server: Inbox | None, now_s: float) -> None:
+        """Recall what was dispatched to cores that have been at a step for too long, if there is another one."""
+        for inbox in self.inboxes:
+            if inbox.assignments and inbox is not server and inbox.core.stalled_s(now_s) is not None:
+                self._recall(inbox)
+
+    def _recall(self, inbox: Inbox) -> None:
+        while inbox.assignments:
+            self.queue.release(inbox.take(len(inbox.assignments) - 1).group)
+
+
+class InboxQueue:
+    """The queue as one core sees it (`AdmissionQueue`): what is dispatched to it stands first.
+
+    Args:
+        dispatcher: Of the fleet.
+        inbox: Of the core.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, inbox: Inbox) -> None:
+        self._dispatcher = dispatcher
+        self._inbox = inbox
+
+    def in_order(self) -> Generator[SequenceGroup]:
+        """Yield what the core is to admit in the step that it decides now; what it leaves goes back into the line."""
+        return self._dispatcher.serve(self._inbox)
+
+    def add(self, group: SequenceGroup) -> None:
+        """Queue a group that was preempted: any core may take it."""
+        self._dispatcher.queue.add(group)
+
+    def remove(self, group: SequenceGroup) -> None:
+        """Take out a group that is admitted here, or has ended."""
+        self._dispatcher.queue.remove(group)
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """Count tokens that are computed for a tenant."""
+        self._dispatcher.queue.charge(tenant, num_tokens)

@@ -1,0 +1,153 @@
+"""The fleet: one waiting queue, one core for each executor that is attached, and the dispatcher between them.
+
+When an executor is lost, the groups of its core go back to the queue with all their known tokens; they
+have run, so they come before newcomers. What a core knows of others it sees here and nowhere else.
+
+Pure. Read next: `dispatcher.py`, `executor_core.py`.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.fleet.dispatcher import Dispatcher, InboxQueue
+from scheduler_svc.core.fleet.inbox import Inbox
+from scheduler_svc.core.fleet.placement import avoids
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.admission import Obstacle, Wait
+from scheduler_svc.core.step.step_plan import Decision
+from scheduler_svc.core.waiting.policy import Policy
+from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+
+
+class Fleet:
+    """Owns the queue and the cores.
+
+    Args:
+        queue: The one waiting queue.
+        policy: The queue's policy; cores order their groups by it as well.
+        prefix_key: Secret of the prefix caches.
+        is_complete: Says whether no other executor is expected back. As long as one is, a group that has outgrown those
+            here waits for it.
+
+    Attributes:
+        dispatcher: Gives waiting groups to cores.
+    """
+
+    def __init__(
+        self,
+        queue: WaitingQueue,
+        policy: Policy,
+        prefix_key: bytes = b"",
+        is_complete: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.queue = queue
+        self.dispatcher = Dispatcher(queue, lambda: self.is_complete())
+        self.is_complete = is_complete
+        self.cores: list[ExecutorCore] = []
+        self._past_preemptions: Counter[PreemptionMode] = Counter()
+        self._policy = policy
+        self._prefix_key = prefix_key
+
+    # Executors come and go -----------------------------------------------------------------------
+
+    def join(self, limits: CoreLimits, epoch: int, name: str = "") -> ExecutorCore:
+        """Return the core of an executor that was attached; it takes groups from now on."""
+        inbox = Inbox(limits)
+        queue = InboxQueue(self.dispatcher, inbox)
+        core = inbox.core = ExecutorCore(
+            limits, queue, self._policy, epoch, self._prefix_key, self.dispatcher.holders, name
+        )
+        self.cores.append(core)
+        self.dispatcher.add(inbox)
+        return core
+
+    def leave(self, core: ExecutorCore) -> list[SequenceGroup]:
+        """Forget the core of an executor that is lost; return its groups, in order, with their known tokens.
+
+        Whoever calls queues them again, those that are to be computed again.
+        """
+        self.forget(core)
+        return core.evacuate()
+
+    def forget(self, core: ExecutorCore) -> None:
+        """Forget a core without asking it any more; what was dispatched to it waits in line again."""
+        self.cores.remove(core)
+        self._past_preemptions.update(core.preemption.num_preemptions)
+        self.dispatcher.remove(core)
+
+    @property
+    def num_preemptions(self) -> dict[PreemptionMode, int]:
+        """Preemptions so far, those of cores that have left included."""
+        counts = self._past_preemptions.copy()
+        for core in self.cores:
+            counts.update(core.preemption.num_preemptions)
+        return {mode: counts[mode] for mode in PreemptionMode}
+
+    # Decisions -----------------------------------------------------------------------------------
+
+    def schedule(self, core: ExecutorCore, now_s: float) -> tuple[Decision, set[ExecutorCore]]:
+        """Return what a core decides, and the cores that groups were dispatched to meanwhile: they are to look."""
+        decision = core.schedule(now_s)
+        return decision, self.dispatcher.take_dispatched()
+
+    # Groups --------------------------------------------------------------------------------------
+
+    def core_of(self, group: SequenceGroup) -> ExecutorCore | None:
+        """Return the core that has a group; None: it waits in the queue, or has ended."""
+        return next((core for core in self.cores if group in core.groups), None)
+
+    def can_ever_take(self, group: SequenceGroup) -> bool:
+        """Return whether some core could take the group if it were empty."""
+        return any(core.admissions.can_ever_admit(group) for core in self._takers)
+
+    def why_never(self, group: SequenceGroup) -> str:
+        """Say why no core can ever take the group: the reason of the first one."""
+        return next(core.admissions.why_never(group) for core in self._takers)
+
+    @property
+    def _takers(self) -> list[ExecutorCore]:
+        """The cores that new groups may be placed on; all of them if every one is leaving."""
+        return [inbox.core for inbox in self.dispatcher.takers()]
+
+    def abort(self, group: SequenceGroup) -> None:
+        """End a group, wherever it is."""
+        core = self.core_of(group)
+        if core is not None:
+            core.abort(group)
+        else:
+            if group in self.queue:
+                self.dispatcher.withdraw(group)
+            group.end()
+
+    # Placement -----------------------------------------------------------------------------------
+
+    def place(self, group: SequenceGroup, now_s: float) -> ExecutorCore | Obstacle:
+        """Return the core that the group would be dispatched to if it stood first in line, or why it would wait.
+
+        The obstacle is the most hopeful one: skipped before in line before never.
+        """
+        core = self.dispatcher.place(group, self._policy.level(group), now_s)
+        if core is not None:
+            return core
+        obstacles = [obstacle for _, obstacle in self.obstacles(group, now_s) if obstacle is not None]
+        obstacle = min(obstacles, key=lambda obstacle: _MOST_HOPEFUL_FIRST.index(obstacle.wait))
+        if obstacle.wait is Wait.NEVER and not (group.has_outgrown and self.is_complete()):
+            return Obstacle(Wait.SKIPPED, f"{obstacle.reason}; it waits for an executor that can hold it")
+        return obstacle
+
+    def obstacles(self, group: SequenceGroup, now_s: float) -> list[tuple[ExecutorCore, Obstacle | None]]:
+        """Return what keeps a group from each core, for people; None: nothing but those ahead and the token budget."""
+        leaving = Obstacle(Wait.IN_LINE, "the executor is leaving the fleet")
+        judged_at_s = self.dispatcher.judged_at_s(now_s)
+        takers = self._takers
+        return [(core, self._obstacle(core, group, judged_at_s) if core in takers else leaving) for core in self.cores]
+
+    def _obstacle(self, core: ExecutorCore, group: SequenceGroup, judged_at_s: float) -> Obstacle | None:
+        if avoids(core, group, self._takers):
+            return Obstacle(Wait.SKIPPED, "it lost an executor last time, and another one than this can take it")
+        return core.obstacle(group, judged_at_s)
+
+
+_MOST_HOPEFUL_FIRST = (Wait.SKIPPED, Wait.IN_LINE, Wait.NEVER)

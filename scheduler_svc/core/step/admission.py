@@ -1,0 +1,266 @@
+"""Who enters the batch: groups that come back from the host pool, and groups of the waiting queue.
+
+What ran before comes first: while a group is swapped out, or waits for tokens in flight, only groups of a
+more urgent level are admitted. The head of the queue waits for slots and blocks, and everybody behind
+it waits too, or a large request would starve. Two kinds of groups are passed over instead, because
+what they wait for is sure to end: those whose prefix a step in flight computes, and long prefills while
+`max_long_prefills` of them run.
+"""
+
+import enum
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+
+from scheduler_svc.core.blocks.block_manager import AdmissionPlan, AllocStatus, BlockManager
+from scheduler_svc.core.blocks.swapping import SwappedGroups
+from scheduler_svc.core.group_event import EventKind
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
+from scheduler_svc.core.step.running_groups import RunningGroups
+from scheduler_svc.core.step.step_plan import StepPlan
+from shared.wording import counted
+
+# Groups that a step passes over. A look costs the time of a prefix lookup, and the next step looks again.
+MAX_PASSED_GROUPS = 64
+
+
+class Wait(enum.Enum):
+    """How a group waits that is not admitted."""
+
+    IN_LINE = "in_line"
+    """With everybody behind it."""
+    SKIPPED = "skipped"
+    """Others may pass it."""
+    NEVER = "never"
+    """For ever: it does not fit here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a group is not admitted now: `reason` in words, for people."""
+
+    wait: Wait
+    reason: str
+
+
+HALF_OPEN = Obstacle(Wait.IN_LINE, "the executor failed before; it gets one request until a step has finished")
+
+
+def lack_of_slots(num_needed: int, num_free: int) -> Obstacle:
+    """Return the obstacle of a group that needs more slots than are free."""
+    return Obstacle(Wait.IN_LINE, f"needs {counted(num_needed, 'slot')} of the batch, {num_free} free")
+
+
+@dataclass(frozen=True, slots=True)
+class SwapInNeeds:
+    """What the swap-in of a swapped group takes, and what is there for it."""
+
+    num_needed_blocks: int
+    num_free_blocks: int
+    num_needed_slots: int
+    num_free_slots: int
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether the blocks suffice."""
+        return self.num_needed_blocks <= self.num_free_blocks
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether the slots suffice."""
+        return self.num_needed_slots <= self.num_free_slots
+
+
+class Admissions:
+    """Admits groups to one batch.
+
+    Args:
+        limits: Slots, budget, watermark.
+        queue: Where new groups come from.
+        running: Where they are admitted to.
+        swapped: The host pool.
+        groups: Those that come back first, or are computed again.
+    """
+
+    def __init__(
+        self,
+        limits: CoreLimits,
+        queue: AdmissionQueue,
+        running: RunningGroups,
+        swapped: SwappedGroups,
+        groups: AdmittedGroups,
+    ) -> None:
+        self._limits = limits
+        self._queue = queue
+        self._batch = running.batch
+        self._blocks: BlockManager = running.batch.blocks
+        self._prefills = running.prefills
+        self._beam_batch = running.beam_batch
+        self._swapped = swapped
+        self._groups = groups
+
+    # From the host pool --------------------------------------------------------------------------
+
+    def swap_in(self, plan: StepPlan) -> None:
+        """Bring swapped groups back, in order, while slots, blocks and budget last."""
+        for group in list(self._swapped):
+            if group.has_inflight_tokens or not plan.token_budget:
+                return
+            needs = self.needs_to_swap_in(group)
+            if not self._batch.running and not needs.has_blocks:
+                self._groups.recompute_swapped(plan, group)
+                return
+            if not self._can_ever_be_sent(group):  # it has grown out of a message; the queue ends it
+                self._groups.recompute_swapped(plan, group)
+                continue
+            if not (needs.has_blocks and needs.has_slots and self._fits_message(plan, group)):
+                return
+            self._swap_in_group(plan, group)
+
+    def needs_to_swap_in(self, group: SequenceGroup) -> SwapInNeeds:
+        """Return what the swap-in of a swapped group takes. While anything runs, the watermark is not free for it."""
+        reserve = self._blocks.num_watermark_blocks if self._batch.running else 0
+        return SwapInNeeds(
+            num_needed_blocks=self._swapped.num_blocks_to_swap_in(group),
+            num_free_blocks=max(0, self._blocks.allocator.num_free_blocks - reserve),
+            num_needed_slots=group.num_slots,
+            num_free_slots=self._batch.num_free_slots,
+        )
+
+    def _swap_in_group(self, plan: StepPlan, group: SequenceGroup) -> None:
+        moves, sequences = self._swapped.swap_in(group)
+        plan.blocks_to_swap_in.extend(moves)
+        plan.note(group, EventKind.SWAPPED_IN, sequences[0].num_computed_tokens)
+        self._batch.add(group)
+        for back in sequences:
+            self._blocks.hash_blocks(back.sequence)
+            self._prefills.start(
+                plan,
+                back.sequence,
+                back.block_ids,
+                back.num_computed_tokens,
+                num_skipped_blocks=back.num_skipped_blocks,
+            )
+
+    # From the queue ------------------------------------------------------------------------------
+
+    def admit(self, plan: StepPlan) -> None:
+        """Admit waiting groups, in order, while slots, budget, blocks and the message last."""
+        with closing(self._queue.in_order()) as groups:
+            self._admit_all(plan, groups)
+
+    def _admit_all(self, plan: StepPlan, groups: Iterable[SequenceGroup]) -> None:
+        num_passed = 0
+        for group in groups:
+            if not plan.token_budget or num_passed == MAX_PASSED_GROUPS:
+                return
+            verdict = self.judge(group)
+            if isinstance(verdict, AdmissionPlan):
+                if not self._fits_message(plan, group):
+                    return
+                self._queue.remove(group)
+                self._admit_group(plan, group, verdict)
+            elif verdict.wait is Wait.SKIPPED:
+                num_passed += 1
+            elif verdict.wait is Wait.IN_LINE:
+                return
+            elif group.has_outgrown:
+                self._queue.remove(group)
+                group.end()
+                plan.fail(group, verdict.reason)
+
+    def _fits_message(self, plan: StepPlan, group: SequenceGroup) -> bool:
+        """Return whether the message of the step can carry the group as well."""
+        return self._message_bytes(group) <= plan.num_admissible_bytes
+
+    def _can_ever_be_sent(self, group: SequenceGroup) -> bool:
+        """Return whether a message can carry the group; any one sequence fits: see `CoreLimits`."""
+        return group.is_lone or self._message_bytes(group) <= self._limits.max_admitted_bytes
+
+    def _message_bytes(self, group: SequenceGroup) -> int:
+        return sum(self._blocks.admission_bytes(sequence) for sequence in group.sequences_to_compute)
+
+    def can_ever_admit(self, group: SequenceGroup) -> bool:
+        """Return whether the group fits into an empty batch, with one token more for each sequence."""
+        if (group.stop_conditions.accepted_len or 0) > self._limits.max_model_len:
+            return False
+        if group.is_lone:  # `CoreLimits`: whoever has the pool for itself can grow to its end
+            return len(group.sequences[0].token_ids) < self._limits.max_model_len
+        longest = max(len(sequence.token_ids) for sequence in group.live_sequences)
+        if longest >= self._limits.max_model_len or group.num_slots > self._limits.max_num_seqs:
+            return False
+        return self._can_ever_be_sent(group) and self._blocks.can_ever_allocate(group)
+
+    def judge(self, group: SequenceGroup) -> AdmissionPlan | Obstacle:
+        """Return the blocks with which the group could be admitted now, or why it cannot be."""
+        if not self.can_ever_admit(group):
+            return Obstacle(Wait.NEVER, self.why_never(group))
+        returning = self._groups.returning
+        if returning and min(other.order for other in returning)[0] <= self._batch.order_of(group)[0]:
+            return Obstacle(Wait.IN_LINE, f"preempted requests come back first: {len(returning)}")
+        if group.num_slots > (num_free_slots := self._batch.num_free_slots):
+            return lack_of_slots(group.num_slots, num_free_slots)
+        allocation = self._blocks.plan_admission(group)
+        if self._is_long(allocation) and not self._prefills.has_room_for_long:
+            return Obstacle(Wait.SKIPPED, "its prompt is long, and as many long prefills run as may at once")
+        if self._blocks.waits_for_prefix(allocation):
+            return Obstacle(Wait.SKIPPED, "a step in flight computes the next block of its prefix")
+        if allocation.status is AllocStatus.LATER:
+            needed = counted(allocation.num_needed, "block")
+            return Obstacle(Wait.IN_LINE, f"needs {needed}, {allocation.num_free} free")
+        return allocation
+
+    def why_never(self, group: SequenceGroup) -> str:
+        """Say which rule of `can_ever_admit` the group breaks, with the numbers."""
+        limits, longest = self._limits, max(len(sequence.token_ids) for sequence in group.live_sequences)
+        accepted_len = group.stop_conditions.accepted_len
+        if accepted_len is not None and accepted_len > limits.max_model_len:
+            return (
+                f"the request was accepted for {accepted_len} tokens (a prompt of {group.num_prompt_tokens}); this "
+                f"executor holds sequences of {limits.max_model_len}"
+            )
+        if longest >= limits.max_model_len:
+            return f"{longest} tokens and one more do not fit into max_model_len, {limits.max_model_len}"
+        if group.num_slots > limits.max_num_seqs:
+            return f"the request needs {counted(group.num_slots, 'slot')} of the batch, which has {limits.max_num_seqs}"
+        if not self._can_ever_be_sent(group):
+            return (
+                f"to compute its {counted(len(group.sequences_to_compute), 'sequence')} takes a message of up to "
+                f"{self._message_bytes(group)} bytes; {limits.max_admitted_bytes} are left for that of "
+                "--max-message-bytes of the scheduler or the executor"
+            )
+        num_blocks = self._blocks.num_blocks_ever_needed(group)
+        return (
+            f"the request needs {num_blocks} blocks and does not fit into the KV cache of {limits.num_blocks} blocks "
+            f"of {limits.block_size} tokens; --kv-cache-gib of the executor sets its size"
+        )
+
+    def _is_long(self, allocation: AdmissionPlan) -> bool:
+        lead = allocation.sequences[0]
+        return self._prefills.is_long(len(lead.sequence.token_ids) - len(lead.found) * self._blocks.block_size)
+
+    def _admit_group(self, plan: StepPlan, group: SequenceGroup, allocation: AdmissionPlan) -> None:
+        pending_forks = () if group.is_lone else group.live_sequences[len(allocation.sequences) :]
+        if not group.has_run:
+            group.has_run = True
+            group.first_scheduled_at_s = plan.now_s
+            group.num_cached_tokens = len(allocation.sequences[0].found) * self._blocks.block_size
+        plan.note(group, EventKind.ADMITTED, len(allocation.sequences[0].found) * self._blocks.block_size)
+        if group.beam_search is not None:
+            self._beam_batch.start(group)
+        self._batch.add(group)
+        tables = self._blocks.allocate(allocation)
+        lead = None
+        for blocks, block_ids in zip(allocation.sequences, tables, strict=True):
+            num_computed_blocks = len(blocks.found) + blocks.num_shared
+            prefill = self._prefills.start(
+                plan,
+                blocks.sequence,
+                block_ids,
+                num_computed_blocks * self._blocks.block_size,
+                lead=lead if blocks.num_shared else None,
+                pending_forks=pending_forks,
+            )
+            lead = lead or prefill

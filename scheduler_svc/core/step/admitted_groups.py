@@ -1,0 +1,134 @@
+"""The groups that a core has admitted, and how they end, are given up, or move to another executor.
+
+An admitted group is in exactly one place, each of which has its own things to give back: it runs, it is swapped
+out, or it was preempted and waits for its last tokens in flight. From there it ends, or goes back to the queue.
+"""
+
+from collections.abc import Generator
+from typing import Protocol
+
+from scheduler_svc.core.blocks.swapping import SwappedGroups
+from scheduler_svc.core.group_event import EventKind
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.step.batch import BY_ORDER
+from scheduler_svc.core.step.preemption import PreemptedGroups
+from scheduler_svc.core.step.running_groups import RunningGroups
+from scheduler_svc.core.step.step_plan import StepPlan
+
+
+class AdmissionQueue(Protocol):
+    """What a core asks of the queue that it takes groups from, and gives them back to; `WaitingQueue` is one."""
+
+    def in_order(self) -> Generator[SequenceGroup]:
+        """Yield the waiting groups in the order of admission; the yielded one may be removed. Closed at the end."""
+
+    def add(self, group: SequenceGroup) -> None:
+        """Queue a group that has to be computed again."""
+
+    def remove(self, group: SequenceGroup) -> None:
+        """Take out a group that is admitted."""
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """Count tokens that are computed for a tenant."""
+
+
+class AdmittedGroups:
+    """Knows where each admitted group is; takes out those that end or are computed again.
+
+    Args:
+        running: Those that run.
+        swapped: Those that are swapped out.
+        preempted: Those that wait for tokens in flight.
+        queue: Where groups go that are to be computed again.
+    """
+
+    def __init__(
+        self, running: RunningGroups, swapped: SwappedGroups, preempted: PreemptedGroups, queue: AdmissionQueue
+    ) -> None:
+        self._running = running
+        self._batch = running.batch
+        self._swapped = swapped
+        self._preempted = preempted
+        self._queue = queue
+
+    def __contains__(self, group: object) -> bool:
+        """Return whether the group was admitted and has not ended."""
+        return group in self._batch or group in self._swapped.groups or group in self._preempted.groups
+
+    def __len__(self) -> int:
+        return len(self._batch.running) + len(self._swapped) + len(self._preempted.groups)
+
+    @property
+    def returning(self) -> list[SequenceGroup]:
+        """Those that were preempted and are to come back here: before them only more urgent ones are admitted."""
+        return [*self._swapped.groups, *self._preempted.groups]
+
+    # Ends ----------------------------------------------------------------------------------------
+
+    def finish_sequence(self, sequence: Sequence) -> None:
+        """End one sequence of a group, and the group with its last one."""
+        group = sequence.group
+        if group.is_last(sequence):
+            self.finish_group(group)
+            return
+        if sequence.status is SequenceStatus.RUNNING:
+            self._batch.register_blocks(sequence.slot)
+            self._batch.blocks.allocator.free(self._batch.held_blocks(sequence.slot))
+            self._batch.vacate(sequence)
+        else:
+            self._swapped.drop_sequence(sequence)
+        self._preempted.forget(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        self._batch.give_up_claim(group)
+
+    def finish_group(self, group: SequenceGroup) -> None:
+        """End a group, which may stand in the queue again."""
+        if group in self._batch:
+            self._running.free_blocks(group)
+            self._running.remove(group, SequenceStatus.FINISHED)
+        elif group in self._swapped.groups:
+            self._swapped.drop(group)
+        elif group in self._preempted.groups:
+            self._preempted.groups.remove(group)
+        else:
+            self._queue.remove(group)
+        for sequence in group.sequences:
+            self._preempted.forget(sequence)
+        group.end()
+
+    # To be computed again ------------------------------------------------------------------------
+
+    def requeue(self) -> None:
+        """Give preempted groups back to the queue that have all their tokens."""
+        for group in self._preempted.take_complete():
+            self._queue.add(group)
+
+    def recompute_swapped(self, plan: StepPlan, group: SequenceGroup) -> None:
+        """Give up the blocks of a swapped group, on both sides; it is computed again."""
+        plan.note(group, EventKind.DROPPED)
+        self._swapped.drop(group)
+        for sequence in group.live_sequences:
+            sequence.status = SequenceStatus.WAITING
+        self._queue.add(group)
+
+    def recompute_last_swapped(self, plan: StepPlan) -> bool:
+        """Give up the blocks of the last swapped group; return False if there is none."""
+        if self._swapped.groups:
+            self.recompute_swapped(plan, self._swapped.groups[-1])
+            return True
+        return False
+
+    def evacuate(self) -> list[SequenceGroup]:
+        """Take out all groups, in order, with all tokens that are known.
+
+        Their blocks are not given back: the executor is lost, and the core goes with it.
+        """
+        groups = sorted([*self._batch.running, *self.returning], key=BY_ORDER)
+        for group in list(self._batch.running):
+            self._running.remove(group, SequenceStatus.WAITING)
+        for group in groups:
+            for sequence in group.live_sequences:
+                sequence.status = SequenceStatus.WAITING
+                sequence.num_inflight_tokens = 0
+                sequence.slot, sequence.generation = -1, 0  # elsewhere they would name somebody else's tokens
+        return groups

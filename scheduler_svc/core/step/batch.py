@@ -1,0 +1,241 @@
+"""The batch: which groups run, and which slot of the batch table each of their sequences has.
+
+The batch table holds what the executor must know as well; the columns beside it here are the
+core's own.
+
+Words, here and in the modules around:
+    vacated       a slot whose sequence ended, was preempted or was a beam that died; the next step releases it
+    in flight     a step that was sent and has no result yet, and a token that it will deliver
+    pending fork  a sequence that has no slot yet: it forks off the lead of its group at the end of the prompt
+    skipped       a block that fell out of the sliding window: freed, its entry in the block table is garbage
+    held back     a running sequence that gets no token in a step, since it lacks a block that is sure to come
+
+Counters of the tokens of a slot:
+    table.num_tokens            all, with those that sent steps will sample
+    num_known_tokens            those of them whose values have arrived; the others are still to come
+    table.num_scheduled_tokens  those whose keys and values the cache holds once the sent steps have run
+    num_computed_tokens         those of them that a result acknowledged, or that the prefix cache had
+
+`sequence.token_ids` has one owner at a time: the waiting or swapped sequence itself, or, while it runs,
+its slot of the table; `Prefills.start` hands the tokens to the slot, `RunningGroups.remove` takes them back.
+"""
+
+import bisect
+from collections import Counter
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+
+import numpy as np
+
+from scheduler_svc.core.blocks.block_manager import BlockManager
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.stopping import StopChecker
+from shared.batch_table import BatchTable, StepLayout
+from shared.step import NO_LOGPROBS, BoolArray, Int32Array, next_generation, no_slots
+
+# Returns `SequenceGroup.order` of a group, which may not have joined yet.
+OrderOf = Callable[[SequenceGroup], tuple[int, int]]
+BY_ORDER = attrgetter("order")
+
+
+class Batch:
+    """The running groups, in order, with their slots and blocks. All columns are [max_num_seqs].
+
+    Attributes:
+        num_known_tokens: Tokens whose values are known.
+        num_computed_tokens: Tokens whose keys and values are computed, as acknowledged.
+        num_registered_blocks: Blocks that the prefix cache was told of.
+        first_blocks: Blocks that fell out of the sliding window; those before are not ours any more.
+        is_decoding: Slots that want a token in every step, until they reach their length limit.
+        sequence_in_slot: The sequence that has the slot, or had it last.
+        vacated_slots, is_vacated: Slots without a sequence that the next step releases, as a list and as a column.
+        shares_last_block: Slots whose last, partial block may be shared, since they were forked.
+        slots_with_logprobs: Slots whose tokens must come with their log-probability.
+        num_claimed_slots: Free slots that running groups have a claim to: their sequences will fork into them.
+    """
+
+    def __init__(self, limits: CoreLimits, blocks: BlockManager, order_of: OrderOf) -> None:
+        num_slots = limits.max_num_seqs
+        self.table = BatchTable(num_slots, limits.max_model_len, limits.block_size, limits.num_blocks)
+        self.blocks = blocks
+        self.stop_checker = StopChecker(num_slots, limits.max_model_len, limits.eos_token_ids)
+        self.running: list[SequenceGroup] = []
+        self.num_known_tokens: Int32Array = np.zeros(num_slots, np.int32)
+        self.num_computed_tokens: Int32Array = np.zeros(num_slots, np.int32)
+        self.num_registered_blocks = [0] * num_slots
+        self.first_blocks: Int32Array = np.zeros(num_slots, np.int32)
+        self.is_decoding: BoolArray = np.zeros(num_slots, np.bool_)
+        self.sequence_in_slot = np.full(num_slots, None, np.object_)
+        self.shares_last_block: set[int] = set()
+        self.slots_with_logprobs: set[int] = set()
+        self.free_slots: list[int] = list(range(num_slots - 1, -1, -1))
+        self.vacated_slots: list[int] = []
+        self.is_vacated: BoolArray = np.zeros(num_slots, np.bool_)
+        self.num_vacated = 0
+        self.order_of = order_of
+        self._window = limits.sliding_window
+        self.num_claimed_slots = 0
+        self._num_claimed_by: dict[SequenceGroup, int] = {}  # of the groups of several sequences
+        self._num_groups_of_tenant: Counter[str] = Counter()
+        self._tenant_numbers: dict[str, int] = {}
+        self._free_tenant_numbers: list[int] = []
+        self._tenant_of_slot: Int32Array = np.zeros(num_slots, np.int32)
+
+    # Groups --------------------------------------------------------------------------------------
+
+    def add(self, group: SequenceGroup) -> None:
+        """Let a group run; its sequences enter slots of their own."""
+        group.order = self.order_of(group)
+        bisect.insort(self.running, group, key=BY_ORDER)
+        if not group.is_lone:
+            self._num_claimed_by[group] = 0
+            self._claim(group, group.num_slots)
+        self._num_groups_of_tenant[group.tenant] += 1
+        if group.tenant not in self._tenant_numbers:
+            free = self._free_tenant_numbers
+            self._tenant_numbers[group.tenant] = free.pop() if free else len(self._tenant_numbers)
+
+    def remove(self, group: SequenceGroup) -> None:
+        """A group does not run any more; its sequences have vacated their slots."""
+        del self.running[self._position(group)]
+        self.num_claimed_slots -= self._num_claimed_by.pop(group, 0)
+        self._num_groups_of_tenant[group.tenant] -= 1
+        if not self._num_groups_of_tenant[group.tenant]:
+            del self._num_groups_of_tenant[group.tenant]
+            self._free_tenant_numbers.append(self._tenant_numbers.pop(group.tenant))
+
+    def __contains__(self, group: object) -> bool:
+        """Return whether a group runs."""
+        if not isinstance(group, SequenceGroup):
+            return False
+        position = self._position(group)
+        return position < len(self.running) and self.running[position] is group
+
+    def _position(self, group: SequenceGroup) -> int:
+        return bisect.bisect_left(self.running, group.order, key=BY_ORDER)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that nobody has and no running group still has a claim to."""
+        return len(self.free_slots) - self.num_claimed_slots
+
+    def give_up_claim(self, group: SequenceGroup) -> None:
+        """A sequence of a group has ended, and the group goes on: it needs one slot less."""
+        self._claim(group, -1)
+
+    def _claim(self, group: SequenceGroup, num_slots: int) -> None:
+        """Change the claim of a running group, if it can have one, by so many slots."""
+        if group in self._num_claimed_by:
+            self._num_claimed_by[group] += num_slots
+            self.num_claimed_slots += num_slots
+
+    def num_slots_by_tenant(self, slots: BoolArray) -> dict[str, int]:
+        """Return how many of `slots`, [max_num_seqs] bool, each tenant with running groups has."""
+        if len(self._tenant_numbers) == 1:
+            return {tenant: int(np.count_nonzero(slots)) for tenant in self._tenant_numbers}
+        counts = np.bincount(self._tenant_of_slot[slots], minlength=1 + max(self._tenant_numbers.values(), default=0))
+        return {tenant: int(counts[number]) for tenant, number in self._tenant_numbers.items()}
+
+    # Sequences -----------------------------------------------------------------------------------
+
+    def enter(
+        self, sequence: Sequence, num_known_tokens: int, num_computed_tokens: int, num_skipped_blocks: int = 0
+    ) -> int:
+        """Give a sequence a slot; return it. The first `num_skipped_blocks` are out of the window already."""
+        slot = self.free_slots.pop()
+        sequence.slot, sequence.generation = slot, next_generation(int(self.table.generation[slot]))
+        sequence.status = SequenceStatus.RUNNING
+        self.sequence_in_slot[slot] = sequence
+        group = sequence.group
+        self._claim(group, -1)
+        self.stop_checker.set_slot(slot, group.num_prompt_tokens, group.stop_conditions)
+        self.num_known_tokens[slot] = num_known_tokens
+        self.num_computed_tokens[slot] = num_computed_tokens
+        self.num_registered_blocks[slot] = num_computed_tokens // self.blocks.block_size
+        self.first_blocks[slot] = num_skipped_blocks
+        self._tenant_of_slot[slot] = self._tenant_numbers[group.tenant]
+        if group.sampling.num_logprobs != NO_LOGPROBS and group.beams is None:
+            self.slots_with_logprobs.add(slot)
+        return slot
+
+    def vacate(self, sequence: Sequence) -> None:
+        """Take a sequence out of its slot; its blocks are the caller's business. The next step releases the slot."""
+        slot = sequence.slot
+        self._claim(sequence.group, 1)
+        self.is_decoding[slot] = False
+        self.shares_last_block.discard(slot)
+        self.slots_with_logprobs.discard(slot)
+        self.free_slots.append(slot)
+        self.vacated_slots.append(slot)
+        self.is_vacated[slot] = True
+        self.num_vacated += 1
+
+    def take_vacated_slots(self) -> Int32Array:
+        """Return the slots that were vacated since the last call, for a step to release."""
+        if not self.vacated_slots:
+            return no_slots()
+        slots, self.vacated_slots = self.vacated_slots, []
+        self.is_vacated[slots] = False
+        return np.array([slot for slot in slots if self.table.live[slot]], np.int32)
+
+    def groups_with_prompt_logprobs(self, layout: StepLayout) -> tuple[tuple[int, SequenceGroup], ...]:
+        """Return the rows of the newest step that bring log-probabilities of prompts, and their groups."""
+        if layout.num_prompt_logprobs is None:
+            return ()
+        rows = layout.num_prompt_logprobs.nonzero()[0].tolist()
+        return tuple((row, self.sequence_in_slot[layout.slots[row]].group) for row in rows)
+
+    # What a slot holds ---------------------------------------------------------------------------
+
+    def known_tokens(self, slot: int) -> Int32Array:
+        """Return a copy of the tokens of a slot that are known."""
+        return self.table.token_ids[slot, : self.num_known_tokens[slot]].copy()
+
+    def num_inflight_tokens(self, slot: int) -> int:
+        """Return how many tokens of a slot sent steps are still to deliver."""
+        return int(self.table.num_tokens[slot] - self.num_known_tokens[slot])
+
+    def held_blocks(self, slot: int) -> Int32Array:
+        """Return a view of the block table of a slot, without what fell out of the window."""
+        return self.table.block_tables[slot, self.first_blocks[slot] : self.table.num_blocks[slot]]
+
+    def slide_window(self, slot: int, position: int) -> None:
+        """Free the blocks of a slot that the token at `position`, its next one, does not see any more."""
+        if self._window:
+            self._move_window(slot, max(0, position - self._window + 1) // self.blocks.block_size)
+
+    def slide_windows(self, slots: BoolArray) -> None:
+        """Free the blocks that the next tokens of decoding `slots`, [max_num_seqs] bool, do not see any more."""
+        if not self._window:
+            return
+        firsts = np.maximum(self.table.num_scheduled_tokens - self._window + 1, 0) // self.blocks.block_size
+        for slot in (slots & (firsts > self.first_blocks)).nonzero()[0].tolist():
+            self._move_window(slot, int(firsts[slot]))
+
+    def _move_window(self, slot: int, first: int) -> None:
+        """Free the blocks of a slot before `first`, if there are some."""
+        former = int(self.first_blocks[slot])
+        if first > former:
+            self.blocks.allocator.free(self.table.block_tables[slot, former:first])
+            self.first_blocks[slot] = first
+
+    def register_blocks(self, slot: int) -> None:
+        """Tell the prefix cache of the blocks of a slot that are full, computed and acknowledged."""
+        num_tokens = int(min(self.num_computed_tokens[slot], self.num_known_tokens[slot]))
+        first = self.num_registered_blocks[slot]
+        if num_tokens // self.blocks.block_size > first:
+            self.num_registered_blocks[slot] = self.blocks.register(
+                self.sequence_in_slot[slot],
+                self.table.token_ids[slot, :num_tokens],
+                self.table.block_tables[slot],
+                first,
+            )
+
+
+def running_sequences(groups: list[SequenceGroup]) -> Iterator[Sequence]:
+    """Yield the sequences of groups that have a slot."""
+    for group in groups:
+        for sequence in group.sequences:
+            if sequence.has_slot:
+                yield sequence

@@ -1,0 +1,98 @@
+"""Who decodes in a step. When there are too few blocks for all of them, the last groups make room.
+
+In this order: preempt the last running group, unless it is the only one; wait for the steps in flight, which may
+end a sequence; give up a swapped group, which may hold shared blocks; end the group that has the pool for itself.
+"""
+
+import numpy as np
+
+from scheduler_svc.core.blocks.block_appender import BlockAppender, BlockNeeds, Decodes
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.admitted_groups import AdmittedGroups
+from scheduler_svc.core.step.batch import BY_ORDER
+from scheduler_svc.core.step.preemption import Preemption
+from scheduler_svc.core.step.running_groups import RunningGroups
+from scheduler_svc.core.step.step_plan import StepPlan
+from shared.step import BoolArray
+
+
+class Decoding:
+    """Decides the decodes of a step, and gives them blocks.
+
+    Args:
+        limits: Size of pool and blocks.
+        running: Who may decode.
+        preemption: Takes groups out of the batch.
+        groups: Gives up swapped groups, and ends what can never go on.
+    """
+
+    def __init__(
+        self, limits: CoreLimits, running: RunningGroups, preemption: Preemption, groups: AdmittedGroups
+    ) -> None:
+        self._limits = limits
+        self._batch = running.batch
+        self._beam_batch = running.beam_batch
+        self._prefills = running.prefills
+        self._preemption = preemption
+        self._groups = groups
+        self._block_appender = BlockAppender(limits, running)
+
+    def decide(self, plan: StepPlan) -> Decodes:
+        """Decide who decodes, and give them blocks; preempt the last groups if there are too few."""
+        batch, slots = self._batch, self._wanted_slots
+        decodes = Decodes(slots, sorted(self._beam_batch.ready, key=BY_ORDER))
+        batch.slide_windows(slots)
+        needs = self._block_appender.blocks_needed(decodes)
+        while not (plan.has_held_back or self._has_blocks_for(needs)):
+            if self._make_room(plan):
+                decodes.slots &= batch.is_decoding
+                decodes.beam_groups = [group for group in decodes.beam_groups if group in self._beam_batch.ready]
+            else:
+                plan.has_held_back = True
+                self._block_appender.hold_back(decodes)
+            needs = self._block_appender.blocks_needed(decodes)
+        plan.num_decodes = int(np.count_nonzero(decodes.slots)) + sum(
+            len(self._beam_batch.ready[group]) for group in decodes.beam_groups
+        )
+        plan.token_budget -= plan.num_decodes
+        self._block_appender.append_blocks(plan, decodes, needs)
+        return decodes
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody wants a token."""
+        return bool(self._beam_batch.ready) or bool(np.count_nonzero(self._wanted_slots))
+
+    @property
+    def _wanted_slots(self) -> BoolArray:
+        """The slots that want a token and may get one, [max_num_seqs]; not those of beams."""
+        return self._batch.is_decoding & ~self._batch.stop_checker.at_length_limit(self._batch.table.num_tokens)
+
+    def _has_blocks_for(self, needs: BlockNeeds) -> bool:
+        """Return whether the blocks suffice for decodes, and for one more of each prefill that is stuck."""
+        num_needed = needs.num_blocks + len(self._prefills.without_room())
+        return num_needed <= self._batch.blocks.allocator.num_free_blocks
+
+    def _make_room(self, plan: StepPlan) -> bool:
+        """Free the blocks of one group; return False if the decodes have to wait for a step in flight."""
+        victim = self._batch.running[-1]
+        if self._beam_batch.is_in_flight(victim):
+            return False
+        if len(self._batch.running) > 1:
+            self._preemption.preempt(plan, victim)
+        elif plan.has_steps_in_flight:
+            return False  # what comes in may end a sequence
+        elif not self._groups.recompute_last_swapped(plan):  # it may hold shared blocks
+            self._fail(plan, victim)
+        return True
+
+    def _fail(self, plan: StepPlan, group: SequenceGroup) -> None:
+        """End a group that cannot grow although it has the pool for itself."""
+        num_used = self._batch.blocks.allocator.num_used_blocks
+        message = (
+            f"{len(group.live_sequences)} sequences need more than the {self._limits.num_blocks} blocks of "
+            f"{self._limits.block_size} tokens of the KV cache; {num_used} are in use, all by this request"
+        )
+        self._groups.finish_group(group)
+        plan.fail(group, message)

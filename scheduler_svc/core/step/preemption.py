@@ -1,0 +1,107 @@
+"""How a running group makes room: its blocks are freed, or moved to the host pool.
+
+RECOMPUTE keeps the tokens and frees the blocks; full ones stay in the prefix cache until their place
+is needed. SWAP moves the blocks and keeps what is computed. A group goes as a whole. Either way it
+carries its known tokens, those that sent steps are still to deliver are appended when they arrive,
+and it comes back before newcomers do.
+"""
+
+import bisect
+
+from scheduler_svc.core.blocks.swapping import SwappedGroups
+from scheduler_svc.core.group_event import EventKind
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.step.batch import BY_ORDER, Batch
+from scheduler_svc.core.step.running_groups import RunningGroups
+from scheduler_svc.core.step.step_plan import StepPlan
+
+
+class PreemptedGroups:
+    """Preempted sequences that wait for tokens in flight, and the groups that are queued again after the last one.
+
+    Attributes:
+        groups: Those that are to be computed again, in order; swapped ones are in `SwappedGroups`.
+    """
+
+    def __init__(self) -> None:
+        self.groups: list[SequenceGroup] = []
+        self._waiting_sequences: dict[tuple[int, int], Sequence] = {}
+
+    def expect_tokens(self, group: SequenceGroup, batch: Batch) -> None:
+        """Let the sequences of a group, which still runs, wait for the tokens that sent steps deliver to them."""
+        if group.beams is not None:
+            return
+        for sequence in group.live_sequences:
+            if sequence.has_slot and (num_inflight_tokens := batch.num_inflight_tokens(sequence.slot)):
+                sequence.num_inflight_tokens = num_inflight_tokens
+                self._waiting_sequences[sequence.slot, sequence.generation] = sequence
+
+    def add(self, group: SequenceGroup) -> None:
+        """Take a group that is to be computed again."""
+        bisect.insort(self.groups, group, key=BY_ORDER)
+
+    def sequence_of(self, slot: int, generation: int) -> Sequence | None:
+        """Return the sequence that had the slot at that generation and still waits for tokens."""
+        return self._waiting_sequences.get((slot, generation))
+
+    def forget(self, sequence: Sequence) -> None:
+        """The last token in flight is there, or nobody waits for it any more."""
+        self._waiting_sequences.pop((sequence.slot, sequence.generation), None)
+        sequence.num_inflight_tokens = 0
+
+    def take_complete(self) -> list[SequenceGroup]:
+        """Return the groups that may be queued again: none of their tokens is in flight any more."""
+        if not self.groups:
+            return []
+        complete = [group for group in self.groups if not group.has_inflight_tokens]
+        self.groups = [group for group in self.groups if group.has_inflight_tokens]
+        return complete
+
+
+class Preemption:
+    """Preempts groups, and counts it.
+
+    Args:
+        limits: The preemption mode.
+        running: The groups that run.
+        swapped: Takes groups whose blocks move to the host pool.
+        preempted: Takes the others, and the sequences that wait for tokens in flight.
+    """
+
+    def __init__(
+        self, limits: CoreLimits, running: RunningGroups, swapped: SwappedGroups, preempted: PreemptedGroups
+    ) -> None:
+        self._mode = limits.preemption_mode
+        self._running = running
+        self._swapped = swapped
+        self._preempted = preempted
+        self.num_preemptions = dict.fromkeys(PreemptionMode, 0)
+
+    def preempt(self, plan: StepPlan, group: SequenceGroup) -> None:
+        """Take a running group out of the batch; it comes back when its blocks, or its tokens, are there."""
+        assert not self._running.beam_batch.is_in_flight(group), "its candidates would be lost"
+        group.num_preemptions += 1
+        plan.preempted.append(group)
+        self._preempted.expect_tokens(group, self._running.batch)
+        moves = None
+        if self._mode_for(group) is PreemptionMode.SWAP:
+            moves = self._swapped.try_swap_out(group, self._running.beam_batch.source_slots(group))
+        if moves is None:
+            self._running.free_blocks(group)
+            self._running.remove(group, SequenceStatus.WAITING)
+            self._preempted.add(group)
+            plan.note(group, EventKind.PREEMPTED)
+        else:
+            plan.blocks_to_swap_out.extend(moves)
+            self._running.remove(group, SequenceStatus.SWAPPED)
+            plan.note(group, EventKind.SWAPPED_OUT)
+        self.num_preemptions[PreemptionMode.RECOMPUTE if moves is None else PreemptionMode.SWAP] += 1
+
+    def _mode_for(self, group: SequenceGroup) -> PreemptionMode:
+        """Return what is tried first: a group that has not caught up has little to save."""
+        if not self._swapped.host.num_blocks or self._running.prefills.is_running(group):
+            return PreemptionMode.RECOMPUTE
+        if self._mode is not None:
+            return self._mode
+        return PreemptionMode.RECOMPUTE if len(group.live_sequences) == 1 else PreemptionMode.SWAP

@@ -1,0 +1,249 @@
+"""Running sequences that have more than one token to catch up with: they are computed in chunks.
+
+New prompts, recomputing after a preemption or a lost executor, and the first token after a swap-in are
+all the same: a sequence of which some tokens are computed, and the rest is not. When its last chunk
+is sent the sequence decodes from then on. If it is the lead of a group that is not forked yet, the
+others fork off it in that step and sample their first token from the same logits.
+
+A sequence may share its first blocks with the lead of its group, which computes them in the same
+admission; it gets its first chunk once those are sent.
+"""
+
+import bisect
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_svc.core.beams.beam_batch import BeamBatch
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.step.batch import Batch
+from scheduler_svc.core.step.step_plan import StepPlan
+from shared.step import NO_LOGPROBS, Admission, Fork, Int32Array, no_slots
+
+
+@dataclass(slots=True, eq=False)
+class Prefill:
+    """A sequence that catches up: tokens from `num_scheduled_tokens` to `num_tokens` are to be sent.
+
+    `block_ids` is its block table. Its first `num_shared_tokens` are computed by `lead`, if there is
+    one. The `pending_forks` of its group fork off it at the end.
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    num_scheduled_tokens: int
+    block_ids: Int32Array
+    is_long: bool
+    num_shared_tokens: int = 0
+    lead: "Prefill | None" = None
+    pending_forks: Seq[Sequence] = ()
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens that are still to be sent."""
+        return self.num_tokens - self.num_scheduled_tokens
+
+    @property
+    def waits_for_lead(self) -> bool:
+        """Whether the blocks that it shares are not sent yet."""
+        return self.lead is not None and self.lead.num_scheduled_tokens < self.num_shared_tokens
+
+
+class Prefills:
+    """Owns the prefills of a batch that have tokens left to send, in the order of their groups.
+
+    Args:
+        limits: Budget, long prefills, window.
+        batch: Slots and blocks.
+        beam_batch: Told of the rows of beams.
+        charge: Called with a group and how many tokens a step computes for it.
+    """
+
+    def __init__(
+        self,
+        limits: CoreLimits,
+        batch: Batch,
+        beam_batch: BeamBatch,
+        charge: Callable[[SequenceGroup, int], None],
+    ) -> None:
+        self._limits = limits
+        self._batch = batch
+        self._beam_batch = beam_batch
+        self._charge = charge
+        self.running: list[Prefill] = []
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens that are still to be sent, over all prefills."""
+        return sum(prefill.num_remaining_tokens for prefill in self.running)
+
+    def is_long(self, num_tokens: int) -> bool:
+        """Return whether so many tokens to compute make a long prefill."""
+        return 0 < self._limits.long_prefill_threshold < num_tokens
+
+    @property
+    def num_long(self) -> int:
+        """Long prefills that run."""
+        return sum(prefill.is_long for prefill in self.running)
+
+    @property
+    def has_room_for_long(self) -> bool:
+        """Whether one more long prefill may run."""
+        return self.num_long < self._limits.max_long_prefills
+
+    def is_running(self, group: SequenceGroup) -> bool:
+        """Return whether a sequence of the group still catches up."""
+        return any(prefill.sequence.group is group for prefill in self.running)
+
+    def start(
+        self,
+        plan: StepPlan,
+        sequence: Sequence,
+        block_ids: Int32Array,
+        num_computed_tokens: int,
+        *,
+        lead: Prefill | None = None,
+        pending_forks: Seq[Sequence] = (),
+        num_skipped_blocks: int = 0,
+    ) -> Prefill:
+        """Admit a sequence to a slot, with its blocks, and send as much of it as the step takes.
+
+        Args:
+            plan: The step.
+            sequence: Has no slot yet, and the hashes of its full blocks if there is a prefix cache.
+            block_ids: Its block table.
+            num_computed_tokens: Tokens whose keys and values are in the blocks, or will be by `lead`.
+            lead: Who computes the shared ones, if somebody still does.
+            pending_forks: The sequences that fork off it.
+            num_skipped_blocks: Leading blocks that are out of the window already.
+        """
+        group, token_ids = sequence.group, sequence.token_ids
+        plan.num_admissible_bytes -= self._batch.blocks.admission_bytes(sequence)
+        slot = self._batch.enter(sequence, len(token_ids), num_computed_tokens, num_skipped_blocks)
+        sequence.token_ids = no_slots()
+        plan.admissions.append(
+            Admission(
+                slot,
+                sequence.generation,
+                token_ids,
+                group.num_prompt_tokens,
+                num_computed_tokens,
+                block_ids,
+                self._beam_batch.sampling_of(group) if group.beams else group.sampling_of(sequence),
+                group.cache_salt,
+                group.token_rules,
+                group.num_prompt_logprobs if group.lacks_prompt_logprobs and lead is None else NO_LOGPROBS,
+                group.traceparent,
+            )
+        )
+        prefill = Prefill(
+            sequence,
+            num_tokens=len(token_ids),
+            num_scheduled_tokens=num_computed_tokens,
+            block_ids=block_ids,
+            is_long=self.is_long(len(token_ids) - num_computed_tokens),
+            num_shared_tokens=num_computed_tokens if lead else 0,
+            lead=lead,
+            pending_forks=pending_forks,
+        )
+        self._send_chunk(plan, prefill)
+        if prefill.num_remaining_tokens:
+            bisect.insort(self.running, prefill, key=_order_of)
+        return prefill
+
+    def continue_all(self, plan: StepPlan) -> None:
+        """Send the next chunk of each, as far as the budget goes.
+
+        Those that end in this step go first, so that they decode in the next one. No prompt starves by
+        that: whoever passes it ends, and nobody is admitted while it takes all that is left.
+        """
+        if not self.running:
+            return
+        for prefill in sorted(self.running, key=lambda prefill: prefill.num_remaining_tokens > plan.token_budget):
+            if not plan.token_budget:
+                break
+            if self._limits.sliding_window:
+                self._batch.slide_window(prefill.sequence.slot, prefill.num_scheduled_tokens)
+            self._send_chunk(plan, prefill)
+        self.running = [prefill for prefill in self.running if prefill.num_remaining_tokens]
+
+    def drop(self, group: SequenceGroup) -> None:
+        """A group leaves the batch."""
+        self.running = [prefill for prefill in self.running if prefill.sequence.group is not group]
+
+    def without_room(self) -> list[Prefill]:
+        """Return the prefills that cannot go on because the next token has no block (sliding windows only)."""
+        if not self._limits.sliding_window:
+            return []
+        size = self._batch.blocks.block_size
+        for prefill in self.running:
+            self._batch.slide_window(prefill.sequence.slot, prefill.num_scheduled_tokens)
+        return [prefill for prefill in self.running if prefill.num_scheduled_tokens == len(prefill.block_ids) * size]
+
+    def _send_chunk(self, plan: StepPlan, prefill: Prefill) -> None:
+        """Give a prefill its next chunk, maybe none."""
+        if prefill.waits_for_lead:
+            return
+        num_tokens = min(prefill.num_remaining_tokens, plan.token_budget)
+        if prefill.is_long:
+            num_tokens = min(num_tokens, self._limits.long_prefill_threshold)
+        if self._limits.sliding_window:
+            num_tokens = min(num_tokens, self._take_room(plan, prefill, num_tokens))
+        if not num_tokens:
+            return
+        slot, start = prefill.sequence.slot, prefill.num_scheduled_tokens
+        prefill.num_scheduled_tokens += num_tokens
+        plan.token_budget -= num_tokens
+        plan.prefill_chunks.append((slot, num_tokens))
+        self._charge(prefill.sequence.group, num_tokens)
+        cache, size = self._batch.blocks.prefix_cache, self._batch.blocks.block_size
+        if cache is not None:
+            first, last = start // size, prefill.num_scheduled_tokens // size
+            cache.start_writing(slot, prefill.sequence.block_hashes[first:last])
+        if not prefill.num_remaining_tokens:
+            self._catch_up(plan, prefill)
+
+    def _take_room(self, plan: StepPlan, prefill: Prefill, num_tokens: int) -> int:
+        """Take blocks for the next tokens, as far as there are some; return for how many tokens there are."""
+        blocks, slot = self._batch.blocks, prefill.sequence.slot
+        num_missing = blocks.num_blocks_for(prefill.num_scheduled_tokens + num_tokens) - len(prefill.block_ids)
+        taken = blocks.allocator.allocate(max(0, min(num_missing, blocks.allocator.num_free_blocks)))
+        plan.appended_blocks_of_chunks.extend((slot, block) for block in taken.tolist())
+        prefill.block_ids = np.concatenate((prefill.block_ids, taken))
+        return len(prefill.block_ids) * blocks.block_size - prefill.num_scheduled_tokens
+
+    def _catch_up(self, plan: StepPlan, prefill: Prefill) -> None:
+        """The last chunk is sent: the sequence gets its token, and its siblings fork off."""
+        sequence, group = prefill.sequence, prefill.sequence.group
+        if group.beams is not None:
+            self._beam_batch.expect_row(sequence)
+            return
+        self._batch.is_decoding[sequence.slot] = True
+        self._fork(plan, prefill)
+
+    def _fork(self, plan: StepPlan, prefill: Prefill) -> None:
+        """Let the pending forks share all blocks of the lead, which is at the end of the prompt.
+
+        None of the lead's tokens is on its way then: a fork would copy a token that is not known.
+        """
+        if not prefill.pending_forks:
+            return
+        batch, parent_slot = self._batch, prefill.sequence.slot
+        first_block = int(batch.first_blocks[parent_slot])
+        batch.blocks.allocator.acquire(prefill.block_ids[first_block:], len(prefill.pending_forks))
+        for sequence in prefill.pending_forks:
+            slot = batch.enter(sequence, prefill.num_tokens, prefill.num_tokens, first_block)
+            batch.is_decoding[slot] = True
+            sequence.token_ids = no_slots()
+            sequence.share_hashes_of(prefill.sequence)
+            plan.forks.append(Fork(parent_slot, slot, sequence.generation, sequence.group.sampling_of(sequence)))
+            batch.shares_last_block.add(slot)
+        batch.shares_last_block.add(parent_slot)
+
+
+def _order_of(prefill: Prefill) -> tuple[tuple[int, int], int]:
+    group = prefill.sequence.group
+    return group.order, group.sequences.index(prefill.sequence)

@@ -1,0 +1,113 @@
+"""Whether what came back is the result of the step that was sent.
+
+The twin of `shared/delta_check.py`: there an executor refuses a step that does not fit its table, here
+the scheduler refuses a result that does not fit the step. Nothing of a refused result is used; the
+executor is given up, and its sequences are computed again elsewhere.
+"""
+
+import numpy as np
+
+from scheduler_svc.core.step.batch import Batch
+from scheduler_svc.core.step.step_plan import StepInFlight
+from shared.batch_table import StepLayout
+from shared.errors import ExecutorFaultError
+from shared.step import Float32Array, Int32Array, StepResult
+
+
+def check_result(result: StepResult, sent: StepInFlight, batch: Batch, vocab_size: int) -> None:
+    """Accept a result of the oldest step in flight.
+
+    Args:
+        result: What came.
+        sent: The step.
+        batch: Knows who asked for log-probabilities.
+        vocab_size: Token ids are 0 to `vocab_size` - 1.
+
+    Raises: ExecutorFaultError: it is not a result of that step.
+    """
+    step, layout, token_ids = sent.step, sent.layout, result.sampled_token_ids
+    if (result.epoch, result.step_id) != (step.epoch, step.step_id):
+        raise ExecutorFaultError(
+            f"epoch {result.epoch} step {result.step_id} came instead of {step.epoch} {step.step_id}"
+        )
+    num_rows = len(layout.sample_slots)
+    if len(token_ids) != num_rows:
+        raise ExecutorFaultError(f"step {result.step_id} has {len(token_ids)} sampled tokens for {num_rows} rows")
+    if layout.num_candidates is not None:
+        _check_candidates(result, layout.num_candidates, vocab_size)
+        token_ids = token_ids[layout.num_candidates == 0]
+    if not _are_token_ids(token_ids, vocab_size):
+        raise ExecutorFaultError(f"step {result.step_id} has token ids outside 0 to {vocab_size - 1}")
+    if batch.slots_with_logprobs:
+        _check_logprobs(result, layout, batch)
+    if layout.num_alternatives is not None:
+        found = result.alternative_token_ids, result.alternative_logprobs
+        _check_tokens("alternatives", *found, int(layout.num_alternatives.sum()), result.step_id, vocab_size)
+    if layout.num_prompt_logprobs is not None:
+        _check_prompt_logprobs(result, layout, vocab_size)
+    _refuse_what_nobody_asked_for(result, layout)
+
+
+def _refuse_what_nobody_asked_for(result: StepResult, layout: StepLayout) -> None:
+    """Results are kept for a while: what is not looked at must not be there."""
+    unasked = (
+        ("beam candidates", layout.num_candidates, result.candidate_token_ids),
+        ("alternatives", layout.num_alternatives, result.alternative_token_ids),
+        ("log-probabilities of prompts", layout.num_prompt_logprobs, result.prompt_logprobs),
+        ("alternatives of prompts", layout.num_prompt_logprobs, result.prompt_alternative_token_ids),
+    )
+    for what, asked, found in unasked:
+        if asked is None and found is not None:
+            raise ExecutorFaultError(f"step {result.step_id} has {len(found)} {what}, and nobody asked for any")
+
+
+def _check_logprobs(result: StepResult, layout: StepLayout, batch: Batch) -> None:
+    asked = np.isin(layout.sample_slots, list(batch.slots_with_logprobs))
+    asked &= batch.table.is_current(layout.sample_slots, layout.sample_generations)
+    if asked.any() and (result.logprobs is None or np.isnan(result.logprobs[asked]).any()):
+        raise ExecutorFaultError(f"step {result.step_id} lacks log-probabilities that were asked for")
+
+
+def _check_candidates(result: StepResult, num_candidates: Int32Array, vocab_size: int) -> None:
+    found = result.candidate_token_ids, result.candidate_logprobs
+    _check_tokens("beam candidates", *found, int(num_candidates.sum()), result.step_id, vocab_size)
+
+
+def _check_prompt_logprobs(result: StepResult, layout: StepLayout, vocab_size: int) -> None:
+    counts, num_alternatives = layout.num_prompt_logprobs, layout.num_prompt_alternatives
+    assert counts is not None
+    assert num_alternatives is not None
+    logprobs, total = result.prompt_logprobs, int(counts.sum())
+    num_sent = 0 if logprobs is None else len(logprobs)
+    if num_sent != total or (logprobs is not None and np.isnan(logprobs).any()):
+        raise ExecutorFaultError(
+            f"step {result.step_id} has {num_sent} log-probabilities of prompts instead of {total}"
+        )
+    found = result.prompt_alternative_token_ids, result.prompt_alternative_logprobs
+    expected = int((counts * num_alternatives).sum())
+    _check_tokens("alternatives of prompts", *found, expected, result.step_id, vocab_size)
+
+
+def _check_tokens(
+    what: str,
+    token_ids: Int32Array | None,
+    logprobs: Float32Array | None,
+    expected: int,
+    step_id: int,
+    vocab_size: int,
+) -> None:
+    """Accept tokens with log-probabilities, as many as expected; None stands for none."""
+    if token_ids is None and logprobs is None and not expected:
+        return
+    if token_ids is None or logprobs is None or not len(token_ids) == len(logprobs) == expected:
+        num_sent = 0 if token_ids is None else len(token_ids)
+        raise ExecutorFaultError(f"step {step_id} has {num_sent} {what} instead of {expected}")
+    if not _are_token_ids(token_ids, vocab_size):
+        raise ExecutorFaultError(f"step {step_id} has {what} outside 0 to {vocab_size - 1}")
+    if np.isnan(logprobs).any():
+        raise ExecutorFaultError(f"step {step_id} has {what} whose log-probability is not a number")
+
+
+def _are_token_ids(numbers: Int32Array, vocab_size: int) -> bool:
+    """Return whether all are 0 to `vocab_size` - 1. As unsigned numbers, negative ones are too large as well."""
+    return not np.count_nonzero(numbers.view(np.uint32) >= vocab_size)

@@ -1,0 +1,251 @@
+"""What a step brought: tokens for sequences, candidates for beams, blocks for the prefix cache.
+
+A result may come after its sequence vacated the slot. Then the row is void, unless the sequence was
+preempted and still waits for the token, which was in flight.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from scheduler_svc.core.beams.beam_search import Candidates
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.step.admitted_groups import AdmittedGroups
+from scheduler_svc.core.step.preemption import PreemptedGroups
+from scheduler_svc.core.step.running_groups import RunningGroups
+from scheduler_svc.core.step.step_plan import StepInFlight
+from scheduler_svc.core.stopping import FinishReason
+from shared.batch_table import StepLayout
+from shared.step import BoolArray, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """The likeliest tokens in some places, as many in each, likeliest first, one place after the other."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+    def extend(self, others: "Alternatives") -> None:
+        """Add those of the next places."""
+        self.token_ids.extend(others.token_ids)
+        self.logprobs.extend(others.logprobs)
+
+    def since(self, begin: int) -> "Alternatives":
+        """Return a copy without the first `begin` tokens."""
+        return Alternatives(self.token_ids[begin:], self.logprobs[begin:])
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """The log-probabilities of the next tokens of a group's prompt, and their alternatives, maybe none."""
+
+    group: SequenceGroup
+    logprobs: list[float]
+    alternatives: Alternatives
+
+
+@dataclass(slots=True)
+class StepUpdates:
+    """What one processed step brought, as parallel lists.
+
+    `finished` maps an index of those lists to the reason why that sequence ended with this token.
+    `advanced_searches` are groups whose beams got their next tokens, `finished_searches` those whose
+    search is over; `SequenceGroup.beams` has the hypotheses. `alternatives` maps an index of the lists to
+    the likeliest tokens in that place, where they were asked for. `prompt_logprobs` come before all tokens.
+    """
+
+    sequences: list[Sequence]
+    token_ids: list[int]
+    logprobs: list[float] | None
+    finished: dict[int, FinishReason]
+    advanced_searches: list[SequenceGroup] = field(default_factory=list)
+    finished_searches: list[SequenceGroup] = field(default_factory=list)
+    alternatives: dict[int, Alternatives] = field(default_factory=dict)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it brought; of a search that goes on, one for each beam."""
+        return len(self.sequences) + sum(group.num_slots for group in self.advanced_searches)
+
+
+class Results:
+    """Takes checked results into the batch.
+
+    Args:
+        running: Gets tokens and candidates.
+        preempted: Get the tokens that were in flight.
+        groups: Ends what is complete.
+    """
+
+    def __init__(self, running: RunningGroups, preempted: PreemptedGroups, groups: AdmittedGroups) -> None:
+        self._batch = running.batch
+        self._beam_batch = running.beam_batch
+        self._preempted = preempted
+        self._groups = groups
+
+    def take(self, sent: StepInFlight, result: StepResult) -> StepUpdates:
+        """Take the result of a step that is not in flight any more; end what is complete."""
+        layout, batch = sent.layout, self._batch
+        prompt_logprobs = _take_prompt_logprobs(sent, result)
+        is_current = self._current_rows(sent)
+        self._acknowledge(layout, is_current)
+        if is_current is None:
+            current = None
+            batch.table.record(layout, result.sampled_token_ids, all_current=True)
+        else:
+            current = batch.table.record(layout, result.sampled_token_ids)
+            current &= ~batch.is_vacated[layout.sample_slots]
+        updates = self._collect_updates(layout, result, current)
+        updates.prompt_logprobs = prompt_logprobs
+        if layout.num_candidates is not None:
+            self._take_candidates(layout, result, current, updates)
+        return updates
+
+    def _current_rows(self, sent: StepInFlight) -> BoolArray | None:
+        """Return which rows of a step still belong to the sequence they were sent for; None: all of them."""
+        batch, layout = self._batch, sent.layout
+        if sent.num_vacated == batch.num_vacated:
+            return None
+        current = batch.table.is_current(layout.slots, layout.generations)
+        return current & ~batch.is_vacated[layout.slots]
+
+    def _acknowledge(self, layout: StepLayout, current: BoolArray | None) -> None:
+        """Count what was computed; register the blocks that prefill chunks filled."""
+        batch, ends = self._batch, layout.starts + layout.lengths
+        slots = layout.slots.astype(np.intp)
+        if current is None:
+            batch.num_computed_tokens[slots] = ends
+        else:
+            batch.num_computed_tokens[slots[current]] = ends[current]
+        cache, size = batch.blocks.prefix_cache, batch.blocks.block_size
+        if cache is None:
+            return
+        chunks = slice(layout.num_decodes, None)
+        num_blocks = ends[chunks] // size - layout.starts[chunks] // size
+        for row, slot, num_filled in zip(count(layout.num_decodes), slots[chunks].tolist(), num_blocks.tolist()):
+            if current is None or current[row]:
+                batch.register_blocks(slot)
+                cache.stop_writing(slot, num_filled)
+
+    def _collect_updates(self, layout: StepLayout, result: StepResult, current: BoolArray | None) -> StepUpdates:
+        """Say who got which token; end the sequences that are complete."""
+        batch = self._batch
+        slots = layout.sample_slots.astype(np.intp)
+        positions, token_ids, logprobs = layout.sample_positions, result.sampled_token_ids, result.logprobs
+        taken = current
+        if layout.num_candidates is not None:
+            is_sampled = layout.num_candidates == 0
+            taken = is_sampled if current is None else current & is_sampled
+        if taken is not None:
+            slots, positions, token_ids = slots[taken], positions[taken], token_ids[taken]
+            logprobs = None if logprobs is None else logprobs[taken]
+        batch.num_known_tokens[slots] = positions + 1
+        updates = StepUpdates(
+            sequences=batch.sequence_in_slot[slots].tolist(),
+            token_ids=token_ids.tolist(),
+            logprobs=None if logprobs is None else logprobs.tolist(),
+            finished=batch.stop_checker.finished(slots, positions, token_ids),
+        )
+        if layout.num_alternatives is not None:
+            rows = range(len(layout.sample_slots)) if taken is None else taken.nonzero()[0].tolist()
+            updates.alternatives = _alternatives_of(layout, result, rows)
+        for index in updates.finished:
+            self._groups.finish_sequence(updates.sequences[index])
+        if current is not None:
+            self._take_inflight_tokens(layout, result, np.flatnonzero(~current).tolist(), updates)
+        return updates
+
+    def _take_inflight_tokens(
+        self, layout: StepLayout, result: StepResult, rows: list[int], updates: StepUpdates
+    ) -> None:
+        """Accept the tokens of sequences that were preempted after the step was sent; the other rows are void."""
+        for row in rows:
+            slot, generation = int(layout.sample_slots[row]), int(layout.sample_generations[row])
+            sequence = self._preempted.sequence_of(slot, generation)
+            if sequence is None:
+                continue
+            token_id = int(result.sampled_token_ids[row])
+            sequence.append_inflight_token(token_id)
+            reason = self._batch.stop_checker.finished_without_slot(
+                sequence.token_ids, sequence.group.num_prompt_tokens, sequence.group.stop_conditions
+            )
+            if reason is not None:
+                updates.finished[len(updates.sequences)] = reason
+                self._groups.finish_sequence(sequence)
+            elif not sequence.num_inflight_tokens:
+                self._preempted.forget(sequence)
+            if layout.num_alternatives is not None:
+                updates.alternatives |= _alternatives_of(layout, result, [row], first_index=len(updates.sequences))
+            updates.sequences.append(sequence)
+            updates.token_ids.append(token_id)
+            if updates.logprobs is not None and result.logprobs is not None:
+                updates.logprobs.append(float(result.logprobs[row]))
+
+    def _take_candidates(
+        self, layout: StepLayout, result: StepResult, current: BoolArray | None, updates: StepUpdates
+    ) -> None:
+        """Give the candidates of beam rows to their searches; end those that are over."""
+        assert layout.num_candidates is not None
+        assert result.candidate_token_ids is not None
+        assert result.candidate_logprobs is not None
+        ends = np.cumsum(layout.num_candidates)
+        for row in np.flatnonzero(layout.num_candidates).tolist():
+            if current is not None and not current[row]:
+                continue
+            span = slice(int(ends[row] - layout.num_candidates[row]), int(ends[row]))
+            sequence = self._batch.sequence_in_slot[layout.sample_slots[row]]
+            candidates = Candidates(result.candidate_token_ids[span], result.candidate_logprobs[span])
+            if self._beam_batch.take(sequence, candidates):
+                updates.finished_searches.append(sequence.group)
+                self._groups.finish_group(sequence.group)
+            elif sequence.group in self._beam_batch.ready:
+                updates.advanced_searches.append(sequence.group)
+
+
+def _alternatives_of(
+    layout: StepLayout, result: StepResult, rows: Seq[int], first_index: int = 0
+) -> dict[int, Alternatives]:
+    """Return the alternatives of some sample rows by their place among `rows`, counted from `first_index`."""
+    counts, token_ids, logprobs = layout.num_alternatives, result.alternative_token_ids, result.alternative_logprobs
+    assert counts is not None
+    assert token_ids is not None
+    assert logprobs is not None
+    ends = np.cumsum(counts)
+    found: dict[int, Alternatives] = {}
+    for index, row in enumerate(rows, first_index):
+        if counts[row]:
+            span = slice(int(ends[row] - counts[row]), int(ends[row]))
+            found[index] = Alternatives(token_ids[span].tolist(), logprobs[span].tolist())
+    return found
+
+
+def _take_prompt_logprobs(sent: StepInFlight, result: StepResult) -> list[PromptLogprobs]:
+    """Return what of the prompts' log-probabilities is new, and count it.
+
+    They depend on the prompt alone, so that they are good whatever became of the slot since. What was
+    handed out before, when the prompt was computed for the first time, is dropped.
+    """
+    layout, found = sent.layout, []
+    counts, num_alternatives = layout.num_prompt_logprobs, layout.num_prompt_alternatives
+    if not sent.prompt_groups or counts is None or num_alternatives is None or result.prompt_logprobs is None:
+        return []
+    token_ends, alternative_ends = np.cumsum(counts), np.cumsum(counts * num_alternatives)
+    for row, group in sent.prompt_groups:
+        start, count, width = int(layout.starts[row]), int(counts[row]), int(num_alternatives[row])
+        num_known = group.num_known_prompt_logprobs
+        if not group.live_sequences or not start <= num_known < start + count:
+            continue
+        first = num_known - start  # among the tokens of this row
+        span = slice(int(token_ends[row]) - count + first, int(token_ends[row]))
+        alternatives = Alternatives([], [])
+        if width and result.prompt_alternative_token_ids is not None and result.prompt_alternative_logprobs is not None:
+            wide = slice(int(alternative_ends[row]) - (count - first) * width, int(alternative_ends[row]))
+            token_ids, logprobs = result.prompt_alternative_token_ids[wide], result.prompt_alternative_logprobs[wide]
+            alternatives = Alternatives(token_ids.tolist(), logprobs.tolist())
+        found.append(PromptLogprobs(group, result.prompt_logprobs[span].tolist(), alternatives))
+        group.num_known_prompt_logprobs = start + count
+    return found

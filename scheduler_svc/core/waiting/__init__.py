@@ -1,0 +1,1 @@
+"""The groups that wait: one queue, lines of tenants, who goes first."""

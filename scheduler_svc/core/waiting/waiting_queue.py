@@ -1,0 +1,305 @@
+"""The groups that wait to be admitted, and the order in which they will be.
+
+The order: by the level of the policy; on a level, groups that have run before come first, by arrival;
+then the newcomers, tenant against tenant by their virtual token counters (`FairShare`), within a tenant
+by arrival. Equal counters: by arrival. With one tenant that is plain first come, first served.
+
+The one who dispatches them asks for the first group, and takes it out of the line:
+
+    turn = queue.first_turn()                      None: nobody stands in line
+    queue.hold(turn.group)                         it still waits, but its turn is used up
+    queue.remove(turn.group)                       it was admitted, or nobody wants it any more
+    queue.release(turn.group)                      or: it stands in line again, where it stood before
+
+The tokens of a held newcomer count in its tenant's turn, as if its prompt had been computed. `charge` is told of
+what is really computed. Each of these calls costs O(log tenants), however many groups wait.
+
+Whether a tenant has groups running is nobody's business here: nothing is called when a group ends,
+and a group that comes back is just added.
+
+Pure: not even a clock. Read next: `dispatcher.py`.
+"""
+
+import bisect
+import heapq
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting.policy import FairShare, Policy
+from scheduler_svc.core.waiting.waiting_lines import Level, Line
+
+
+class Turn(NamedTuple):
+    """Where a group stands in line; the smaller turn comes first. No two are equal, by arrival."""
+
+    level: int
+    is_newcomer: bool
+    counter: float
+    arrival: int
+    group: SequenceGroup
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a group was put. Kept, because `has_run` may change before the group is removed."""
+
+    group: SequenceGroup
+    level: int
+    is_returned: bool
+    is_held: bool = False
+
+
+class WaitingQueue:
+    """The waiting groups of a fleet, or of one core.
+
+    Args:
+        policy: Puts groups on levels.
+        tenant_weights: Shares by tenant, finite and above 0; a tenant that is not named has weight 1.
+
+    Raises: InvalidFieldError: a weight is not a finite number above 0.
+    """
+
+    def __init__(self, policy: Policy, tenant_weights: Mapping[str, float] | None = None) -> None:
+        self._policy = policy
+        self._fair_share = FairShare(tenant_weights)
+        self._places: dict[int, _Place] = {}  # by arrival
+        self._levels: dict[int, Level] = {}
+        self._level_numbers: list[int] = []  # sorted keys of `_levels`
+        self._open_level_numbers: list[int] = []  # those in which somebody stands in line
+        self._held: dict[int, SequenceGroup] = {}  # by arrival
+        self._num_waiting_of: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, group: object) -> bool:
+        return (
+            isinstance(group, SequenceGroup)
+            and (place := self._places.get(group.arrival)) is not None
+            and place.group is group
+        )
+
+    def __iter__(self) -> Iterator[SequenceGroup]:
+        """Yield all groups in the order in which they were added, which is not that of admission."""
+        return (place.group for place in self._places.values())
+
+    @property
+    def num_in_line(self) -> int:
+        """Groups that wait and are not held."""
+        return len(self._places) - len(self._held)
+
+    # Groups come and go --------------------------------------------------------------------------
+
+    def add(self, group: SequenceGroup) -> None:
+        """Let a group wait: a new one, or with `has_run` set one that was preempted or lost its executor."""
+        assert group.arrival not in self._places, f"a group with arrival {group.arrival} waits already"
+        number = self._policy.level(group)
+        place = self._places[group.arrival] = _Place(group, number, group.has_run)
+        self._num_waiting_of[group.tenant] += 1
+        level = self._levels.get(number)
+        if level is None:
+            level = self._levels[number] = Level()
+            bisect.insort(self._level_numbers, number)
+        if not place.is_returned and group.tenant not in level.lines:
+            level.lines[group.tenant] = Line(self._fair_share.enter(number, group.tenant))
+        self._enter_line(place)
+
+    def remove(self, group: SequenceGroup) -> None:
+        """Take a waiting group out, because it is admitted or because nobody wants it any more."""
+        assert group in self, f"the group with arrival {group.arrival} does not wait"
+        place = self._places[group.arrival]
+        level = self._levels[place.level]
+        if place.is_held:
+            self._let_go(place)
+            if not place.is_returned:
+                level.renew_entry(group.tenant, level.lines[group.tenant])
+        else:
+            self._leave_line(place)
+        del self._places[group.arrival]
+        self._num_waiting_of[group.tenant] -= 1
+        if not self._num_waiting_of[group.tenant]:
+            del self._num_waiting_of[group.tenant]
+        if not place.is_returned and not len((line := level.lines[group.tenant]).groups) and not line.num_held:
+            del level.lines[group.tenant]
+            self._fair_share.leave(place.level, group.tenant)
+        if not level.num_in_line and not level.num_held:
+            del self._levels[place.level]
+            self._level_numbers.remove(place.level)
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """Count tokens that are computed for a tenant, prompt and output alike.
+
+        Tokens of a tenant that never waited, or left so long ago that it is forgotten, are not counted.
+        """
+        self._fair_share.charge(tenant, num_tokens)
+
+    # Dispatching ---------------------------------------------------------------------------------
+
+    def first_turn(self) -> Turn | None:
+        """Return the first one that stands in line, by the counters of this moment; None: nobody does."""
+        if not self._open_level_numbers:
+            return None
+        number = self._open_level_numbers[0]
+        level = self._levels[number]
+        if len(level.returned):
+            group = level.returned.first
+            return Turn(number, False, 0.0, group.arrival, group)
+        counter, group = level.first_newcomer()
+        return Turn(number, True, counter, group.arrival, group)
+
+    def hold(self, group: SequenceGroup) -> None:
+        """Take a waiting group out of the line; it still waits, and keeps its place for `release`."""
+        place = self._places[group.arrival]
+        assert place.group is group, f"the group with arrival {group.arrival} does not wait"
+        level = self._levels[place.level]
+        assert not place.is_held, f"the group with arrival {group.arrival} is held already"
+        place.is_held = True
+        self._held[group.arrival] = group
+        level.num_held += 1
+        if not place.is_returned:
+            line = level.lines[group.tenant]
+            line.num_held += 1
+            line.num_held_tokens += group.num_prompt_tokens
+        self._leave_line(place)
+
+    def release(self, group: SequenceGroup) -> None:
+        """Let a held group stand in line again."""
+        place = self._places[group.arrival]
+        self._let_go(place)
+        self._enter_line(place)
+
+    def _let_go(self, place: _Place) -> None:
+        """A group is held no more."""
+        assert place.is_held, f"the group with arrival {place.group.arrival} is not held"
+        level = self._levels[place.level]
+        place.is_held = False
+        del self._held[place.group.arrival]
+        level.num_held -= 1
+        if not place.is_returned:
+            line = level.lines[place.group.tenant]
+            line.num_held -= 1
+            line.num_held_tokens -= place.group.num_prompt_tokens
+
+    def _enter_line(self, place: _Place) -> None:
+        level, group = self._levels[place.level], place.group
+        level.num_in_line += 1
+        if level.num_in_line == 1:
+            bisect.insort(self._open_level_numbers, place.level)
+        if place.is_returned:
+            level.returned.add(group)
+            return
+        line = level.lines[group.tenant]
+        line.groups.add(group)
+        level.renew_entry(group.tenant, line)
+
+    def _leave_line(self, place: _Place) -> None:
+        level, group = self._levels[place.level], place.group
+        level.num_in_line -= 1
+        if not level.num_in_line:
+            self._open_level_numbers.remove(place.level)
+        if place.is_returned:
+            level.returned.remove(group)
+            return
+        line = level.lines[group.tenant]
+        line.groups.remove(group)
+        level.renew_entry(group.tenant, line)
+
+    # The order of admission ----------------------------------------------------------------------
+
+    def in_order(self) -> Generator[SequenceGroup]:
+        """Yield the groups in the order of admission, lazily; nothing is taken out. Those that are held come first.
+
+        The next group is chosen when it is asked for, by the counters of that moment. A group that was
+        yielded and still waits then is passed over: its tenant's turn is used up, for the rest of the
+        walk, as if its prompt had been computed. So a walk that only looks sees the order of one that
+        takes every group and charges its prompt.
+
+        The queue may change during a walk: what is removed is not yielded any more, what is added may
+        be left out, and no group is yielded twice.
+        """
+        yield from list(self._held.values())
+        index = 0
+        while index < len(self._level_numbers):
+            number = self._level_numbers[index]
+            yield from self._returned_in_order(number)
+            yield from self._newcomers_in_order(number)
+            index = bisect.bisect_right(self._level_numbers, number)
+
+    def num_ahead_of(self, group: SequenceGroup) -> int:
+        """Return how many groups `in_order` yields before this one. O(number of groups)."""
+        assert group in self, f"the group with arrival {group.arrival} does not wait"
+        place = self._places[group.arrival]
+        if place.is_held:
+            return list(self._held).index(group.arrival)
+        num_ahead = len(self._held)
+        num_ahead += sum(level.num_in_line for number, level in self._levels.items() if number < place.level)
+        level = self._levels[place.level]
+        if place.is_returned:
+            return num_ahead + level.returned.position(group)
+        own_line = level.lines[group.tenant]
+        num_passed_tokens, position = own_line.num_held_tokens, own_line.groups.position(group)
+        num_passed_tokens += sum(earlier.num_prompt_tokens for earlier in islice(own_line.groups, position))
+        own_turn = own_line.counter.value_after(num_passed_tokens), group.arrival
+        num_ahead += len(level.returned) + position
+        return num_ahead + sum(
+            _num_turns_before(own_turn, line) for line in level.lines.values() if line is not own_line
+        )
+
+    def num_waiting_of(self, tenant: str) -> int:
+        """Return how many groups of a tenant wait."""
+        return self._num_waiting_of[tenant]
+
+    def _returned_in_order(self, number: int) -> Iterator[SequenceGroup]:
+        last: SequenceGroup | None = None
+        while (level := self._levels.get(number)) is not None:
+            last = level.returned.first_after(last)
+            if last is None:
+                return
+            yield last
+
+    def _newcomers_in_order(self, number: int) -> Iterator[SequenceGroup]:
+        last_of: dict[str, SequenceGroup] = {}
+        num_passed_tokens_of: Counter[str] = Counter()
+
+        def next_turn(tenant: str) -> tuple[float, int, str] | None:
+            level = self._levels.get(number)
+            line = None if level is None else level.lines.get(tenant)
+            group = None if line is None else line.groups.first_after(last_of.get(tenant))
+            if line is None or group is None:
+                return None
+            num_passed_tokens = line.num_held_tokens + num_passed_tokens_of[tenant]
+            return line.counter.value_after(num_passed_tokens), group.arrival, tenant
+
+        level = self._levels.get(number)
+        turns = [turn for tenant in (level.lines if level is not None else ()) if (turn := next_turn(tenant))]
+        heapq.heapify(turns)
+        while turns:
+            noted = heapq.heappop(turns)
+            tenant = noted[-1]
+            turn = next_turn(tenant)
+            if turn is None:
+                continue
+            if turn > noted:  # its tenant was charged meanwhile
+                heapq.heappush(turns, turn)
+                continue
+            group = self._places[turn[1]].group
+            yield group
+            last_of[tenant] = group
+            if group in self:
+                num_passed_tokens_of[tenant] += group.num_prompt_tokens
+            if (following := next_turn(tenant)) is not None:
+                heapq.heappush(turns, following)
+
+
+def _num_turns_before(turn: tuple[float, int], line: Line) -> int:
+    """Return how many groups of a line have their turn before this value of a counter and this arrival."""
+    num_passed_tokens = line.num_held_tokens
+    for position, group in enumerate(line.groups):
+        if (line.counter.value_after(num_passed_tokens), group.arrival) > turn:
+            return position
+        num_passed_tokens += group.num_prompt_tokens
+    return len(line.groups)

@@ -1,0 +1,102 @@
+"""How long a step may take: no false alarm, and a hang is found soon."""
+
+import random
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core.step.step_cost import COLD_START_S, LEAST_SLACK, StepCost
+from shared.batch_table import StepLayout
+from shared.step import Int32Array
+
+
+def ints(*values: int) -> Int32Array:
+    return np.array(values, np.int32)
+
+
+def step(num_decodes: int, chunk: int = 0, context: int = 0) -> StepLayout:
+    """Return the rows of so many decodes and a prefill chunk, all at a context of so many tokens."""
+    num_rows = num_decodes + bool(chunk)
+    lengths = ints(*[1] * num_decodes, *[chunk] * bool(chunk))
+    rows = np.arange(num_rows, dtype=np.int32)
+    starts = np.full(num_rows, context, np.int32)
+    return StepLayout(rows, rows, starts, lengths, rows, rows, rows, rows, num_decodes, None)
+
+
+def warm() -> StepCost:
+    """Return what is known of an executor that has run a step of each kind, in next to no time."""
+    cost = StepCost()
+    for layout in (step(1), step(0, 4), step(1, 4)):
+        cost.learn(layout, 0.0001)
+    return cost
+
+
+def test_nothing_is_known_before_the_first_result() -> None:
+    assert StepCost().longest_s(step(1)) is None
+
+
+def test_a_step_like_those_before_may_take_little_longer() -> None:
+    cost = StepCost()
+    for duration_s in (0.02, 0.03, 0.02):
+        cost.learn(step(8), duration_s)
+    longest_s = cost.longest_s(step(8))
+    assert longest_s is not None
+    assert 0.028 < longest_s / LEAST_SLACK <= 0.03
+
+
+def test_the_first_step_of_a_kind_may_compile() -> None:
+    cost = StepCost()
+    cost.learn(step(0, 2048), 1.0)
+    allowances_s = [cost.allowance_s(step(1))]
+    cost.learn(step(1), 5.0)
+    allowances_s.append(cost.allowance_s(step(1)))
+    assert allowances_s == [COLD_START_S, 0.0]
+    assert cost.longest_s(step(1)) == 1.0 * LEAST_SLACK, "no step takes longer than one with more work"
+
+
+@pytest.mark.parametrize(
+    ("fixed_s", "token_s", "attended_s"),
+    [(0.0, 1e-3, 0.0), (0.02, 1e-5, 1e-9), (1e-4, 1e-6, 0.0), (0.05, 2e-3, 4e-7), (0.3, 0.0, 0.0)],
+)
+def test_no_step_of_an_executor_that_works_is_overdue(fixed_s: float, token_s: float, attended_s: float) -> None:
+    """Short and long steps come in any order; times vary by a fifth."""
+    chance = random.Random(7)
+    cost = StepCost()
+    for _ in range(400):
+        num_decodes = chance.choice((0, 1, 3, 16, 200))
+        chunk = chance.choice((0, 1, 30, 500, 2048)) if num_decodes else chance.choice((1, 2048))
+        context = chance.choice((0, 100, 4000, 30_000))
+        layout = step(num_decodes, chunk, context)
+        num_attended = float(np.dot(layout.lengths.astype(float), layout.starts + layout.lengths))
+        exact_s = fixed_s + token_s * layout.num_tokens + attended_s * num_attended
+        duration_s = exact_s * chance.uniform(1.0, 1.2)
+        longest_s = cost.longest_s(layout)
+        assert longest_s is None or duration_s < longest_s + cost.allowance_s(layout) + 1.0
+        cost.learn(layout, duration_s)
+
+
+def test_a_long_prefill_after_short_steps_has_the_time_of_its_tokens() -> None:
+    longest_s = warm().longest_s(step(0, 2048))
+    assert longest_s is not None
+    assert longest_s > 0.02
+
+
+def test_a_slow_step_is_forgotten_in_time() -> None:
+    cost = StepCost()
+    cost.learn(step(1), 30.0)
+    for _ in range(300):
+        cost.learn(step(1), 0.01)
+    assert (cost.longest_s(step(1)) or 0.0) < 0.02
+
+
+def test_each_verdict_gives_the_next_step_twice_the_time_until_results_come() -> None:
+    cost = StepCost()
+    cost.learn(step(4), 1.0)
+    once = cost.longest_s(step(4))
+    cost.note_hang()
+    cost.note_hang()
+    assert once is not None
+    assert cost.longest_s(step(4)) == 4 * once
+    for _ in range(60):
+        cost.learn(step(4), 1.0)
+    assert cost.slack == LEAST_SLACK
