@@ -25,6 +25,7 @@ from octavo.local_options import LocalOptions
 
 COMMAND = [sys.executable, "-P", "-m", "executor_svc.fake", "--listen", "127.0.0.1:0", "--exit-on-stdin-close"]
 LocalOptions.executor_command = lambda self: COMMAND
+LocalOptions.prepare_model = lambda self, **_: None
 
 from octavo import LLM, SamplingParams
 """
@@ -41,6 +42,7 @@ def fake_executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr("tempfile.tempdir", folder)
         monkeypatch.setattr(LocalOptions, "executor_command", fake_executor_command)
+        monkeypatch.setattr(LocalOptions, "prepare_model", lambda *_, **__: None)  # there is none
         yield
 
 

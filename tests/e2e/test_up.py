@@ -25,13 +25,11 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")
 # The command line, with fake executors in place of those with a model.
 PROGRAM = """
 import os, sys
-from octavo import local_options
 from octavo.local_options import LocalOptions
 
 FAKE = [sys.executable, "-P", "-m", "executor_svc.fake", "--exit-on-stdin-close", *os.environ["FAKE_FLAGS"].split()]
 LocalOptions.executor_command = lambda self: [*FAKE, "--listen", "127.0.0.1:0"]
-find_model = local_options.resolve_model
-local_options.resolve_model = lambda model, **_: model if model == "some/model" else find_model(model)
+LocalOptions.prepare_model = lambda self: None
 
 from octavo.cli import main
 
