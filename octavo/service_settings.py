@@ -71,7 +71,7 @@ def unknown_name(name: str) -> str | None:
     if services_of(name):
         return None
     if all(name in settable_names(config_class) for config_class in CONFIG_CLASSES):
-        return f"{name} belongs to one service: say executor.{name} or scheduler.{name}"
+        return f"{name} belongs to one service: say executor={{'{name}': ...}} or scheduler={{'{name}': ...}}"
     return f"{name} is not a setting{did_you_mean(name, plain_names())}"
 
 

@@ -78,12 +78,12 @@ async def _describe_admin_port(address: str) -> str | None:
         async with asyncio.timeout(_ANSWER_TIMEOUT_S), AdminClient(_reachable(address)) as client:
             state = await client.get_state()
     except (UnauthenticatedError, PermissionDeniedError):
-        return f"octavo runs already, with {address} for its operators, and asks for a token"
+        return f"octavo runs already, has {address} for its operators, and asks for a token"
     except (OctavoError, TimeoutError):
         return None
     models = sorted({executor.model_id for executor in state.executors} - {""})
-    served = f" and serves {', '.join(models)}" if models else ", and its model is not loaded yet"
-    return f"octavo runs already, with {address} for its operators{served}"
+    served = f"it serves {', '.join(models)}" if models else "its model is not loaded yet"
+    return f"octavo runs already and has {address} for its operators; {served}"
 
 
 def _reachable(address: str) -> str:

@@ -19,6 +19,7 @@ Literal, Path, each also `| None`, and tuples of them (comma-separated in flags 
 """
 
 import argparse
+import difflib
 import re
 import sys
 import tomllib
@@ -37,6 +38,8 @@ from shared.service_config import ADDRESS_PATTERN, ServiceConfig
 
 TABLES = ("scheduler", "executor", "fake")
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
+# The commands read these; some are called like a setting.
+_VARIABLES_OF_COMMANDS = frozenset({"tls_ca", "tls_cert", "tls_key", "token_file"})
 
 # Kubernetes sets these for a Service that is named like one of ours; they are no settings.
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_.+)?)")
@@ -158,7 +161,17 @@ def _read_environment(
             settings[name] = Setting(_split(config_class, name, environ[variable]), variable)
         elif variable.startswith(prefix) and not _SERVICE_LINK.fullmatch(variable.removeprefix(prefix)):
             mistakes.append(f"{variable} is not a setting{_hint(variable, names, prefix=prefix)}")
+        elif meant := _setting_without_service(config_class, variable):
+            mistakes.append(f"{variable} is not a setting; did you mean {_variable(config_class, meant)}?")
     return settings
+
+
+def _setting_without_service(config_class: type[ServiceConfig], variable: str) -> str | None:
+    """Return which setting a variable such as OCTAVO_POLICY seems to mean; None: none of this service."""
+    name = variable.removeprefix("OCTAVO_").lower()
+    if name == variable.lower() or name in _VARIABLES_OF_COMMANDS or name.partition("_")[0] in TABLES:
+        return None
+    return next(iter(difflib.get_close_matches(name, config_class.model_fields, n=1, cutoff=0.9)), None)
 
 
 def _read_file(config_class: type[ServiceConfig], path: str | None, mistakes: list[str]) -> dict[str, Setting]:

@@ -198,7 +198,7 @@ def _to_sentence(error: Exception, repo_id: str, revision: str | None = None) ->
         case _:
             return (
                 f"the hub cannot be reached ({type(error).__name__}: {_first_line(error)}), and no complete {repo_id} "
-                f"is in {constants.HF_HUB_CACHE}"
+                f"is in {constants.HF_HUB_CACHE}; check the network, or give a model that is on this machine"
             )
 
 

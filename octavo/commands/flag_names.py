@@ -4,13 +4,15 @@ import re
 
 import click
 
+# A person gave one text, whatever the request made of it; `text is set` would be about the field.
+_PROMPT = re.compile(r"^(text|messages) is (?=\d)")
 _NAME = re.compile(r"(?P<prefix>sampling_params\.)?\b(?P<name>[a-z]\w*)\b")
 
 
 def in_flags(sentence: str, context: click.Context) -> str:
     """Return a sentence with the flags of the context's command in place of the fields that they set.
 
-    `sampling_params.banned_words is ...` becomes `--ban is ...`.
+    `sampling_params.banned_words is ...` becomes `--ban is ...`, and `messages is ...`, of a chat: `the prompt is ...`.
     """
     flags = {
         param.name: max(param.opts, key=len) for param in context.command.params if isinstance(param, click.Option)
@@ -21,4 +23,4 @@ def in_flags(sentence: str, context: click.Context) -> str:
         is_field = match["prefix"] or "_" in match["name"] or match.start() == 0
         return flags.get(match["name"], match[0]) if is_field else match[0]
 
-    return _NAME.sub(to_flag, sentence)
+    return _PROMPT.sub("the prompt is ", _NAME.sub(to_flag, sentence))

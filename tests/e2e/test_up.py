@@ -141,7 +141,7 @@ async def test_a_second_one_says_that_one_runs_already(up: Up, capsys: pytest.Ca
     )
     assert await second("--listen", "127.0.0.1:0", "--admin-listen", up.admin_address) == 1
     assert capsys.readouterr().err == (
-        f"octavo: octavo runs already, with {up.admin_address} for its operators and serves fake; "
+        f"octavo: octavo runs already and has {up.admin_address} for its operators; it serves fake; "
         "`octavo up --admin-listen 127.0.0.1:0` starts another one\n"
     )
 
@@ -152,7 +152,7 @@ async def test_one_that_has_no_model_yet_is_told_too(capsys: pytest.CaptureFixtu
         told = capsys.readouterr().err
         assert told.startswith(f"octavo: octavo runs already on {scheduler.address}, and its model is not loaded yet; ")
         assert await second("--listen", "0.0.0.0:0", "--admin-listen", scheduler.other_addresses["admin"]) == 1
-        assert "for its operators, and its model is not loaded yet; " in capsys.readouterr().err
+        assert "for its operators; its model is not loaded yet; " in capsys.readouterr().err
 
 
 async def test_a_wrong_model_is_told_before_a_taken_port(up: Up, capsys: pytest.CaptureFixture[str]) -> None:

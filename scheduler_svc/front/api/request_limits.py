@@ -63,8 +63,9 @@ class RequestLimits:
     @property
     def max_prompt_tokens_cause(self) -> str:
         """Where that limit comes from, in words."""
-        cause = "max_model_len" if self.max_model_len <= self.max_cached_tokens else "the size of the KV cache"
-        return f"{cause} is {self.max_prompt_tokens + 1}, and one token is left for the output"
+        if self.max_model_len <= self.max_cached_tokens:
+            return f"max_model_len is {self.max_model_len}, and one token is left for the output"
+        return f"the KV cache holds {self.max_cached_tokens} tokens, and one is left for the output"
 
 
 def require(holds: bool, field: str, value: object, limit: str) -> None:

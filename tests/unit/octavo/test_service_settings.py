@@ -111,7 +111,7 @@ def test_a_wrong_setting_is_one_sentence(settings: dict[str, Any], sentence: str
         (("m", {"colour": "red"}), "LLM: colour is not a setting"),
         (
             ("m", {"metrics_listen": "a:1"}),
-            "LLM: metrics_listen belongs to one service: say executor.metrics_listen or",
+            "LLM: metrics_listen belongs to one service: say executor={'metrics_listen': ...} or scheduler={'metrics",
         ),
         ((7, {}), "LLM: model is an int; it must be a Hugging Face directory, a hub id, or the name of a demo model"),
     ],

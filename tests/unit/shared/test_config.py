@@ -134,6 +134,18 @@ def test_unknown_variable_is_a_mistake_with_a_suggestion() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [("OCTAVO_DEVICE", "OCTAVO_EXECUTOR_DEVICE"), ("OCTAVO_MAX_NUM_SEQ", "OCTAVO_EXECUTOR_MAX_NUM_SEQS")],
+)
+def test_a_variable_without_the_name_of_its_service_is_a_mistake(variable: str, meant: str) -> None:
+    assert mistakes(**{variable: "1"}) == [f"{variable} is not a setting; did you mean {meant}?"]
+
+
+def test_variables_of_the_commands_are_not_ours() -> None:
+    load_config(SchedulerConfig, [], {"OCTAVO_TLS_CERT": "x", "OCTAVO_TOKEN_FILE": "x", "OCTAVO_CACHE_DIR": "/x"})
+
+
 def test_variables_of_other_services_are_not_ours() -> None:
     assert load(OCTAVO_SCHEDULER_DEVICES="cpu", HOME="/").device == "cpu"
 

@@ -148,7 +148,8 @@ def test_without_a_network_it_says_so(hub: Hub, monkeypatch: pytest.MonkeyPatch,
 
     assert refused("org/tiny") == (
         "there is no directory org/tiny here, and the hub cannot be reached (ConnectError: [Errno 111] Connection "
-        f"refused), and no complete org/tiny is in {tmp_path / 'hub'}"
+        f"refused), and no complete org/tiny is in {tmp_path / 'hub'}; check the network, "
+        "or give a model that is on this machine"
     )
 
 

@@ -216,5 +216,5 @@ def test_what_is_not_supported_is_refused_and_not_ignored(field: str) -> None:
 
 def test_a_small_cache_is_named_as_the_cause() -> None:
     small = RequestLimits(64, 32, 100, 8, 4)
-    with pytest.raises(InvalidFieldError, match=r"at most 31 tokens long \(the size of the KV cache is 32, "):
+    with pytest.raises(InvalidFieldError, match=r"at most 31 tokens long \(the KV cache holds 32 tokens, "):
         validate(request([1] * 32), small)
