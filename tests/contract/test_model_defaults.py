@@ -57,6 +57,15 @@ async def test_the_flag_turns_them_off() -> None:
     assert model.default_sampling_params == SamplingParams()
 
 
+@pytest.mark.parametrize("defaults", [(DEFAULTS, None), (None, DEFAULTS)], ids=["first", "second"])
+async def test_the_defaults_hold_beside_an_executor_that_does_not_tell_them(defaults: tuple[Any, Any]) -> None:
+    workers = [FakeWorker(sampling_defaults=told) for told in defaults]
+    async with running_stack(*workers) as stack, Client(stack.address) as client:
+        model = await client.get_model()
+
+    assert model.default_sampling_params == SamplingParams(**DEFAULTS)
+
+
 async def test_a_greedy_model_refuses_equal_outputs_and_says_whose_temperature_it_is() -> None:
     async with running_stack(FakeWorker(sampling_defaults={"temperature": 0})) as stack:
         request = token_request(2, 2, n=2)
