@@ -5,12 +5,14 @@ the wire. Next: octavo/client.py, which yields them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from octavo.errors import InternalError, OctavoError
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
+from octavo.sampling_params import SamplingParams
+from shared.sampling_parameters import BY_NAME
 
 
 class TextPart(TypedDict):
@@ -189,6 +191,7 @@ class ModelInfo:
         has_chat_template: Whether conversations can be sent.
         dtype: Number format of the weights.
         takes_token_ids_only: Whether it has no tokenizer: prompts must be token ids, and outputs have no text.
+        default_sampling_params: What requests get that leave a field unset, where the model says it.
     """
 
     model_id: str
@@ -197,6 +200,7 @@ class ModelInfo:
     has_chat_template: bool
     dtype: str
     takes_token_ids_only: bool = False
+    default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +260,17 @@ def model_from_proto(response: generation_service_pb2.GetModelResponse) -> Model
         has_chat_template=response.has_chat_template,
         dtype=response.dtype,
         takes_token_ids_only=response.takes_token_ids_only,
+        default_sampling_params=_defaults_from_proto(response.default_sampling_params),
     )
+
+
+def _defaults_from_proto(params: generation_pb2.SamplingParams) -> SamplingParams:
+    """Return a model's defaults, which are numbers; as people write them, with the digits that float32 has."""
+    numbers: dict[str, Any] = {}
+    for of_message, value in params.ListFields():
+        if of_message.name in BY_NAME:
+            numbers[of_message.name] = value if BY_NAME[of_message.name].is_whole else float(f"{value:.7g}")
+    return SamplingParams(**numbers)
 
 
 def _output_from_proto(output: generation_pb2.Output) -> Output:

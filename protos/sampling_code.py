@@ -33,12 +33,27 @@ def _proto() -> str:
         "message SamplingParams {",
     ]
     for parameter in ROW_PARAMETERS:
-        presence = "optional " if parameter.row_value != 0 else ""
-        absent = parameter.absent if parameter.is_public is False and parameter.absent else f"{parameter.row_value:g}"
+        absent = parameter.absent if not parameter.is_public and parameter.absent else f"{parameter.row_value:g}"
         comment = _sentences(parameter.wire_doc or parameter.doc, parameter.range_words, f"Absent: {absent}.")
-        lines += textwrap.wrap(comment, 100, initial_indent="  // ", subsequent_indent="  // ")
-        lines.append(f"  {presence}{parameter.kind.wire_type} {parameter.name} = {parameter.wire_number};")
+        lines += _field(parameter, comment, is_optional=parameter.row_value != 0)
+    lines += [
+        "}",
+        "",
+        "// SamplingDefaults is what the model's generation_config.json sets, for requests that leave it unset.",
+        "message SamplingDefaults {",
+    ]
+    for parameter in (parameter for parameter in ROW_PARAMETERS if parameter.may_model_set):
+        comment = _sentences("As in SamplingParams.", parameter.range_words, "Absent: the model does not say.")
+        lines += _field(parameter, comment, is_optional=True)
     return "\n".join([*lines, "}", ""])
+
+
+def _field(parameter: SamplingParameter, comment: str, *, is_optional: bool) -> list[str]:
+    presence = "optional " if is_optional else ""
+    return [
+        *textwrap.wrap(comment, 100, initial_indent="  // ", subsequent_indent="  // "),
+        f"  {presence}{parameter.kind.wire_type} {parameter.name} = {parameter.wire_number};",
+    ]
 
 
 def _row() -> str:

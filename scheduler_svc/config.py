@@ -123,6 +123,11 @@ class SchedulerConfig(ServiceConfig):
         description="Tenants and their shares, name=weight, separated by commas; requests of others are refused. By "
         "default any tenant is served, with weight 1.",
     )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="Where the value of a sampling parameter comes from that a request does not set. auto: from the "
+        "model's generation_config.json, if it has one. none: always the default of the API.",
+    )
     max_beam_width: int = Field(
         16, ge=2, description="Widest beam search that a request may ask for; a search of width w takes w slots."
     )

@@ -242,6 +242,7 @@ def front_settings(config: SchedulerConfig) -> FrontSettings:
         max_beam_width=config.max_beam_width,
         tenants=frozenset(config.weights_of_tenants) or None,
         has_priorities=config.policy == "priority",
+        has_model_defaults=config.generation_config == "auto",
     )
 
 

@@ -1,6 +1,7 @@
 """What an executor says about itself: the model, the cache, the limits. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class ExecutorInfo:
     eos_token_ids: tuple[int, ...]
     tp_size: int = 1
     sliding_window_tokens: int = 0
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def max_cached_tokens(self) -> int:

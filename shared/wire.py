@@ -5,6 +5,7 @@ little-endian int32 and float32. No field is set when there is nothing to say: a
 is epoch, step id and the few blocks that it appends.
 """
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from octavo.execution.v1 import execution_service_pb2, sampling_params_pb2, step_pb2
 from shared.errors import InvalidStepError
 from shared.executor_info import ExecutorInfo
-from shared.sampling_parameters import ROW_PARAMETERS
+from shared.sampling_parameters import BY_NAME, ROW_PARAMETERS
 from shared.step import (
     NO_LOGPROBS,
     Admission,
@@ -35,6 +36,7 @@ MAX_WIRE_VERSION = 1
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
 
+_PLAIN_INFO = tuple(name for name in ExecutorInfo.__dataclass_fields__ if name != "sampling_defaults")
 _NEUTRAL_VALUES = tuple((parameter.name, parameter.row_value) for parameter in ROW_PARAMETERS)
 
 
@@ -205,14 +207,26 @@ def encode_info(info: ExecutorInfo) -> execution_service_pb2.GetExecutorInfoResp
     return execution_service_pb2.GetExecutorInfoResponse(
         min_wire_version=MIN_WIRE_VERSION,
         max_wire_version=MAX_WIRE_VERSION,
-        **{name: getattr(info, name) for name in ExecutorInfo.__dataclass_fields__},
+        sampling_defaults=encode_sampling_defaults(info.sampling_defaults),
+        **{name: getattr(info, name) for name in _PLAIN_INFO},
     )
 
 
 def decode_info(message: execution_service_pb2.GetExecutorInfoResponse) -> ExecutorInfo:
     """Turn a message into an executor's description."""
-    values = {name: getattr(message, name) for name in ExecutorInfo.__dataclass_fields__}
+    values = {name: getattr(message, name) for name in _PLAIN_INFO}
+    values["sampling_defaults"] = decode_sampling_defaults(message.sampling_defaults)
     return ExecutorInfo(**{**values, "eos_token_ids": tuple(message.eos_token_ids)})
+
+
+def encode_sampling_defaults(defaults: Mapping[str, float]) -> sampling_params_pb2.SamplingDefaults | None:
+    """Turn a model's defaults into their message; None: it sets nothing."""
+    return sampling_params_pb2.SamplingDefaults(**defaults) if defaults else None  # type: ignore[arg-type]
+
+
+def decode_sampling_defaults(message: sampling_params_pb2.SamplingDefaults) -> dict[str, float]:
+    """Turn a message into a model's defaults; a peer's value that no request could have is left out."""
+    return {field.name: value for field, value in message.ListFields() if BY_NAME[field.name].allows(value)}
 
 
 def _rows(message: step_pb2.ExecuteModelRequest, name: str, width: int) -> Int32Array:

@@ -6,6 +6,7 @@
 import json
 from pathlib import Path
 
+from executor_svc.checkpoint.generation_config import sampling_defaults
 from shared.errors import ModelLoadError
 from shared.executor_info import TokenizerFile
 
@@ -48,6 +49,14 @@ class ModelDirectory:
                 raise ModelLoadError(f"{path} has eos_token_id {value!r}; it must be an id or a list of ids")
             return tuple(ids)
         return ()
+
+    def sampling_defaults(self) -> dict[str, float]:
+        """Return the sampling parameters that generation_config.json sets; empty if there is none.
+
+        Raises: ModelLoadError: the file is damaged.
+        """
+        path = self.path / "generation_config.json"
+        return sampling_defaults(read_json_object(path), path) if path.is_file() else {}
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return tokenizer.json and those of its companions that exist; empty without tokenizer.json.

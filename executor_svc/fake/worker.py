@@ -9,7 +9,7 @@ follows a history is in `executor_svc/fake/language.py`.
 import hashlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -41,6 +41,7 @@ class FakeWorker:
         token_us: Time that each token of a step adds, in microseconds.
         eos_probability: Chance that a token is the end of the sequence, 0 to 1.
         sliding_window_tokens: Last tokens that attention reads, the token itself included; 0: all.
+        sampling_defaults: As of a model's generation_config.json, by name.
         faults: What goes wrong; None: nothing.
         sleep: Waits so many seconds; runs on the thread of `execute`, once in every step.
     """
@@ -59,6 +60,7 @@ class FakeWorker:
         token_us: float = 0.0,
         eos_probability: float = 0.0,
         sliding_window_tokens: int = 0,
+        sampling_defaults: Mapping[str, float] | None = None,
         faults: FakeFaults | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -79,6 +81,7 @@ class FakeWorker:
             max_message_bytes=max_message_bytes,
             eos_token_ids=(EOS_TOKEN_ID,),
             sliding_window_tokens=sliding_window_tokens,
+            sampling_defaults=sampling_defaults or {},
         )
         self._step_ms = step_ms
         self._token_us = token_us

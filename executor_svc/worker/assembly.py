@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,7 @@ class ModelIdentity:
     model_hash: str
     max_model_len: int
     eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     tokenizer_files: tuple[TokenizerFile, ...] = ()
 
 
@@ -162,6 +163,7 @@ class _Parts:
             eos_token_ids=identity.eos_token_ids,
             tp_size=self.group.size,
             sliding_window_tokens=model.shape.sliding_window_tokens,
+            sampling_defaults=identity.sampling_defaults,
         )
         last_tokens = self._last_tokens()
         graphs: DecodeGraphs | None = None

@@ -64,6 +64,7 @@ def load_worker(
         max_model_len=model_len,
         # What the model cannot produce ends nothing, and is no id that a step may name.
         eos_token_ids=tuple(token_id for token_id in directory.eos_token_ids() if 0 <= token_id < shape.vocab_size),
+        sampling_defaults=directory.sampling_defaults() if group.rank == 0 else {},
         tokenizer_files=directory.tokenizer_files(),
     )
     if not identity.tokenizer_files and group.rank == 0:

@@ -5,6 +5,7 @@ from contextlib import aclosing
 
 import click
 
+from octavo.commands.options import DEFAULT_MAX_TOKENS
 from octavo.commands.waiting import WaitingStatus
 from octavo.errors import OctavoError
 from octavo.outputs import Accepted, Delta, Event, Finished, FinishReason, Output, Prompt, RequestOutput, Usage
@@ -14,15 +15,22 @@ from octavo.sampling_params import SamplingParams
 LONG_PROMPT_TOKENS = 1000
 
 
-async def print_answer(events: AsyncGenerator[Event, None], parts: list[str], sampling_params: SamplingParams) -> None:
+async def print_answer(
+    events: AsyncGenerator[Event, None],
+    parts: list[str],
+    sampling_params: SamplingParams,
+    *,
+    more: str = "--max-tokens N",
+) -> None:
     """Print the text of `events` and end the line, also before an error, which then has a line of its own.
 
-    On stderr it says what it waits for, if that takes long, and that fewer tokens fit than were asked for.
+    On stderr it says what it waits for, if that takes long, and what cut the answer short, as `say_if_cut_short`.
 
     Args:
         events: What `Client.stream` yields.
         parts: Takes the pieces of text in order; they outlive a cancellation.
-        sampling_params: What was asked for.
+        sampling_params: What was asked for; without `max_tokens`, `bounded` sets it where the request is sent.
+        more: What lets an answer be longer, for the sentence that says so.
 
     Raises:
         OctavoError: those of `Client.stream`.
@@ -45,7 +53,7 @@ async def print_answer(events: AsyncGenerator[Event, None], parts: list[str], sa
         raise
     click.echo()
     if finished is not None:
-        say_if_cut_short(finished.outputs, finished.usage, sampling_params.max_tokens)
+        say_if_cut_short(finished.outputs, finished.usage, sampling_params.max_tokens, more=more)
 
 
 async def complete_answer(
@@ -102,15 +110,22 @@ def print_outputs(outputs: Sequence[Output]) -> None:
         click.echo(output.text)
 
 
-def say_if_cut_short(outputs: Sequence[Output], usage: Usage, max_tokens: int | None) -> None:
-    """Say on stderr that an output ended because the model's length, and not `max_tokens`, was reached."""
+def say_if_cut_short(
+    outputs: Sequence[Output], usage: Usage, max_tokens: int | None, *, more: str = "--max-tokens N"
+) -> None:
+    """Say on stderr that an output was cut short, unless it is as long as was asked for."""
     cut = [len(output.token_ids) for output in outputs if output.finish_reason is FinishReason.LENGTH]
-    if max_tokens is not None and cut and min(cut) < max_tokens:
-        click.echo(
-            f"octavo: only {min(cut)} of --max-tokens {max_tokens} fit: the prompt has {usage.num_prompt_tokens} "
-            "tokens, and the model's length is for prompt and answer together",
-            err=True,
-        )
+    if not cut or (max_tokens is not None and min(cut) >= max_tokens):
+        return
+    if max_tokens is None and min(cut) >= DEFAULT_MAX_TOKENS:
+        click.echo(f"octavo: stopped at {min(cut)} tokens; {more} allows more", err=True)
+        return
+    ending = f"only {min(cut)} of --max-tokens {max_tokens} fit" if max_tokens else f"stopped at {min(cut)} tokens"
+    click.echo(
+        f"octavo: {ending}: the prompt has {usage.num_prompt_tokens} tokens, and the model's length is for prompt and "
+        "answer together",
+        err=True,
+    )
 
 
 def _rank(output: Output) -> str:

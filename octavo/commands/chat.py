@@ -18,7 +18,7 @@ from octavo.commands.answer import print_answer
 from octavo.commands.chat_settings import change_setting, list_settings
 from octavo.commands.connection import connection_options
 from octavo.commands.flag_names import in_flags
-from octavo.commands.options import account_options, sampling_options
+from octavo.commands.options import account_options, bounded, sampling_options
 from octavo.errors import InvalidRequestError, NotConnectedError, OctavoError
 from octavo.outputs import ChatMessage
 from octavo.sampling_params import SamplingParams
@@ -133,8 +133,8 @@ class _Conversation:
         turn = ChatMessage(role="user", content=text)
         answer: list[str] = []
         try:
-            events = self._client.stream([*opening, *self._turns, turn], self._params, **self._account)
-            self._runner.run(print_answer(events, answer, self._params))
+            events = self._client.stream([*opening, *self._turns, turn], bounded(self._params), **self._account)
+            self._runner.run(print_answer(events, answer, self._params, more="/set max_tokens N"))
         except KeyboardInterrupt:
             click.echo(" [stopped]")
         except OctavoError as error:

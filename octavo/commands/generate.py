@@ -11,7 +11,7 @@ import click
 from octavo.client import Client
 from octavo.commands.answer import complete_answer, print_answer, print_outputs, say_if_cut_short
 from octavo.commands.connection import connection_options
-from octavo.commands.options import Number, account_options, number_option, sampling_options
+from octavo.commands.options import Number, account_options, bounded, number_option, sampling_options
 from octavo.outputs import ChatMessage, Prompt
 from octavo.sampling_params import SamplingParams
 
@@ -68,7 +68,7 @@ def generate(
     async def run() -> None:
         async with client:
             prompt = await _to_prompt(client, prompt_text, is_chat)
-            events = client.stream(prompt, sampling_params, timeout_s=timeout_s, **account)
+            events = client.stream(prompt, bounded(sampling_params), timeout_s=timeout_s, **account)
             if is_streamed:
                 await print_answer(events, [], sampling_params)
                 return

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import click
@@ -78,13 +78,18 @@ def _to_biases(ctx: click.Context, param: click.Parameter, entries: tuple[str, .
 _EARLY_STOPPING: dict[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
 
 
+# What people get who say nothing. The API goes on to the model's length, which can be a book.
+DEFAULT_MAX_TOKENS = 512
+
+
 def number_option(name: str, help_text: str | None = None) -> Callable[..., Any]:
     """Return the flag of a number in the table of sampling parameters; `help_text`: in place of the table's."""
     parameter = BY_NAME[name]
+    default = DEFAULT_MAX_TOKENS if name == "max_tokens" else parameter.default_words
     return click.option(
         f"--{name.replace('_', '-')}",
         type=int if parameter.is_whole else float,
-        help=f"{help_text or parameter.doc}  [default: {parameter.default_words}]",
+        help=f"{help_text or parameter.doc}  [default: {default}]",
     )
 
 
@@ -132,7 +137,8 @@ _ACCOUNT_OPTIONS = (
 def sampling_options(command: Callable[..., _R]) -> Callable[..., _R]:
     """Give a command the sampling flags.
 
-    All its flags that are named like fields of SamplingParams, own ones too, come as its first argument.
+    All its flags that are named like fields of SamplingParams, own ones too, come as its first argument. Its
+    `max_tokens` is None without --max-tokens: `bounded` sets it where a request is sent.
     What the scheduler says of a field is said of the flag.
     """
     names = {field.name for field in fields(SamplingParams)}
@@ -147,6 +153,13 @@ def sampling_options(command: Callable[..., _R]) -> Callable[..., _R]:
             raise InvalidRequestError(sentence, field=error.field) from error
 
     return with_options(*_SAMPLING_OPTIONS)(with_sampling_params)
+
+
+def bounded(params: SamplingParams) -> SamplingParams:
+    """Return the parameters with DEFAULT_MAX_TOKENS, or --min-tokens if that is more, unless they have max_tokens."""
+    if params.max_tokens is not None:
+        return params
+    return replace(params, max_tokens=max(DEFAULT_MAX_TOKENS, params.min_tokens or 0))
 
 
 def account_options(command: Callable[..., _R]) -> Callable[..., _R]:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from octavo.models.gguf_metadata import GGUFMetadata
@@ -56,10 +57,16 @@ _FLOAT32_BYTES = 4
 _CHUNK_BYTES = 8 << 20  # of float32 output: small beside a model, large beside the cost of a call
 
 
-def convert_gguf(gguf_file: Path, directory: Path, progress: ProgressCallback) -> None:
+def convert_gguf(
+    gguf_file: Path,
+    directory: Path,
+    progress: ProgressCallback,
+    generation: Mapping[str, object] = MappingProxyType({}),
+) -> None:
     """Write `MODEL_FILES` made from `gguf_file` into the existing `directory`.
 
-    The weights are the GGUF's own, quantized numbers written out as float32.
+    The weights are the GGUF's own, quantized numbers written out as float32. `generation` goes into
+    generation_config.json beside the special tokens: a GGUF file says nothing of sampling.
 
     Raises:
         ModelPrepareError: It is no GGUF file, or has an architecture or a layout that is not understood.
@@ -78,7 +85,7 @@ def convert_gguf(gguf_file: Path, directory: Path, progress: ProgressCallback) -
     write_tokenizer_files(metadata, directory)
     _write_json(directory / "config.json", config)
     token_ids = {key: value for key, value in config.items() if key.endswith("_token_id")}
-    _write_json(directory / "generation_config.json", token_ids)
+    _write_json(directory / "generation_config.json", {**token_ids, **generation})
     _write_safetensors(directory / "model.safetensors", tensors, progress)
 
 

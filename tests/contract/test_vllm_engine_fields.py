@@ -11,6 +11,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from octavo.generation.v1 import generation_pb2
 from scheduler_svc.front.api.vllm_engine.requests import generation_request
 from shared.errors import InvalidFieldError
+from shared.sampling_parameters import SAMPLING_PARAMETERS
 from tests.support.vllm_engine import ask, engine_request, running_gateway_stack
 
 # What the request says -> what the native parameters say. Fields that are not named are neutral in both.
@@ -53,7 +54,7 @@ CARRIED: list[tuple[dict[str, object], dict[str, object]]] = [
 NEUTRAL = {"top_p": 1.0, "repetition_penalty": 1.0, "n": 1, "skip_special_tokens": False, "top_k": 0, "min_p": 0.0}
 NEUTRAL_NATIVE = generation_pb2.SamplingParams(
     top_k=0, top_p=1.0, min_p=0.0, min_tokens=0, skip_special_tokens=False, n=1, repetition_penalty=1.0,
-    presence_penalty=0.0, frequency_penalty=0.0,
+    presence_penalty=0.0, frequency_penalty=0.0, temperature=1.0, typical_p=1.0,
 )  # fmt: skip
 
 
@@ -144,10 +145,14 @@ def test_a_parameter_is_carried(params: dict[str, object], native: dict[str, obj
     assert generation_request(request, "").sampling_params == expected
 
 
-def test_unset_means_the_models_default() -> None:
+def test_unset_means_the_default_of_openai_and_not_the_models() -> None:
     params = generation_request(pb.GenerateRequest(), "").sampling_params
-    for name in ("temperature", "max_tokens", "seed", "logprobs", "prompt_logprobs"):
+    for name in ("max_tokens", "seed", "logprobs", "prompt_logprobs"):
         assert not params.HasField(name)
+    for parameter in SAMPLING_PARAMETERS:
+        if parameter.may_model_set:
+            assert params.HasField(parameter.name)  # type: ignore[arg-type]
+            assert getattr(params, parameter.name) == parameter.default
 
 
 def test_the_request_itself_is_carried() -> None:

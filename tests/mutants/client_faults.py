@@ -6,6 +6,34 @@ UNIT = "tests/unit/octavo"
 
 FAULTS = (
     Fault(
+        "a service that is started again has other ports",
+        "octavo/child_process.py",
+        "        if not self.address:\n",
+        "        if True:\n",
+        (f"{UNIT}/test_restarts.py::test_a_service_that_is_killed_is_back_on_its_ports",),
+    ),
+    Fault(
+        "octavo up ends with the first executor that it gives up",
+        "octavo/restarts.py",
+        "if all(other.service != child.service for other in children.values())",
+        "if True",
+        (f"{UNIT}/test_restarts.py::test_one_that_cannot_start_any_more_is_given_up_and_the_others_go_on",),
+    ),
+    Fault(
+        "octavo demo finds every answer the same",
+        "octavo/commands/demo.py",
+        "    if list(token_ids) == list(undisturbed):\n",
+        "    if True:\n",
+        (f"{UNIT}/test_demo.py",),
+    ),
+    Fault(
+        "each of several executors takes all cores",
+        "octavo/local_options.py",
+        "// (self.num_executors * config.tp)",
+        "// config.tp",
+        (f"{UNIT}/test_local.py::test_several_executors_share_the_cores",),
+    ),
+    Fault(
         "a time limit of ages is over at once",
         "octavo/client.py",
         "min(timeout_s, _LONGEST_TIMEOUT_S)",

@@ -303,11 +303,11 @@ FAULTS = (
         (f"{UNIT}/test_core_faults.py",),
     ),
     Fault(
-        "an evacuated sequence keeps its slot's number",
-        f"{CORE}/step/admitted_groups.py",
-        "                sequence.slot, sequence.generation = -1, 0",
-        "                pass",
-        (f"{UNIT}/test_core_inflight_tokens.py::test_finishing_a_moved_sequence_loses_no_inflight_token_of_another",),
+        "a sequence that ran on another core takes away the tokens in flight of the one that has its slot here",
+        f"{CORE}/step/preemption.py",
+        "        if self._waiting_sequences.get(place) is sequence:\n",
+        "        if place in self._waiting_sequences:\n",
+        (f"{UNIT}/test_core_inflight_tokens.py::test_the_end_of_a_moved_group_loses_no_inflight_token_of_another",),
     ),
     Fault(
         "the output that ended keeps its blocks while its siblings run",

@@ -10,6 +10,34 @@ TLS = "tests/tls"
 FAULTS = (
     # The session with an executor
     Fault(
+        "a model's default counts for nothing",
+        f"{SERVICE}/front/api/sampling_validation.py",
+        "        return model_defaults.get(name, parameter.default)\n",
+        "        return parameter.default\n",
+        ("tests/contract/test_model_defaults.py",),
+    ),
+    Fault(
+        "a model's default wins over the request",
+        f"{SERVICE}/front/api/sampling_validation.py",
+        "    if not params.HasField(name):  # type: ignore[arg-type]\n",
+        "    if name in model_defaults or not params.HasField(name):  # type: ignore[arg-type]\n",
+        ("tests/contract/test_model_defaults.py",),
+    ),
+    Fault(
+        "beside an old executor a model has no defaults",
+        f"{SERVICE}/executors/fleet_model.py",
+        "        info = replace(largest.info, sampling_defaults=told)\n",
+        "        info = replace(largest.info)\n",
+        ("tests/contract/test_model_defaults.py",),
+    ),
+    Fault(
+        "a filter is asked of beams",
+        f"{SERVICE}/front/api/sampling_validation.py",
+        "parameter.stage in (Stage.FILTER, Stage.DRAW)",
+        "parameter.stage in (Stage.DRAW,)",
+        (f"{UNIT}/front/api/test_sampling_validation.py",),
+    ),
+    Fault(
         "a step that was executed is sent again",
         f"{SERVICE}/executors/session.py",
         "            if message.step_id > first.started.last_executed_step_id:\n",

@@ -60,6 +60,7 @@ class GetExecutorInfoResponse(_message.Message):
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     SLIDING_WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
+    SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
     min_wire_version: _builtins.int
     """Lowest wire version that this executor speaks."""
     max_wire_version: _builtins.int
@@ -100,6 +101,12 @@ class GetExecutorInfoResponse(_message.Message):
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end a sequence unless a request ignores them; from the model's generation config."""
 
+    @_builtins.property
+    def sampling_defaults(self) -> _sampling_params_pb2.SamplingDefaults:
+        """What the model's generation_config.json sets of sampling parameters. Executors of release 0.1.0 do
+        not say it: absent, as when the model sets nothing.
+        """
+
     def __init__(
         self,
         *,
@@ -120,10 +127,11 @@ class GetExecutorInfoResponse(_message.Message):
         max_num_batched_tokens: _builtins.int = ...,
         max_message_bytes: _builtins.int = ...,
         sliding_window_tokens: _builtins.int = ...,
+        sampling_defaults: _sampling_params_pb2.SamplingDefaults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "sampling_defaults", b"sampling_defaults", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -115,3 +115,68 @@ class SamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_p) -> _WhichOneofReturnType__typical_p | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+
+@_typing.final
+class SamplingDefaults(_message.Message):
+    """SamplingDefaults is what the model's generation_config.json sets, for requests that leave it unset."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    TYPICAL_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    temperature: _builtins.float
+    """As in SamplingParams. Range 0 to 100. Absent: the model does not say."""
+    top_k: _builtins.int
+    """As in SamplingParams. Absent: the model does not say."""
+    top_p: _builtins.float
+    """As in SamplingParams. Range above 0 to 1. Absent: the model does not say."""
+    min_p: _builtins.float
+    """As in SamplingParams. Range 0 to 1. Absent: the model does not say."""
+    typical_p: _builtins.float
+    """As in SamplingParams. Range above 0 to 1. Absent: the model does not say."""
+    repetition_penalty: _builtins.float
+    """As in SamplingParams. Range above 0 to 100. Absent: the model does not say."""
+    def __init__(
+        self,
+        *,
+        temperature: _builtins.float | None = ...,
+        top_k: _builtins.int | None = ...,
+        top_p: _builtins.float | None = ...,
+        min_p: _builtins.float | None = ...,
+        typical_p: _builtins.float | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    _WhichOneofReturnType__typical_p: _TypeAlias = _typing.Literal["typical_p"]  # noqa: Y015
+    _WhichOneofArgType__typical_p: _TypeAlias = _typing.Literal["_typical_p", b"_typical_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_p) -> _WhichOneofReturnType__typical_p | None: ...
+
+Global___SamplingDefaults: _TypeAlias = SamplingDefaults  # noqa: Y015

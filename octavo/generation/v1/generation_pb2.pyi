@@ -87,8 +87,10 @@ Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 class SamplingParams(_message.Message):
     """SamplingParams says how tokens are chosen and when an output ends.
 
-    Fields with a meaning of zero are `optional`: absent takes the default. A field that this release
-    does not support is refused when it is set to anything but its neutral value, never ignored.
+    Fields with a meaning of zero are `optional`: absent takes the default. For temperature, top_k, top_p,
+    min_p, typical_p and repetition_penalty that is what the model's generation_config.json says, if it
+    does; GetModel shows it. A field that this release does not support is refused when it is set to
+    anything but its neutral value, never ignored.
 
     Logits are changed in this order, as in transformers: logit_bias, repetition_penalty,
     presence_penalty and frequency_penalty, then what may not come (banned words and tokens, min_tokens,

@@ -408,6 +408,7 @@ class GetModelResponse(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     TAKES_TOKEN_IDS_ONLY_FIELD_NUMBER: _builtins.int
+    DEFAULT_SAMPLING_PARAMS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """Name of the model."""
     max_model_len: _builtins.int
@@ -422,6 +423,12 @@ class GetModelResponse(_message.Message):
     """Whether the model has no tokenizer: `token_ids` is the only prompt that is taken, stop strings and
     banned words are refused, and outputs have no text.
     """
+    @_builtins.property
+    def default_sampling_params(self) -> _generation_pb2.SamplingParams:
+        """What requests get that leave a field unset, from the model's generation_config.json. What is absent
+        here has the default of its field. Schedulers of release 0.1.0 have no such defaults.
+        """
+
     def __init__(
         self,
         *,
@@ -431,10 +438,11 @@ class GetModelResponse(_message.Message):
         has_chat_template: _builtins.bool = ...,
         dtype: _builtins.str = ...,
         takes_token_ids_only: _builtins.bool = ...,
+        default_sampling_params: _generation_pb2.SamplingParams | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling_params", b"default_sampling_params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "model_id", b"model_id", "takes_token_ids_only", b"takes_token_ids_only", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_sampling_params", b"default_sampling_params", "dtype", b"dtype", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "model_id", b"model_id", "takes_token_ids_only", b"takes_token_ids_only", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

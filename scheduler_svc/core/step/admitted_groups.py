@@ -130,5 +130,4 @@ class AdmittedGroups:
             for sequence in group.live_sequences:
                 sequence.status = SequenceStatus.WAITING
                 sequence.num_inflight_tokens = 0
-                sequence.slot, sequence.generation = -1, 0  # elsewhere they would name somebody else's tokens
         return groups

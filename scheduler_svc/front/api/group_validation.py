@@ -44,8 +44,9 @@ def output_counts(params: generation_pb2.SamplingParams, limits: RequestLimits) 
     require_param(1 <= num_returned <= limits.max_num_seqs, "n", num_returned, f"from 1 to {most}")
     rule = f"from {num_returned} (n) to {most}"
     require_param(num_returned <= num_sampled <= limits.max_num_seqs, "best_of", num_sampled, rule)
-    if params.HasField("temperature") and params.temperature == 0:
-        rule = "1 with temperature 0, which makes equal outputs: use a temperature above 0"
+    if number(params, "temperature", limits.sampling_defaults) == 0:
+        whose = "" if params.HasField("temperature") else ", this model's default"
+        rule = f"1 with temperature 0{whose}, which makes equal outputs: use a temperature above 0"
         require_param(num_returned == 1, "n", num_returned, rule)
         require_param(num_sampled == 1, "best_of", num_sampled, rule)
     return num_returned, num_sampled

@@ -1,7 +1,8 @@
 """What bounds a request on this server, and the one way to say that it is out of bounds."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 from scheduler_svc.front.text.text_model import TextModel
@@ -10,11 +11,15 @@ from shared.errors import InvalidFieldError
 
 @dataclass(frozen=True, slots=True)
 class FrontSettings:
-    """The front's part of the configuration; `RequestLimits` describes each field."""
+    """The front's part of the configuration; `RequestLimits` describes each field.
+
+    `has_model_defaults`: whether the model's generation_config.json says what an unset sampling parameter is.
+    """
 
     max_beam_width: int
     tenants: frozenset[str] | None = None
     has_priorities: bool = False
+    has_model_defaults: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,7 @@ class RequestLimits:
         tenants: The only tenants that are served; None: any.
         has_priorities: Whether `priority` changes the order; refused otherwise, never ignored.
         eos_token_ids: The model's end-of-sequence tokens.
+        sampling_defaults: What the model says of sampling parameters that a request does not set, by name.
     """
 
     max_model_len: int
@@ -40,6 +46,7 @@ class RequestLimits:
     tenants: frozenset[str] | None = None
     has_priorities: bool = True
     eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: TextModel, settings: FrontSettings) -> Self:
@@ -53,6 +60,7 @@ class RequestLimits:
             tenants=settings.tenants,
             has_priorities=settings.has_priorities,
             eos_token_ids=model.info.eos_token_ids,
+            sampling_defaults=model.info.sampling_defaults if settings.has_model_defaults else {},
         )
 
     @property

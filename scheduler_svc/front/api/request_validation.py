@@ -63,14 +63,14 @@ def validate_request(
     beam_search = beam_search_params(params, limits)
     if beam_search is not None:
         # The executor returns candidates of beams with their log-probabilities, asked for or not.
-        sampling = sampling_row(params, NO_LOGPROBS, is_beam=True)
+        sampling = sampling_row(params, NO_LOGPROBS, limits.sampling_defaults, is_beam=True)
         num_returned, num_sampled = beam_search.num_outputs, 0
     else:
         num_returned, num_sampled = output_counts(params, limits)
         num_logprobs = check_alternatives(params, "logprobs", limits.vocab_size)
         if num_logprobs is None:
             num_logprobs = 0 if num_sampled > num_returned else NO_LOGPROBS
-        sampling = sampling_row(params, num_logprobs)
+        sampling = sampling_row(params, num_logprobs, limits.sampling_defaults)
     num_prompt_logprobs = check_alternatives(params, "prompt_logprobs", limits.vocab_size)
     conditions = stop_conditions(params, limits.vocab_size)
     engine_request = EngineRequest(

@@ -4,32 +4,45 @@
 """
 
 import secrets
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from octavo.generation.v1 import generation_pb2
 from scheduler_svc.front.api.request_limits import require_param
 from shared.sampling_parameters import BY_NAME, ROW_PARAMETERS, Stage
 from shared.sampling_row import SamplingRow
 
+NO_DEFAULTS: Mapping[str, float] = MappingProxyType({})
 
-def number(params: generation_pb2.SamplingParams, name: str) -> float | None:
-    """Return a field's value, or its default.
+
+def number(
+    params: generation_pb2.SamplingParams, name: str, model_defaults: Mapping[str, float] = NO_DEFAULTS
+) -> float | None:
+    """Return a field's value; if it is unset what the model says, else its default.
 
     Raises: InvalidFieldError: it is out of the table's range.
     """
     parameter = BY_NAME[name]
     if not params.HasField(name):  # type: ignore[arg-type]
-        return parameter.default
+        return model_defaults.get(name, parameter.default)
     value: float = getattr(params, name)
     require_param(parameter.allows(value), name, value, parameter.limit)
     return value
 
 
-def sampling_row(params: generation_pb2.SamplingParams, num_logprobs: int, *, is_beam: bool = False) -> SamplingRow:
+def sampling_row(
+    params: generation_pb2.SamplingParams,
+    num_logprobs: int,
+    model_defaults: Mapping[str, float] = NO_DEFAULTS,
+    *,
+    is_beam: bool = False,
+) -> SamplingRow:
     """Return the numbers that the executor's sampler needs for output 0.
 
     Args:
         params: What the client asks for.
         num_logprobs: Of the row.
+        model_defaults: What the model says of fields that are unset, by name.
         is_beam: Whether for beams, which draw nothing; that it has no fields for that was checked.
 
     Raises: InvalidFieldError: the first number that is out of range.
@@ -37,7 +50,7 @@ def sampling_row(params: generation_pb2.SamplingParams, num_logprobs: int, *, is
     values: dict[str, float] = {"num_logprobs": num_logprobs}
     for parameter in ROW_PARAMETERS:
         if parameter.is_public and not (is_beam and parameter.stage in (Stage.FILTER, Stage.DRAW)):
-            value = number(params, parameter.name)
+            value = number(params, parameter.name, model_defaults)
             if value is not None:
                 values[parameter.name] = value
     if not is_beam:

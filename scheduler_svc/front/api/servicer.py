@@ -150,7 +150,8 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext[pb.GetModelRequest, pb.GetModelResponse]
     ) -> pb.GetModelResponse:
         """Describe the model."""
-        model, _ = self._served()
+        model, limits = self._served()
+        defaults = limits.sampling_defaults
         return pb.GetModelResponse(
             model_id=model.name,
             max_model_len=model.max_model_len,
@@ -158,6 +159,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             has_chat_template=model.tokenizer.has_chat_template,
             dtype=model.info.dtype,
             takes_token_ids_only=model.tokenizer.is_absent,
+            default_sampling_params=generation_pb2.SamplingParams(**defaults) if defaults else None,  # type: ignore[arg-type]
         )
 
     async def Tokenize(  # type: ignore[override]  # noqa: N802 (gets the body)

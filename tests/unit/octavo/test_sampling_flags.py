@@ -8,6 +8,7 @@ from google.protobuf.json_format import MessageToDict
 
 from octavo.cli import main
 from octavo.commands.generate import generate
+from octavo.commands.options import DEFAULT_MAX_TOKENS
 from octavo.sampling_params import SamplingParams
 from tests.unit.octavo.stand_in import StandIn
 
@@ -61,7 +62,15 @@ async def test_a_flag_reaches_its_field_and_no_other(flags: str, name: str, valu
 
     assert status == 0
     [request] = stand_in.requests
-    assert MessageToDict(request.sampling_params, preserving_proto_field_name=True) == {name: value}
+    sent = MessageToDict(request.sampling_params, preserving_proto_field_name=True)
+    assert sent == {"max_tokens": DEFAULT_MAX_TOKENS, name: value}
+
+
+@pytest.mark.parametrize(("flags", "max_tokens"), [("", 512), ("--min-tokens 600", 600), ("--max-tokens 600", 600)])
+async def test_max_tokens_has_a_default_for_people(flags: str, max_tokens: int, stand_in: StandIn) -> None:
+    await asyncio.to_thread(status_of, stand_in.address, flags)
+
+    assert stand_in.requests[0].sampling_params.max_tokens == max_tokens
 
 
 def test_the_table_has_every_sampling_flag() -> None:

@@ -12,7 +12,9 @@ import pytest
 from rich.console import Console
 
 from octavo.commands import waiting as waiting_module
+from octavo.commands.answer import say_if_cut_short
 from octavo.commands.waiting import WaitingStatus
+from octavo.outputs import FinishReason, Output, Usage
 from tests.unit.octavo.stand_in import StandIn
 from tests.unit.octavo.test_cli import Ended, run
 
@@ -156,7 +158,7 @@ async def test_generate_shows_it_on_stderr_of_a_terminal_and_keeps_stdout_clean(
         (["--max-tokens", "9", "--no-stream"], "octavo: only 4 of --max-tokens 9 fit: "),
         (["--max-tokens", "9", "--json"], "octavo: only 4 of --max-tokens 9 fit: "),
         (["--max-tokens", "4"], ""),
-        ([], ""),
+        ([], "octavo: stopped at 4 tokens: the prompt has 7 tokens, and the model's length is for prompt and answer"),
     ],
 )
 async def test_max_tokens_that_do_not_fit_are_named_once(flags: list[str], said: str, stand_in: StandIn) -> None:
@@ -164,6 +166,24 @@ async def test_max_tokens_that_do_not_fit_are_named_once(flags: list[str], said:
     assert ended.status == 0
     assert ended.stderr.startswith(said)
     assert ended.stderr.count("\n") == (1 if said else 0)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "max_tokens", "said"),
+    [
+        (512, None, "octavo: stopped at 512 tokens; --max-tokens N allows more\n"),
+        (600, None, "octavo: stopped at 600 tokens; --max-tokens N allows more\n"),  # --min-tokens 600
+        (512, 512, ""),
+    ],
+)
+def test_an_answer_that_the_default_ends_is_said_to_be_cut(
+    num_tokens: int, max_tokens: int | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = Output(0, "", tuple(range(num_tokens)), (), FinishReason.LENGTH, None)
+
+    say_if_cut_short([output], Usage(7, num_tokens, 0), max_tokens)
+
+    assert capsys.readouterr().err == said
 
 
 async def test_an_answer_that_ends_by_itself_is_not_said_to_be_cut(stand_in: StandIn) -> None:

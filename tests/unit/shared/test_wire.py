@@ -255,13 +255,29 @@ def test_an_admission_that_is_not_traced_costs_nothing_for_it() -> None:
 
 def test_executor_info_survives_the_wire_with_the_wire_versions() -> None:
     info = ExecutorInfo(
-        "i", "m", "h", "float32", 16, 100, 3, 2048, 49152, 256, 4096, 2**22, (2, 0), 2, sliding_window_tokens=4096
-    )
+        "i", "m", "h", "float32", 16, 100, 3, 2048, 49152, 256, 4096, 2**22, (2, 0), 2, sliding_window_tokens=4096,
+        sampling_defaults={"temperature": 0.0, "top_k": 20, "top_p": 0.75, "repetition_penalty": 1.0},
+    )  # fmt: skip
 
     message = execution_service_pb2.GetExecutorInfoResponse.FromString(encode_info(info).SerializeToString())
 
     assert decode_info(message) == info
     assert (message.min_wire_version, message.max_wire_version) == (MIN_WIRE_VERSION, MAX_WIRE_VERSION)
+
+
+def test_an_executor_that_says_nothing_of_sampling_has_no_defaults() -> None:
+    message = execution_service_pb2.GetExecutorInfoResponse(instance_id="of release 0.1.0")
+
+    assert decode_info(message).sampling_defaults == {}
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), 101.0])
+def test_a_default_that_no_request_could_have_is_left_out(value: float) -> None:
+    message = execution_service_pb2.GetExecutorInfoResponse()
+    message.sampling_defaults.temperature = value
+    message.sampling_defaults.min_p = 0.5
+
+    assert decode_info(message).sampling_defaults == {"min_p": 0.5}
 
 
 def test_a_steady_decode_step_of_1024_sequences_is_below_600_bytes() -> None:

@@ -14,7 +14,7 @@ from scheduler_svc.front.api.message_scan import CountLimit
 from scheduler_svc.front.api.request_counts import generate_request_limits
 from scheduler_svc.front.api.request_limits import RequestLimits, require, require_param
 from shared.errors import InvalidFieldError
-from shared.step import INT32_MAX
+from shared.sampling_parameters import INT32_MAX, SAMPLING_PARAMETERS
 
 # What OpenAI's API allows for `n`.
 MAX_EQUAL_OUTPUTS = 128
@@ -112,6 +112,10 @@ def _sampling_params(params: pb.SamplingParams) -> generation_pb2.SamplingParams
     )
     if params.HasField("temperature"):
         native.temperature = params.temperature
+    for parameter in SAMPLING_PARAMETERS:
+        # OpenAI's defaults, not the model's: of most fields this protocol cannot say that they are unset.
+        if parameter.may_model_set and not native.HasField(parameter.name):  # type: ignore[arg-type]
+            setattr(native, parameter.name, parameter.default)
     if params.HasField("max_tokens"):
         native.max_tokens = params.max_tokens
     if params.HasField("seed"):

@@ -18,7 +18,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("converted")
     gguf_file = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     tiny_gguf.write_gguf(gguf_file, tiny_gguf.make_weights())
-    convert_gguf(gguf_file, directory, ignore_progress)
+    convert_gguf(gguf_file, directory, ignore_progress, {"temperature": 0.5})
     return directory
 
 
@@ -62,7 +62,7 @@ def test_config_repeats_the_metadata(converted: Path) -> None:
 def test_generation_config_stops_at_the_end_of_turn(converted: Path) -> None:
     generation_config = json.loads((converted / "generation_config.json").read_text())
 
-    assert generation_config == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    assert generation_config == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "temperature": 0.5}
 
 
 def test_a_head_of_its_own_becomes_lm_head(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from executor_svc.checkpoint.generation_config import sampling_defaults
 from octavo.models import store as model_store
 from octavo.models.gguf_conversion import MODEL_FILES
 from octavo.models.progress import ModelPrepareError, ignore_progress
@@ -123,6 +124,24 @@ def test_model_of_another_conversion_does_not_count_as_prepared(
 
     assert found_before == cache_dir / "models" / "tiny"
     assert find_model("tiny", cache_dir=cache_dir) is None
+
+
+def test_a_model_with_other_sampling_defaults_is_made_anew(
+    prepared_once: tuple[Path, list[str]], model: DemoModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_dir, _ = prepared_once
+
+    monkeypatch.setattr(model_store, "DEMO_MODELS", (replace(model, generation={"temperature": 0.5}),))
+
+    assert find_model("tiny", cache_dir=cache_dir) is None
+
+
+def test_the_demo_model_answers_with_sampling_that_an_executor_reads() -> None:
+    [model] = model_store.DEMO_MODELS
+
+    read = sampling_defaults(model.generation, Path("generation_config.json"))
+
+    assert read == {"temperature": 0.2, "top_p": 0.9}
 
 
 def test_exception_in_the_middle_leaves_nothing(model: DemoModel, tmp_path: Path) -> None:

@@ -114,6 +114,28 @@ def test_finishing_a_moved_sequence_loses_no_inflight_token_of_another() -> None
     assert delivered(bench.process()) == {"a": 112, "b": 212}
 
 
+def test_the_end_of_a_moved_group_loses_no_inflight_token_of_another() -> None:
+    """One of its outputs had ended before it moved, in a slot and a generation that are somebody else's here."""
+    old = Bench(small_limits())
+    old.add(2, 1)
+    moved = old.add(3, 1, num_sequences=2)  # the second output had slot 2, generation 1 there
+    old.step()
+    old.core.finish(moved.sequences[1])
+    old.core.evacuate()
+    bench = Bench(small_limits(blocks=7, budget=32))
+    bench.add(0, 1)
+    bench.add(1, 12)
+    c = bench.add(2, 12)  # slot 2, generation 1
+    bench.schedule()
+    bench.queue.add(moved)
+    bench.schedule()  # preempts c, whose first token is on its way
+    assert c.sequences[0].num_inflight_tokens == 1
+
+    bench.core.abort(moved)
+
+    assert delivered(bench.process())["c"] == 312
+
+
 def test_evacuate_forgets_inflight_tokens_which_are_made_again_elsewhere() -> None:
     bench, elsewhere = two_that_outgrow_the_pool(), Bench(small_limits())
     bench.schedule()

@@ -35,7 +35,9 @@ class PlayedEngine:
     """Queues requests for the test to play; none of their tokens comes by itself."""
 
     def __init__(self) -> None:
-        info = SimpleNamespace(max_model_len=64, max_cached_tokens=64, vocab_size=256, eos_token_ids=(0,))
+        info = SimpleNamespace(
+            max_model_len=64, max_cached_tokens=64, vocab_size=256, eos_token_ids=(0,), sampling_defaults={}
+        )
         self.model = ServedModel(cast("ExecutorInfo", info), max_model_len=64, max_num_seqs=8)
         self.submitted: asyncio.Queue[PlayedEngineSide] = asyncio.Queue()
         self.aborted: list[str] = []
