@@ -20,6 +20,9 @@ from octavo.taken_ports import check_ports
 if TYPE_CHECKING:  # needs the packages of the services
     from scheduler_svc.config import SchedulerConfig
 
+# A question and an answer of a few sentences.
+_SHORT_TOKENS = 256
+
 
 @click.command(cls=ServiceCommand)
 @click.option(
@@ -116,6 +119,8 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         admin_flags = _address_flag(services.admin_address, DEFAULT_ADMIN_ADDRESS) + _access_flags(config)
         click.echo(f"operators: {scheme}://{services.admin_address} (live page), octavo top{admin_flags}")
         flags = _address_flag(services.address, DEFAULT_ADDRESS) + _access_flags(config)
+        if not _access_flags(config):
+            await warn_if_short(services.address)
         if options.lacks_tokenizer:
             click.echo("this model has no tokenizer.json: it takes prompts of token ids (octavo.Client) and no text")
         else:
@@ -140,6 +145,18 @@ def _address_flag(address: str, default: str) -> str:
 def _access_flags(config: "SchedulerConfig") -> str:
     """Return what a command needs beside the address, for a scheduler that speaks TLS or asks for tokens."""
     return (" --tls-ca FILE" if config.tls_cert else "") + (" --token-file FILE" if config.tokens_file else "")
+
+
+async def warn_if_short(scheduler: str, short_tokens: int = _SHORT_TOKENS) -> None:
+    """Say on stderr that hardly anything can be asked: fewer than so many tokens fit."""
+    async with Client(scheduler) as client:
+        num_tokens = (await client.get_model()).max_model_len
+    if num_tokens < short_tokens:
+        click.echo(
+            f"octavo: only {num_tokens} tokens fit, prompt and answer together; for more: a larger --kv-cache-gib, or "
+            "--max-model-len",
+            err=True,
+        )
 
 
 async def _say_how_to_use_openai(scheduler: str, url: str) -> None:
