@@ -6,6 +6,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from octavo.address import exposure_warning
@@ -25,6 +26,7 @@ _SHORT_TOKENS = 256
 
 
 @click.command(cls=ServiceCommand)
+@click.argument("model_argument", metavar="[MODEL]", required=False)
 @click.option(
     "--listen",
     default=DEFAULT_ADDRESS,
@@ -61,6 +63,7 @@ _SHORT_TOKENS = 256
 @service_options
 def up(
     model: str,
+    model_argument: str | None,
     listen: str,
     admin_listen: str | None,
     num_executors: int,
@@ -68,7 +71,15 @@ def up(
     verbose: bool,
     options: dict[str, Any],
 ) -> None:
-    """Start a scheduler and executors on this machine; Ctrl-C stops them. One that dies is started again."""
+    """Start a scheduler and executors on this machine; Ctrl-C stops them. One that dies is started again.
+
+    MODEL is what --model takes.
+    """
+    if model_argument is not None:
+        context = click.get_current_context()
+        if context.get_parameter_source("model") is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"the model is named twice: {model_argument} and --model {model}", context)
+        model = model_argument
     if admin_listen is None:
         admin_listen = "127.0.0.1:0" if listen.endswith(":0") else DEFAULT_ADMIN_ADDRESS
     options["scheduler"] = {"listen": listen, "admin_listen": admin_listen, **options["scheduler"]}
