@@ -97,9 +97,9 @@ class ExecutorDriver:
         """Return what is wrong with the executor although it is attached, in words; `now_s` is the monotonic time."""
         if self.core is None or self.session is None:
             return ""
-        stalled_s = self.core.stalled_s(now_s)
-        stall = [] if stalled_s is None else [f"a step has been running for {stalled_s:.1f} s"]
         silence = self.session.trouble(now_s)
+        stalled_s = None if self.session.is_resuming else self.core.stalled_s(now_s)
+        stall = [] if stalled_s is None else [f"a step has been running for {stalled_s:.1f} s"]
         return "; ".join([*stall, silence] if silence else stall)
 
     @property
