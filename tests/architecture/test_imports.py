@@ -81,7 +81,7 @@ PLANTS = [
 ]
 
 
-# Plants each import by itself and checks the contracts. In one process: to start and to import takes longer than to check.
+# Plants each import by itself and checks the contracts. In one process: starting and importing takes longer than checking.
 CHECK_EACH = """
 import json, pathlib, sys
 from importlinter.cli import lint_imports
