@@ -81,7 +81,7 @@ PLANTS = [
 ]
 
 
-# Plants each import by itself and checks the contracts: in one process, whose start takes longer than a check.
+# Plants each import by itself and checks the contracts, in one process: to start one takes longer than to check.
 CHECK_EACH = """
 import json, pathlib, sys
 from importlinter.cli import lint_imports

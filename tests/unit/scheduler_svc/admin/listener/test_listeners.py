@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler_svc.admin.port.listeners import open_listeners
+from scheduler_svc.admin.listener.listeners import open_listeners
 from shared.errors import AddressError
 
 TAKEN = "the address is taken or not ours; set --admin-listen to another one"
