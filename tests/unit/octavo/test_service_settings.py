@@ -95,7 +95,7 @@ def test_flags_and_keywords_reach_the_services_alike(started: list[LocalOptions]
         ({"executor": {"policy": "fcfs"}}, "executor.policy is not a setting of the executor; it is scheduler.policy"),
         ({"scheduler": {"executor": "a:1"}}, "scheduler.executor cannot be set: Octavo sets it itself"),
         ({"executor": "127.0.0.1:1"}, "executor is a str; it must be a dict of settings, such as {'log_level':"),
-        ({"tokens_file": "x"}, "scheduler.tokens_file is set, but what calls the scheduler here speaks plaintext"),
+        ({"tokens_file": "x"}, "scheduler.tokens_file is set, but this process calls the scheduler in plaintext"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(settings: dict[str, Any], sentence: str) -> None:
