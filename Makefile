@@ -99,10 +99,12 @@ monitoring-tools:
 browser: $(INSTALLED)
 	tests/page/fetch_chromium $(BIN)/python
 
-# The pictures of the documentation, from services at work.
+# The pictures of the documentation, from services at work; the last ones need the ports of `octavo up`.
 pictures: $(INSTALLED) browser
+	$(BIN)/octavo model prepare smollm2
 	$(BIN)/python -m tests.page.screenshot
 	$(BIN)/python -m tests.unit.octavo.top.figure
+	$(BIN)/python -m tests.page.killed_executor
 
 monitoring-check: $(INSTALLED) monitoring-tools
 	$(BIN)/python -m pytest tests/monitoring

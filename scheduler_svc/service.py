@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
 from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
-from scheduler_svc.admin.port.admin_port import AdminPort
+from scheduler_svc.admin.listener.admin_port import AdminPort
 from scheduler_svc.admin.servicer import AdminServicer
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode

@@ -43,7 +43,7 @@ class LocalRanks:
             if ending is not None:
                 raise ModelLoadError(f"rank {rank} of {self._size} {ending}")
 
-    def endings(self) -> list[str]:
+    def exit_causes(self) -> list[str]:
         """Say of those that have ended how, in a few words each."""
         return [f"rank {rank} {ending}" for rank in self._processes if (ending := self.ending_of(rank)) is not None]
 

@@ -96,11 +96,11 @@ class LeadingRank:
             self._local_ranks.check()
 
     def _lose(self, reason: str) -> None:
-        endings: list[str] = []
+        exit_causes: list[str] = []
         deadline_s = time.monotonic() + REAP_TIMEOUT_S
-        while self._local_ranks is not None and not endings and time.monotonic() < deadline_s:
-            endings = self._local_ranks.endings()
-        self.end("; ".join([reason, *endings]))
+        while self._local_ranks is not None and not exit_causes and time.monotonic() < deadline_s:
+            exit_causes = self._local_ranks.exit_causes()
+        self.end("; ".join([reason, *exit_causes]))
 
 
 class FollowingRank:

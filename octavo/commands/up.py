@@ -6,6 +6,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from octavo.address import exposure_warning
@@ -20,8 +21,12 @@ from octavo.taken_ports import check_ports
 if TYPE_CHECKING:  # needs the packages of the services
     from scheduler_svc.config import SchedulerConfig
 
+# A question and an answer of a few sentences.
+_SHORT_TOKENS = 256
+
 
 @click.command(cls=ServiceCommand)
+@click.argument("model_argument", metavar="[MODEL]", required=False)
 @click.option(
     "--listen",
     default=DEFAULT_ADDRESS,
@@ -57,6 +62,7 @@ if TYPE_CHECKING:  # needs the packages of the services
 @service_options
 def up(
     model: str,
+    model_argument: str | None,
     listen: str,
     admin_listen: str | None,
     num_executors: int,
@@ -64,7 +70,15 @@ def up(
     verbose: bool,
     options: dict[str, Any],
 ) -> None:
-    """Start a scheduler and executors on this machine, until Ctrl-C. A process that dies is started again."""
+    """Start a scheduler and executors on this machine, until Ctrl-C. A process that dies is started again.
+
+    MODEL is the same as --model.
+    """
+    if model_argument is not None:
+        context = click.get_current_context()
+        if context.get_parameter_source("model") is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"the model is named twice: {model_argument} and --model {model}", context)
+        model = model_argument
     if admin_listen is None:
         admin_listen = "127.0.0.1:0" if listen.endswith(":0") else DEFAULT_ADMIN_ADDRESS
     options["scheduler"] = {"listen": listen, "admin_listen": admin_listen, **options["scheduler"]}
@@ -115,6 +129,8 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         admin_flags = _address_flag(services.admin_address, DEFAULT_ADMIN_ADDRESS) + _access_flags(config)
         click.echo(f"operators: {scheme}://{services.admin_address} (live page), octavo top{admin_flags}")
         flags = _address_flag(services.address, DEFAULT_ADDRESS) + _access_flags(config)
+        if not _access_flags(config):
+            await warn_if_short(services.address)
         if options.lacks_tokenizer:
             click.echo("this model has no tokenizer.json: it takes prompts of token ids (octavo.Client) and no text")
         else:
@@ -139,6 +155,18 @@ def _address_flag(address: str, default: str) -> str:
 def _access_flags(config: "SchedulerConfig") -> str:
     """Return what a command needs beside the address, for a scheduler that speaks TLS or asks for tokens."""
     return (" --tls-ca FILE" if config.tls_cert else "") + (" --token-file FILE" if config.tokens_file else "")
+
+
+async def warn_if_short(scheduler: str, short_tokens: int = _SHORT_TOKENS) -> None:
+    """Say on stderr that hardly anything can be asked: fewer than so many tokens fit."""
+    async with Client(scheduler) as client:
+        num_tokens = (await client.get_model()).max_model_len
+    if num_tokens < short_tokens:
+        click.echo(
+            f"octavo: only {num_tokens} tokens fit, prompt and answer together; for more: a larger --kv-cache-gib, or "
+            "--max-model-len",
+            err=True,
+        )
 
 
 async def _say_how_to_use_openai(scheduler: str, url: str) -> None:

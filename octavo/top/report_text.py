@@ -119,8 +119,8 @@ def _number_lines(report: Report) -> list[Text]:
         times.append(f"first token after {span_text(request.time_to_first_token_ms)}")
     if request.HasField("last_token_age_ms"):
         times.append(f"last token {span_text(request.last_token_age_ms)} ago")
-    if report.has_ended:
-        times.append(f"ended {span_text(request.ended_ago_ms)} ago{_utc_text(request)}")
+    if request.HasField("ended_at"):  # how long ago that was, the explanation says
+        times.append(f"ended at {request.ended_at.ToDatetime(UTC):%Y-%m-%d %H:%M:%S} UTC")
     lines = [_labelled("tokens", ", ".join(tokens)), _labelled("times", ", ".join(times))]
     if request.HasField("beam_search"):
         search = request.beam_search
@@ -139,11 +139,6 @@ def _number_lines(report: Report) -> list[Text]:
     if trouble:
         lines.append(_labelled("trouble", ", ".join(trouble)))
     return lines
-
-
-def _utc_text(request: admin_pb2.RequestState) -> str:
-    """Return when a request ended, behind how long ago; empty: the scheduler does not say."""
-    return f", at {request.ended_at.ToDatetime(UTC):%Y-%m-%d %H:%M:%S} UTC" if request.HasField("ended_at") else ""
 
 
 def _block_texts(report: Report) -> list[str]:

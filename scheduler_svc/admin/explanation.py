@@ -5,7 +5,6 @@ Only looks: nothing here changes the engine.
 """
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC
 from itertools import islice
 
 from octavo.admin.v1 import admin_pb2
@@ -52,18 +51,11 @@ def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainReq
 
 
 def explain_ended(ended: EndedRequest, now_s: float) -> pb.ExplainRequestResponse:
-    """Say how a request ended, and what it had to wait for; `now_s` is the monotonic time."""
+    """Say how a request ended, and how long ago; `now_s` is the monotonic time. Its other times GetRequest has."""
     state = ended_state(ended, now_s, shows_events=False)
-    made = f"{counted(state.num_output_tokens, 'output token')} in {duration_text(state.age_ms)}"
-    parts = [f"failed after {made}: {state.outcome}" if ended.has_failed else f"finished with {made}: {state.outcome}"]
-    if state.HasField("queue_ms"):
-        parts.append(f"waited {duration_text(state.queue_ms)} for its first step")
-    if state.HasField("time_to_first_token_ms"):
-        parts.append(f"had its first token after {duration_text(state.time_to_first_token_ms)}")
-    if ended.num_preemptions:
-        parts.append(f"was preempted {counted(ended.num_preemptions, 'time')}")
-    ended_at = state.ended_at.ToDatetime(UTC)
-    explanation = f"ended {duration_text(state.ended_ago_ms)} ago, at {ended_at:%H:%M:%S} UTC; {'; '.join(parts)}"
+    end = "failed after" if ended.has_failed else "finished with"
+    made = counted(state.num_output_tokens, "output token")
+    explanation = f"{duration_text(state.ended_ago_ms)} ago it {end} {made}: {state.outcome}"
     return pb.ExplainRequestResponse(status=admin_pb2.REQUEST_STATUS_ENDED, explanation=explanation)
 
 

@@ -48,7 +48,7 @@ import numpy as np
 from scheduler_svc.core.blocks.block_appender import Decodes
 from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.blocks.swapping import SwappedGroups
-from scheduler_svc.core.fleet.block_holders import BlockHolders
+from scheduler_svc.core.dispatch.block_holders import BlockHolders
 from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.admission import HALF_OPEN, Admissions, Obstacle, Wait

@@ -11,7 +11,7 @@ A lost executor costs its sequences their place in the cache and nothing else: t
 its core with the tokens that are known, and computed again on another executor, or on the same one
 when it comes back; their streams go on.
 
-Read next: `live_requests.py`, `recovery.py`, `drivers.py`, `core/fleet/fleet.py`.
+Read next: `live_requests.py`, `recovery.py`, `drivers.py`, `core/dispatch/fleet.py`.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
@@ -274,15 +274,6 @@ class Engine:
         self.fleet_model.update_limits()
         self.orphans.note_change()
         await self.readiness.tell()
-
-    def holder_of(self, instance_id: str) -> ExecutorDriver | None:
-        """Return the driver that has the executor process with this id, or is about to; None: nobody."""
-        return self.drivers.holder_of(instance_id)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another executor may be attached."""
-        return self.drivers.has_room
 
     def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
         """The executor at an address is gone, and why: its requests wait again."""

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from scheduler_svc.core.fleet.fleet import Fleet
+from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.engine.live_request import LiveRequest
 from shared.errors import UnavailableError
 from shared.events import Event

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from scheduler_svc.core.fleet.fleet import Fleet
+from scheduler_svc.core.dispatch.fleet import Fleet
 from shared.events import Event
 
 log = logging.getLogger(__name__)

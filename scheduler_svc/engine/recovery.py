@@ -7,8 +7,8 @@ what follows from two of them.
 import time
 from collections.abc import Callable
 
+from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests

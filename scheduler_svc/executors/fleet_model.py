@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.executors.client import ExecutorRefusedError
 from scheduler_svc.executors.served_model import CoreSettings, ServedModel, serving_limits

@@ -243,7 +243,7 @@ class ExecutorSession:
                 return await self._start_stream()
             except StreamBrokenError as broken:
                 if not broken.may_resume:
-                    raise ExecutorLostError(str(broken)) from broken
+                    raise ExecutorLostError(f"its step stream broke, and then it answered {broken}") from broken
             await asyncio.sleep(self._timings.resume_interval_s)
 
     async def _start_stream(self) -> StepStream:

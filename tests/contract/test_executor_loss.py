@@ -68,6 +68,9 @@ async def test_a_replaced_executor_goes_on_with_every_stream(expected: list[Answ
         stack.executor.worker = FakeWorker()  # a new instance: its cache is empty
         await stack.executor.start()
         assert_same(await answers, expected)
+        life = await stack.admin.GetRequest(admin.GetRequestRequest(request_id=(await answers)[0].request_id))
+        (loss,) = [each for each in life.request.events if each.kind == admin_pb2.REQUEST_EVENT_KIND_EXECUTOR_LOST]
+        assert loss.text.startswith("the executor was lost: its step stream broke, and then it answered ")
         state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
         assert state.executors[0].num_losses == 1
         assert state.executors[0].status == admin_pb2.EXECUTOR_STATUS_ATTACHED

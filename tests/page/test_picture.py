@@ -1,4 +1,4 @@
-"""The picture of the documentation can be taken at any time, and shows something."""
+"""The pictures of the documentation show something and are small; that of the page can be taken at any time."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 from playwright.async_api import Browser
 
+from tests.page.killed_executor import COMMANDS, DOCUMENT, FIGURES, REQUEST_ID, with_block
 from tests.page.screenshot import PICTURE, take_picture
 
 MAX_BYTES = 300_000
@@ -30,6 +31,16 @@ async def test_a_new_picture_is_not_blank(browser: Browser, tmp_path: Path) -> N
     assert path.stat().st_size < MAX_BYTES
 
 
-def test_the_picture_of_the_documentation_is_not_blank() -> None:
-    assert shares_of_colours(PICTURE)[0] < 0.8
-    assert PICTURE.stat().st_size < MAX_BYTES
+@pytest.mark.parametrize("path", sorted(PICTURE.parent.glob("*.png")), ids=lambda path: path.stem)
+def test_a_picture_of_the_documentation_is_not_blank(path: Path) -> None:
+    assert shares_of_colours(path)[0] < 0.8
+    assert path.stat().st_size < MAX_BYTES
+
+
+def test_the_page_of_the_killed_executor_has_the_texts_of_its_script() -> None:
+    document = DOCUMENT.read_text(encoding="utf-8")
+    for block, command in {**COMMANDS, "paused": COMMANDS["generate"]}.items():
+        assert f"<!-- {block} -->\n```console\n$ {command}\n" in with_block(document, block, "anything")
+    top = (FIGURES / "killed-executor-top.svg").read_text(encoding="utf-8")
+    assert "not&#160;attached" in top
+    assert REQUEST_ID in top

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from executor_svc.worker.interface import Worker, execute
 from scheduler_svc.core.beams.beam_search import Hypothesis
+from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus

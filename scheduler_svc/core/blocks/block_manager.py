@@ -24,7 +24,7 @@ import numpy as np
 
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.prefix_cache import NO_BLOCKS, BlockHasher, PrefixCache
-from scheduler_svc.core.fleet.block_holders import BlockHolders
+from scheduler_svc.core.dispatch.block_holders import BlockHolders
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from shared.batch_table import IndexArray

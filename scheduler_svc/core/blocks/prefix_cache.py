@@ -23,7 +23,7 @@ from struct import Struct
 
 import numpy as np
 
-from scheduler_svc.core.fleet.block_holders import BlockHolders
+from scheduler_svc.core.dispatch.block_holders import BlockHolders
 from shared.batch_table import IndexArray
 from shared.step import BoolArray, Int32Array
 

@@ -198,9 +198,9 @@ def test_an_ended_request_says_how_long_it_took() -> None:
     report = Report(ended("a", queue_ms=40, num_losses=1), explanation)
     assert report.has_ended
     assert "trouble   executor lost 1 time" in lines_of(report), "tokens may have come after it"
-    assert "times     took 900 ms, queued for 40 ms, ended 3.0 s ago" in lines_of(report)
+    assert "times     took 900 ms, queued for 40 ms" in lines_of(report)
     report.request.ended_at.FromJsonString("2026-11-21T23:59:58.750Z")
-    assert "times     took 900 ms, queued for 40 ms, ended 3.0 s ago, at 2026-11-21 23:59:58 UTC" in lines_of(report)
+    assert "times     took 900 ms, queued for 40 ms, ended at 2026-11-21 23:59:58 UTC" in lines_of(report)
 
 
 def test_a_beam_search_shows_its_width() -> None:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from octavo.command_line import run
+from octavo.commands.up import warn_if_short
 from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
+from tests.unit.octavo.stand_in import StandIn
 
 
 class ServicesThatStop(LocalServices):
@@ -31,13 +33,14 @@ class ServicesThatStop(LocalServices):
 
 
 @pytest.fixture(autouse=True)
-def free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has the default ports of this machine; tests/e2e/test_up.py has taken ones."""
 
-    async def check_ports(*_: str) -> None:
+    async def look_away(*_: str) -> None:
         pass
 
-    monkeypatch.setattr("octavo.commands.up.check_ports", check_ports)
+    monkeypatch.setattr("octavo.commands.up.check_ports", look_away)
+    monkeypatch.setattr("octavo.commands.up.warn_if_short", look_away)
 
 
 @pytest.mark.parametrize(
@@ -125,3 +128,22 @@ def test_a_free_port_for_clients_means_one_for_operators(
     assert (config.scheduler_id is not None) == config.listen.endswith(
         ":0"
     )  # else it would be another one when it is back
+
+
+@pytest.mark.parametrize("command", ["up", "serve"])
+def test_the_model_may_be_named_without_its_flag(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LocalServices, "from_options", lambda *_, **__: ServicesThatStop("localhost:1", "localhost:2"))
+    assert run([command, "some/model"]) == 0
+    assert capsys.readouterr().out.startswith("serving some/model on ")
+    assert run([command, "some/model", "--model", "another"]) == 2
+    assert "the model is named twice: some/model and --model another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("short_tokens", "is_said"), [(65, True), (64, False)])
+async def test_a_cache_for_few_tokens_is_told(
+    stand_in: StandIn, capsys: pytest.CaptureFixture[str], short_tokens: int, is_said: bool
+) -> None:
+    await warn_if_short(stand_in.address, short_tokens)
+    assert capsys.readouterr().err.startswith("octavo: only 64 tokens fit, prompt and answer together; ") == is_said

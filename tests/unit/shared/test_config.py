@@ -146,6 +146,10 @@ def test_variables_of_the_commands_are_not_ours() -> None:
     load_config(SchedulerConfig, [], {"OCTAVO_TLS_CERT": "x", "OCTAVO_TOKEN_FILE": "x", "OCTAVO_CACHE_DIR": "/x"})
 
 
+def test_a_variable_of_another_service_may_be_called_like_a_setting_of_ours() -> None:
+    load_config(SchedulerConfig, [], {"OCTAVO_EXECUTOR_TLS_CERT": "x"})  # there is --executor-tls-cert too
+
+
 def test_variables_of_other_services_are_not_ours() -> None:
     assert load(OCTAVO_SCHEDULER_DEVICES="cpu", HOME="/").device == "cpu"
 

@@ -286,9 +286,12 @@ def test_a_step_that_takes_long_is_told_to_those_that_wait_for_it_and_to_those_i
     idle = IdleEngine([A], small_limits(max_num_seqs=2))
     runs = idle.add(group(0, 5))
     idle.cores[0].schedule(0.0)
-    idle.engine.drivers[A].session = cast("Any", SimpleNamespace(trouble=lambda now_s: "no heartbeat is answered"))
+    session = SimpleNamespace(trouble=lambda now_s: "no heartbeat is answered", is_resuming=False)
+    idle.engine.drivers[A].session = cast("Any", session)
     waits = idle.add(group(1, 5))
     trouble = "a step has been running for 7.0 s; no heartbeat is answered"
     assert why(idle, waits, now_s=7.0) == f"waits: next in line; on {A}, {trouble}"
     assert why(idle, runs, now_s=7.0).endswith(f"; on its executor {trouble}")
     assert "running" not in why(idle, waits, now_s=0.5)
+    session.is_resuming = True
+    assert why(idle, runs, now_s=7.0).endswith("; on its executor no heartbeat is answered"), "nothing runs meanwhile"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
+from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
@@ -155,6 +155,7 @@ class Stage:
         self.owner = Owner()
         self.driver = ExecutorDriver(
             self.client,
+            self.owner,
             self.owner,
             DriverSettings(steps_in_flight, checks_batch_table, retry_interval_s=0.0),
             Meter(),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.admin.port.tcp_proxy import MAX_UNSENT_BYTES, TcpProxy, connect_upstream
+from scheduler_svc.admin.listener.tcp_proxy import MAX_UNSENT_BYTES, TcpProxy, connect_upstream
 
 PATIENCE_S = 20
 
@@ -145,7 +145,7 @@ async def test_a_client_that_takes_nothing_is_cut_off(
     proxy: TcpProxy, sockets: Sockets, monkeypatch: pytest.MonkeyPatch, limit: str, num_bytes: int
 ) -> None:
     """Whether the server is seen to have closed, or cannot be seen since its bytes have no place."""
-    monkeypatch.setattr(f"scheduler_svc.admin.port.tcp_proxy.{limit}", 0.05)
+    monkeypatch.setattr(f"scheduler_svc.admin.listener.tcp_proxy.{limit}", 0.05)
     _, accepted, to_server, server = sockets
     accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     await proxy.forward(accepted, to_server)

@@ -21,10 +21,10 @@ line.
 import math
 from collections.abc import Callable, Generator, Iterator
 
+from scheduler_svc.core.dispatch.block_holders import BlockHolders
+from scheduler_svc.core.dispatch.inbox import Assignment, Inbox
+from scheduler_svc.core.dispatch.placement import Offer, Placement
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.fleet.block_holders import BlockHolders
-from scheduler_svc.core.fleet.inbox import Assignment, Inbox
-from scheduler_svc.core.fleet.placement import Offer, Placement
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS, Wait
 from scheduler_svc.core.waiting.waiting_queue import Turn, WaitingQueue

@@ -9,10 +9,10 @@ Pure. Read next: `dispatcher.py`, `executor_core.py`.
 from collections import Counter
 from collections.abc import Callable
 
+from scheduler_svc.core.dispatch.dispatcher import Dispatcher, InboxQueue
+from scheduler_svc.core.dispatch.inbox import Inbox
+from scheduler_svc.core.dispatch.placement import avoids
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.fleet.dispatcher import Dispatcher, InboxQueue
-from scheduler_svc.core.fleet.inbox import Inbox
-from scheduler_svc.core.fleet.placement import avoids
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle, Wait

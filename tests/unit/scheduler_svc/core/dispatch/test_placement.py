@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from scheduler_svc.core.fleet.inbox import Inbox
-from scheduler_svc.core.fleet.placement import Offer, Placement
+from scheduler_svc.core.dispatch.inbox import Inbox
+from scheduler_svc.core.dispatch.placement import Offer, Placement
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Wait

@@ -6,8 +6,8 @@ from types import FrameType
 
 import pytest
 
-from scheduler_svc.core.fleet.dispatcher import MAX_DISPATCHED_GROUPS
-from scheduler_svc.core.fleet.inbox import Inbox
+from scheduler_svc.core.dispatch.dispatcher import MAX_DISPATCHED_GROUPS
+from scheduler_svc.core.dispatch.inbox import Inbox
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.waiting.policy import PriorityPolicy
 from tests.support.driving import group, max_tokens, small_limits

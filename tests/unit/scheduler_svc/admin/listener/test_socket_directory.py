@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.admin.port.socket_directory import socket_directory
+from scheduler_svc.admin.listener.socket_directory import socket_directory
 from shared.errors import UnavailableError
 
 # A process that is ended without a chance to clean up.
 KILLED = """
 import os, signal, sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from scheduler_svc.admin.port.socket_directory import socket_directory
+from scheduler_svc.admin.listener.socket_directory import socket_directory
 with socket_directory():
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -23,7 +23,7 @@ with socket_directory():
 @pytest.fixture(autouse=True)
 def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("scheduler_svc.admin.port.socket_directory._MAX_PARENT_BYTES", 1000)
+    monkeypatch.setattr("scheduler_svc.admin.listener.socket_directory._MAX_PARENT_BYTES", 1000)
     return tmp_path
 
 
@@ -67,7 +67,7 @@ def test_what_others_have_is_left_alone(parent: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_path_that_is_too_long_for_sockets_is_not_taken(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_svc.admin.port.socket_directory._MAX_PARENT_BYTES", len(str(parent)) - 1)
+    monkeypatch.setattr("scheduler_svc.admin.listener.socket_directory._MAX_PARENT_BYTES", len(str(parent)) - 1)
     with socket_directory() as directory:
         assert directory.parent == Path("/tmp")
 

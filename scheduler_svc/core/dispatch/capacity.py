@@ -9,8 +9,8 @@ Pure. Read next: `dispatcher.py`.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from scheduler_svc.core.dispatch.inbox import Assignment, Inbox
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.fleet.inbox import Assignment, Inbox
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Wait
 from scheduler_svc.core.waiting.waiting_queue import Turn

@@ -7,10 +7,10 @@ import bisect
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from scheduler_svc.core.dispatch.block_holders import BlockHolders
+from scheduler_svc.core.dispatch.capacity import Capacity, Demand, is_open_to
+from scheduler_svc.core.dispatch.inbox import Assignment, Inbox
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.fleet.block_holders import BlockHolders
-from scheduler_svc.core.fleet.capacity import Capacity, Demand, is_open_to
-from scheduler_svc.core.fleet.inbox import Assignment, Inbox
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Wait
 from scheduler_svc.core.waiting.waiting_queue import Turn
