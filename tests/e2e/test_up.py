@@ -152,7 +152,7 @@ async def test_one_that_has_no_model_yet_is_told_too(capsys: pytest.CaptureFixtu
         told = capsys.readouterr().err
         assert told.startswith(f"octavo: octavo already runs on {scheduler.address}, and its model is not loaded yet; ")
         assert await second("--listen", "0.0.0.0:0", "--admin-listen", scheduler.other_addresses["admin"]) == 1
-        assert "for its operators; its model is not loaded yet; " in capsys.readouterr().err
+        assert "for operators; its model is not loaded yet; " in capsys.readouterr().err
 
 
 async def test_a_wrong_model_is_told_before_a_taken_port(up: Up, capsys: pytest.CaptureFixture[str]) -> None:
