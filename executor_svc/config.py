@@ -13,14 +13,14 @@ class _BatchConfig(ServiceConfig):
     listen: str = Field(
         "127.0.0.1:50061",
         pattern=ADDRESS_PATTERN,
-        description="Address to serve the scheduler on, host:port; port 0 takes a free one. The default is this "
-        "machine only: elsewhere, set --tls-cert and --tls-client-ca too.",
+        description="Address for the scheduler, host:port. Port 0 takes a free one. To serve other machines, set "
+        "--tls-cert and --tls-client-ca too.",
     )
     max_num_seqs: int = Field(
-        256, ge=1, le=2**16, description="Sequences that can be live at once; each costs a row of the batch table."
+        256, ge=1, le=2**16, description="Most sequences that are live at once. Each takes a row of the batch table."
     )
     max_num_batched_tokens: int = Field(
-        2048, ge=1, description="Most tokens that one step computes; bounds its time and its activations."
+        2048, ge=1, description="Most tokens in one step. It limits the time and the memory of a step."
     )
 
     @model_validator(mode="after")
@@ -39,136 +39,134 @@ class ExecutorConfig(_BatchConfig):
     service: ClassVar[str] = "executor"
     program: ClassVar[str] = "python -m executor_svc"
 
-    model: str = Field(description="The model: a Hugging Face directory, or a hub id, maybe with @REVISION.")
-    model_id: str | None = Field(
-        None, description="Name to report; without it `model`, of a directory its last path component."
+    model: str = Field(
+        description="The model: a Hugging Face directory, or a hub id such as Qwen/Qwen3-0.6B. @REVISION may follow "
+        "the id."
     )
-    device: Literal["cpu", "cuda"] = Field("cpu", description="Where the model runs; cpu works everywhere.")
+    model_id: str | None = Field(
+        None,
+        description="Name of the model for the scheduler. By default the hub id, or the last part of the directory.",
+    )
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Where the model runs. cpu works everywhere.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Number format of weights and cache. auto: on a GPU what config.json says, mostly bfloat16, and "
-        "float32 if it says nothing; on a CPU float32, also for a model stored in bfloat16 or float16, because the "
-        "kernels in C compute in float32 and it holds all values of the others. Weights that are stored in another "
-        "format are converted as they are loaded. bfloat16 and float16 take half the memory of float32.",
+        description="Number format of weights and KV cache. auto: float32 on a CPU; on a GPU the format in "
+        "config.json, else float32. bfloat16 and float16 take half the memory of float32.",
     )
     quantization: Literal["none", "int8"] = Field(
         "none",
-        description="int8: weights become int8 as they are loaded, a quarter of float32's memory, and the outputs "
-        "change a little. On a CPU a single stream is about twice as fast or more, by the kernels in C. A GPU needs "
-        "the package torchao for it, which restores weights before each product: it saves memory there, not time.",
+        description="int8: weights take a quarter of float32's memory, and outputs change a little. On a CPU one "
+        "stream is about twice as fast. On a GPU it needs the package torchao and saves memory, not time.",
     )
     cpu_kernels: Literal["auto", "native", "torch"] = Field(
         "auto",
-        description="What computes float32 on a CPU. native: C, compiled on this machine at the first start; torch: "
-        "torch; auto: native where there are a compiler and AVX2, else torch, which the start says in one line.",
+        description="What computes float32 on a CPU. native: C, compiled at the first start. auto: native if there "
+        "are a C compiler and AVX2, else torch.",
     )
     attention_backend: Literal["auto", "triton", "flash_attn", "xformers", "torch"] = Field(
         "auto",
-        description="What computes attention. auto: on a GPU flash-attn 3 where it is installed, else our Triton "
-        "kernels, else torch; on a CPU what cpu_kernels says. flash_attn and xformers are the libraries of that name, "
-        "for float16 and bfloat16; flash-attn 2 has blocks of 256 tokens and xformers of 64, so equal prefixes are "
-        "found less often. torch: plain torch, on a CPU whatever cpu_kernels says.",
+        description="What computes attention. auto: on a GPU flash-attn 3 if it is installed, else Triton, else "
+        "torch; on a CPU what cpu_kernels says. flash_attn and xformers are libraries for float16 and bfloat16, with "
+        "larger blocks.",
     )
     block_size_tokens: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="Tokens in a block of the KV cache; without it what the attention backend prefers: mostly 16, "
-        "which wastes little.",
+        description="Tokens in a block of the KV cache. By default what the attention backend prefers, mostly 16.",
     )
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: a GPU replays steps that only decode as CUDA graphs, captured at the start, where the model "
-        "and the attention backend allow it; off: the start is faster, small batches are slower.",
+        description="auto: record CUDA graphs at the start and replay them for steps that only decode, if model and "
+        "backend allow it. off: a faster start, slower small batches.",
     )
     tp: int = Field(
         1,
         ge=1,
-        description="Tensor parallelism: ranks that share the model, each a process with its part of every layer. They "
-        "are started on this machine, unless a launcher such as torchrun has started one process for each.",
+        description="Tensor parallelism: the number of processes (ranks) that share the model. They start on this "
+        "machine, unless a launcher such as torchrun has started them.",
     )
     num_threads: int | None = Field(
         None,
         ge=1,
-        description="Threads that compute on a CPU, of each rank; by default the ranks share the cores. Fewer leave "
-        "cores to other work; the kernels in C use fewer by themselves while other work wants the cores.",
+        description="CPU threads of each rank. By default the ranks share all cores. The kernels in C use fewer "
+        "while other work needs the cores.",
     )
     kv_cache_gib: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
-        description="Size of the KV cache in GiB, of each rank. Without it a CPU gives a quarter of the machine's "
-        "memory, halved until it is at most half of what is free once the weights are loaded, and a GPU what "
-        "gpu_memory_utilization leaves.",
+        description="Size of the KV cache of each rank, in GiB. By default, on a CPU: a quarter of the machine's "
+        "memory, or less if less is free. On a GPU: what gpu_memory_utilization leaves.",
     )
     gpu_memory_utilization: float = Field(
         0.9,
         gt=0,
         le=1,
-        description="Share of a GPU's memory to use in all: weights, the largest step, which is run once at the start "
-        "to measure it, and for the rest the KV cache.",
+        description="Share of a GPU's memory to use: for the weights, for the largest step (measured at the start), "
+        "and the rest for the KV cache.",
     )
     num_device_blocks: int | None = Field(
-        None, ge=1, description="Blocks of the KV cache; without it as many as kv_cache_gib holds."
+        None, ge=1, description="Blocks of the KV cache. By default as many as kv_cache_gib holds."
     )
     host_cache_gib: float = Field(
         0.5,
         ge=0,
         allow_inf_nan=False,
-        description="Size of the pool in the machine's memory that preempted sequences are swapped to, in GiB; on a "
-        "CPU it takes memory only as it is used. 0: they are computed again instead.",
+        description="Host memory for the blocks of preempted sequences, in GiB. On a CPU it is taken only when it is "
+        "used. 0: no swapping, their tokens are computed again.",
     )
     num_host_blocks: int | None = Field(
-        None, ge=0, description="Blocks of that pool; without it as many as host_cache_gib holds."
+        None, ge=0, description="Blocks of the host cache. By default as many as host_cache_gib holds."
     )
     max_model_len: int | None = Field(
-        None, ge=1, description="Longest sequence in tokens; without it what the model's config.json says."
+        None,
+        ge=1,
+        description="Longest sequence in tokens: prompt and output together. By default what the model's config.json "
+        "says.",
     )
 
 
 class FakeConfig(_BatchConfig):
-    """Run the fake executor: the same service without a model, with every block table checked."""
+    """Run the fake executor: the same service without a model. It checks every block table."""
 
     service: ClassVar[str] = "fake"
     program: ClassVar[str] = "python -m executor_svc.fake"
 
-    block_size_tokens: int = Field(
-        16, ge=1, le=1024, description="Tokens in a block; 16 is what most attention backends prefer."
-    )
-    num_device_blocks: int = Field(4096, ge=1, description="Blocks of the device pool; 65,536 tokens by default.")
-    num_host_blocks: int = Field(0, ge=0, description="Blocks of the host pool for swapping; 0: it cannot swap.")
-    max_model_len: int = Field(8192, ge=2, description="Longest sequence in tokens; that of small models.")
+    block_size_tokens: int = Field(16, ge=1, le=1024, description="Tokens in a block of the KV cache.")
+    num_device_blocks: int = Field(4096, ge=1, description="Blocks on the device. The default holds 65,536 tokens.")
+    num_host_blocks: int = Field(0, ge=0, description="Blocks in host memory, for swapping. 0: no swapping.")
+    max_model_len: int = Field(8192, ge=2, description="Longest sequence in tokens: prompt and output together.")
     step_ms: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="Time that every step takes at least, in ms; 0: as fast as it goes."
+        0.0, ge=0, allow_inf_nan=False, description="Shortest time of a step, in ms. 0: as fast as possible."
     )
-    token_us: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="Time that each computed token adds to a step, in us."
-    )
+    token_us: float = Field(0.0, ge=0, allow_inf_nan=False, description="Time that each token adds to a step, in us.")
     eos_probability: float = Field(
-        0.0, ge=0, le=1, description="Chance that a token ends its sequence; 0: outputs have the length asked for."
+        0.0,
+        ge=0,
+        le=1,
+        description="Chance that a token ends its sequence. 0: each output has the length that was asked for.",
     )
     sliding_window_tokens: int = Field(
         0,
         ge=0,
-        description="Last tokens that attention reads, with the token itself; 0: all. The scheduler frees the rest.",
+        description="How many of the last tokens attention reads; the scheduler frees the others. 0: all.",
     )
     fail_step_every: int = Field(
-        0, ge=0, description="Fault for tests: every so many steps one fails; the process lives on. 0: none does."
+        0, ge=0, description="A fault for tests: every Nth step fails, and the process lives on. 0: none fails."
     )
     hang_step_every: int = Field(
         0,
         ge=0,
-        description="Fault for tests: a step never ends, the first time after so many; heartbeats are still answered. "
-        "0: none hangs.",
+        description="A fault for tests: the Nth step never ends, and heartbeats are still answered. 0: none hangs.",
     )
     exit_after_steps: int = Field(
         0,
         ge=0,
-        description="Fault for tests: the process ends at once, with exit code 1, when the step after so many comes. "
-        "0: it does not.",
+        description="A fault for tests: after N steps, the next one ends the process with exit code 1. 0: none does.",
     )
     slow_step_every: str = Field(
         "",
         pattern=r"^([1-9]\d{0,8}:\d{1,8}(\.\d{1,3})?)?$",
-        description="Fault for tests: N:MS makes every Nth step MS milliseconds longer. By default none is.",
+        description="A fault for tests: N:MS makes every Nth step MS milliseconds longer. By default none is.",
     )

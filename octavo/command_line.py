@@ -70,7 +70,7 @@ class _LateGroup(click.Group):
 @click.version_option(octavo.__version__, message="octavo %(version)s")
 @click.pass_context
 def cli(ctx: click.Context, debug: bool) -> None:
-    """LLM inference in two tiers: a CPU-only scheduler, and executors that hold the KV cache."""
+    """LLM inference in two tiers: a scheduler without a GPU, and executors that hold the KV cache."""
     del debug  # read by run()
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -20,7 +20,7 @@ def gateway_parser(default_listen: str) -> argparse.ArgumentParser:
     """Return the parser; what it does not know is for SMG. `default_listen` is the HOST:PORT of the API."""
     parser = _OneLineParser(
         prog="python -m octavo.gateway",
-        description="OpenAI's API for a scheduler. Other flags are passed on to `smg launch`.",
+        description="Serve OpenAI's API for a scheduler. All other flags go to `smg launch`.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"octavo {octavo.__version__}")

@@ -11,27 +11,27 @@ class SamplingNumbers:
     """The fields of `SamplingParams` that are numbers. None is "absent".
 
     Attributes:
-        temperature: Divides the logits; 0: greedy, the most likely token. Range 0 to 100. Absent: the
-            model's, else 1.
+        temperature: Higher is more random; 0: always the likeliest token (greedy). Range 0 to 100. Absent:
+            the model's, else 1.
         top_k: Keep only this many of the most likely tokens; 0: all. Absent: the model's, else 0.
-        top_p: Keep the smallest set of tokens whose probability reaches this. Range above 0 to 1. Absent: the
+        top_p: Keep the likeliest tokens whose probabilities add up to this. Range above 0 to 1. Absent: the
             model's, else 1.
         min_p: Drop tokens less likely than this share of the most likely one. Range 0 to 1. Absent: the
             model's, else 0.
-        typical_p: Keep the tokens whose information is nearest to the expected one until their probability
-            reaches this. Range above 0 to 1. Absent: the model's, else 1.
-        repetition_penalty: Above 1: tokens that are in prompt or output become less likely. Range above 0 to
+        typical_p: Keep the most typical tokens whose probabilities add up to this. Range above 0 to 1.
+            Absent: the model's, else 1.
+        repetition_penalty: Above 1: tokens of the prompt and the output become less likely. Range above 0 to
             100. Absent: the model's, else 1.
-        presence_penalty: Subtracted from the logits of tokens that are in the output. Range -100 to 100.
+        presence_penalty: Subtract this from the logits of tokens that are in the output. Range -100 to 100.
             Absent: 0.
-        frequency_penalty: Subtracted from a token's logit once for each time it is in the output. Range -100
-            to 100. Absent: 0.
-        min_tokens: Fewest tokens of an output: nothing ends it before. Absent: 0.
-        max_tokens: Most tokens to make. Range 1 and up. Absent: as many as the model's length allows.
-        seed: Equal seeds give equal outputs, whatever else runs. Absent: the scheduler takes one.
+        frequency_penalty: Subtract this from a token's logit for each time it is in the output. Range -100 to
+            100. Absent: 0.
+        min_tokens: Fewest tokens of an output; it does not end before. Absent: 0.
+        max_tokens: Most tokens of an output. Range 1 and up. Absent: as many as the model's length allows.
+        seed: Equal seeds give equal outputs, whatever else runs. Absent: the scheduler chooses one.
         n: Number of outputs. Range 1 and up. Absent: 1.
-        best_of: Make this many outputs and return the n likeliest, best first. Absent: n.
-        beam_width: Search with this many beams for the n best outputs instead of sampling. Absent: no beam
+        best_of: Make this many outputs, and return the n likeliest, best first. Absent: n.
+        beam_width: Search with this many beams for the n best outputs, instead of sampling. Absent: no beam
             search.
         length_penalty: Beams only: above 0 favours long outputs, below 0 short ones. Range -10 to 10. Absent:
             1.

@@ -10,7 +10,7 @@ A service derives a class from `ServiceConfig` (`service_config.py`), names itse
 and its `__main__` calls `load_config_or_exit(SchedulerConfig, sys.argv[1:], os.environ)`. The field
 above is then the flag `--max-num-waiting`, the variable `OCTAVO_SCHEDULER_MAX_NUM_WAITING` and the
 key `max_num_waiting` in the table `[scheduler]` of the file that `--config` or OCTAVO_CONFIG names.
-Its description (unit, why this default) is the help text. Rules over several fields are a
+Its description (what it does, unit, what happens without it) is the help text. Rules over several fields are a
 `model_validator(mode="after")` that raises ValueError with one sentence.
 
 A key that nobody knows is a mistake in any of the three. All mistakes are reported together, one
@@ -30,6 +30,7 @@ from types import MappingProxyType, UnionType
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 import octavo
@@ -129,8 +130,8 @@ def _parser(config_class: type[ServiceConfig]) -> _FlagParser:
     parser = _FlagParser(
         prog=config_class.program,
         description=(config_class.__doc__ or "").partition("\n")[0],
-        epilog="Each flag is also a variable, here in brackets, and a key of the table "
-        f"[{config_class.service}] of the TOML file. Flags win over variables, variables over the file.",
+        epilog="Each flag is also an environment variable (in brackets) and a key in the table "
+        f"[{config_class.service}] of a TOML file. Flags win over variables, variables over the file.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
@@ -139,14 +140,23 @@ def _parser(config_class: type[ServiceConfig]) -> _FlagParser:
     )
     parser.add_argument("--config", metavar="FILE", help=f"TOML file with settings. [{CONFIG_VARIABLE}]")
     for name, info in config_class.model_fields.items():
-        default = "required" if info.is_required() else f"default: {info.default}"
-        text = f"{info.description} ({default}) [{_variable(config_class, name)}]".replace("%", "%%")
+        text = f"{info.description}{_default(info)} [{_variable(config_class, name)}]".replace("%", "%%")
         if info.annotation is bool:
             parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=text)
         else:
             choices = [str(choice) for choice in get_args(info.annotation) if get_origin(info.annotation) is Literal]
             parser.add_argument(_flag(name), metavar="|".join(choices) or "VALUE", help=text)
     return parser
+
+
+def _default(info: FieldInfo) -> str:
+    """Return the default for the help; nothing, if the description says what happens without a value."""
+    if info.is_required():
+        return " (required)"
+    if info.default in (None, (), ""):
+        return ""
+    text = ",".join(map(str, info.default)) if isinstance(info.default, tuple) else str(info.default)
+    return f" (default: {text.lower() if isinstance(info.default, bool) else text})"
 
 
 def _read_environment(

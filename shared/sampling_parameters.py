@@ -124,7 +124,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="temperature",
         kind=Kind.FLOAT,
-        doc="Divides the logits; 0: greedy, the most likely token.",
+        doc="Higher is more random; 0: always the likeliest token (greedy).",
         default=1,
         neutral=0,
         high=100,
@@ -144,7 +144,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="top_p",
         kind=Kind.FLOAT,
-        doc="Keep the smallest set of tokens whose probability reaches this.",
+        doc="Keep the likeliest tokens whose probabilities add up to this.",
         default=1,
         is_low_excluded=True,
         high=1,
@@ -164,7 +164,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="typical_p",
         kind=Kind.FLOAT,
-        doc="Keep the tokens whose information is nearest to the expected one until their probability reaches this.",
+        doc="Keep the most typical tokens whose probabilities add up to this.",
         default=1,
         is_low_excluded=True,
         high=1,
@@ -175,7 +175,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="repetition_penalty",
         kind=Kind.FLOAT,
-        doc="Above 1: tokens that are in prompt or output become less likely.",
+        doc="Above 1: tokens of the prompt and the output become less likely.",
         default=1,
         is_low_excluded=True,
         high=100,
@@ -187,7 +187,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="presence_penalty",
         kind=Kind.FLOAT,
-        doc="Subtracted from the logits of tokens that are in the output.",
+        doc="Subtract this from the logits of tokens that are in the output.",
         low=-100,
         high=100,
         wire_number=11,
@@ -196,7 +196,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="frequency_penalty",
         kind=Kind.FLOAT,
-        doc="Subtracted from a token's logit once for each time it is in the output.",
+        doc="Subtract this from a token's logit for each time it is in the output.",
         low=-100,
         high=100,
         wire_number=12,
@@ -205,7 +205,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="min_tokens",
         kind=Kind.COUNT,
-        doc="Fewest tokens of an output: nothing ends it before.",
+        doc="Fewest tokens of an output; it does not end before.",
         high=INT32_MAX,
         wire_number=13,
         wire_doc="Output tokens before which none of TokenRules.stop_token_ids is sampled.",
@@ -213,7 +213,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="max_tokens",
         kind=Kind.COUNT,
-        doc="Most tokens to make.",
+        doc="Most tokens of an output.",
         default=None,
         absent="as many as the model's length allows",
         low=1,
@@ -223,7 +223,7 @@ SAMPLING_PARAMETERS = (
         kind=Kind.SEED,
         doc="Equal seeds give equal outputs, whatever else runs.",
         default=None,
-        absent="the scheduler takes one",
+        absent="the scheduler chooses one",
         neutral=0,
         high=UINT64_MAX,
         wire_number=5,
@@ -235,14 +235,14 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="best_of",
         kind=Kind.COUNT,
-        doc="Make this many outputs and return the n likeliest, best first.",
+        doc="Make this many outputs, and return the n likeliest, best first.",
         default=None,
         absent="n",
     ),
     SamplingParameter(
         name="beam_width",
         kind=Kind.COUNT,
-        doc="Search with this many beams for the n best outputs instead of sampling.",
+        doc="Search with this many beams for the n best outputs, instead of sampling.",
         absent="no beam search",
     ),
     SamplingParameter(

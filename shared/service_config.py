@@ -18,57 +18,58 @@ class ServiceConfig(BaseModel):
     program: ClassVar[str]
 
     listen: str = Field(
-        pattern=ADDRESS_PATTERN, description="Address to serve gRPC on, host:port; each service has its own default."
+        pattern=ADDRESS_PATTERN, description="Address for gRPC, host:port. Each service has its own default."
     )
     health_listen: str | None = Field(
         None,
         pattern=ADDRESS_PATTERN,
-        description="Address of a second port with nothing but grpc.health.v1, host:port, never with TLS: for the gRPC "
-        "probes of Kubernetes. Health is answered at --listen too.",
+        description="Address of a port for health checks only, host:port. It never speaks TLS, so that Kubernetes "
+        "can probe it. --listen answers health checks too.",
     )
     metrics_listen: str | None = Field(
         None,
         pattern=ADDRESS_PATTERN,
-        description="Address to serve Prometheus metrics on, host:port, over HTTP at /metrics; without it there are "
-        "none.",
+        description="Address for Prometheus metrics, host:port: HTTP at /metrics. By default there are none.",
     )
     tls_cert: Path | None = Field(
         None,
-        description="PEM file with the certificate to speak TLS with, its chain behind it; read again when it changes. "
-        "By default the service speaks plaintext.",
+        description="PEM file with the service's certificate, its chain behind it. It turns on TLS, and is read "
+        "again when it changes. By default the service speaks plaintext.",
     )
     tls_key: Path | None = Field(
-        None, description="PEM file with the private key of --tls-cert, without a passphrase; read again too."
+        None,
+        description="PEM file with the private key of --tls-cert, without a passphrase. It is read again when it "
+        "changes.",
     )
     tls_client_ca: Path | None = Field(
         None,
-        description="PEM file with the authorities of client certificates: whoever has none is refused (mutual TLS). "
-        "By default clients need none.",
+        description="PEM file with the authorities of client certificates. Clients without a certificate are refused "
+        "(mutual TLS). By default clients need none.",
     )
     max_message_bytes: int = Field(
         64 * 2**20,
         ge=2**16,
         lt=2**31,
-        description="Largest message in either direction, in bytes; a full admission of long prompts fits many times.",
+        description="Largest message in either direction, in bytes.",
     )
     shutdown_grace_s: float = Field(
         20.0,
         ge=0,
-        description="Time for running work to end after SIGTERM, in seconds; below Kubernetes' 30 s.",
+        description="Time for running work to end after SIGTERM, in seconds. Keep it below the 30 s of Kubernetes.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe log lines to write; info is one line for each change of state."
+        "info", description="Least severe log lines to write. info: one line for each change of state."
     )
     log_format: Literal["text", "json"] = Field(
-        "text", description="How log lines are written to stderr: as key=value pairs, or as one JSON object a line."
+        "text", description="Log lines on stderr: key=value pairs, or one JSON object a line."
     )
     tracing: Literal["off", "otlp"] = Field(
         "off",
-        description="otlp: send a trace of each request to an OpenTelemetry collector, set up by the variables OTEL_*; "
-        "needs octavo[tracing].",
+        description="otlp: send a trace of each request to the OpenTelemetry collector that the variables OTEL_* "
+        "name. Needs octavo[tracing].",
     )
     exit_on_stdin_close: bool = Field(
-        False, description="End when standard input closes, for services that must not outlive a parent process."
+        False, description="End when standard input closes, so that the service does not outlive its parent process."
     )
 
     @model_validator(mode="after")

@@ -56,17 +56,19 @@ def _check_plot(ctx: click.Context, param: click.Parameter, path: Path | None) -
 
 TARGET_OPTIONS = (
     click.option(
-        "--openai", metavar="URL", help="An OpenAI-compatible server instead, such as http://127.0.0.1:8080/v1."
+        "--openai", metavar="URL", help="Measure an OpenAI-compatible server instead, such as http://127.0.0.1:8080/v1."
     ),
     click.option(
         "--openai-api",
         type=click.Choice(["completions", "chat"]),
         default="completions",
         show_default=True,
-        help="Which of its streams.",
+        help="API to call with --openai.",
     ),
-    click.option("--api-key", envvar="OPENAI_API_KEY", metavar="KEY", help="Its key. [OPENAI_API_KEY]"),
-    click.option("--model", metavar="NAME", help="Its model.  [default: the first that it lists]"),
+    click.option("--api-key", envvar="OPENAI_API_KEY", metavar="KEY", help="API key for --openai. [OPENAI_API_KEY]"),
+    click.option(
+        "--model", metavar="NAME", help="Model to ask for with --openai.  [default: the first that the server lists]"
+    ),
 )
 
 LOAD_OPTIONS = (
@@ -74,24 +76,24 @@ LOAD_OPTIONS = (
         "--rate",
         type=float,
         callback=_between(1e-6, 1e6),
-        help="Open loop: mean arrivals a second; requests are sent at their times, whatever the answers do.",
+        help="Open loop: send this many requests a second on average, without waiting for answers.",
     ),
     click.option(
         "--burstiness",
         type=float,
         default=1.0,
         callback=_between(0.01, 1e6),
-        help="Of --rate: 1: Poisson; below: in bursts; above: more even.  [default: 1]",
+        help="How even --rate is. 1: Poisson; less: in bursts; more: evenly.  [default: 1]",
     ),
     click.option(
         "--concurrency",
         type=click.IntRange(1, 100_000),
-        help=f"Closed loop: so many clients that each wait for their answers.  [default: {DEFAULT_CONCURRENCY}]",
+        help=f"Closed loop: this many clients; each waits for its answer.  [default: {DEFAULT_CONCURRENCY}]",
     ),
     click.option(
         "--num-requests",
         type=click.IntRange(1, MAX_NUM_REQUESTS),
-        help="Requests to send.  [default: 64, or the lines of the dataset, or what --duration allows]",
+        help="Number of requests.  [default: 64, or all of --dataset, or as many as --duration allows]",
     ),
     click.option(
         "--duration",
@@ -99,21 +101,21 @@ LOAD_OPTIONS = (
         type=float,
         callback=_between(1e-3, 1e9),
         metavar="SECONDS",
-        help="Send for so long; what is on its way then is waited for.",
+        help="Send for this long, then wait for the last answers.",
     ),
     click.option(
         "--warmup",
         type=click.IntRange(0, MAX_NUM_REQUESTS),
         default=0,
         show_default=True,
-        help="Requests before those; they do not count.",
+        help="Requests to send first that do not count.",
     ),
     click.option(
         "--seed",
         type=click.IntRange(0, 2**32 - 1),
         default=0,
         show_default=True,
-        help="Of arrivals, lengths and prompts.",
+        help="Seed of arrivals, lengths and prompts.",
     ),
     click.option(
         "--timeout",
@@ -133,7 +135,7 @@ CONTENT_OPTIONS = (
         show_default=True,
         callback=_to_lengths,
         metavar="LENGTHS",
-        help=f"Tokens of a prompt (words, for OpenAI's API): {FORMS}.",
+        help=f"Tokens in a prompt (words with --openai): {FORMS}.",
     ),
     click.option(
         "--output-len",
@@ -141,33 +143,35 @@ CONTENT_OPTIONS = (
         show_default=True,
         callback=_to_lengths,
         metavar="LENGTHS",
-        help="Tokens of an answer, likewise.",
+        help="Tokens in an answer, in the same forms.",
     ),
     click.option(
         "--dataset",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help='Prompts instead of random ones: lines of JSON with "prompt" and maybe "max_tokens".',
+        help='File with prompts: lines of JSON with "prompt", and "max_tokens" if you like.',
     ),
     click.option(
         "--shared-prefix-len",
         type=click.IntRange(0, 10_000_000),
         default=0,
         show_default=True,
-        help="Tokens in front of each prompt that others have too.",
+        help="Tokens at the start of each prompt that it shares with others.",
     ),
     click.option(
         "--num-prefixes",
         type=click.IntRange(1, 1_000_000),
         default=1,
         show_default=True,
-        help="How many such prefixes there are.",
+        help="Number of different shared prefixes.",
     ),
-    click.option("--temperature", type=Number(0, 100), default=0.0, show_default=True, help="0: the likeliest token."),
+    click.option(
+        "--temperature", type=Number(0, 100), default=0.0, show_default=True, help="0: always the likeliest token."
+    ),
     click.option(
         "--ignore-eos/--no-ignore-eos",
         default=True,
-        help="Whether answers have their full length.  [default: ignore-eos]",
+        help="Go on after the model's end-of-sequence token, up to the full length.  [default: ignore-eos]",
     ),
 )
 
@@ -176,16 +180,18 @@ OUTPUT_OPTIONS = (
         "--slo",
         callback=_to_slo,
         metavar="LIMITS",
-        help="What a good request is, such as ttft=200ms,itl=50ms,tpot=40ms,e2e=5s.",
+        help="Limits that a good request keeps, such as ttft=200ms,itl=50ms,tpot=40ms,e2e=5s.",
     ),
-    click.option("--json", "json_path", type=_FILE, metavar="FILE", help='Write everything as JSON; "-": to stdout.'),
-    click.option("--samples", "with_samples", is_flag=True, help="With --json: every request too."),
+    click.option(
+        "--json", "json_path", type=_FILE, metavar="FILE", help='Write the report as JSON. "-" writes it to stdout.'
+    ),
+    click.option("--samples", "with_samples", is_flag=True, help="Add every request to --json."),
     click.option(
         "--plot",
         "plot_path",
         type=click.Path(dir_okay=False, path_type=Path),
         callback=_check_plot,
         metavar="FILE",
-        help=f"Draw it ({', '.join(PLOT_SUFFIXES)}).",
+        help=f"Draw a plot of the results ({', '.join(PLOT_SUFFIXES)}).",
     ),
 )

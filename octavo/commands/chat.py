@@ -26,9 +26,9 @@ from octavo.sampling_params import SamplingParams
 _HELP = """\
 /help             show this list
 /clear            begin a new conversation
-/system TEXT      tell the model TEXT before the conversation; nothing without TEXT
-/set NAME VALUE   change a sampling parameter, such as /set temperature 0.7; its default without VALUE
-/set              show what was changed
+/system TEXT      tell the model TEXT before the conversation; without TEXT: nothing
+/set NAME VALUE   change a sampling parameter (/set temperature 0.7); without VALUE: its default
+/set              show what you changed
 /quit             end (or Ctrl-D)
 Ctrl-C stops an answer. The arrow keys edit the line and bring back earlier ones."""
 
@@ -39,19 +39,19 @@ _MAX_HISTORY_LINES = 1000
 
 @click.command()
 @connection_options
-@click.option("--system", metavar="TEXT", help="What the model is told before the conversation.")
+@click.option("--system", metavar="TEXT", help="Tell the model this before the conversation.")
 @click.option(
     "--history",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Keep the lines that you type in this file, for the arrow keys.  [default: only until the chat ends]",
+    help="Keep what you type in this file, for the arrow keys.  [default: until the chat ends]",
 )
 @account_options
 @sampling_options
 def chat(
     sampling_params: SamplingParams, client: Client, system: str | None, history: Path | None, **account: Any
 ) -> None:
-    """Talk with the model. /help lists commands, Ctrl-C stops an answer, Ctrl-D ends."""
+    """Chat with the model. /help lists commands, Ctrl-C stops an answer, Ctrl-D ends the chat."""
     # One loop for the whole conversation, entered once an answer: in between, input() may block.
     with _line_editing(history), asyncio.Runner() as runner:
         runner.run(client.__aenter__())

@@ -24,7 +24,7 @@ _admin_address_option = click.option(
     show_default=True,
     envvar="OCTAVO_ADMIN_ADDRESS",
     metavar="HOST:PORT",
-    help="The scheduler's admin port. [OCTAVO_ADMIN_ADDRESS]",
+    help="Address of the scheduler's admin port. [OCTAVO_ADMIN_ADDRESS]",
 )
 
 _SECURITY_OPTIONS = (
@@ -33,48 +33,48 @@ _SECURITY_OPTIONS = (
         "speaks_tls",
         is_flag=True,
         envvar="OCTAVO_TLS",
-        help="Speak TLS, and trust the authorities of this system. [OCTAVO_TLS]",
+        help="Use TLS, and trust the certificate authorities of this system. [OCTAVO_TLS]",
     ),
     click.option(
         "--tls-ca",
         type=_FILE,
         envvar="OCTAVO_TLS_CA",
         metavar="FILE",
-        help="Speak TLS, and trust the authorities in this PEM file. [OCTAVO_TLS_CA]",
+        help="Use TLS, and trust the certificate authorities in this PEM file. [OCTAVO_TLS_CA]",
     ),
     click.option(
         "--tls-cert",
         type=_FILE,
         envvar="OCTAVO_TLS_CERT",
         metavar="FILE",
-        help="Our client certificate (PEM), if the scheduler demands one. [OCTAVO_TLS_CERT]",
+        help="Your client certificate (PEM), if the scheduler asks for one. [OCTAVO_TLS_CERT]",
     ),
     click.option(
         "--tls-key",
         type=_FILE,
         envvar="OCTAVO_TLS_KEY",
         metavar="FILE",
-        help="Its private key (PEM). [OCTAVO_TLS_KEY]",
+        help="Private key of --tls-cert (PEM). [OCTAVO_TLS_KEY]",
     ),
     click.option(
         "--tls-server-name",
         envvar="OCTAVO_TLS_SERVER_NAME",
         metavar="NAME",
-        help="The name in the scheduler's certificate, if it is not that in --address. [OCTAVO_TLS_SERVER_NAME]",
+        help="Name in the scheduler's certificate, if it differs from --address. [OCTAVO_TLS_SERVER_NAME]",
     ),
     click.option(
         "--token",
         envvar="OCTAVO_TOKEN",
         metavar="TOKEN",
-        help="Who we are, for a scheduler that wants tokens. Others on this machine see a command line: rather set "
-        "OCTAVO_TOKEN, or use --token-file.",
+        help="Your token, if the scheduler asks for one. Others on this machine can see it here: --token-file or the "
+        "variable OCTAVO_TOKEN hide it.",
     ),
     click.option(
         "--token-file",
         type=_FILE,
         envvar="OCTAVO_TOKEN_FILE",
         metavar="FILE",
-        help="The file that holds the token, instead. [OCTAVO_TOKEN_FILE]",
+        help="File that holds your token. [OCTAVO_TOKEN_FILE]",
     ),
 )
 

@@ -39,10 +39,10 @@ _PICTURE = """\
 @click.argument("question", default=_QUESTION)
 @service_options
 def demo(question: str, model: str, verbose: bool, options: dict[str, Any]) -> None:
-    """Answer QUESTION with two executors, and kill one in the middle: the answer stays the same.
+    """Answer QUESTION with two executors, kill one in the middle, and show that the answer stays the same.
 
-    Starts a scheduler and two executors, and stops them at the end. Each executor loads the weights: two take twice the
-    memory.
+    Starts a scheduler and two executors, and stops them at the end. Each executor loads the weights, so two take twice
+    the memory.
     """
     local = LocalOptions(model, num_executors=2, is_private=True, **options)
     local.prepare_model()

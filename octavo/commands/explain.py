@@ -19,7 +19,7 @@ from octavo.top.report_text import event_lines, explanation_line, report_lines
 @click.command()
 @click.argument("request_id", metavar="REQUEST_ID", required=False)
 @admin_connection_options
-@click.option("--watch", "is_watching", is_flag=True, help="Say what changes, until the request has ended.")
+@click.option("--watch", "is_watching", is_flag=True, help="Print each change until the request ends.")
 @click.option(
     "--interval",
     "interval_s",
@@ -29,15 +29,15 @@ from octavo.top.report_text import event_lines, explanation_line, report_lines
     metavar="SECONDS",
     help="How often --watch asks.",
 )
-@click.option("--json", "is_json", is_flag=True, help="Print a line of JSON; with --watch, one for each change.")
+@click.option("--json", "is_json", is_flag=True, help="Print one line of JSON, with --watch one for each change.")
 def explain(request_id: str | None, client: AdminClient, is_watching: bool, interval_s: float, is_json: bool) -> None:
-    """Say why a request waits, what happened to it, and how it ended; the beginning of its id is enough.
+    """Say why a request waits, what happened to it, and how it ended.
 
-    The last 1,000 requests that ended are remembered, too.
+    The first letters of its id are enough. The scheduler also remembers the last 1,000 requests that ended.
     """
     if not request_id:
         raise click.UsageError(
-            'name a request, such as by its id in the first column of "octavo top"', click.get_current_context()
+            'give the id of a request: it is in the first column of "octavo top"', click.get_current_context()
         )
 
     asyncio.run(explain_request(client, request_id, is_watching=is_watching, interval_s=interval_s, is_json=is_json))
@@ -76,7 +76,9 @@ async def _ask(client: AdminClient, request_id: str) -> Report:
     try:
         return await ask_report(client, request_id)
     except NotFoundError as error:
-        raise UnknownRequestError(f"{request_id!r} has ended, and so many after it that it is forgotten") from error
+        raise UnknownRequestError(
+            f"{request_id!r} has ended and is forgotten: only the last 1,000 are remembered"
+        ) from error
 
 
 def _print(report: Report, *, is_json: bool) -> None:

@@ -19,12 +19,14 @@ from octavo.sampling_params import SamplingParams
 @click.command()
 @click.argument("text", metavar="PROMPT")
 @connection_options
-@click.option("--stream/--no-stream", default=True, help="Print text as it comes, or all at once.  [default: stream]")
+@click.option(
+    "--stream/--no-stream", default=True, help="Print the text as it comes, or all at the end.  [default: stream]"
+)
 @click.option(
     "--chat/--raw",
     "is_chat",
     default=None,
-    help="Send the prompt through the model's chat template, or as it is.  [default: --chat if there is a template]",
+    help="Use the model's chat template, or send the prompt as it is.  [default: --chat if there is a template]",
 )
 @click.option(
     "--timeout",
@@ -34,12 +36,12 @@ from octavo.sampling_params import SamplingParams
     help="Time limit for the whole answer.",
 )
 @click.option(
-    "--request-id", metavar="ID", help="Its id, such as for octavo explain.  [default: the scheduler makes one]"
+    "--request-id", metavar="ID", help="Id of the request, for octavo explain.  [default: the scheduler makes one]"
 )
-@number_option("n", "Number of outputs; several are printed when all are complete.")
-@number_option("logprobs", "Log-probabilities and this many alternatives, with --json.")
-@number_option("prompt_logprobs", "The same of the prompt's tokens, with --json.")
-@click.option("--json", "is_json", is_flag=True, help="Print one line of JSON with everything, at the end.")
+@number_option("n", "Number of outputs. Several are printed when all are complete.")
+@number_option("logprobs", "Add log-probabilities to --json: of each token, and of this many likely others.")
+@number_option("prompt_logprobs", "Add log-probabilities of the prompt's tokens to --json, likewise.")
+@click.option("--json", "is_json", is_flag=True, help="Print one line of JSON at the end.")
 @account_options
 @sampling_options
 def generate(
@@ -52,7 +54,7 @@ def generate(
     is_json: bool,
     **account: Any,
 ) -> None:
-    """Send PROMPT to a scheduler and print the answer; "-" reads the prompt from stdin."""
+    """Send PROMPT to the scheduler and print the answer. PROMPT "-" reads it from stdin."""
     for flag, value in (
         ("--logprobs", sampling_params.logprobs),
         ("--prompt-logprobs", sampling_params.prompt_logprobs),

@@ -24,9 +24,9 @@ _HEADINGS = ("NAME", "SIZE", "WEIGHTS", "ARCHITECTURE", "WHERE")
 @address_option
 @click.option("--json", "is_json", is_flag=True, help="Print one line of JSON, with sizes in bytes.")
 def list_models(address: str, is_json: bool) -> None:
-    """List the models of this machine: demo models, and those in the cache of the Hugging Face hub.
+    """List the models on this machine: the demo model, and those in the Hugging Face cache.
 
-    Also listed is the demo model before it was made, and which model the scheduler at --address serves.
+    If a scheduler answers at --address, its model is named too.
     """
     models = list_local_models()
     served = asyncio.run(_served_model(address))

@@ -52,7 +52,7 @@ address_option = click.option(
     show_default=True,
     envvar="OCTAVO_ADDRESS",
     metavar="HOST:PORT",
-    help="The scheduler. [OCTAVO_ADDRESS]",
+    help="Address of the scheduler. [OCTAVO_ADDRESS]",
 )
 
 
@@ -78,7 +78,7 @@ def _to_biases(ctx: click.Context, param: click.Parameter, entries: tuple[str, .
 _EARLY_STOPPING: dict[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
 
 
-# What people get who say nothing. The API goes on to the model's length, which can be a book.
+# Without --max-tokens. The API goes on to the model's length, which can be a book.
 DEFAULT_MAX_TOKENS = 512
 
 
@@ -107,14 +107,18 @@ _SAMPLING_OPTIONS = (
         multiple=True,
         callback=_to_biases,
         metavar="ID=BIAS",
-        help="Add to the logit of a token. Repeatable.",
+        help="Add BIAS to the logit of token ID. Repeatable.",
     ),
     click.option("--ban", "banned_words", multiple=True, metavar="TEXT", help="Never make this text. Repeatable."),
     click.option(
         "--ban-token-id", "banned_token_ids", type=int, multiple=True, help="Never make this token. Repeatable."
     ),
     click.option(
-        "--allow-token-id", "allowed_token_ids", type=int, multiple=True, help="Make only such tokens. Repeatable."
+        "--allow-token-id",
+        "allowed_token_ids",
+        type=int,
+        multiple=True,
+        help="Make only tokens named by this flag. Repeatable.",
     ),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. Repeatable."),
     click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, help="End at this token. Repeatable."),
@@ -123,14 +127,17 @@ _SAMPLING_OPTIONS = (
         "--early-stopping",
         type=click.Choice(list(_EARLY_STOPPING)),
         callback=_to_early_stopping,
-        help="Beams: stop at the first hypotheses, or when better ones are unlikely or impossible.  [default: false]",
+        help="When a beam search ends. true: with enough outputs; false: when better ones are unlikely; never: when "
+        "none can be better.  [default: false]",
     ),
 )
 
 _ACCOUNT_OPTIONS = (
-    click.option("--priority", type=int, default=0, show_default=True, help="A lower number is served first."),
-    click.option("--tenant", default="", metavar="NAME", help="On whose account it runs."),
-    click.option("--cache-salt", default="", metavar="TEXT", help="Share cached prompts only with equal salts."),
+    click.option("--priority", type=int, default=0, show_default=True, help="A smaller number is served first."),
+    click.option("--tenant", default="", metavar="NAME", help="Run the request for this tenant."),
+    click.option(
+        "--cache-salt", default="", metavar="TEXT", help="Share cached prompts only with requests of the same salt."
+    ),
 )
 
 

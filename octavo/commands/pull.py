@@ -12,11 +12,11 @@ from shared.errors import ModelLoadError
 @click.command()
 @click.argument("model")
 def pull(model: str) -> None:
-    """Download MODEL and say where it lies.
+    """Download MODEL and print its directory.
 
-    MODEL is the demo model smollm2, or the id of a model at the Hugging Face hub, such as Qwen/Qwen3-0.6B, maybe with
-    @REVISION. Only what an executor reads is downloaded, into the hub's own cache. A pull that was cut off goes on
-    where it was.
+    MODEL is the demo model smollm2, or the id of a model at the Hugging Face hub, such as Qwen/Qwen3-0.6B or
+    Qwen/Qwen3-0.6B@REVISION. It goes into the Hugging Face cache, without the files that Octavo does not read. Run it
+    again after an interruption: it goes on where it stopped.
     """
     # Only here: it takes a moment, and `octavo pull --help` needs nothing of it.
     from octavo.models.hub_transfer import pull_hub_model

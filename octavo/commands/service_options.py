@@ -79,13 +79,13 @@ class ServiceCommand(click.Command):
         # click keeps the line breaks of a paragraph that begins with \b.
         return "\n".join(
             [
-                "Every other setting of the services is a flag too; `python -m executor_svc --help` and `python -m "
-                "scheduler_svc --help` say what they mean:",
+                "All other settings of the services are flags too. `python -m executor_svc --help` and `python -m "
+                "scheduler_svc --help` explain them:",
                 "",
                 "\b",
                 *lines,
                 "",
-                "A flag that both services have is for both. Ports and certificates are for one of them: --set.",
+                "If both services have a flag, both get it. Ports and certificates belong to one service: use --set.",
             ]
         )
 
@@ -125,13 +125,13 @@ _MODEL = click.option(
     default=DEMO_MODEL,
     show_default=True,
     metavar="MODEL",
-    help="The demo model, a Hugging Face directory, or a hub id.",
+    help="The demo model, a Hugging Face directory, or a hub id such as Qwen/Qwen3-0.6B.",
 )
 _SET = click.Option(
     ["--set", "assignments"],
     multiple=True,
     metavar="SERVICE.NAME=VALUE",
-    help="A setting of one service only, such as executor.log_level=debug. Repeatable.",
+    help="Set something for one service only, such as executor.log_level=debug. Repeatable.",
 )
 _VERBOSE = click.Option(["--verbose"], is_flag=True, help="Show the services' logs on stderr.")
 

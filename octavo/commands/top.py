@@ -29,14 +29,19 @@ _PLAIN_WIDTH = 160
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often the scheduler is asked; rates are over this time.",
+    help="Time between two questions to the scheduler; rates are over this time.",
 )
-@click.option("--once", "is_once", is_flag=True, help="Print one picture as text; so it is without a terminal, too.")
-@click.option("--json", "is_json", is_flag=True, help="Print one picture as a line of JSON.")
+@click.option(
+    "--once",
+    "is_once",
+    is_flag=True,
+    help="Print one picture as text and exit. This is the default without a terminal.",
+)
+@click.option("--json", "is_json", is_flag=True, help="Print one picture as a line of JSON and exit.")
 def top(client: AdminClient, interval_s: float, is_once: bool, is_json: bool) -> None:
-    """Watch a scheduler: its executors, their blocks, and its requests, the oldest first.
+    """Watch a scheduler: its executors, their blocks, and its requests. Press "?" for the keys.
 
-    One picture (--once, --json) takes one interval, since rates need two answers. "?" shows the keys.
+    --once and --json take one interval, because rates need two answers.
     """
     has_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     if is_json or is_once or not has_terminal:

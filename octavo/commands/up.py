@@ -6,6 +6,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from octavo.address import exposure_warning
@@ -25,19 +26,20 @@ _SHORT_TOKENS = 256
 
 
 @click.command(cls=ServiceCommand)
+@click.argument("model_argument", metavar="[MODEL]", required=False)
 @click.option(
     "--listen",
     default=DEFAULT_ADDRESS,
     show_default=True,
     callback=check_listen,
     metavar="HOST:PORT",
-    help="Of the scheduler; port 0 takes a free one.",
+    help="Address for clients. Port 0 takes a free one.",
 )
 @click.option(
     "--admin-listen",
     callback=check_listen,
     metavar="HOST:PORT",
-    help="For its operators; port 0 takes a free one.  "
+    help="Address for operators (live page, octavo top). Port 0 takes a free one.  "
     f"[default: {DEFAULT_ADMIN_ADDRESS}; a free port if --listen has port 0]",
 )
 @click.option(
@@ -47,20 +49,20 @@ _SHORT_TOKENS = 256
     default=1,
     show_default=True,
     metavar="NUMBER",
-    help="Executors to start. When one dies, the others take over its streams, and it is started again. Each loads the "
-    "weights and has a KV cache of its own: two take twice the memory. On a CPU they share the cores, with "
-    "--device cuda each has a GPU of its own.",
+    help="Number of executors. Each loads the weights and has its own KV cache, so two take twice the memory. On a CPU "
+    "they share the cores; with --device cuda each has its own GPU.",
 )
 @click.option(
     "--openai",
     is_flag=False,
     flag_value=DEFAULT_OPENAI_ADDRESS,
     metavar="[HOST:PORT]",
-    help=f"Serve OpenAI's API too, by the SMG gateway.  [without an address: {DEFAULT_OPENAI_ADDRESS}]",
+    help=f"Also serve OpenAI's API, with the SMG gateway.  [without an address: {DEFAULT_OPENAI_ADDRESS}]",
 )
 @service_options
 def up(
     model: str,
+    model_argument: str | None,
     listen: str,
     admin_listen: str | None,
     num_executors: int,
@@ -68,7 +70,15 @@ def up(
     verbose: bool,
     options: dict[str, Any],
 ) -> None:
-    """Start a scheduler and executors on this machine; Ctrl-C stops them. One that dies is started again."""
+    """Start a scheduler and executors on this machine, until Ctrl-C. A process that dies is started again.
+
+    MODEL is what --model takes.
+    """
+    if model_argument is not None:
+        context = click.get_current_context()
+        if context.get_parameter_source("model") is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"the model is named twice: {model_argument} and --model {model}", context)
+        model = model_argument
     if admin_listen is None:
         admin_listen = "127.0.0.1:0" if listen.endswith(":0") else DEFAULT_ADMIN_ADDRESS
     options["scheduler"] = {"listen": listen, "admin_listen": admin_listen, **options["scheduler"]}
@@ -128,7 +138,7 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         if services.openai_address is not None:
             await _say_how_to_use_openai(services.address, f"http://{services.openai_address}/v1")
         await services.run_beside(_wait_for(stop_wanted))
-        click.echo("stopping, when the streams have ended or after 20 s; Ctrl-C again stops at once", err=True)
+        click.echo("stopping when the streams end, in 20 s at most; Ctrl-C again stops at once", err=True)
     finally:
         await services.stop()
 

@@ -16,13 +16,13 @@ from octavo.models.store import find_model, prepare_model
 
 @click.group()
 def model() -> None:
-    """Prepare the demo model and find it."""
+    """Make the demo model, and print where it is."""
 
 
 @model.command()
 @click.argument("name")
 def prepare(name: str) -> None:
-    """Download the model NAME (smollm2) once and print the directory where it lies."""
+    """Make the demo model NAME (smollm2) if it is not there, and print its directory."""
     try:
         with StageBars() as bars:
             directory = prepare_model(name, progress=bars)
@@ -34,7 +34,7 @@ def prepare(name: str) -> None:
 @model.command()
 @click.argument("name")
 def path(name: str) -> None:
-    """Print the directory of the prepared model NAME."""
+    """Print the directory of the demo model NAME."""
     try:
         directory = find_model(name)
     except ModelPrepareError as error:

@@ -275,15 +275,6 @@ class Engine:
         self.orphans.note_change()
         await self.readiness.tell()
 
-    def holder_of(self, instance_id: str) -> ExecutorDriver | None:
-        """Return the driver that has the executor process with this id, or is about to; None: nobody."""
-        return self.drivers.holder_of(instance_id)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another executor may be attached."""
-        return self.drivers.has_room
-
     def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
         """The executor at an address is gone, and why: its requests wait again."""
         self.orphans.note_change()

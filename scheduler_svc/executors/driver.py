@@ -17,7 +17,7 @@ from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.executors.circuit_breaker import CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
-from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings
+from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings, OtherDrivers
 from scheduler_svc.executors.probe import probe
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
 from scheduler_svc.telemetry.meter import Meter
@@ -45,6 +45,7 @@ class ExecutorDriver:
     Args:
         client: The executor.
         owner: The engine.
+        others: The drivers of the fleet.
         settings: Of this driver.
         meter: Told of steps and losses.
         breaker: Says when an executor is tried again that failed; None: a new one.
@@ -66,6 +67,7 @@ class ExecutorDriver:
         self,
         client: ExecutorClient,
         owner: DriverOwner,
+        others: OtherDrivers,
         settings: DriverSettings,
         meter: Meter,
         breaker: CircuitBreaker | None = None,
@@ -82,6 +84,7 @@ class ExecutorDriver:
         self.is_retired = False
         self.work = asyncio.Event()
         self._owner = owner
+        self._others = others
         self._settings = settings
         self._meter = meter
         self._breaker = breaker or CircuitBreaker()
@@ -105,7 +108,7 @@ class ExecutorDriver:
     @property
     def is_spare(self) -> bool:
         """Whether the executor is not looked for, because the scheduler has as many as it may."""
-        return not (self.holds_instance or self._owner.has_room)
+        return not (self.holds_instance or self._others.has_room)
 
     def retire(self, *, is_retired: bool) -> None:
         """Take no new groups because the address is gone from the fleet, or take some again."""
@@ -191,7 +194,7 @@ class ExecutorDriver:
                 f"first result, and is tried again in {wait_s:.1f} s"
             )
         self.instance_id = instance_id
-        holder = self._owner.holder_of(instance_id) if instance_id else None
+        holder = self._others.holder_of(instance_id) if instance_id else None
         if holder is not None:
             raise ExecutorRefusedError(
                 f"it is the executor of {holder.address}, under another address; used only there"
@@ -204,7 +207,7 @@ class ExecutorDriver:
 
         Raises: ExecutorRefusedError: there are as many as it may have.
         """
-        if not self._owner.has_room:
+        if not self._others.has_room:
             raise ExecutorRefusedError(
                 f"this scheduler has as many executors as --max-executors allows, {self._settings.max_executors}"
             )

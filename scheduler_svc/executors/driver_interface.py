@@ -12,11 +12,8 @@ if TYPE_CHECKING:
     from scheduler_svc.executors.driver import ExecutorDriver
 
 
-class DriverOwner(Protocol):
-    """What drivers ask of the engine."""
-
-    async def on_addresses_changed(self) -> None:
-        """Drivers were started, retired, or are not retired any more."""
+class OtherDrivers(Protocol):
+    """What a driver asks about those of the other addresses."""
 
     def holder_of(self, instance_id: str) -> "ExecutorDriver | None":
         """Return the driver that has the executor process with this id, or is about to; None: nobody."""
@@ -24,6 +21,13 @@ class DriverOwner(Protocol):
     @property
     def has_room(self) -> bool:
         """Whether another executor may be attached."""
+
+
+class DriverOwner(Protocol):
+    """What drivers ask of the engine."""
+
+    async def on_addresses_changed(self) -> None:
+        """Drivers were started, retired, or are not retired any more."""
 
     async def admit(self, session: ExecutorSession, address: str) -> ExecutorCore:
         """Return a core for an executor that was just attached.

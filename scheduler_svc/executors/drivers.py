@@ -93,7 +93,7 @@ class Drivers(Mapping[str, ExecutorDriver]):
 
     def add(self, address: str) -> ExecutorDriver:
         """Make the driver of an address, which is not running yet, and return it."""
-        driver = ExecutorDriver(self._connect(address), self._owner, self._settings, self._meter)
+        driver = ExecutorDriver(self._connect(address), self._owner, self, self._settings, self._meter)
         self._drivers[address] = driver
         return driver
 

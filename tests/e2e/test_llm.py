@@ -1,11 +1,9 @@
-"""The offline API and the commands that start services, with the demo model.
+"""The offline API and `octavo demo`, with the demo model.
 
 What does not depend on a model is in test_llm_lifecycle.py, on the fake executor.
 """
 
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,22 +82,3 @@ def test_demo_answers_and_stops(demo_model: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "> What is 1+1?" in ended.stdout
     assert re.search(r"^\d+ tokens, the first after \d+ ms, then [\d.]+ tokens/s$", ended.stdout, re.MULTILINE)
-
-
-def test_up_serves_until_sigterm_and_leaves_nothing(demo_model: Path) -> None:
-    ports = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0")
-    command = [sys.executable, "-m", "octavo.cli", "up", "--model", str(demo_model), *ports]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
-        assert up.stdout is not None
-        match = re.search(r" on (\S+:\d+);", up.stdout.readline())
-        assert match is not None
-        generate = [sys.executable, "-m", "octavo.cli", "generate", "Hello", "--max-tokens", "4", "--address", match[1]]
-        answer = subprocess.run(generate, capture_output=True, text=True, check=True)
-        children = Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split()
-        up.send_signal(signal.SIGTERM)
-        _, stderr = up.communicate()
-    assert answer.stdout.strip() != ""
-    said = "stopping, when the streams have ended or after 20 s; Ctrl-C again stops at once"
-    assert (up.returncode, stderr.strip()) == (0, said)
-    assert len(children) == 2
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in children)

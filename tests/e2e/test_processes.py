@@ -1,6 +1,7 @@
 """Both services as real processes: how they end, what survives whom, what they weigh."""
 
 import asyncio
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -102,24 +103,43 @@ async def test_a_killed_scheduler_leaves_an_executor_that_the_next_one_takes_ove
         assert after.outputs[0].token_ids == before.outputs[0].token_ids
 
 
-@pytest.mark.parametrize("module", ["octavo.cli", SCHEDULER, "executor_svc", FAKE, "octavo.gateway"])
-async def test_every_program_says_the_same_version(module: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", module, "--version"), stdout=asyncio.subprocess.PIPE
-    )
-    stdout, _ = await process.communicate()
-    assert (process.returncode, stdout.decode()) == (0, f"octavo {octavo.__version__}\n")
+def run_here(module: str, *flags: str) -> object:
+    """Run a program in this process, which saves its start; return its exit status."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "argv", [module, *flags])
+        with pytest.raises(SystemExit) as ended:
+            importlib.import_module(module).main()
+    return ended.value.code
+
+
+PROGRAMS = [
+    "octavo.cli",
+    "octavo.gateway",
+    "scheduler_svc.__main__",
+    "executor_svc.__main__",
+    "executor_svc.fake.__main__",
+]
+
+
+@pytest.mark.parametrize("module", PROGRAMS)
+def test_every_program_says_the_same_version(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(module, "--version") == 0
+    assert capsys.readouterr().out == f"octavo {octavo.__version__}\n"
 
 
 @pytest.mark.parametrize(
-    ("module", "needed"), [(SCHEDULER, ("--executor", "a:1")), ("executor_svc", ("--model", "m")), (FAKE, ())]
+    ("module", "needed"),
+    [
+        ("scheduler_svc.__main__", ("--executor", "a:1")),
+        ("executor_svc.__main__", ("--model", "m")),
+        ("executor_svc.fake.__main__", ()),
+    ],
 )
-async def test_a_wrong_flag_of_a_service_is_one_line_with_the_nearest_one(module: str, needed: tuple[str, ...]) -> None:
-    command = (sys.executable, "-P", "-m", module, *needed, "--listn", "b:1")
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    _, stderr = await process.communicate()
-    assert process.returncode == 2
-    assert stderr.decode().partition(": ")[2] == "--listn is not a flag; did you mean --listen?\n"
+def test_a_wrong_flag_of_a_service_is_one_line_with_the_nearest_one(
+    module: str, needed: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(module, *needed, "--listn", "b:1") == 2
+    assert capsys.readouterr().err.partition(": ")[2] == "--listn is not a flag; did you mean --listen?\n"
 
 
 @pytest.mark.model

@@ -1,7 +1,9 @@
-"""The grpcurl session of the README, typed word for word with the real binary."""
+"""`octavo up` with the demo model, and the grpcurl session of the README, typed word for word with the real binary."""
 
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,28 +25,41 @@ def grpcurl_session() -> list[Typed]:
     return session
 
 
-@pytest.fixture(scope="module")
-def addresses(demo_model: Path) -> Iterator[tuple[str, str]]:
-    """Run `octavo up` with the demo model, which is its default; yield where clients and operators are served."""
-    any_port = "127.0.0.1:0"
-    command = [sys.executable, "-m", "octavo.cli", "up", "--listen", any_port, "--admin-listen", any_port]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        serving = re.match(r"serving smollm2 on (\S+);", process.stdout.readline())
-        assert serving, "octavo up did not say where it serves"
-        assert process.stdout.readline().startswith("kernels: ")
-        operators = re.match(r"operators: (?:http://)?([^/\s]+)", process.stdout.readline())
-        assert operators, "octavo up did not say where it serves operators"
-        yield serving[1], operators[1]
-        process.terminate()
-        assert process.wait(timeout=30) == 0
+def octavo(*words: str) -> list[str]:
+    return [sys.executable, "-m", "octavo.cli", *words]
 
 
-def test_the_grpcurl_session_of_the_readme_works_as_printed(addresses: tuple[str, str]) -> None:
+@pytest.fixture
+def up(demo_model: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run `octavo up` with the demo model, which is its default."""
+    command = octavo("up", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def test_up_serves_the_sessions_of_the_readme_until_sigterm_and_leaves_nothing(up: subprocess.Popen[str]) -> None:
+    assert up.stdout is not None
+    serving = re.match(r"serving smollm2 on (\S+);", up.stdout.readline())
+    assert serving, "octavo up did not say where it serves"
+    assert up.stdout.readline().startswith("kernels: ")
+    operators = re.match(r"operators: (?:http://)?([^/\s]+)", up.stdout.readline())
+    assert operators, "octavo up did not say where it serves operators"
+
     session = grpcurl_session()
     assert [Path(shlex.split(typed.command)[0]).name for typed in session] == ["grpcurl"] * 2
     for typed in session:
-        words = shlex.split(typed.command.replace(ADDRESS, addresses[0]).replace(ADMIN_ADDRESS, addresses[1]))
+        words = shlex.split(typed.command.replace(ADDRESS, serving[1]).replace(ADMIN_ADDRESS, operators[1]))
         run = subprocess.run([find_grpcurl(), *words[1:]], capture_output=True, text=True, timeout=60, check=False)
         assert run.returncode == 0, run.stderr
         assert is_as_printed(typed.output, run.stdout), f"$ {typed.command}\n{run.stdout}"
+    generate = octavo("generate", "Hello", "--max-tokens", "4", "--address", serving[1])
+    assert subprocess.run(generate, capture_output=True, text=True, check=True).stdout.strip() != ""
+
+    children = Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split()
+    up.send_signal(signal.SIGTERM)
+    _, stderr = up.communicate(timeout=30)
+    said = "stopping, when the streams have ended or after 20 s; Ctrl-C again stops at once"
+    assert (up.returncode, stderr.strip()) == (0, said)
+    assert len(children) == 2
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in children)

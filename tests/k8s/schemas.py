@@ -17,6 +17,9 @@ OLDEST = "1.30"
 NEWEST = "1.37"
 CUSTOM_RESOURCES = Path(__file__).parent / "crds"
 
+# It would read the files of schemas, of some MB, for every object.
+kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
+
 
 def check_schemas(manifests: Manifests) -> list[str]:
     """Return what does not fit its schema, the first mistake of each object."""

@@ -2,8 +2,8 @@
 
 A case is a kernel, the types of its arguments, its constants, and its number of warps.
 
-`python -m tests.kernels.compile_cases_sampling_dense 90` compiles all of them for that compute capability and prints
-what each needs. TRITON_INTERPRET must not be set.
+`python -m tests.kernels.compile_cases_sampling_dense 80 90` compiles all of them for those compute capabilities and
+prints what each needs. TRITON_INTERPRET must not be set.
 """
 
 import json
@@ -100,4 +100,4 @@ def needs_of(case: Case, capability: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([needs_of(case, int(sys.argv[1])) for case in compile_cases()]))
+    print(json.dumps([needs_of(case, int(capability)) for capability in sys.argv[1:] for case in compile_cases()]))

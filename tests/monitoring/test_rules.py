@@ -12,17 +12,11 @@ from tests.monitoring import promtool as tool
 from tests.monitoring.alert_cases import CASES, SILENT, Case
 from tests.monitoring.expressions import (
     dashboard_expressions,
-    missing_names,
     names_in,
     rule_groups,
     rules_with,
-    sample_names,
 )
-from tests.monitoring.live import Scrapes
 from tests.monitoring.promtool import RefusedError, check_expressions, check_rules, play
-
-# What Prometheus itself says of each target.
-OF_PROMETHEUS = {"up"}
 
 
 def silent_groups() -> list[dict[str, Any]]:
@@ -120,25 +114,6 @@ def test_an_expression_that_does_not_parse_is_noticed(tmp_path: Path) -> None:
     broken = [*dashboard_expressions(), "sum(rate(octavo_requests_finished_total[5m])"]
     with pytest.raises(RefusedError, match="parse error"):
         check_expressions(broken, tmp_path)
-
-
-def known_names(scrapes: Scrapes) -> set[str]:
-    pages = (scrapes.scheduler, scrapes.executor, scrapes.tls_executor, scrapes.gateway)
-    return set().union(*map(sample_names, pages)) | set(rules_with("record")) | OF_PROMETHEUS
-
-
-def test_alerts_and_records_ask_for_metrics_that_are_served(scrapes: Scrapes) -> None:
-    expressions = [rule["expr"] for group in rule_groups() for rule in group["rules"]]
-    assert not missing_names(expressions, known_names(scrapes))
-
-
-def test_the_dashboard_asks_for_metrics_that_are_served(scrapes: Scrapes) -> None:
-    assert not missing_names(dashboard_expressions(), known_names(scrapes))
-
-
-def test_a_metric_that_nobody_serves_is_noticed(scrapes: Scrapes) -> None:
-    expressions = [*dashboard_expressions(), "sum(octavo_requests_waitng)"]
-    assert missing_names(expressions, known_names(scrapes)) == {"octavo_requests_waitng"}
 
 
 @pytest.mark.parametrize(

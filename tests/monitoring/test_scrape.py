@@ -1,4 +1,4 @@
-"""What /metrics says after some work, from real processes."""
+"""What /metrics says after some work, from real processes, and whether it is what alerts and the dashboard ask for."""
 
 import time
 
@@ -9,12 +9,14 @@ from executor_svc.service.metrics import METRICS as EXECUTOR_METRICS
 from scheduler_svc.telemetry.metrics import ALIASES, METRICS
 from shared.grpc_metrics import METRICS as SERVICE_METRICS
 from shared.metric import Metric
-from tests.monitoring.expressions import sample_names
+from tests.monitoring.expressions import dashboard_expressions, missing_names, rule_groups, rules_with, sample_names
 from tests.monitoring.live import NUM_REQUESTS, Scrapes, value_of
 from tests.monitoring.promtool import check_metrics
 
 # An alias has the name that others gave it.
 COLON = "metric names should not contain ':'"
+# What Prometheus itself says of each target.
+OF_PROMETHEUS = {"up"}
 
 
 def test_promtool_has_nothing_against_the_metrics(scrapes: Scrapes) -> None:
@@ -90,3 +92,25 @@ def test_no_label_holds_what_a_client_sent(scrapes: Scrapes) -> None:
     known = {label for metric in (*METRICS, *ALIASES, *SERVICE_METRICS) for label in metric.labels}
     assert labels <= known | {"le"}
     assert not {"tenant", "request_id", "instance"} & labels
+
+
+# What rules and the dashboard ask for -----------------------------------------------------------------
+
+
+def known_names(scrapes: Scrapes) -> set[str]:
+    pages = (scrapes.scheduler, scrapes.executor, scrapes.tls_executor, scrapes.gateway)
+    return set().union(*map(sample_names, pages)) | set(rules_with("record")) | OF_PROMETHEUS
+
+
+def test_alerts_and_records_ask_for_metrics_that_are_served(scrapes: Scrapes) -> None:
+    expressions = [rule["expr"] for group in rule_groups() for rule in group["rules"]]
+    assert not missing_names(expressions, known_names(scrapes))
+
+
+def test_the_dashboard_asks_for_metrics_that_are_served(scrapes: Scrapes) -> None:
+    assert not missing_names(dashboard_expressions(), known_names(scrapes))
+
+
+def test_a_metric_that_nobody_serves_is_noticed(scrapes: Scrapes) -> None:
+    expressions = [*dashboard_expressions(), "sum(octavo_requests_waitng)"]
+    assert missing_names(expressions, known_names(scrapes)) == {"octavo_requests_waitng"}

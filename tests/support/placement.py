@@ -32,6 +32,8 @@ class PlacementCheck:
         self._takers = [other.core for other in fleet.members if other.core.takes_groups]
         self._newcomers = [group for group in fleet.queue if not group.has_run]
         self._fitting = [g for g in fleet.queue if any(fits_when_empty(taker.limits, g) for taker in self._takers)]
+        [self._inbox] = [inbox for inbox in fleet.fleet.dispatcher.inboxes if inbox.core is core]
+        self._dispatched = {assignment.group for assignment in self._inbox.assignments}
         self._num_moves = _num_moves(core)
         self._wanted = core.batch.is_decoding & ~core.batch.stop_checker.at_length_limit(core.table.num_tokens)
         self._num_scheduled_tokens = core.table.num_scheduled_tokens.copy()
@@ -76,11 +78,14 @@ class PlacementCheck:
     def _is_settled(self, step: Step | None) -> bool:
         """Return whether the queue was looked at last, with budget left, so that whoever waits had its chance.
 
-        Not so if somebody lost its place in this step, came back, or was held back for lack of blocks.
+        Not so if somebody lost its place in this step, came back, or was held back for lack of blocks; nor if a group
+        does not fit any more that was dispatched before: those behind it have their turn with the next step.
         """
         core = self._core
         num_tokens = 0 if step is None else core.in_flight[-1].layout.num_tokens
         if num_tokens == core.limits.max_num_batched_tokens or _num_moves(core) != self._num_moves:
+            return False
+        if self._inbox.refused & self._dispatched:
             return False
         if core.limits.prefill_mode is PrefillMode.FIRST:
             return not core.groups if step is None else len(step.delta.prefill_chunks) > 0

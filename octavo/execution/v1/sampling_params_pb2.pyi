@@ -39,11 +39,11 @@ class SamplingParams(_message.Message):
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """Divides the logits; 0: greedy, the most likely token. Range 0 to 100. Absent: 0."""
+    """Higher is more random; 0: always the likeliest token (greedy). Range 0 to 100. Absent: 0."""
     top_k: _builtins.int
     """Keep only this many of the most likely tokens; 0: all. Absent: 0."""
     top_p: _builtins.float
-    """Keep the smallest set of tokens whose probability reaches this. Range above 0 to 1. Absent: 1."""
+    """Keep the likeliest tokens whose probabilities add up to this. Range above 0 to 1. Absent: 1."""
     min_p: _builtins.float
     """Drop tokens less likely than this share of the most likely one. Range 0 to 1. Absent: 0."""
     seed: _builtins.int
@@ -61,17 +61,15 @@ class SamplingParams(_message.Message):
     most the vocabulary size. Absent: 0.
     """
     typical_p: _builtins.float
-    """Keep the tokens whose information is nearest to the expected one until their probability
-    reaches this. Range above 0 to 1. Absent: 1.
-    """
+    """Keep the most typical tokens whose probabilities add up to this. Range above 0 to 1. Absent: 1."""
     repetition_penalty: _builtins.float
     """Divides positive logits of tokens in prompt or output, multiplies negative ones. Range above 0
     to 100. Absent: 1.
     """
     presence_penalty: _builtins.float
-    """Subtracted from the logits of tokens that are in the output. Range -100 to 100. Absent: 0."""
+    """Subtract this from the logits of tokens that are in the output. Range -100 to 100. Absent: 0."""
     frequency_penalty: _builtins.float
-    """Subtracted from a token's logit once for each time it is in the output. Range -100 to 100.
+    """Subtract this from a token's logit for each time it is in the output. Range -100 to 100.
     Absent: 0.
     """
     min_tokens: _builtins.int

@@ -217,7 +217,7 @@ def test_a_beam_search_shows_its_width() -> None:
 def test_without_a_request_it_says_where_ids_come_from(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain"]) == 2
     expected = (
-        'octavo: name a request, such as by its id in the first column of "octavo top"; see "octavo explain --help"\n'
+        'octavo: give the id of a request: it is in the first column of "octavo top"; see "octavo explain --help"\n'
     )
     assert capsys.readouterr().err == expected
 

@@ -130,6 +130,17 @@ def test_a_free_port_for_clients_means_one_for_operators(
     )  # else it would be another one when it is back
 
 
+@pytest.mark.parametrize("command", ["up", "serve"])
+def test_the_model_may_be_named_without_its_flag(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LocalServices, "from_options", lambda *_, **__: ServicesThatStop("localhost:1", "localhost:2"))
+    assert run([command, "some/model"]) == 0
+    assert capsys.readouterr().out.startswith("serving some/model on ")
+    assert run([command, "some/model", "--model", "another"]) == 2
+    assert "the model is named twice: some/model and --model another" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("short_tokens", "is_said"), [(65, True), (64, False)])
 async def test_a_cache_for_few_tokens_is_told(
     stand_in: StandIn, capsys: pytest.CaptureFixture[str], short_tokens: int, is_said: bool

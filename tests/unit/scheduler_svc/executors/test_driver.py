@@ -156,6 +156,7 @@ class Stage:
         self.driver = ExecutorDriver(
             self.client,
             self.owner,
+            self.owner,
             DriverSettings(steps_in_flight, checks_batch_table, retry_interval_s=0.0),
             Meter(),
             CircuitBreaker(lambda: 1.0, backoff or Backoff(0.0, 0.0)),
