@@ -19,7 +19,7 @@ from octavo.admin.v1 import admin_pb2, admin_service_pb2_grpc
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.generation.v1.generation_service_pb2 import GenerateRequest
 from scheduler_svc.core.executor_core import ExecutorCore
-from tests.support.stack import ExecutorProcess, Stack, running_stack, token_request
+from tests.support.stack import ExecutorProcess, Stack, running_stack, token_request, until
 
 
 class Turnstile:
@@ -133,8 +133,7 @@ async def test_a_request_without_an_executor_is_told_why() -> None:
         await still.step_until(lambda core: bool(core.batch.running))
         await still.stack.executor.kill()
         still.turnstile.open()
-        while still.stack.engine.fleet.cores:
-            await asyncio.sleep(0)
+        await until(lambda: not still.stack.engine.fleet.cores)
         explained = await still.explain("lost")
         assert explained.explanation.startswith("waits to run again: next in line; no executor is attached (")
         assert not explained.executors
@@ -279,8 +278,7 @@ async def test_with_several_executors_the_step_needs_an_address() -> None:
         await first.start()
         exits.push_async_callback(first.kill)
         stack = await exits.enter_async_context(running_stack(executor=(first.address, other.address)))
-        while len(stack.engine.fleet.cores) < 2:
-            await asyncio.sleep(0)
+        await until(lambda: len(stack.engine.fleet.cores) >= 2)
         for call in (stack.admin.GetStep(pb.GetStepRequest()), stack.admin.ListSteps(pb.ListStepsRequest())):
             error = await refusal(call)
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -16,7 +16,7 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from shared.errors import StepFailedError
 from shared.executor_info import TokenizerFile
 from shared.step import Step, StepResult
-from tests.support.stack import Answer, Stack, collect, running_stack, token_request
+from tests.support.stack import Answer, Stack, collect, running_stack, token_request, until
 
 NUM_TOKENS = 48
 REQUESTS = [
@@ -55,8 +55,7 @@ def assert_same(answers: list[Answer], expected: list[Answer]) -> None:
 
 async def tokens_arrived(stack: Stack, num_tokens: int) -> None:
     """Return once some live request has so many tokens."""
-    while not any(r.num_output_tokens >= num_tokens for r in stack.engine.requests.values()):
-        await asyncio.sleep(0)
+    await until(lambda: any(r.num_output_tokens >= num_tokens for r in stack.engine.requests.values()))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 20])
@@ -112,8 +111,7 @@ async def test_a_request_that_breaks_every_executor_ends_alone(expected: list[An
 
     async with running_stack(TrickedWorker(None, fail_on_the_poison)) as stack:
         innocent = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
-        while len(stack.engine.requests) < len(REQUESTS):  # later they would find no executor
-            await asyncio.sleep(0)
+        await until(lambda: len(stack.engine.requests) >= len(REQUESTS))  # later they would find no executor
         with pytest.raises(grpc.aio.AioRpcError, match="4 times in a row"):
             await collect(stack, token_request(200, 5))
         assert_same(list(await innocent), expected)
@@ -170,8 +168,7 @@ async def test_a_stream_that_breaks_during_a_long_step_is_resumed() -> None:
         answer = asyncio.create_task(collect(stack, token_request(20, 30)))
         await asyncio.to_thread(entered.wait)
         await stack.executor.break_connections()
-        while not stack.executor.servicer.has_stream:
-            await asyncio.sleep(0)
+        await until(lambda: stack.executor.servicer.has_stream)
         release.set()
         assert len((await answer).token_ids) == 30
         assert stack.driver.num_losses == 0
@@ -183,8 +180,7 @@ async def test_an_executor_that_says_it_shuts_down_is_not_waited_for() -> None:
         await tokens_arrived(stack, 1)
         started_s = asyncio.get_running_loop().time()
         await stack.executor.servicer.drain()
-        while stack.driver.session is not None:
-            await asyncio.sleep(0)
+        await until(lambda: stack.driver.session is None)
         assert asyncio.get_running_loop().time() - started_s < 2.5  # resuming would take 3 s
         await stack.executor.kill()
         stack.executor.worker = FakeWorker()
@@ -208,8 +204,7 @@ async def test_an_executor_whose_message_limit_is_too_small_is_refused() -> None
         await stack.executor.kill()
         stack.executor.worker = FakeWorker(max_message_bytes=2**16)
         await stack.executor.start()
-        while "max_message_bytes" not in stack.engine.last_trouble:
-            await asyncio.sleep(0.01)
+        await until(lambda: "max_message_bytes" in stack.engine.last_trouble)
         assert stack.driver.core is None
 
 
@@ -219,8 +214,7 @@ async def test_an_executor_with_a_broken_tokenizer_is_refused(caplog: pytest.Log
             return (TokenizerFile("tokenizer.json", b"{"),)
 
     async with running_stack(Broken(), ready=False) as stack:
-        while "tokenizer.json" not in stack.engine.last_trouble:
-            await asyncio.sleep(0.01)
+        await until(lambda: "tokenizer.json" in stack.engine.last_trouble)
         assert stack.driver.core is None
     assert "Traceback" not in caplog.text
 
@@ -238,9 +232,7 @@ async def test_an_executor_that_hangs_counts_as_lost() -> None:
     async with running_stack(TrickedWorker(3, hang_once), step_timeout_s=0.3) as stack:
         answer = asyncio.create_task(collect(stack, token_request(20, 30)))
         await hang.wait()
-        while stack.driver.session is not None:
-            await asyncio.sleep(0)
-        assert stack.driver.num_losses == 1
+        await until(lambda: stack.driver.num_losses == 1)
         release.set()
         assert len((await answer).token_ids) == 30
 
@@ -264,8 +256,7 @@ async def test_nonsense_from_the_executor_counts_as_a_loss(expected: list[Answer
 async def test_new_requests_are_refused_while_no_executor_is_attached() -> None:
     async with running_stack() as stack:
         await stack.executor.kill()
-        while stack.driver.core is not None:
-            await asyncio.sleep(0)
+        await until(lambda: stack.driver.core is None)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(stack, token_request(5, 5))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -277,8 +268,7 @@ async def test_a_request_that_waits_for_an_executor_can_be_aborted() -> None:
         call = stack.generation.Generate(token_request(30, 5000, request_id="parked"))
         await tokens_arrived(stack, 1)
         await stack.executor.kill()
-        while stack.driver.core is not None:
-            await asyncio.sleep(0)
+        await until(lambda: stack.driver.core is None)
         assert stack.engine.waiting.num_waiting == 1
         assert (await stack.generation.Abort(pb.AbortRequest(request_id="parked"))).was_live
         assert stack.engine.waiting.num_waiting == 0

@@ -15,7 +15,7 @@ from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from tests.support.stack import Stack, collect, readiness, running_stack, token_request
+from tests.support.stack import Stack, collect, readiness, running_stack, token_request, until
 
 A_LONG_TIME = 100_000  # tokens; no test waits for them
 
@@ -286,8 +286,7 @@ async def test_a_full_queue_refuses_with_a_time_to_retry() -> None:
 async def test_draining_refuses_new_requests_and_finishes_live_ones() -> None:
     async with running_stack(FakeWorker(step_ms=1)) as stack:
         live = asyncio.create_task(collect(stack, token_request(4, 200)))
-        while not stack.engine.requests:
-            await asyncio.sleep(0)
+        await until(lambda: stack.engine.requests)
         drained = await stack.admin.Drain(admin.DrainRequest())
         assert await readiness(stack) == health_pb2.HealthCheckResponse.NOT_SERVING
         assert drained.num_live_requests == 1

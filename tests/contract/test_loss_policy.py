@@ -13,7 +13,7 @@ from scheduler_svc.executors import circuit_breaker
 from scheduler_svc.executors.circuit_breaker import Backoff
 from shared.errors import StepFailedError
 from shared.step import Step, StepResult
-from tests.support.stack import Stack, collect, running_stack, token_request
+from tests.support.stack import Stack, collect, running_stack, token_request, until
 
 NUM_REQUESTS = 60
 NUM_SLOTS = 16
@@ -60,8 +60,7 @@ async def test_a_request_that_breaks_executors_ends_and_it_alone(num_executors: 
     mortals = [Mortal(max_num_seqs=NUM_SLOTS, step_ms=2) for _ in range(num_executors)]
     async with running_stack(*mortals) as stack:
         innocent = asyncio.create_task(answer_lengths(stack, num_innocent, max_tokens=60))
-        while len(stack.engine.requests) < num_innocent:
-            await asyncio.sleep(0)
+        await until(lambda: len(stack.engine.requests) >= num_innocent)
         with pytest.raises(grpc.aio.AioRpcError, match="4 times in a row") as caught:
             await collect(stack, token_request(POISON_LENGTH, 5))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

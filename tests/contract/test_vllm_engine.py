@@ -13,7 +13,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.vllm_engine.servicer import VllmEngineServicer
-from tests.support.stack import collect
+from tests.support.stack import collect, until
 from tests.support.vllm_engine import (
     PROMPT,
     ask,
@@ -172,8 +172,7 @@ async def test_errors_of_generation_service_have_its_statuses() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as exists:
             await ask(gateway, engine_request(request_id="a"))
         waiting = asyncio.create_task(ask(gateway, engine_request(request_id="b", prompt=[66, 67])))
-        while gateway.stack.engine.waiting.num_waiting == 0:
-            await asyncio.sleep(0)
+        await until(lambda: gateway.stack.engine.waiting.num_waiting)
         with pytest.raises(grpc.aio.AioRpcError) as full:
             await ask(gateway, engine_request(request_id="c"))
         running.cancel()
@@ -192,8 +191,7 @@ async def test_an_aborted_request_ends_with_what_there_is(is_streamed: bool) -> 
     async with running_gateway_stack(FakeWorker(step_ms=1)) as gateway:
         request = sampled(n=2, max_tokens=ENDLESS, stream=is_streamed)
         answer = asyncio.create_task(ask(gateway, request))
-        while not any(live.num_output_tokens > 8 for live in gateway.stack.engine.requests.values()):
-            await asyncio.sleep(0)
+        await until(lambda: any(live.num_output_tokens > 8 for live in gateway.stack.engine.requests.values()))
         await gateway.stub.Abort(pb.AbortRequest(request_ids=[request.request_id]))
         completes = (await answer).completes
         assert not gateway.stack.engine.requests
@@ -214,8 +212,7 @@ async def test_abort_accepts_unknown_and_finished_ids_and_says_the_same_twice() 
 async def test_abort_skips_empty_ids() -> None:
     async with running_gateway_stack(FakeWorker(step_ms=1)) as gateway:
         answer = asyncio.create_task(ask(gateway, engine_request(request_id="b", max_tokens=ENDLESS)))
-        while not gateway.stack.engine.requests:
-            await asyncio.sleep(0)
+        await until(lambda: gateway.stack.engine.requests)
         await gateway.stub.Abort(pb.AbortRequest(request_ids=["", "b"]))
         assert (await answer).completes[0].finish_reason == "abort"
 

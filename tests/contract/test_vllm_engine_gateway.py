@@ -11,7 +11,7 @@ from octavo.errors import LocalServiceError
 from octavo.gateway import is_serving, wait_for_scheduler
 from tests.support.certificates import Authority
 from tests.support.processes import running_service
-from tests.support.stack import Stack, running_stack
+from tests.support.stack import Stack, running_stack, until
 from tests.support.vllm_engine import running_gateway_stack
 
 NO_EXECUTOR = ("127.0.0.1:1",)
@@ -103,8 +103,7 @@ async def test_one_that_lost_its_executors_is_waited_for_until_one_is_back() -> 
     async with running_gateway_stack() as gateway, asyncio.timeout(2 * SOON_S):
         executor = gateway.stack.executor
         await executor.kill()
-        while not gateway.stack.engine.readiness.why_not:
-            await asyncio.sleep(0)
+        await until(lambda: gateway.stack.engine.readiness.why_not)
         waiting = asyncio.create_task(wait_for_scheduler(gateway.stack.address))
         model = await gateway.stub.GetModelInfo(pb.GetModelInfoRequest())
         assert model.served_model_name, "the model is known, and yet nobody can run it"

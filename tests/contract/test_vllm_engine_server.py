@@ -25,7 +25,7 @@ from scheduler_svc.front.api.vllm_engine import SERVICE_NAME
 from scheduler_svc.front.api.vllm_engine.tokenizer_archive import CHUNK_BYTES, archive_chunks
 from scheduler_svc.telemetry.metrics import scheduler_families
 from shared.errors import OctavoServiceError
-from tests.support.stack import Stack, WithoutTokenizer, collect, running_stack, token_request
+from tests.support.stack import Stack, WithoutTokenizer, collect, running_stack, token_request, until
 from tests.support.vllm_engine import GatewayStack, engine_request, first_chunk, no_live_request, running_gateway_stack
 
 ENDLESS = 4000
@@ -80,8 +80,7 @@ async def test_the_load_is_that_of_the_fleet() -> None:
             for index in range(3)
         ]
         await first_chunk(calls[0])
-        while gateway.stack.engine.waiting.num_waiting < 2:
-            await asyncio.sleep(0)
+        await until(lambda: gateway.stack.engine.waiting.num_waiting >= 2)
         response = await gateway.stub.GetLoads(pb.GetLoadsRequest())
         for call in calls:
             call.cancel()

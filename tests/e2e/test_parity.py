@@ -57,8 +57,8 @@ class Reference:
 
 @pytest.fixture(scope="module")
 def reference(demo_model: Path, request: pytest.FixtureRequest) -> Reference:
-    """Answer the prompts of the lengths that the test module's parameter names."""
-    lengths: Sequence[int] = request.param
+    """Answer the prompts of the lengths that the test module's parameter names, each with so many tokens."""
+    lengths, num_tokens = request.param
     model = AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32)
     ids = AutoTokenizer.from_pretrained(demo_model)(TEXT.read_text()).input_ids
     prompts = [ids[37 * i : 37 * i + length] for i, length in enumerate(lengths)]
@@ -69,8 +69,8 @@ def reference(demo_model: Path, request: pytest.FixtureRequest) -> Reference:
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 do_sample=False,
-                min_new_tokens=NUM_OUTPUT_TOKENS,
-                max_new_tokens=NUM_OUTPUT_TOKENS,
+                min_new_tokens=num_tokens,
+                max_new_tokens=num_tokens,
             )
         outputs.append(output[0, len(prompt) :].tolist())
     return Reference(model, prompts, outputs)
@@ -93,10 +93,11 @@ async def services(demo_model: Path, *executor_flags: str) -> AsyncIterator[Clie
         yield client
 
 
-async def generate(client: Client, prompt: list[int]) -> list[int]:
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
-    output = await client.generate(prompt, params)
-    return list(output.outputs[0].token_ids)
+async def assert_answer(client: Client, reference: Reference, index: int) -> None:
+    """Ask a prompt, and fail unless the answer is the reference's."""
+    params = SamplingParams(temperature=0.0, max_tokens=len(reference.outputs[index]), ignore_eos=True)
+    output = await client.generate(reference.prompts[index], params)
+    reference.assert_same(index, output.outputs[0].token_ids)
 
 
 async def scheduler_state(running: LocalServices) -> admin_service_pb2.GetSchedulerStateResponse:
@@ -107,29 +108,28 @@ async def scheduler_state(running: LocalServices) -> admin_service_pb2.GetSchedu
 
 async def assert_all_at_once(client: Client, reference: Reference, num_prompts: int | None = None) -> None:
     """Ask the first `num_prompts` prompts together, by default all."""
-    outputs = await asyncio.gather(*(generate(client, prompt) for prompt in reference.prompts[:num_prompts]))
-    for index, output in enumerate(outputs):
-        reference.assert_same(index, output)
+    indices = range(len(reference.prompts))[:num_prompts]
+    await asyncio.gather(*(assert_answer(client, reference, index) for index in indices))
 
 
-quick = pytest.mark.parametrize("reference", [QUICK_LENGTHS], indirect=True, ids=["quick"])
+quick = pytest.mark.parametrize("reference", [(QUICK_LENGTHS, 10)], indirect=True, ids=["quick"])
 full = pytest.mark.parametrize(
-    "reference", [pytest.param(LENGTHS, marks=pytest.mark.slow)], indirect=True, ids=["24 prompts"]
+    "reference", [pytest.param((LENGTHS, NUM_OUTPUT_TOKENS), marks=pytest.mark.slow)], indirect=True, ids=["24 prompts"]
 )
 
 
 @quick
 async def test_greedy_output_equals_transformers(demo_model: Path, reference: Reference) -> None:
     async with services(demo_model) as client:
-        reference.assert_same(3, await generate(client, reference.prompts[3]))
+        await assert_answer(client, reference, 3)
         await assert_all_at_once(client, reference)
 
 
 @full
 async def test_one_at_a_time(demo_model: Path, reference: Reference) -> None:
     async with services(demo_model) as client:
-        for index, prompt in enumerate(reference.prompts):
-            reference.assert_same(index, await generate(client, prompt))
+        for index in range(len(reference.prompts)):
+            await assert_answer(client, reference, index)
 
 
 @full
@@ -158,7 +158,7 @@ async def test_with_a_pool_so_small_that_sequences_are_preempted(demo_model: Pat
 async def test_with_a_budget_so_small_that_every_prompt_is_chunked(demo_model: Path, reference: Reference) -> None:
     flags = ("--max-num-seqs", "4", "--max-num-batched-tokens", "4")
     async with services(demo_model, *flags) as client:
-        for index, prompt in enumerate(reference.prompts[:16]):
-            reference.assert_same(index, await generate(client, prompt))
+        for index in range(16):
+            await assert_answer(client, reference, index)
     async with services(demo_model, "--max-num-seqs", "24", "--max-num-batched-tokens", "48") as client:
         await assert_all_at_once(client, reference)

@@ -1,6 +1,5 @@
 """However a request ends, it is counted once and has one line in the log."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -11,7 +10,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_service_pb2 as pb
 from shared.events import Event
 from tests.monitoring.live import scrape, value_of
-from tests.support.stack import Stack, collect, running_stack, token_request
+from tests.support.stack import Stack, collect, running_stack, token_request, until
 
 ID = "the-request"
 End = Callable[[Stack], Awaitable[object]]
@@ -121,10 +120,8 @@ async def test_a_request_that_outlives_an_executor_is_recovered_and_the_loss_cou
     caplog.set_level(logging.INFO)
     async with running_stack(FakeWorker(step_ms=1.0), FakeWorker(step_ms=1.0), metrics_listen="127.0.0.1:0") as stack:
         call = stack.generation.Generate(token_request(20, 300, request_id=ID))
-        while not any(stack.num_groups_on(executor) for executor in stack.executors):
-            await asyncio.sleep(0)
-        while not stack.engine.requests[ID].num_output_tokens:
-            await asyncio.sleep(0)
+        await until(lambda: any(stack.num_groups_on(executor) for executor in stack.executors))
+        await until(lambda: stack.engine.requests[ID].num_output_tokens)
         [lost] = [executor for executor in stack.executors if stack.num_groups_on(executor)]
         await lost.kill()
         events = [event async for event in call]

@@ -1,6 +1,5 @@
 """The metrics port of a service: there from the start to the end, or a sentence that says why not."""
 
-import asyncio
 import socket
 
 import pytest
@@ -16,7 +15,7 @@ from scheduler_svc.service import SchedulerService
 from shared.errors import UnavailableError
 from shared.metrics_server import MetricsServer
 from tests.monitoring.live import scrape, value_of
-from tests.support.stack import collect, running_stack, token_request
+from tests.support.stack import collect, running_stack, token_request, until
 
 
 def samples_of(servicer: ExecutionServicer) -> dict[str, float]:
@@ -87,8 +86,7 @@ async def test_a_scheduler_answers_while_it_drains() -> None:
 async def test_a_scheduler_answers_without_an_executor_and_names_none() -> None:
     nobody = Membership(("127.0.0.1:1",), 1.0)
     async with running_stack(membership=nobody, ready=False, metrics_listen="127.0.0.1:0") as stack:
-        while not stack.engine.drivers:
-            await asyncio.sleep(0)
+        await until(lambda: stack.engine.drivers)
         page = await scrape(stack.service.other_addresses["metrics"])
     assert value_of(page, "octavo_executors", state="attached") == 0
     assert value_of(page, "octavo_executors", state="connecting") == 1

@@ -1,6 +1,7 @@
 """Both services in this process: the production scheduler against fake executors, over real gRPC."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from shared.grpc_server import GrpcServer
 SERVICE = execution_service_pb2.DESCRIPTOR.services_by_name["ExecutionService"].full_name
 MAX_MESSAGE_BYTES = 8 * 2**20
 PATIENCE_S = 60
+PATIENT_TURNS = 200
 
 
 class WithoutTokenizer(FakeWorker):
@@ -98,8 +100,7 @@ class Stack:
 
     async def attached(self) -> None:
         """Return once some executor is attached."""
-        while not self.engine.fleet.cores:
-            await asyncio.sleep(0)
+        await until(lambda: self.engine.fleet.cores)
 
     def num_groups_on(self, executor: ExecutorProcess) -> int:
         """Return how many groups an executor has now."""
@@ -152,16 +153,22 @@ async def running_stack(
         )
         if ready:
             await running.attached()
-        while ready and membership is None and len(running.engine.fleet.cores) < len(executors):
-            await asyncio.sleep(0)
+        if ready and membership is None:
+            await until(lambda: len(running.engine.fleet.cores) == len(executors))
         yield running
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Return once a condition of objects in this process holds, which it must within PATIENCE_S."""
+async def until(condition: Callable[[], object]) -> None:
+    """Return once a condition of objects in this process holds, which it must within PATIENCE_S.
+
+    It looks after every turn of the event loop, and less often when it has waited for long: then another process, a
+    thread or a timer has work to do.
+    """
     async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0)
+        for turn in itertools.count():
+            if condition():
+                return
+            await asyncio.sleep(0 if turn < PATIENT_TURNS else 0.001)
 
 
 def token_request(

@@ -1,6 +1,5 @@
 """A gateway's side of `vllm.grpc.engine.VllmEngine`, for tests of the scheduler's side."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from executor_svc.worker.interface import Worker
-from tests.support.stack import Stack, running_stack
+from tests.support.stack import Stack, running_stack, until
 
 PROMPT = list(range(97, 117))
 
@@ -114,5 +113,4 @@ async def first_chunk(call: "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.Gen
 
 async def no_live_request(stack: Stack) -> None:
     """Return once no request is live."""
-    while stack.engine.requests:
-        await asyncio.sleep(0)
+    await until(lambda: not stack.engine.requests)

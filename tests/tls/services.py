@@ -1,6 +1,5 @@
 """Both services in this process, with TLS as a test wants it, over real gRPC."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from shared.certificates import PemFile
 from shared.grpc_server import GrpcServer
 from shared.tls import ServerTls
 from tests.support.certificates import PairFiles
+from tests.support.stack import until
 
 MAX_MESSAGE_BYTES = 8 * 2**20
 
@@ -38,15 +38,11 @@ class Scheduler:
 
     async def attached(self) -> None:
         """Return once an executor is attached."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not self.service.engine.fleet.cores:
-                await asyncio.sleep(0)
+        await until(lambda: self.service.engine.fleet.cores)
 
     async def trouble(self) -> None:
         """Return once it is known why an executor cannot be attached."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not self.service.engine.last_trouble:
-                await asyncio.sleep(0)
+        await until(lambda: self.service.engine.last_trouble)
 
     async def last_error(self) -> str:
         """Return what GetSchedulerState says of an executor that cannot be attached; the scheduler speaks plaintext."""

@@ -1,6 +1,5 @@
 """Both services in this process, with their spans recorded."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from executor_svc.service.traced_worker import TracedWorker
 from executor_svc.worker.interface import Worker
 from octavo.generation.v1 import generation_service_pb2 as pb
 from shared.tracing import Tracing, TracingMode
-from tests.support.stack import Stack, running_stack
+from tests.support.stack import Stack, running_stack, until
 from tests.tracing.spans import SpanRecord, Trace, recorded, trace_of
 
 
@@ -54,9 +53,8 @@ async def run(stack: Stack, request: pb.GenerateRequest, traceparent: str | None
 
 async def executed(recorder: Recorder, num_executions: int = 1) -> None:
     """Return once executors have sent so many spans: they hear of an end with the next step."""
-    async with asyncio.timeout(10):
-        while sum(span.name == "execute" for span in recorder.exporter.get_finished_spans()) < num_executions:
-            await asyncio.sleep(0)
+    exporter = recorder.exporter
+    await until(lambda: sum(span.name == "execute" for span in exporter.get_finished_spans()) >= num_executions)
 
 
 TracedStack = Callable[..., AbstractAsyncContextManager[Stack]]

@@ -9,7 +9,7 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from tests.support.stack import Stack, token_request
+from tests.support.stack import Stack, token_request, until
 from tests.tracing.conftest import Recorder, TracedStack, executed, run
 from tests.tracing.spans import CALLER_SPAN_ID, CALLER_TRACE_ID, SAMPLED, names
 
@@ -77,8 +77,7 @@ async def test_an_aborted_request_ends_its_spans_at_once(
 ) -> None:
     async with traced_stack(recorder.worker(FakeWorker(step_ms=1))) as stack:
         call = asyncio.create_task(run(stack, token_request(30, 2000, request_id="r")))
-        while not any(request.num_output_tokens for request in stack.engine.requests.values()):
-            await asyncio.sleep(0)
+        await until(lambda: any(request.num_output_tokens for request in stack.engine.requests.values()))
         await abort(stack, call)
         await stack.engine.requests.wait_until_all_ended()
         await executed(recorder)

@@ -11,7 +11,7 @@ from executor_svc.service.traced_worker import TracedWorker
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from shared.step import Step
-from tests.support.stack import token_request
+from tests.support.stack import token_request, until
 from tests.tracing.conftest import Recorder, TracedStack, executed, run
 from tests.tracing.spans import (
     CALLER_SPAN_ID,
@@ -149,8 +149,7 @@ async def test_a_request_that_lost_its_executor_says_so_and_has_spans_of_both(
     first, second = recorder.worker(FakeWorker(step_ms=1)), recorder.worker(FakeWorker(step_ms=1))
     async with traced_stack(first) as stack:
         call = asyncio.create_task(run(stack, token_request(30, 100, request_id="r")))
-        while not any(request.num_output_tokens > 3 for request in stack.engine.requests.values()):
-            await asyncio.sleep(0)
+        await until(lambda: any(request.num_output_tokens > 3 for request in stack.engine.requests.values()))
         await stack.executor.kill()
         first.end_all("the executor shut down")
         stack.executor.worker = second

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.abc
+import io
 import json
 import signal
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 import octavo
 from octavo.cli import main
+from octavo.command_line import run as run_here
 from octavo.generation.v1 import generation_pb2
 from tests.unit.octavo.stand_in import StandIn
 
@@ -38,10 +40,17 @@ async def started(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 async def run(*args: str, stdin: str | bytes = "") -> Ended:
-    async with started(*args) as process:
-        stdout, stderr = await process.communicate(stdin.encode() if isinstance(stdin, str) else stdin)
-        assert process.returncode is not None
-        return Ended(process.returncode, stdout.decode(), stderr.decode())
+    """Run a command in a thread, with streams of its own: the start of a process takes longer than most commands."""
+    given = io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(given, "utf-8"))
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True))
+        stdout, stderr = sys.stdout.buffer, sys.stderr.buffer
+        status = await asyncio.to_thread(run_here, args)
+        assert isinstance(stdout, io.BytesIO)
+        assert isinstance(stderr, io.BytesIO)
+        return Ended(status, stdout.getvalue().decode(), stderr.getvalue().decode())
 
 
 async def test_generate_streams_the_text(stand_in: StandIn) -> None:
