@@ -40,8 +40,8 @@ class ExecutorConfig(_BatchConfig):
     program: ClassVar[str] = "python -m executor_svc"
 
     model: str = Field(
-        description="The model: a Hugging Face directory, or a hub id such as Qwen/Qwen3-0.6B. @REVISION may follow "
-        "the id."
+        description="The model: a Hugging Face directory, or a hub id such as Qwen/Qwen3-0.6B, with or without "
+        "@REVISION."
     )
     model_id: str | None = Field(
         None,
@@ -66,8 +66,7 @@ class ExecutorConfig(_BatchConfig):
     attention_backend: Literal["auto", "triton", "flash_attn", "xformers", "torch"] = Field(
         "auto",
         description="What computes attention. auto: on a GPU flash-attn 3 if it is installed, else Triton, else "
-        "torch; on a CPU what cpu_kernels says. flash_attn and xformers are libraries for float16 and bfloat16, with "
-        "larger blocks.",
+        "torch; on a CPU what cpu_kernels says. flash_attn and xformers are libraries for float16 and bfloat16.",
     )
     block_size_tokens: int | None = Field(
         None,

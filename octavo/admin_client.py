@@ -44,7 +44,7 @@ class AdminPortError(OctavoError):
     def __init__(self, address: str) -> None:
         self.address = address
         super().__init__(
-            f"{address} is another port than the one for operators; name the scheduler's --admin-listen, by default "
+            f"{address} is not the port for operators; give the scheduler's --admin-listen, by default "
             f"{DEFAULT_ADMIN_ADDRESS}"
         )
 

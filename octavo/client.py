@@ -94,7 +94,7 @@ class Client(SchedulerChannel):
         """Add which port was dialled: what answers there may be another one of Octavo's, or no gRPC server at all."""
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return InternalError(
-                f"what answers at {self.address} does not know this call; name a scheduler's --listen, by default "
+                f"the server at {self.address} does not know this call; give a scheduler's --listen, by default "
                 f"{DEFAULT_ADDRESS}, or update that scheduler"
             )
         return super()._to_octavo_error(error)

@@ -4,7 +4,7 @@
     ├── InvalidRequestError        the request is wrong; has field; do not retry
     ├── RequestExistsError         a live request has the same id
     ├── OverloadedError            the waiting queue is full; has retry_after_s
-    ├── ResourceExhaustedError     it needs more than there is: KV cache, or room in a message; send less
+    ├── ResourceExhaustedError     it needs more KV cache than there is, or a larger message; send less
     ├── UnavailableError           draining, no executor yet, or the connection broke; retry later
     │   ├── NotConnectedError      nothing answers at the address
     │   └── TlsHandshakeError      something answers, but the two sides do not agree on TLS
@@ -179,7 +179,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OctavoError:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError("the time limit passed before the answer was complete")
         case grpc.StatusCode.UNIMPLEMENTED:
-            return InternalError(f"what answers is not an Octavo scheduler of this release: {message}")
+            return InternalError(f"the server is not an Octavo scheduler of this release: {message}")
         case code:
             return InternalError(f"{message} ({code.name})")
 

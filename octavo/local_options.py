@@ -130,9 +130,10 @@ class LocalOptions:
             return
         for name in ("tls_cert", "tokens_file"):
             if getattr(scheduler, name) is not None:
-                who = "the gateway" if self.openai is not None else "what calls the scheduler here"
+                who = "the gateway" if self.openai is not None else "this process"
                 raise LocalServiceError(
-                    f"scheduler.{name} is set, but {who} speaks plaintext with it and has no token; leave it out"
+                    f"scheduler.{name} is set, but {who} calls the scheduler in plaintext and without a token; leave "
+                    "it out"
                 )
 
     def _name_scheduler(self) -> None:

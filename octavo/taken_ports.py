@@ -63,13 +63,13 @@ async def _describe_scheduler(address: str) -> str | None:
         async with asyncio.timeout(_ANSWER_TIMEOUT_S), Client(_reachable(address)) as client:
             model_id = (await client.get_model()).model_id
     except (UnauthenticatedError, PermissionDeniedError):
-        return f"octavo runs already on {address} and asks for a token"
+        return f"octavo already runs on {address} and asks for a token"
     except OctavoError as error:
         is_scheduler = isinstance(error.__cause__, grpc.aio.AioRpcError) and is_from_service(error.__cause__)
-        return f"octavo runs already on {address}, and its model is not loaded yet" if is_scheduler else None
+        return f"octavo already runs on {address}, and its model is not loaded yet" if is_scheduler else None
     except TimeoutError:
         return None
-    return f"octavo runs already on {address} and serves {model_id}"
+    return f"octavo already runs on {address} and serves {model_id}"
 
 
 async def _describe_admin_port(address: str) -> str | None:
@@ -78,12 +78,12 @@ async def _describe_admin_port(address: str) -> str | None:
         async with asyncio.timeout(_ANSWER_TIMEOUT_S), AdminClient(_reachable(address)) as client:
             state = await client.get_state()
     except (UnauthenticatedError, PermissionDeniedError):
-        return f"octavo runs already, has {address} for its operators, and asks for a token"
+        return f"octavo already runs with {address} for operators, and asks for a token"
     except (OctavoError, TimeoutError):
         return None
     models = sorted({executor.model_id for executor in state.executors} - {""})
     served = f"it serves {', '.join(models)}" if models else "its model is not loaded yet"
-    return f"octavo runs already and has {address} for its operators; {served}"
+    return f"octavo already runs with {address} for operators; {served}"
 
 
 def _reachable(address: str) -> str:

@@ -106,10 +106,10 @@ class SchedulerConfig(ServiceConfig):
         "more gives more tokens a second. By default the executor's own limit.",
     )
     max_waiting_requests: int = Field(
-        1024, ge=1, description="Most requests that wait. Further ones get RESOURCE_EXHAUSTED."
+        1024, ge=1, description="Most requests in the queue. Further ones get RESOURCE_EXHAUSTED."
     )
     max_waiting_requests_per_tenant: int | None = Field(
-        None, ge=1, description="Most requests of one tenant that wait. By default one tenant may fill the queue."
+        None, ge=1, description="Most requests of one tenant in the queue. By default one tenant may fill it."
     )
     policy: Literal["fcfs", "priority"] = Field(
         "fcfs",

@@ -194,7 +194,9 @@ def _read_file(config_class: type[ServiceConfig], path: str | None, mistakes: li
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path} is not a TOML file: {error}"]) from error
     unknown = [table for table in tables if table not in TABLES]
-    mistakes += [f"[{table}] in {path} is no table that Octavo reads{did_you_mean(table, TABLES)}" for table in unknown]
+    mistakes += [
+        f"[{table}] in {path} is not a table that Octavo reads{did_you_mean(table, TABLES)}" for table in unknown
+    ]
     own = tables.get(config_class.service, {})
     if not isinstance(own, dict):
         raise ConfigError([f"{config_class.service} in {path} is not a table"])

@@ -125,7 +125,9 @@ class AddressError(UnavailableError):
     """
 
     def __init__(self, flag: str, address: str) -> None:
-        super().__init__(f"cannot listen on {address}, the address is taken or not ours; set {flag} to another one")
+        super().__init__(
+            f"cannot listen on {address}: it is taken, or not an address of this machine; set {flag} to another one"
+        )
 
 
 class NoExecutorError(WorldError):

@@ -33,7 +33,7 @@ class ServiceConfig(BaseModel):
     )
     tls_cert: Path | None = Field(
         None,
-        description="PEM file with the service's certificate, its chain behind it. It turns on TLS, and is read "
+        description="PEM file with the service's certificate and its chain. It turns on TLS, and is read "
         "again when it changes. By default the service speaks plaintext.",
     )
     tls_key: Path | None = Field(

@@ -176,7 +176,7 @@ def _to_sentence(error: Exception, repo_id: str, revision: str | None = None) ->
 
     match error:
         case errors.HFValidationError():
-            return f"{repo_id} is no hub id, which is name or organisation/name"
+            return f"{repo_id} is not a hub id; a hub id is NAME or ORGANISATION/NAME"
         case errors.GatedRepoError():
             return f"{repo_id} is gated: accept its terms at {constants.ENDPOINT}/{repo_id}, and set HF_TOKEN"
         case errors.RevisionNotFoundError():

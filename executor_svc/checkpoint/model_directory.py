@@ -95,5 +95,5 @@ def read_json_object(path: Path) -> dict[str, object]:
     except ValueError as error:  # bad JSON or bad UTF-8
         raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} holds no JSON object")
+        raise ModelLoadError(f"{path} does not hold a JSON object")
     return value

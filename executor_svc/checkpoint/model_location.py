@@ -56,7 +56,7 @@ def check_model_name(model: str) -> ModelDirectory | None:
     if _looks_like_path(model):
         raise ModelLoadError(f"the model directory {path} does not exist")
     if not is_hub_id(model):
-        raise ModelLoadError(f"{model} is neither a directory nor a hub id, which is name or organisation/name")
+        raise ModelLoadError(f"{model} is neither a directory nor a hub id (NAME or ORGANISATION/NAME)")
     return None
 
 

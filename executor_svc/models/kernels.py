@@ -79,7 +79,9 @@ def make_model(
         model = Decoder(config, dense, make_layer_loop=make_layer_loop)
         return MadeModel(model, attention, describe_kernels(found, attention, device, in_c=(_DENSE,)))
     if cpu_kernels == "native":
-        raise ModelLoadError(f"cpu_kernels is native, but the dense kernels in C do not have {missing}")
+        raise ModelLoadError(
+            f"cpu_kernels is native, but the kernels in C do not have {missing}; leave out --cpu-kernels"
+        )
     library = find_int8_library(found, device, cpu_kernels) if is_int8 else None
     model = Decoder(config, _make_dense(dtype, device, is_int8, library, group), group)
     reason = found.reason or f"those in C do not have {missing}"
@@ -149,8 +151,8 @@ def find_int8_library(found: FoundLibrary, device: torch.device, cpu_kernels: Cp
         return load_library(torch.get_num_threads())
     except NativeUnavailableError as error:
         raise ModelLoadError(
-            f"quantization is int8, which on a CPU needs the kernels in C, but {error}; else leave out --quantization, "
-            "or set --cpu-kernels torch, with which int8 saves memory but is several times as slow as float32"
+            f"quantization is int8, which needs the kernels in C on a CPU, but {error}; leave out --quantization, or "
+            "set --cpu-kernels torch, where int8 saves memory but is several times slower than float32"
         ) from error
 
 

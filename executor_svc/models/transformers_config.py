@@ -33,7 +33,7 @@ def find_architecture(directory: Path) -> tuple[Any, Any]:
     try:
         config = model_class.config_class.from_json_file(source)
     except Exception as error:  # of transformers and huggingface_hub, of many types
-        raise ModelLoadError(f"{source} is no configuration of {name}: {error}") from error
+        raise ModelLoadError(f"{source} is not a configuration of {name}: {error}") from error
     _check_config(model_class, config)
     return model_class, config
 

@@ -37,7 +37,7 @@ def _to_entry(line: str, place: str) -> DatasetEntry:
     try:
         fields = json.loads(line)
     except ValueError as error:
-        raise BenchError(f"{place}: no JSON: {error}") from error
+        raise BenchError(f"{place} is not JSON: {error}") from error
     prompt = fields.get("prompt") if isinstance(fields, dict) else None
     if not isinstance(prompt, str) or not prompt:
         raise BenchError(f'{place}: no object with a text as "prompt", such as {{"prompt": "Why?"}}')

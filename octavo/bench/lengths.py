@@ -69,9 +69,9 @@ def parse_lengths(text: str) -> Lengths:
     if not fields:
         return _constant(text, name)
     if name not in (Shape.UNIFORM, Shape.NORMAL, Shape.LOGNORMAL):
-        raise ValueError(f"{text!r} is no length: {name!r} is no distribution; write {FORMS}")
+        raise ValueError(f"{text!r} is not a length: {name!r} is not a distribution; write {FORMS}")
     if len(fields) not in ((2,) if name == Shape.UNIFORM else (2, 4)):
-        raise ValueError(f"{text!r} is no length: {name} does not take {len(fields)} numbers; write {FORMS}")
+        raise ValueError(f"{text!r} is not a length: {name} does not take {len(fields)} numbers; write {FORMS}")
     if name == Shape.UNIFORM:
         minimum, maximum = (_whole(text, field) for field in fields)
         _check_limits(text, minimum, maximum)
@@ -80,9 +80,9 @@ def parse_lengths(text: str) -> Lengths:
     minimum, maximum = (_whole(text, field) for field in fields[2:]) if len(fields) == 4 else (1, _LARGEST)
     _check_limits(text, minimum, maximum)
     if mean < 1 or deviation < 0:
-        raise ValueError(f"{text!r} is no length: the mean must be at least 1 and the deviation at least 0")
+        raise ValueError(f"{text!r} is not a length: the mean must be at least 1 and the deviation at least 0")
     if max(mean, deviation) > _LARGEST:
-        raise ValueError(f"{text!r} is no length: mean and deviation must be at most {_LARGEST}")
+        raise ValueError(f"{text!r} is not a length: mean and deviation must be at most {_LARGEST}")
     return Lengths(text, Shape(name), mean, deviation, minimum, maximum)
 
 
@@ -94,7 +94,7 @@ def _constant(text: str, number: str) -> Lengths:
 
 def _whole(text: str, field: str) -> int:
     if not (field.isascii() and field.isdigit() and len(field) <= 10):
-        raise ValueError(f"{text!r} is no length: {field!r} is no whole number of tokens; write {FORMS}")
+        raise ValueError(f"{text!r} is not a length: {field!r} is not a whole number of tokens; write {FORMS}")
     return int(field)
 
 
@@ -104,10 +104,10 @@ def _number(text: str, field: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{text!r} is no length: {field!r} is no number; write {FORMS}")
+        raise ValueError(f"{text!r} is not a length: {field!r} is not a number; write {FORMS}")
     return number
 
 
 def _check_limits(text: str, minimum: int, maximum: int) -> None:
     if not 1 <= minimum <= maximum <= _LARGEST:
-        raise ValueError(f"{text!r} is no length: lengths go from 1 to {_LARGEST}, the shorter limit first")
+        raise ValueError(f"{text!r} is not a length: lengths go from 1 to {_LARGEST}, the shorter limit first")

@@ -50,9 +50,9 @@ class StreamReader:
         try:
             chunk = json.loads(data)
         except ValueError:
-            raise RequestFailedError("the stream has an event that is no JSON") from None
+            raise RequestFailedError("the stream has an event that is not JSON") from None
         if not isinstance(chunk, dict):
-            raise RequestFailedError("the stream has an event that is no JSON object")
+            raise RequestFailedError("the stream has an event that is not a JSON object")
         if chunk.get("error"):
             raise RequestFailedError(f"the stream ended in an error: {error_message(chunk)}")
         usage = _usage(chunk.get("usage"))
@@ -106,7 +106,7 @@ def _counts(totals: list[int | None], num_tokens: int) -> list[int]:
 def _choices(chunk: dict[str, Any]) -> list[dict[str, Any]]:
     choices = chunk.get("choices") or []
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        raise RequestFailedError('the stream has an event whose "choices" are no list of objects')
+        raise RequestFailedError('the stream has an event whose "choices" are not a list of objects')
     return choices
 
 

@@ -167,7 +167,7 @@ class OpenAITarget:
             isinstance(m, dict) and isinstance(m.get("id"), str) for m in models
         ):
             raise BenchError(
-                f"what answers at {self._url} is no OpenAI-compatible API (/models gives {content_type}); "
+                f"the server at {self._url} has no OpenAI-compatible API (/models gives {content_type}); "
                 "the URL usually ends in /v1"
             )
         return models
@@ -208,9 +208,9 @@ def check_url(url: str, api_key: str | None, *, is_key_explicit: bool) -> None:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ValueError(f"{url!r} is no URL: {error}") from None
+        raise ValueError(f"{url!r} is not a URL: {error}") from None
     if parts.scheme not in ("http", "https") or not host:
-        raise ValueError(f"{url!r} is no URL of an API, such as http://127.0.0.1:8080/v1")
+        raise ValueError(f"{url!r} is not a URL of an API, such as http://127.0.0.1:8080/v1")
     if api_key is not None and not is_key_explicit and parts.scheme == "http" and not is_loopback(f"{host}:{port}"):
         raise ValueError(
             f"the key in OPENAI_API_KEY would travel to {host} unencrypted: "
@@ -228,11 +228,11 @@ def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its certificate is not trusted ({getattr(error.certificate_error, 'verify_message', error)})"
     if isinstance(error, aiohttp.ClientSSLError):
-        return "what answers speaks no TLS, or none that we know; is it http://?"
+        return "the server does not speak TLS, or no version that we know; is it http://?"
     if isinstance(error, aiohttp.ClientConnectorError):
         return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else "no such host"
     if isinstance(error, aiohttp.ClientResponseError):
-        return "what answers speaks no HTTP"
+        return "the server does not speak HTTP"
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | ConnectionError):

@@ -37,12 +37,11 @@ def warnings(config: BenchConfig, info: TargetInfo, summary: Summary) -> list[st
     if summary.lag_s is not None and summary.lag_s.p99 > _LATE_S:
         found.append(
             f"the sender's event loop lagged by up to {_ms(summary.lag_s.p99)} ms (p99): "
-            "the times hold delays of its own, and more so if it shares processors with the server"
+            "the times include its own delays, more if it shares processors with the server"
         )
     if summary.busy_share > _BUSY_SHARE:
         found.append(
-            f"the sender computed {summary.busy_share:.0%} of the time: it may be what limits the rate; "
-            "divide the load among several processes"
+            f"the sender was busy {summary.busy_share:.0%} of the time, so it may limit the rate; use several processes"
         )
     # What a chat template puts around each prompt is shared too.
     has_fresh_prompts = not config.shared_prefix_len and config.dataset is None and info.api != "chat"

@@ -42,15 +42,15 @@ def parse_slo(text: str) -> Slo:
         found = _ENTRY.fullmatch(entry)
         if found is None or found[1] not in list(Metric):
             raise ValueError(
-                f"{entry.strip()!r} is no objective; write METRIC=TIME with {', '.join(Metric)} and ms or s, "
+                f"{entry.strip()!r} is not an objective; write METRIC=TIME with {', '.join(Metric)} and ms or s, "
                 "such as ttft=200ms,itl=50ms"
             )
         try:
             limit_s = float(found[2]) * (1e-3 if found[3] == "ms" else 1.0)
         except ValueError:
-            raise ValueError(f"{entry.strip()!r} is no objective: {found[2]!r} is no number") from None
+            raise ValueError(f"{entry.strip()!r} is not an objective: {found[2]!r} is not a number") from None
         if limit_s <= 0 or math.isinf(limit_s):
-            raise ValueError(f"{entry.strip()!r} is no objective: the time must be above 0")
+            raise ValueError(f"{entry.strip()!r} is not an objective: the time must be above 0")
         if found[1] in limits_s:
             raise ValueError(f"{text!r} gives {found[1]} twice")
         limits_s[Metric(found[1])] = limit_s

@@ -125,7 +125,9 @@ class _Conversation:
                 else:
                     self._confirm(list_settings(self._params))
             case _:
-                self._complain(f"there is no command {name}; /help lists them, and a space in front makes it text")
+                self._complain(
+                    f"there is no command {name}; /help lists them; to send this as text, put a space in front"
+                )
 
     def _say(self, text: str) -> None:
         """Send a turn and print the answer; a turn without any answer is forgotten."""

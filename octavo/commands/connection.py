@@ -66,8 +66,8 @@ _SECURITY_OPTIONS = (
         "--token",
         envvar="OCTAVO_TOKEN",
         metavar="TOKEN",
-        help="Your token, if the scheduler asks for one. Others on this machine can see it here: --token-file or the "
-        "variable OCTAVO_TOKEN hide it.",
+        help="Your token, if the scheduler asks for one. Others on this machine can see it: use --token-file or "
+        "OCTAVO_TOKEN instead.",
     ),
     click.option(
         "--token-file",

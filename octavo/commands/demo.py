@@ -62,7 +62,7 @@ async def _run_demo(question: str, options: LocalOptions, *, is_verbose: bool) -
         click.echo(_PICTURE.format(*services.executor_pids.values()))
         await services.run_beside(_show(question, services, console))
         if restarts and "is back" in restarts[-1]:
-            click.echo(f"{restarts[-1].capitalize()}: what dies is started again, here and by `octavo up`.")
+            click.echo(f"{restarts[-1].capitalize()}. `octavo up` restarts processes that die, too.")
     except LocalServiceError:
         are_logs_told = True
         raise
@@ -88,7 +88,7 @@ async def _show(question: str, services: LocalServices, console: Console) -> Non
         with console.status("asking once more, and nobody is killed"):
             undisturbed = (await client.generate(prompt, _PARAMS)).outputs[0].token_ids
     compare(token_ids, undisturbed)
-    click.echo(f"Asked once more, and nobody killed: the same {len(token_ids)} tokens.")
+    click.echo(f"Asked again, without a kill: the same {len(token_ids)} tokens.")
 
 
 async def _answer_and_kill(

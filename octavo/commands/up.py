@@ -72,7 +72,7 @@ def up(
 ) -> None:
     """Start a scheduler and executors on this machine, until Ctrl-C. A process that dies is started again.
 
-    MODEL is what --model takes.
+    MODEL is the same as --model.
     """
     if model_argument is not None:
         context = click.get_current_context()

@@ -153,11 +153,15 @@ def _overtaking_texts(engine: Engine, group: SequenceGroup, num_ahead: int) -> l
     newcomers = [other for other in later if not other.has_run]
     num_urgent = sum(other.priority < group.priority for other in newcomers) if engine.settings.has_priorities else 0
     reasons = [
-        (len(later) - len(newcomers), "ran before, and come back first"),
-        (num_urgent, f"have a more urgent priority than {group.priority}"),
-        (len(newcomers) - num_urgent, "belong to tenants that have had fewer tokens for their weight"),
+        (len(later) - len(newcomers), "ran before and comes back first", "ran before and come back first"),
+        (num_urgent, *(f"{has} a more urgent priority than {group.priority}" for has in ("has", "have"))),
+        (
+            len(newcomers) - num_urgent,
+            "belongs to a tenant that has had fewer tokens for its weight",
+            "belong to tenants that have had fewer tokens for their weight",
+        ),
     ]
-    return [f"{number} came later and {why}" for number, why in reasons if number]
+    return [f"{number} came later and {one if number == 1 else several}" for number, one, several in reasons if number]
 
 
 def _troubles(engine: Engine, now_s: float) -> dict[ExecutorCore, str]:

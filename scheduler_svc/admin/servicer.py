@@ -177,8 +177,8 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         if logged is None:
             first, last = step_log.kept_ids
             if not last:
-                raise UnknownNameError("no step is kept: the executor has been sent none since it was attached")
-            raise UnknownNameError(f"step {request.step_id} is not kept; kept are {first} to {last}")
+                raise UnknownNameError("no step is kept: the executor has had none since it was attached")
+            raise UnknownNameError(f"step {request.step_id} is not kept; steps {first} to {last} are")
         return pb.GetStepResponse(step=step_state(logged))
 
     async def ListSteps(  # noqa: N802

@@ -115,7 +115,7 @@ class Engine:
         Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
         """
         if self.readiness.is_draining:
-            raise UnavailableError(f"{self.readiness.why_not}; send the request to another one")
+            raise UnavailableError(f"{self.readiness.why_not}; send the request to another scheduler")
         if not self.fleet.cores or self.model is None:
             raise NoExecutorError("no executor is attached", self.last_trouble)
         if request_id in self.requests:

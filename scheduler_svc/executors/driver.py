@@ -197,7 +197,7 @@ class ExecutorDriver:
         holder = self._others.holder_of(instance_id) if instance_id else None
         if holder is not None:
             raise ExecutorRefusedError(
-                f"it is the executor of {holder.address}, under another address; used only there"
+                f"it is the same executor as {holder.address}; it is used under that address only"
             )
         self._check_room()  # another one may have come in meanwhile
         self.holds_instance = True

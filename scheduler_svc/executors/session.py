@@ -183,7 +183,7 @@ class ExecutorSession:
 
     def _accept(self, response: pb.StreamStepsResponse) -> StepResult:
         if response.WhichOneof("message") != "step":
-            raise ExecutorLostError("the executor sent something else than a step's result")
+            raise ExecutorLostError("the executor sent something other than a step's result")
         self._last_received_step_id = response.step.step_id
         self._num_resumes_in_a_row = 0
         if self._unanswered:

@@ -463,7 +463,7 @@ async def test_an_executor_with_two_addresses_is_used_once_and_the_log_says_so_o
         directory.addresses = {numeric, named}
         await stack.attached()
         drivers = stack.engine.drivers
-        await until(lambda: "under another address" in stack.engine.last_trouble)
+        await until(lambda: "it is the same executor as" in stack.engine.last_trouble)
         [used] = [driver for driver in drivers.values() if driver.core is not None]
         [other] = [driver for driver in drivers.values() if driver is not used]
         assert drivers.is_complete
@@ -475,7 +475,7 @@ async def test_an_executor_with_two_addresses_is_used_once_and_the_log_says_so_o
         await until(lambda: other.core is not None)
         assert len((await collect(stack, token_request(20, 60))).token_ids) == 60
         assert list(drivers) == [other.address]
-    assert sum("under another address" in message for message in caplog.messages) == 1
+    assert sum("it is the same executor as" in message for message in caplog.messages) == 1
 
 
 async def test_health_says_whether_an_executor_stays() -> None:

@@ -309,7 +309,7 @@ async def test_admin_shows_the_request_its_blocks_and_the_step() -> None:
         assert [request.request_id for request in listed.requests] == ["seen"]
         step = (await stack.admin.GetStep(admin.GetStepRequest(step_id=1))).step
         assert [(c.slot, c.start, c.num_tokens) for c in step.prefill_chunks] == [(state.slot, 0, 40)]
-        with pytest.raises(grpc.aio.AioRpcError, match="kept are 1 to"):
+        with pytest.raises(grpc.aio.AioRpcError, match="is not kept; steps 1 to"):
             await stack.admin.GetStep(admin.GetStepRequest(step_id=10**9))
         with pytest.raises(grpc.aio.AioRpcError, match="no live request"):
             await stack.admin.GetRequest(admin.GetRequestRequest(request_id="unseen"))

@@ -242,7 +242,7 @@ async def test_the_port_of_clients_is_told_from_that_of_operators() -> None:
         error = await refused(AdminClient(stack.address))
         assert isinstance(error, AdminPortError)
         assert str(error) == (
-            f"{stack.address} is another port than the one for operators; name the scheduler's --admin-listen, "
+            f"{stack.address} is not the port for operators; give the scheduler's --admin-listen, "
             "by default 127.0.0.1:50052"
         )
         assert isinstance(await refused(AdminClient(stack.executor.address)), AdminPortError)

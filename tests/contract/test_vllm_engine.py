@@ -28,7 +28,7 @@ NUM_TOKENS = 12
 ENDLESS = 4000
 
 
-def native_request(**params: int) -> generation_service_pb2.GenerateRequest:
+def octavo_request(**params: int) -> generation_service_pb2.GenerateRequest:
     return generation_service_pb2.GenerateRequest(
         token_ids=generation_service_pb2.TokenIds(ids=PROMPT),
         sampling_params=generation_pb2.SamplingParams(temperature=0.0, **params),  # type: ignore[arg-type]
@@ -38,15 +38,15 @@ def native_request(**params: int) -> generation_service_pb2.GenerateRequest:
 # Generate ----------------------------------------------------------------------------------------
 
 
-async def test_an_answer_in_one_piece_and_a_streamed_one_are_those_of_the_native_service() -> None:
+async def test_an_answer_in_one_piece_and_a_streamed_one_are_those_of_generation_service() -> None:
     async with running_gateway_stack() as gateway:
-        native = await collect(
+        octavo = await collect(
             gateway.stack,
-            native_request(max_tokens=NUM_TOKENS),
+            octavo_request(max_tokens=NUM_TOKENS),
         )
         whole = await ask(gateway, engine_request())
         streamed = await ask(gateway, engine_request(stream=True))
-    assert whole.token_ids() == streamed.token_ids() == native.token_ids
+    assert whole.token_ids() == streamed.token_ids() == octavo.token_ids
     assert whole.order == [("complete", 0)]
     assert len(streamed.chunks[0]) > 1
     assert whole.completes[0].finish_reason == streamed.completes[0].finish_reason == "length"
@@ -138,19 +138,19 @@ async def test_log_probabilities_come_for_each_token_with_the_likeliest_in_its_p
 async def test_log_probabilities_of_the_prompt_come_with_the_first_chunk_and_with_the_end() -> None:
     async with running_gateway_stack() as gateway:
         answer = await ask(gateway, engine_request(prompt_logprobs=2, stream=True))
-        native = await collect(
+        octavo = await collect(
             gateway.stack,
-            native_request(max_tokens=1, prompt_logprobs=2),
+            octavo_request(max_tokens=1, prompt_logprobs=2),
         )
     prompt = answer.chunks[0][0].input_logprobs
     assert prompt == answer.completes[0].input_logprobs
     assert [chunk.HasField("input_logprobs") for chunk in answer.chunks[0][1:]] == [False] * len(answer.chunks[0][1:])
     assert list(prompt.token_ids) == PROMPT
     assert not prompt.token_logprobs[0].HasField("value")
-    assert [logprob.value for logprob in prompt.token_logprobs[1:]] == native.prompt_logprobs
+    assert [logprob.value for logprob in prompt.token_logprobs[1:]] == octavo.prompt_logprobs
     assert not prompt.top_logprobs[0].token_ids
     tops = [token_id for top in prompt.top_logprobs for token_id in top.token_ids]
-    assert tops == native.prompt_alternative_token_ids
+    assert tops == octavo.prompt_alternative_token_ids
 
 
 async def test_requests_run_as_the_gateways_tenant() -> None:
@@ -163,7 +163,7 @@ async def test_requests_run_as_the_gateways_tenant() -> None:
         await no_live_request(gateway.stack)
 
 
-async def test_errors_of_the_native_service_have_its_statuses() -> None:
+async def test_errors_of_generation_service_have_its_statuses() -> None:
     async with running_gateway_stack(max_waiting_requests=1, max_num_seqs=1) as gateway:
         with pytest.raises(grpc.aio.AioRpcError) as too_long:
             await ask(gateway, engine_request(prompt=[65] * 9000))

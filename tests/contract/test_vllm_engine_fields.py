@@ -1,4 +1,4 @@
-"""Every field of `vllm.grpc.engine.GenerateRequest`: carried to the native request, or refused with a sentence."""
+"""Every field of `vllm.grpc.engine.GenerateRequest`: carried to our own request, or refused with a sentence."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from shared.errors import InvalidFieldError
 from shared.sampling_parameters import SAMPLING_PARAMETERS
 from tests.support.vllm_engine import ask, engine_request, running_gateway_stack
 
-# What the request says -> what the native parameters say. Fields that are not named are neutral in both.
+# What the request says -> what GenerationService's parameters say. Fields that are not named are neutral in both.
 CARRIED: list[tuple[dict[str, object], dict[str, object]]] = [
     ({"temperature": 0.5}, {"temperature": 0.5}),
     ({"temperature": 0.0}, {"temperature": 0.0}),
@@ -52,7 +52,7 @@ CARRIED: list[tuple[dict[str, object], dict[str, object]]] = [
 ]
 
 NEUTRAL = {"top_p": 1.0, "repetition_penalty": 1.0, "n": 1, "skip_special_tokens": False, "top_k": 0, "min_p": 0.0}
-NEUTRAL_NATIVE = generation_pb2.SamplingParams(
+NEUTRAL_OCTAVO = generation_pb2.SamplingParams(
     top_k=0, top_p=1.0, min_p=0.0, min_tokens=0, skip_special_tokens=False, n=1, repetition_penalty=1.0,
     presence_penalty=0.0, frequency_penalty=0.0, temperature=1.0, typical_p=1.0,
 )  # fmt: skip
@@ -134,14 +134,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("params", "native"), CARRIED, ids=[str(params) for params, _ in CARRIED])
-def test_a_parameter_is_carried(params: dict[str, object], native: dict[str, object]) -> None:
+@pytest.mark.parametrize(("params", "octavo"), CARRIED, ids=[str(params) for params, _ in CARRIED])
+def test_a_parameter_is_carried(params: dict[str, object], octavo: dict[str, object]) -> None:
     request = pb.GenerateRequest(sampling_params=pb.SamplingParams(**{**NEUTRAL, **params}))  # type: ignore[arg-type]
     expected = generation_pb2.SamplingParams()
-    expected.CopyFrom(NEUTRAL_NATIVE)
-    for name in native:
+    expected.CopyFrom(NEUTRAL_OCTAVO)
+    for name in octavo:
         expected.ClearField(name)  # type: ignore[arg-type]
-    expected.MergeFrom(generation_pb2.SamplingParams(**native))  # type: ignore[arg-type]
+    expected.MergeFrom(generation_pb2.SamplingParams(**octavo))  # type: ignore[arg-type]
     assert generation_request(request, "").sampling_params == expected
 
 
@@ -156,8 +156,8 @@ def test_unset_means_the_default_of_openai_and_not_the_models() -> None:
 
 
 def test_the_request_itself_is_carried() -> None:
-    native = generation_request(engine_request(request_id="chatcmpl-7", prompt=[1, 2]), "web")
-    assert (native.request_id, list(native.token_ids.ids), native.tenant) == ("chatcmpl-7", [1, 2], "web")
+    octavo = generation_request(engine_request(request_id="chatcmpl-7", prompt=[1, 2]), "web")
+    assert (octavo.request_id, list(octavo.token_ids.ids), octavo.tenant) == ("chatcmpl-7", [1, 2], "web")
     assert generation_request(pb.GenerateRequest(text="Hello", data_parallel_rank=0), "").text == "Hello"
 
 

@@ -56,11 +56,11 @@ async def test_the_model_is_described() -> None:
 
 async def test_clients_gateways_and_metrics_know_the_model_by_its_served_name() -> None:
     async with running_gateway_stack(served_model_name="my/assistant") as gateway:
-        native = await gateway.stack.generation.GetModel(GetModelRequest())
+        octavo = await gateway.stack.generation.GetModel(GetModelRequest())
         info = await gateway.stub.GetModelInfo(pb.GetModelInfoRequest())
         samples = [sample for family in scheduler_families(gateway.stack.engine) for sample in family.samples]
     names = {sample.labels["model_name"] for sample in samples if sample.name.startswith("vllm:")}
-    assert (native.model_id, info.served_model_name, names) == ("my/assistant", "my/assistant", {"my/assistant"})
+    assert (octavo.model_id, info.served_model_name, names) == ("my/assistant", "my/assistant", {"my/assistant"})
 
 
 async def test_the_server_is_described() -> None:
@@ -197,7 +197,7 @@ async def reflected_services(gateway: GatewayStack | Stack) -> set[str]:
         return {service.name async for answer in call for service in answer.list_services_response.service}
 
 
-async def test_reflection_and_health_know_the_service_and_the_native_one_is_there_too() -> None:
+async def test_reflection_and_health_know_the_service_and_generation_service_is_there_too() -> None:
     async with running_gateway_stack() as gateway:
         assert SERVICE_NAME in await reflected_services(gateway)
         async with grpc.aio.insecure_channel(gateway.stack.address) as channel:

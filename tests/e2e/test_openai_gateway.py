@@ -100,11 +100,11 @@ async def text_of(stream: Any) -> str:
 
 
 async def check_answers(client: openai.AsyncOpenAI, scheduler: Service) -> None:
-    """A chat and a completion, whole and streamed, are what the native service answers."""
-    async with Client(scheduler.address) as native:
+    """A chat and a completion, whole and streamed, are what GenerationService answers."""
+    async with Client(scheduler.address) as octavo_client:
         params = SamplingParams(temperature=0.0, max_tokens=24)
-        of_chat = await native.generate([ChatMessage(role="user", content=PROMPT)], params)
-        of_text = await native.generate(PROMPT, params)
+        of_chat = await octavo_client.generate([ChatMessage(role="user", content=PROMPT)], params)
+        of_text = await octavo_client.generate(PROMPT, params)
     chat = await client.chat.completions.create(messages=MESSAGES, **greedy())
     assert chat.choices[0].message.content == of_chat.outputs[0].text
     assert chat.choices[0].finish_reason == "length"
@@ -251,8 +251,8 @@ async def test_new_requests_wait_out_a_scheduler_that_starts_again() -> None:
         # The same scheduler to its executor, which the next one takes over at once.
         flags = ("--executor", executor.address, "--vllm-engine", "--scheduler-id", "restarted")
         scheduler = await start_service(SCHEDULER, *flags)
-        async with Client(scheduler.address) as native:
-            await native.wait_until_ready(60)
+        async with Client(scheduler.address) as octavo_client:
+            await octavo_client.wait_until_ready(60)
         async with (
             running_service(GATEWAY, "--scheduler", scheduler.address) as gateway,
             openai_client(gateway) as client,

@@ -59,7 +59,7 @@ def test_up_serves_the_sessions_of_the_readme_until_sigterm_and_leaves_nothing(u
     children = Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split()
     up.send_signal(signal.SIGTERM)
     _, stderr = up.communicate(timeout=30)
-    said = "stopping, when the streams have ended or after 20 s; Ctrl-C again stops at once"
+    said = "stopping when the streams end, in 20 s at most; Ctrl-C again stops at once"
     assert (up.returncode, stderr.strip()) == (0, said)
     assert len(children) == 2
     assert not any(os.path.exists(f"/proc/{pid}") for pid in children)

@@ -136,12 +136,12 @@ async def second(*flags: str, model: str = "some/model") -> int:
 async def test_a_second_one_says_that_one_runs_already(up: Up, capsys: pytest.CaptureFixture[str]) -> None:
     assert await second("--listen", up.address, "--admin-listen", up.admin_address) == 1
     assert capsys.readouterr().err == (
-        f'octavo: octavo runs already on {up.address} and serves fake; `octavo generate "..." --address {up.address}` '
+        f'octavo: octavo already runs on {up.address} and serves fake; `octavo generate "..." --address {up.address}` '
         "asks it, `octavo up --listen 127.0.0.1:0` starts another one\n"
     )
     assert await second("--listen", "127.0.0.1:0", "--admin-listen", up.admin_address) == 1
     assert capsys.readouterr().err == (
-        f"octavo: octavo runs already and has {up.admin_address} for its operators; it serves fake; "
+        f"octavo: octavo already runs with {up.admin_address} for operators; it serves fake; "
         "`octavo up --admin-listen 127.0.0.1:0` starts another one\n"
     )
 
@@ -150,9 +150,9 @@ async def test_one_that_has_no_model_yet_is_told_too(capsys: pytest.CaptureFixtu
     async with running_service("scheduler_svc", "--executor", "127.0.0.1:1") as scheduler:
         assert await second("--listen", scheduler.address) == 1
         told = capsys.readouterr().err
-        assert told.startswith(f"octavo: octavo runs already on {scheduler.address}, and its model is not loaded yet; ")
+        assert told.startswith(f"octavo: octavo already runs on {scheduler.address}, and its model is not loaded yet; ")
         assert await second("--listen", "0.0.0.0:0", "--admin-listen", scheduler.other_addresses["admin"]) == 1
-        assert "for its operators; its model is not loaded yet; " in capsys.readouterr().err
+        assert "for operators; its model is not loaded yet; " in capsys.readouterr().err
 
 
 async def test_a_wrong_model_is_told_before_a_taken_port(up: Up, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +187,7 @@ def check_demo(output: str, num_tokens: int) -> None:
     assert f"executor {killed[1]} (model, KV cache), process {killed[2]}" in output
     end = f"{num_tokens} tokens; the stream paused for "
     assert output.index("> Why is the sky blue?") < killed.start() < killed.end() < output.index(end)
-    assert f"Asked once more, and nobody killed: the same {num_tokens} tokens." in output
+    assert f"Asked again, without a kill: the same {num_tokens} tokens." in output
 
 
 async def test_the_demo_kills_an_executor_and_finds_the_same_tokens(tmp_path: Path) -> None:

@@ -57,9 +57,9 @@ async def test_a_chat_gets_a_sensible_answer_beside_the_native_client(demo_model
                 model=names[0], messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=16
             )
         start_s = time.monotonic() - started_at_s
-        async with Client(address) as native:
+        async with Client(address) as octavo_client:
             params = SamplingParams(temperature=0.0, max_tokens=16)
-            expected = await native.generate([ChatMessage(role="user", content=QUESTION)], params)
+            expected = await octavo_client.generate([ChatMessage(role="user", content=QUESTION)], params)
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
     finally:

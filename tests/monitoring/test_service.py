@@ -106,7 +106,7 @@ async def test_a_metrics_port_that_is_taken_is_one_sentence_and_nothing_is_serve
         free.close()
         settings = {"listen": listen, "admin_listen": "127.0.0.1:0", "metrics_listen": metrics, "executor": ("a:1",)}
         service = SchedulerService(SchedulerConfig.model_validate(settings))
-        with pytest.raises(UnavailableError, match=f"^cannot listen on {metrics}, .* set --metrics-listen"):
+        with pytest.raises(UnavailableError, match=f"^cannot listen on {metrics}: .* set --metrics-listen"):
             await service.start()
         with socket.create_server(("127.0.0.1", int(listen.rpartition(":")[2]))):
             pass

@@ -197,7 +197,7 @@ def test_int8_without_the_library_is_refused_unless_it_is_asked_for(
     dtype: str, tiny_models: dict[str, TinyModel]
 ) -> None:
     with pytest.raises(
-        ModelLoadError, match="int8, which on a CPU needs the kernels in C, but no C compiler was found"
+        ModelLoadError, match="int8, which needs the kernels in C on a CPU, but no C compiler was found"
     ):
         driver(tiny_models["gqa"], quantization="int8", dtype=dtype)
 

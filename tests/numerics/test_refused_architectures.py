@@ -38,7 +38,7 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "wrong type": (
         {"architectures": ["OlmoForCausalLM"], "num_attention_heads": "many"},
-        "config.json is no configuration of OlmoForCausalLM: .*num_attention_heads",
+        "config.json is not a configuration of OlmoForCausalLM: .*num_attention_heads",
     ),
     "several models": (
         {"architectures": ["FuyuForCausalLM"]},

@@ -1,7 +1,7 @@
 """`python -m tests.page.killed_executor` makes the pictures and the texts of docs/killed-executor.md anew.
 
-Real processes: `octavo up --executors 2` with the demo model, some streams, and a SIGKILL in the middle of one. The ports of
-`octavo up` (50051, 50052) must be free.
+Real processes: `octavo up --executors 2` with the demo model, some streams, and a SIGKILL in the middle of one. The
+ports of `octavo up` (50051, 50052) must be free.
 """
 
 import asyncio
@@ -34,11 +34,12 @@ from tests.unit.octavo.top.terminal import Terminal, terminal
 DOCUMENT = Path(__file__).parents[2] / "docs" / "killed-executor.md"
 FIGURES = DOCUMENT.parent / "figures"
 REQUEST_ID = "sky-1"
+QUESTION = "Why is the sky blue? Answer in three sentences."
 
 # By the names of the blocks in the document. Small caches: large cells in the block maps.
 COMMANDS = {
     "up": "octavo up --executors 2 --num-device-blocks 160 --num-host-blocks 0",
-    "generate": f'octavo generate "Why is the sky blue? Answer in three sentences." --temperature 0 --request-id {REQUEST_ID}',
+    "generate": f'octavo generate "{QUESTION}" --temperature 0 --request-id {REQUEST_ID}',
     "explain": f"octavo explain {REQUEST_ID}",
 }
 NUM_OTHER_CLIENTS = 3
@@ -137,7 +138,7 @@ async def draw_top(app: TopApp) -> None:
 
 
 async def play(up: Running, admin: AdminClient, page: Page, app: TopApp) -> dict[str, str]:
-    """Kill the executor in the middle of the stream; return the texts of the terminals, by the names of their blocks."""
+    """Kill the executor in the middle of the stream; return the texts of terminals by the names of their blocks."""
     async with running("generate") as generate:
         executor = (await request_with(admin, NUM_TOKENS_BEFORE_KILL)).executor
         addresses = [state.address for state in (await admin.get_state()).executors]  # in the order of their start

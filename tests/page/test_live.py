@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import grpc
 import pytest
@@ -172,12 +172,12 @@ async def test_a_life_has_preemption_and_loss_and_its_end(browser: Browser) -> N
         older, younger = (
             token_request(48, 100, request_id=name, first_id=i) for i, name in ((3, "older"), (9, "younger"))
         )
-        async with opened(browser, stack, "/#request=younger") as watched, sent(stack, older, younger):
-            page = watched.page
+        async with AsyncExitStack() as exits:
+            page = (await exits.enter_async_context(opened(browser, stack, "/#request=younger"))).page
+            await expect(page.locator("#explanation")).to_contain_text("No live request has request_id 'younger'")
+            await exits.enter_async_context(sent(stack, older, younger))
             await until(lambda: stack.engine.requests["younger"].group.num_preemptions == 1)
             gate.close()
-            await page.locator("#search-id").fill("younger")
-            await page.keyboard.press("Enter")
             await expect(page.locator(".event.preempted")).to_contain_text("will be computed again")
 
             await stack.executor.kill()
@@ -192,7 +192,7 @@ async def test_a_life_has_preemption_and_loss_and_its_end(browser: Browser) -> N
             await expect(page.locator("#request-status")).to_have_text("ended")
             await expect(page.locator(".event.finished")).to_contain_text("finished with 100 output tokens: length")
             explained = await stack.admin.ExplainRequest(pb.ExplainRequestRequest(request_id="older"))
-            assert explained.explanation.startswith("ended ")
+            assert explained.explanation.endswith("ago it finished with 100 output tokens: length")
             await expect(page.locator("#explanation")).to_contain_text("finished with 100 output tokens")
             await page.locator("#tab-ended").click()
             await expect(page.locator("#rows tr", has_text="older")).to_contain_text("length after")

@@ -226,7 +226,7 @@ async def test_operators_alone_see_the_admin_service(scheduler: Scheduler) -> No
         assert await failure(stub.GetSchedulerState(request)) == MISSING
         assert await failure(stub.GetSchedulerState(request, metadata=bearer(BLUE))) == (
             grpc.StatusCode.PERMISSION_DENIED,
-            "the token is of tenant 'blue'; octavo.admin.v1.AdminService wants one of tenant * in --tokens-file",
+            "the token is of tenant 'blue'; octavo.admin.v1.AdminService needs a token of tenant * in --tokens-file",
         )
         state = await stub.GetSchedulerState(request, metadata=bearer(OPERATOR))
     assert len(state.executors) == 1
@@ -240,7 +240,7 @@ async def test_a_gateway_acts_for_all_its_users_and_so_does_its_token(tokens_fil
         abort: Any = channel.unary_unary("/vllm.grpc.engine.VllmEngine/Abort")
         assert await failure(abort(b"", metadata=bearer(BLUE))) == (
             grpc.StatusCode.PERMISSION_DENIED,
-            "the token is of tenant 'blue'; vllm.grpc.engine.VllmEngine wants one of tenant * in --tokens-file",
+            "the token is of tenant 'blue'; vllm.grpc.engine.VllmEngine needs a token of tenant * in --tokens-file",
         )
         assert await abort(b"", metadata=bearer(OPERATOR)) == b""
 

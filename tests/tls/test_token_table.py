@@ -38,7 +38,7 @@ LINES = [
     (f"{257 * 't'} {TOKEN}", "line 1: the tenant is 257 characters long; use at most 256"),
     (
         f"blue {TOKEN}\n# comment\ngreen {TOKEN}",
-        "line 3: the token is that of line 1 too; give each tenant its own",
+        "line 3: the token is the same as in line 1; give each tenant its own",
     ),
 ]
 

@@ -76,5 +76,5 @@ async def test_trusted_clients_without_tokens_are_the_only_ones(
         with pytest.raises(UnauthenticatedError) as caught:
             await client.abort("unknown")
     assert str(caught.value) == (
-        "only the clients that --trusted-clients names may call this scheduler; show such a certificate"
+        "only clients named in --trusted-clients may call this scheduler; use the certificate of such a client"
     )

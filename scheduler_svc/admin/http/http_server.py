@@ -173,7 +173,7 @@ class HttpServer:
 
     def _show_page(self, request: web.BaseRequest) -> web.Response:
         if request.method not in ("GET", "HEAD"):
-            raise _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "the page is read with GET", {"Allow": "GET, HEAD"})
+            raise _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "read the page with GET", {"Allow": "GET, HEAD"})
         return web.Response(
             body=self._page.html,
             content_type="text/html",
@@ -183,9 +183,7 @@ class HttpServer:
 
     async def _call(self, request: web.BaseRequest, method: str) -> web.Response:
         if request.method != "POST":
-            raise _Refusal(
-                HTTPStatus.METHOD_NOT_ALLOWED, "methods are called with POST and a body of JSON", {"Allow": "POST"}
-            )
+            raise _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "call methods with POST and a JSON body", {"Allow": "POST"})
         if request.content_type != "application/json":
             raise _Refusal(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "methods take JSON; send the header Content-Type: application/json"
@@ -233,7 +231,7 @@ def _limit_stall(connection: socket.socket) -> None:
 
 async def _body(request: web.BaseRequest) -> bytes:
     if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise CallError(grpc.StatusCode.UNIMPLEMENTED, "bodies are not taken compressed; leave Content-Encoding out")
+        raise CallError(grpc.StatusCode.UNIMPLEMENTED, "compressed bodies are not accepted; leave out Content-Encoding")
     body = bytearray()
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):

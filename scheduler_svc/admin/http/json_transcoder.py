@@ -96,7 +96,7 @@ class JsonTranscoder:
         if not is_offered(method):
             raise CallError(
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"{name} is not to be had over HTTP, where nothing can be changed; call it over gRPC, at this address",
+                f"{name} is not available over HTTP, which only reads; call it over gRPC at this address",
             )
         request = _read(body, GetMessageClass(method.input_type)())
         calling: grpc.aio.UnaryUnaryMultiCallable[Message, Message] = self._channel.unary_unary(
@@ -120,11 +120,11 @@ def is_offered(method: MethodDescriptor) -> bool:
 def _read(body: bytes, request: Message) -> Message:
     try:
         if not body.lstrip().startswith(b"{"):
-            raise ValueError("it is no object")  # the parser stumbles over null, and takes [] for {}
+            raise ValueError("it is not an object")  # the parser stumbles over null, and takes [] for {}
         return json_format.Parse(body, request)
     except (json_format.ParseError, ValueError, RecursionError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CallError(
             grpc.StatusCode.INVALID_ARGUMENT,
-            f"the body is no {request.DESCRIPTOR.full_name} as JSON, such as {{}}: {why}",
+            f"the body is not a {request.DESCRIPTOR.full_name} as JSON, such as {{}}: {why}",
         ) from error

@@ -150,7 +150,7 @@ class LivePage {
 
   async refreshRequest() {
     const id = this.requestId;
-    if (id === null || id === this.lostRequestId) return;
+    if (id === null || (id === this.lostRequestId && !this.list.has(id))) return;
     try {
       const [answer, explained] = await Promise.all([call("GetRequest", { requestId: id }), call("ExplainRequest", { requestId: id })]);
       if (id !== this.requestId) return;

@@ -51,6 +51,12 @@ export class RequestList {
     if (first !== this.tab) this.openTab(first);
   }
 
+  // Whether a request is among those that were shown last.
+  has(requestId) {
+    const { queue = [], live = [], ended = [] } = this.data ?? {};
+    return [...queue, ...live, ...ended].some((request) => request.requestId === requestId);
+  }
+
   select(requestId) {
     this.selectedId = requestId;
     if (this.data) this.showRows();

@@ -146,7 +146,7 @@ class Fleet:
 
     def _obstacle(self, core: ExecutorCore, group: SequenceGroup, judged_at_s: float) -> Obstacle | None:
         if avoids(core, group, self._takers):
-            return Obstacle(Wait.SKIPPED, "it lost an executor last time, and another one than this can take it")
+            return Obstacle(Wait.SKIPPED, "it lost an executor last time, and another executor can take it")
         return core.obstacle(group, judged_at_s)
 
 

@@ -204,7 +204,7 @@ class Admissions:
             return lack_of_slots(group.num_slots, num_free_slots)
         allocation = self._blocks.plan_admission(group)
         if self._is_long(allocation) and not self._prefills.has_room_for_long:
-            return Obstacle(Wait.SKIPPED, "its prompt is long, and as many long prefills run as may at once")
+            return Obstacle(Wait.SKIPPED, "its prompt is long, and --max-long-prefills others are being computed")
         if self._blocks.waits_for_prefix(allocation):
             return Obstacle(Wait.SKIPPED, "a step in flight computes the next block of its prefix")
         if allocation.status is AllocStatus.LATER:
@@ -227,8 +227,8 @@ class Admissions:
             return f"the request needs {counted(group.num_slots, 'slot')} of the batch, which has {limits.max_num_seqs}"
         if not self._can_ever_be_sent(group):
             return (
-                f"to compute its {counted(len(group.sequences_to_compute), 'sequence')} takes a message of up to "
-                f"{self._message_bytes(group)} bytes; {limits.max_admitted_bytes} are left for that of "
+                f"to compute its {counted(len(group.sequences_to_compute), 'sequence')} needs a message of up to "
+                f"{self._message_bytes(group)} bytes; {limits.max_admitted_bytes} are left of "
                 "--max-message-bytes of the scheduler or the executor"
             )
         num_blocks = self._blocks.num_blocks_ever_needed(group)

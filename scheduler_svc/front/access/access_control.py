@@ -48,7 +48,7 @@ class AccessControl:
             return ANYBODY
         if self._tokens is None:
             raise UnauthenticatedError(
-                "only the clients that --trusted-clients names may call this scheduler; show such a certificate"
+                "only clients named in --trusted-clients may call this scheduler; use the certificate of such a client"
             )
         token = _bearer_token(context)
         if token is None:
@@ -88,7 +88,8 @@ class AccessInterceptor(HandlerInterceptor):
                 identity = self._control.identify(context)
                 if service in self._operator_services and not identity.is_operator:
                     raise PermissionDeniedError(
-                        f"the token is of tenant {identity.tenant!r}; {service} wants one of tenant * in --tokens-file"
+                        f"the token is of tenant {identity.tenant!r}; {service} needs a token of tenant * in "
+                        "--tokens-file"
                     )
                 if deserialize is not None:
                     request = decode(deserialize, request)

@@ -65,7 +65,7 @@ def read_tokens(path: Path) -> TokenTable:
         tenant, token = _entry(line, f"--tokens-file {path}, line {number}")
         if token in line_of:
             raise TokensFileError(
-                f"--tokens-file {path}, line {number}: the token is that of line {line_of[token]} too; give each "
+                f"--tokens-file {path}, line {number}: the token is the same as in line {line_of[token]}; give each "
                 "tenant its own"
             )
         line_of[token] = number

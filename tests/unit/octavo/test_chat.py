@@ -137,7 +137,7 @@ async def test_an_error_of_a_turn_from_a_pipe_is_the_exit_status(stand_in: Stand
     assert (ended.status, ended.stdout) == (1, "")
     assert ended.stderr.splitlines() == [
         "octavo: the waiting queue is full",
-        "octavo: there is no command /no; /help lists them, and a space in front makes it text",
+        "octavo: there is no command /no; /help lists them; to send this as text, put a space in front",
     ]
 
 

@@ -284,7 +284,7 @@ async def test_what_is_no_text_or_no_tokens_is_refused_before_it_is_sent(stand_i
             await client.detokenize(wrong[:1])
         with pytest.raises(InvalidRequestError, match="add_special_tokens is 1; it must be True or False"):
             await client.tokenize("Hi", add_special_tokens=1)  # type: ignore[arg-type]
-        with pytest.raises(InternalError, match=r"does not know this call; name a .* or update that scheduler"):
+        with pytest.raises(InternalError, match=r"does not know this call; give a .* or update that scheduler"):
             await client.tokenize("unknown")
     assert stand_in.detokenize_requests == []
 

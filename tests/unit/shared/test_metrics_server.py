@@ -51,7 +51,7 @@ async def test_the_process_is_measured_as_well() -> None:
 async def test_a_port_that_is_taken_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(UnavailableError, match=f"^cannot listen on {address}, .* set --metrics-listen"):
+        with pytest.raises(UnavailableError, match=f"^cannot listen on {address}: .* set --metrics-listen"):
             await MetricsServer(address, no_metrics).start()
 
 

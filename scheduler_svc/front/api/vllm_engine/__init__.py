@@ -1,6 +1,6 @@
 """`vllm.grpc.engine.VllmEngine` on the scheduler's port: what the SMG gateway speaks, and so the OpenAI API.
 
-A thin adapter. `requests.py` turns a request into one of `octavo.generation.v1`, the native servicer runs it,
+A thin adapter. `requests.py` turns a request into one of `octavo.generation.v1`, GenerationService's servicer runs it,
 `responses.py` turns its events into responses; `servicer.py` is the RPCs. Nothing else of the scheduler
 knows this protocol.
 

@@ -1,7 +1,7 @@
 """Requests in: `vllm.grpc.engine.GenerateRequest` to `octavo.generation.v1.GenerateRequest`.
 
 Every field is carried, or refused with a sentence (unknown ones before, by `message_scan.py`); none is ignored but
-what is said here to mean nothing for tokens. Ranges are the native service's to check: its names are the same.
+what is said here to mean nothing for tokens. GenerationService checks the ranges: its fields have the same names.
 docs/openai.md has the table.
 """
 
@@ -36,7 +36,7 @@ UNSUPPORTED_FIELDS = (
 
 
 def generation_request(request: pb.GenerateRequest, tenant: str) -> generation_service_pb2.GenerateRequest:
-    """Return the native request, of `tenant`; a greedy one has one output, see `num_equal_outputs`.
+    """Return the request for GenerationService, of `tenant`; a greedy one has one output, see `num_equal_outputs`.
 
     `tokenized.original_text` is not read: it is the text of the same tokens.
 
@@ -46,35 +46,35 @@ def generation_request(request: pb.GenerateRequest, tenant: str) -> generation_s
         require(not request.HasField(field), field, "set", UNSUPPORTED)
     require(not request.extra_mm_inputs, "extra_mm_inputs", "set", UNSUPPORTED)
     require(request.data_parallel_rank == 0, "data_parallel_rank", request.data_parallel_rank, "0 or unset")
-    native = generation_service_pb2.GenerateRequest(
+    octavo_request = generation_service_pb2.GenerateRequest(
         request_id=request.request_id, sampling_params=_sampling_params(request.sampling_params), tenant=tenant
     )
     if request.WhichOneof("input") == "text":
         rule = "unset with text: send tokenized, since their positions are those of its tokens"
         has_prompt_logprobs = request.sampling_params.HasField("prompt_logprobs")
         require_param(not has_prompt_logprobs, "prompt_logprobs", request.sampling_params.prompt_logprobs, rule)
-        native.text = request.text
+        octavo_request.text = request.text
     else:
-        native.token_ids.ids.extend(_int32s("tokenized.input_ids", request.tokenized.input_ids))
-    return native
+        octavo_request.token_ids.ids.extend(_int32s("tokenized.input_ids", request.tokenized.input_ids))
+    return octavo_request
 
 
 def engine_request_limits(limits: RequestLimits) -> dict[str, CountLimit]:
-    """Return how many elements the repeated fields may have, by path; the native fields have the same limits."""
-    native = generate_request_limits(limits)
+    """Return how many elements the repeated fields may have, by path; GenerationService has the same limits."""
+    octavo_limits = generate_request_limits(limits)
     return {
-        "tokenized.input_ids": native["token_ids.ids"],
+        "tokenized.input_ids": octavo_limits["token_ids.ids"],
         **{
-            f"sampling_params.{name}": native[f"sampling_params.{name}"]
+            f"sampling_params.{name}": octavo_limits[f"sampling_params.{name}"]
             for name in ("stop", "stop_token_ids", "logit_bias")
         },
     }
 
 
 def num_equal_outputs(params: pb.SamplingParams) -> int:
-    """Return how often the one output of the native request is the answer: `n` of a greedy request, else 1.
+    """Return how often the one output of GenerationService is the answer: `n` of a greedy request, else 1.
 
-    A greedy request has n equal outputs. The native service refuses to compute them n times.
+    A greedy request has n equal outputs. GenerationService refuses to compute them n times.
 
     Raises: InvalidFieldError: a greedy request wants too many.
     """
@@ -85,13 +85,13 @@ def num_equal_outputs(params: pb.SamplingParams) -> int:
 
 
 def _sampling_params(params: pb.SamplingParams) -> generation_pb2.SamplingParams:
-    """Return the native parameters.
+    """Return the parameters for GenerationService.
 
     Fields without presence say with 0 that they are unset. `spaces_between_special_tokens` is not read: it
     says how tokens become text, which is the gateway's business.
     """
     _refuse_unsupported(params)
-    native = generation_pb2.SamplingParams(
+    octavo_params = generation_pb2.SamplingParams(
         top_k=0 if params.top_k == TOP_K_OFF else params.top_k,
         top_p=params.top_p or 1.0,
         min_p=params.min_p,
@@ -111,21 +111,21 @@ def _sampling_params(params: pb.SamplingParams) -> generation_pb2.SamplingParams
         ],
     )
     if params.HasField("temperature"):
-        native.temperature = params.temperature
+        octavo_params.temperature = params.temperature
     for parameter in SAMPLING_PARAMETERS:
         # OpenAI's defaults, not the model's: of most fields this protocol cannot say that they are unset.
-        if parameter.may_model_set and not native.HasField(parameter.name):  # type: ignore[arg-type]
-            setattr(native, parameter.name, parameter.default)
+        if parameter.may_model_set and not octavo_params.HasField(parameter.name):  # type: ignore[arg-type]
+            setattr(octavo_params, parameter.name, parameter.default)
     if params.HasField("max_tokens"):
-        native.max_tokens = params.max_tokens
+        octavo_params.max_tokens = params.max_tokens
     if params.HasField("seed"):
-        native.seed = params.seed & UINT64_MASK  # a negative seed is as good as any
+        octavo_params.seed = params.seed & UINT64_MASK  # a negative seed is as good as any
     for field in ("logprobs", "prompt_logprobs"):
         if params.HasField(field):
             number = getattr(params, field)
             require_param(number >= 0, field, number, "0 or more: log-probabilities of all tokens are not returned")
-            setattr(native, field, number)
-    return native
+            setattr(octavo_params, field, number)
+    return octavo_params
 
 
 def _refuse_unsupported(params: pb.SamplingParams) -> None:
@@ -146,7 +146,7 @@ def _is_greedy(params: pb.SamplingParams) -> bool:
 
 
 def _int32s(field: str, values: Iterable[int]) -> list[int]:
-    """Return unsigned ids as a list that fits the native field, whose range is smaller."""
+    """Return unsigned ids as a list that fits the field of GenerationService, whose range is smaller."""
     ids = list(values)
     largest = max(ids, default=0)
     require(largest <= INT32_MAX, field, f"a list with token id {largest}", "ids of the vocabulary")

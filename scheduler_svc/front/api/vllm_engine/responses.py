@@ -1,4 +1,4 @@
-"""Responses out: the events of a native call to `vllm.grpc.engine.GenerateResponse`.
+"""Responses out: the events of GenerationService to `vllm.grpc.engine.GenerateResponse`.
 
 A streamed answer is chunks with what is new, then one `complete` for each output; another one is only the
 latter. The counts are those of the output so far.
@@ -39,7 +39,7 @@ class Answer:
         self._usage = generation_pb2.Usage(num_prompt_tokens=len(request.tokenized.input_ids))
 
     def responses(self, event: generation_service_pb2.GenerateResponse) -> Iterator[pb.GenerateResponse]:
-        """Return what an event of the native call becomes; often nothing."""
+        """Return what an event of GenerationService becomes; often nothing."""
         kind = event.WhichOneof("event")
         if kind == "accepted":
             self._usage.num_prompt_tokens = event.accepted.num_prompt_tokens
@@ -104,7 +104,7 @@ class Answer:
         return complete
 
     def _indices(self, output_index: int) -> range:
-        """Return the outputs of the answer that an output of the native call stands for."""
+        """Return the outputs of the answer that an output of GenerationService stands for."""
         return range(self._num_copies) if self._num_copies > 1 else range(output_index, output_index + 1)
 
     def _output_logprobs(

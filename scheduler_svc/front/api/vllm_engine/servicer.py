@@ -1,4 +1,4 @@
-"""`VllmEngine`: each RPC in the terms of the native service. Read `requests.py` and `responses.py` first."""
+"""`VllmEngine`: each RPC in the terms of GenerationService. Read `requests.py` and `responses.py` first."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
-    """Serves a gateway from the native servicer. Errors of the service's tree become statuses outside.
+    """Serves a gateway from GenerationService's servicer. Errors of the service's tree become statuses outside.
 
     Args:
         generation: Runs the requests.
@@ -46,12 +46,12 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
         self._received_at_s = time.time()
         message = await self._generation.read(request, engine_request_limits)
         if request.is_small:
-            native = generation_request(message, self._tenant)
+            octavo_request = generation_request(message, self._tenant)
         else:
-            native = await asyncio.to_thread(generation_request, message, self._tenant)
+            octavo_request = await asyncio.to_thread(generation_request, message, self._tenant)
         answer = Answer(message)
         try:
-            async with aclosing(self._native_events(native, context)) as events:
+            async with aclosing(self._octavo_events(octavo_request, context)) as events:
                 async for event in events:
                     for response in answer.responses(event):
                         yield response
@@ -104,12 +104,13 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
 
     Embed = FlushCache = StartProfile = StopProfile = SubscribeKvEvents = _unimplemented
 
-    def _native_events(
-        self, native: generation_service_pb2.GenerateRequest, context: Context
+    def _octavo_events(
+        self, octavo_request: generation_service_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[generation_service_pb2.GenerateResponse]:
-        """Run a native request; whoever closes the generator ends the request."""
+        """Run a request of GenerationService; whoever closes the generator ends the request."""
         return cast(
-            "AsyncGenerator[generation_service_pb2.GenerateResponse]", self._generation.Generate(native, context)
+            "AsyncGenerator[generation_service_pb2.GenerateResponse]",
+            self._generation.Generate(octavo_request, context),
         )
 
     def _model(self) -> TextModel:

@@ -101,7 +101,7 @@ def test_what_is_not_complete_in_the_cache_needs_the_hub(name: str, hub: Hub, mo
 
 # What is asked for, the sentence.
 REFUSED = [
-    ("a b", "a b is neither a directory nor a hub id, which is name or organisation/name"),
+    ("a b", "a b is neither a directory nor a hub id (NAME or ORGANISATION/NAME)"),
     (
         "org/none",
         "there is no directory org/none here, and the hub has no model org/none; one that is private needs HF_TOKEN",

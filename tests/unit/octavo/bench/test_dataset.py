@@ -22,7 +22,7 @@ def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
     ("content", "what"),
     [
         (b"", "has no prompt"),
-        (b'{"prompt": "a"}\nno json\n', "line 2: no JSON"),
+        (b'{"prompt": "a"}\nno json\n', "line 2 is not JSON"),
         (b'["a"]', 'line 1: no object with a text as "prompt"'),
         (b'{"prompt": ""}', "line 1: no object"),
         (b'{"prompt": [1, 2]}', "line 1: no object"),

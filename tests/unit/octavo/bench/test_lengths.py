@@ -54,19 +54,19 @@ def test_no_deviation_is_a_constant(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "no whole number"),
-        ("-5", "no whole number"),
-        ("1.5", "no whole number"),
+        ("", "not a whole number"),
+        ("-5", "not a whole number"),
+        ("1.5", "not a whole number"),
         ("0", "lengths go from 1"),
         ("9999999999", "lengths go from 1"),
-        ("zipf:2:3", "'zipf' is no distribution; write N, uniform:MIN:MAX"),
-        ("constant:2:3", "'constant' is no distribution"),
+        ("zipf:2:3", "'zipf' is not a distribution; write N, uniform:MIN:MAX"),
+        ("constant:2:3", "'constant' is not a distribution"),
         ("uniform:5", "uniform does not take 1 numbers"),
         ("uniform:9:5", "the shorter limit first"),
-        ("uniform:a:5", "'a' is no whole number"),
+        ("uniform:a:5", "'a' is not a whole number"),
         ("normal:5:1:2", "normal does not take 3 numbers"),
-        ("normal:x:1", "'x' is no number"),
-        ("normal:nan:1", "'nan' is no number"),
+        ("normal:x:1", "'x' is not a number"),
+        ("normal:nan:1", "'nan' is not a number"),
         ("normal:0:1", "the mean must be at least 1"),
         ("lognormal:8:-1", "the deviation at least 0"),
         ("lognormal:1:1e200", "mean and deviation must be at most 2147483647"),
@@ -75,7 +75,7 @@ def test_no_deviation_is_a_constant(name: str) -> None:
     ],
 )
 def test_what_is_no_length_is_refused_with_the_reason(text: str, what: str) -> None:
-    with pytest.raises(ValueError, match="is no length") as refused:
+    with pytest.raises(ValueError, match="is not a length") as refused:
         parse_lengths(text)
     assert what in str(refused.value)
     assert repr(text) in str(refused.value)

@@ -74,10 +74,10 @@ def test_a_finish_reason_is_an_end_too() -> None:
         ([chunk("a")], "the stream ended early"),
         (["[DONE]"], "the answer had no tokens"),
         ([chunk("a"), '{"error": {"message": "out of memory"}}'], "the stream ended in an error: out of memory"),
-        (["<html>"], "an event that is no JSON"),
-        (["[1]"], "an event that is no JSON object"),
-        (['{"choices": {"text": "a"}}'], '"choices" are no list of objects'),
-        (['{"choices": ["a"]}'], '"choices" are no list of objects'),
+        (["<html>"], "an event that is not JSON"),
+        (["[1]"], "an event that is not a JSON object"),
+        (['{"choices": {"text": "a"}}'], '"choices" are not a list of objects'),
+        (['{"choices": ["a"]}'], '"choices" are not a list of objects'),
     ],
 )
 def test_what_is_no_whole_answer_fails(events: list[str], why: str) -> None:

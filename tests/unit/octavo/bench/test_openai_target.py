@@ -90,7 +90,7 @@ async def test_without_usage_parts_count() -> None:
         ({"knows_ignore_eos": False}, "a server that does not know ignore_eos needs --no-ignore-eos"),
         ({"events": ['{"choices": [{"text": "a"}]}']}, "the stream ended early"),
         ({"events": ['{"error": {"message": "out of memory"}}']}, "the stream ended in an error: out of memory"),
-        ({"events": ["{"]}, "an event that is no JSON"),
+        ({"events": ["{"]}, "an event that is not JSON"),
         ({"breaks": True}, "the connection broke before the answer was complete"),
     ],
 )
@@ -148,7 +148,7 @@ async def test_the_key_is_sent() -> None:
 @pytest.mark.parametrize(
     ("models", "why"),
     [
-        (None, "is no OpenAI-compatible API .*text/html.*; the URL usually ends in /v1"),
+        (None, "has no OpenAI-compatible API .*text/html.*; the URL usually ends in /v1"),
         ([], "lists no model: name one"),
     ],
 )
@@ -175,7 +175,7 @@ async def test_nobody_there_is_said() -> None:
 
 async def test_plaintext_at_an_https_url_is_said() -> None:
     async with openai_server() as server:
-        with pytest.raises(BenchError, match=r"what answers speaks no TLS.*is it http://\?"):
+        with pytest.raises(BenchError, match=r"the server does not speak TLS.*is it http://\?"):
             await describe(server.url.replace("http:", "https:"))
 
 
@@ -190,5 +190,5 @@ def test_a_key_of_the_environment_does_not_travel_in_the_clear() -> None:
 
 @pytest.mark.parametrize("url", ["", "gpu:8000", "ftp://gpu/v1", "http://", "http://gpu:x/v1", "http://gpu:99999"])
 def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="is no URL"):
+    with pytest.raises(ValueError, match="is not a URL"):
         check_url(url, None, is_key_explicit=False)

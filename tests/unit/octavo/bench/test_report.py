@@ -99,7 +99,7 @@ def test_what_makes_the_numbers_doubtful_is_said() -> None:
     late = record((0.9, 1), sent_s=0.5, scheduled_s=0.375, usage=TokenUsage(10, 1))
     assert "were sent more than 125 ms late" in " ".join(warnings_of(late))
     assert "event loop lagged by up to 50.00 ms" in " ".join(warnings_of(one, lags_s=[0.05] * 9))
-    assert "computed 90% of the time" in " ".join(warnings_of(one, busy_share=0.9))
+    assert "was busy 90% of the time" in " ".join(warnings_of(one, busy_share=0.9))
     assert "1 answers had no usage" in " ".join(warnings_of(record((0.1, 1))))
     cached = record((0.1, 1), usage=TokenUsage(10, 1, 5))
     assert "50% of the prompt tokens came from the server's prefix cache" in " ".join(warnings_of(cached))

@@ -13,11 +13,11 @@ def test_limits_are_read_in_ms_and_s() -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "is no objective; write METRIC=TIME with ttft, itl, tpot, e2e"),
-        ("ttft", "'ttft' is no objective"),
-        ("ttft=200", "'ttft=200' is no objective"),
-        ("speed=2s", "'speed=2s' is no objective"),
-        ("ttft=1.2.3s", "'1.2.3' is no number"),
+        ("", "is not an objective; write METRIC=TIME with ttft, itl, tpot, e2e"),
+        ("ttft", "'ttft' is not an objective"),
+        ("ttft=200", "'ttft=200' is not an objective"),
+        ("speed=2s", "'speed=2s' is not an objective"),
+        ("ttft=1.2.3s", "'1.2.3' is not a number"),
         ("ttft=0ms", "must be above 0"),
         ("ttft=1s,ttft=2s", "gives ttft twice"),
     ],

@@ -168,7 +168,7 @@ def test_pull_says_where_the_model_lies_and_what_to_type_next(
             "org/old",
             "octavo: the hub model org/old holds its weights as pytorch_model.bin, which Octavo does not read;",
         ),
-        ("no id", "octavo: no id is no hub id, which is name or organisation/name"),
+        ("no id", "octavo: no id is not a hub id; a hub id is NAME or ORGANISATION/NAME"),
     ],
 )
 def test_what_cannot_be_pulled_is_one_sentence(

@@ -264,16 +264,22 @@ def test_a_running_request_says_what_it_makes(
 # What puts others first, and what is wrong with executors -----------------------------------------
 
 
-def test_who_came_later_and_goes_first_is_explained() -> None:
+@pytest.mark.parametrize(
+    ("num_later", "text"),
+    [
+        (1, "1 request ahead (1 came later and belongs to a tenant that has had fewer tokens for its weight)"),
+        (2, "2 requests ahead (2 came later and belong to tenants that have had fewer tokens for their weight)"),
+    ],
+)
+def test_who_came_later_and_goes_first_is_explained(num_later: int, text: str) -> None:
     idle = IdleEngine([A], small_limits(max_num_seqs=1))
     idle.add(group(0, 5))
     idle.cores[0].schedule(0.0)
     waits = idle.add(group(1, 5, tenant="small"))
-    idle.add(group(2, 5, tenant="other"))
+    for number in range(num_later):
+        idle.add(group(2 + number, 5, tenant="other"))
     idle.engine.queue.charge("small", 100)
-    assert why(idle, waits).startswith(
-        "waits: 1 request ahead (1 came later and belong to tenants that have had fewer tokens for their weight); "
-    )
+    assert why(idle, waits).startswith(f"waits: {text}; ")
 
 
 def test_a_step_that_takes_long_is_told_to_those_that_wait_for_it_and_to_those_in_it() -> None:

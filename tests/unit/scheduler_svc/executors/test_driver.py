@@ -335,7 +335,7 @@ async def test_an_executor_of_another_driver_is_not_attached_a_second_time_and_t
         assert was_held == [False, True]
         assert stage.driver.instance_id == stage.session.info.instance_id
     assert stage.driver.num_losses == 0
-    cause = f"it is the executor of {ADDRESS}, under another address; used only there"
+    cause = f"it is the same executor as {ADDRESS}; it is used under that address only"
     assert caplog.messages == [f"event=no_executor address={ADDRESS} cause={cause!r}"]
 
 

@@ -91,7 +91,7 @@ def test_a_body_that_is_no_message_is_refused_in_one_sentence(body: bytes) -> No
     with pytest.raises(CallError) as caught:
         _read(body, pb.GetRequestRequest())
     assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert caught.value.message.startswith("the body is no octavo.admin.v1.GetRequestRequest as JSON, such as {}: ")
+    assert caught.value.message.startswith("the body is not a octavo.admin.v1.GetRequestRequest as JSON, such as {}: ")
     assert "\n" not in caught.value.message
 
 

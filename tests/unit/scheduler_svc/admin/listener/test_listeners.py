@@ -8,7 +8,7 @@ import pytest
 from scheduler_svc.admin.listener.listeners import open_listeners
 from shared.errors import AddressError
 
-TAKEN = "the address is taken or not ours; set --admin-listen to another one"
+TAKEN = "it is taken, or not an address of this machine; set --admin-listen to another one"
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_an_address_in_use_is_refused(opened: list[socket.socket], host: str) ->
     taken = f"{host}:{port_of(opened[0])}"
     with pytest.raises(AddressError) as caught:
         opened += open_listeners(taken, "--admin-listen")
-    assert str(caught.value) == f"cannot listen on {taken}, {TAKEN}"
+    assert str(caught.value) == f"cannot listen on {taken}: {TAKEN}"
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1:0", "nobody.invalid:0"])
