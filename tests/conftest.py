@@ -4,10 +4,10 @@ Where there is no NVIDIA device, Triton's kernels are interpreted. Triton decide
 said here, before any test module is.
 """
 
-import gc
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,11 +36,6 @@ settings.register_profile("thorough", settings.get_profile("quick"), max_example
 settings.load_profile(os.environ.get("OCTAVO_HYPOTHESIS_PROFILE", "quick"))
 
 
-def pytest_collection_finish() -> None:
-    """Let full looks of the garbage collector pass over what is there before the tests: they take half a second."""
-    gc.freeze()
-
-
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """The directory of the demo model; tests that use it are marked `model`."""
@@ -50,3 +45,14 @@ def demo_model() -> Path:
     if directory is None:
         pytest.fail("the demo model is not prepared: run `octavo model prepare smollm2`, or pytest with -m 'not model'")
     return directory
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch compute in one thread: tiny tensors are too small to share, and the other cores are for others."""
+    import torch
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)

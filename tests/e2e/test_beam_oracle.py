@@ -6,13 +6,12 @@ in `tests/numerics/identity.py`.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from scheduler_svc.core.beams.beam_search import BeamSearchParams, EarlyStopping
@@ -25,6 +24,8 @@ from tests.numerics.real_model import RealModel
 from tests.numerics.test_beam_search_oracle import Case, generated
 from tests.numerics.tiny_models import VARIANTS, VOCAB_SIZE, save_tiny_model
 from tests.support.schedules import GREEDY, Play, Request, Schedule
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 WIDTHS = (2, 4, 8)
 PENALTIES = (0.0, 1.0, 2.0)
@@ -120,15 +121,6 @@ def bystanders(prompts: Sequence[list[int]], max_tokens: int) -> list[Request]:
     conditions = StopConditions(max_tokens, ignore_eos=True)
     sampled = SamplingRow(temperature=0.8, top_p=0.95, seed=17, num_logprobs=0)
     return [Request(prompts[0], conditions, GREEDY), Request(prompts[-1], conditions, sampled)]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Leave the other cores to others; most tensors here are too small to share among threads."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

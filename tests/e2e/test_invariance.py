@@ -5,13 +5,12 @@ together by many schedules, in two waves of which the second finds the prompts o
 cache. Every output is identical to the one alone, as `tests/numerics/identity.py` defines it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from executor_svc.worker.interface import Worker
@@ -25,6 +24,8 @@ from tests.numerics.real_model import RealModel
 from tests.numerics.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.support.fleet import FoundHypothesis, Output
 from tests.support.schedules import GREEDY, Play, Request, Schedule
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 400
@@ -160,15 +161,6 @@ def random_schedule(seed: int, num_blocks: int) -> Schedule:
         settings,
         num_steps_in_flight=int(random.integers(1, 4)),
     )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Leave the other cores to others; most tensors here are too small to share among threads."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

@@ -127,3 +127,27 @@ def test_groups_of_every_size_keep_within_the_budgets(
     head_dim: int, group: int, capability: int, tmp_path: Path
 ) -> None:
     check_all([Case(capability, "bfloat16", head_dim, 16, has_options=False, group=group)], tmp_path)
+
+
+# The kernels for sampling and for the dense part ---------------------------------------------------------
+
+SHARED_BYTES_OF_ALL = 48 * 1024  # that every device has
+
+
+def test_kernels_fit_a_device(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compile_cases_sampling_dense", "80", "90"],
+        cwd=Path(__file__).parents[2],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    needs = json.loads(done.stdout)
+    assert len(needs) >= 18
+    for case in needs:
+        assert 0 < case["registers"] <= 255, case
+        assert case["spilled"] == 0, case
+        assert case["shared"] <= SHARED_BYTES_OF_ALL, case

@@ -193,7 +193,7 @@ FAULTS = (
         f"{CORE}/step/admission.py",
         "needs.has_blocks and needs.has_slots and",
         "needs.has_blocks and",
-        ("tests/unit/scheduler_svc/core/test_core_swap_priorities.py",),
+        (f"{UNIT}/test_core_swap_shared.py::test_a_swapped_group_waits_for_the_slots_that_more_urgent_ones_took",),
     ),
     # Forks, chunks, beams
     Fault(
@@ -222,7 +222,7 @@ FAULTS = (
         f"{CORE}/step/prefills.py",
         "        self._charge(prefill.sequence.group, num_tokens)\n",
         "",
-        (f"{UNIT}/test_core_order.py::test_tokens_of_prompts_and_of_outputs_count_alike",),
+        (f"{UNIT}/test_core_order.py::test_tenants_are_admitted_by_their_shares",),
     ),
     Fault(
         "a beam that dies keeps its blocks",
@@ -322,7 +322,7 @@ FAULTS = (
         f"{CORE}/executor_core.py",
         "            if not (plan.preempted or plan.has_held_back):\n",
         "            if True:\n",
-        ("tests/unit/scheduler_svc/core/test_core_swap_priorities.py",),
+        (f"{UNIT}/test_core_swap_shared.py::test_a_swapped_group_does_not_take_the_room_that_a_preemption_made",),
     ),
     Fault(
         "a tenant's weight does not count",

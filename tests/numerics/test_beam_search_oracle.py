@@ -1,6 +1,6 @@
 """Our beam search finds what transformers' `generate` finds: the same tokens, scores and number of outputs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from scheduler_svc.core.beams.beam_search import BeamSearch, BeamSearchParams, E
 from scheduler_svc.core.stopping import FinishReason
 from tests.numerics.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.support.beam_driving import HashedModel, run_search
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 IN_TRANSFORMERS: dict[EarlyStopping, bool | str] = {
     EarlyStopping.TRUE: True,
@@ -137,15 +139,6 @@ def check_random_case(seed: int, vocab_sizes: tuple[int, int], num_levels: int =
     hypotheses = found(lambda histories: torch.from_numpy(model.logits(histories)), model.vocab_size, case)
 
     assert_same(hypotheses, expected, case)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tensors are too small to share among threads."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Who goes first: priorities, fair shares among tenants, and the watermark."""
 
+import itertools
+
 import pytest
 
 from scheduler_svc.core.limits import PreemptionMode
@@ -84,43 +86,26 @@ def order_of_admission(bench: Bench) -> str:
     return "".join(chr(ord("a") + first // 100 - 1) for step in bench.run() for first in admitted(step))
 
 
-def test_the_bursts_of_two_tenants_alternate() -> None:
-    bench = Bench(small_limits(max_num_seqs=1))
-    for arrival in range(3):
-        bench.add(arrival, 4, max_tokens(2), tenant="x")
-    for arrival in range(3, 6):
-        bench.add(arrival, 4, max_tokens(2), tenant="y")
+@pytest.mark.parametrize(
+    ("of_x", "of_y", "weights", "order"),  # of each tenant: requests, and the tokens of their prompts and outputs
+    [
+        pytest.param((3, 4, 2), (3, 4, 2), None, "adbecf", id="the bursts of two tenants alternate"),
+        pytest.param((4, 4, 1), (0, 0, 0), None, "abcd", id="the requests of one tenant go by arrival"),
+        # A request of x computes 2 tokens of its prompt and feeds 2, one of y computes 8: two of x for one of y.
+        pytest.param((3, 2, 3), (3, 8, 1), None, "adbcef", id="tokens of prompts and of outputs count alike"),
+        pytest.param((4, 4, 1), (2, 4, 1), {"x": 2.0, "y": 1.0}, "aebcfd", id="twice the weight is twice the tokens"),
+    ],
+)
+def test_tenants_are_admitted_by_their_shares(
+    of_x: tuple[int, int, int], of_y: tuple[int, int, int], weights: dict[str, float] | None, order: str
+) -> None:
+    bench = Bench(small_limits(max_num_seqs=1), tenant_weights=weights)
+    arrivals = itertools.count()
+    for tenant, (num_requests, num_prompt_tokens, num_output_tokens) in {"x": of_x, "y": of_y}.items():
+        for _ in range(num_requests):
+            bench.add(next(arrivals), num_prompt_tokens, max_tokens(num_output_tokens), tenant=tenant)
 
-    assert order_of_admission(bench) == "adbecf"
-
-
-def test_the_requests_of_one_tenant_go_by_arrival() -> None:
-    bench = Bench(small_limits(max_num_seqs=1))
-    for arrival in range(4):
-        bench.add(arrival, 4, max_tokens(1), tenant="x")
-
-    assert order_of_admission(bench) == "abcd"
-
-
-def test_tokens_of_prompts_and_of_outputs_count_alike() -> None:
-    """A request of x computes 2 tokens of its prompt and feeds 2, one of y computes 8: two of x for one of y."""
-    bench = Bench(small_limits(max_num_seqs=1))
-    for arrival in range(3):
-        bench.add(arrival, 2, max_tokens(3), tenant="x")
-    for arrival in range(3, 6):
-        bench.add(arrival, 8, max_tokens(1), tenant="y")
-
-    assert order_of_admission(bench) == "adbcef"
-
-
-def test_a_tenant_of_twice_the_weight_has_twice_the_tokens() -> None:
-    bench = Bench(small_limits(max_num_seqs=1), tenant_weights={"x": 2.0, "y": 1.0})
-    for arrival in range(4):
-        bench.add(arrival, 4, max_tokens(1), tenant="x")
-    for arrival in range(4, 6):
-        bench.add(arrival, 4, max_tokens(1), tenant="y")
-
-    assert order_of_admission(bench) == "aebcfd"
+    assert order_of_admission(bench) == order
 
 
 def test_tokens_are_charged_when_they_are_scheduled() -> None:
