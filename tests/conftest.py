@@ -4,6 +4,7 @@ Where there is no NVIDIA device, Triton's kernels are interpreted. Triton decide
 said here, before any test module is.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -33,6 +34,11 @@ settings.register_profile(
 )
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=1000, derandomize=False)
 settings.load_profile(os.environ.get("OCTAVO_HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_collection_finish() -> None:
+    """Let full looks of the garbage collector pass over what is there before the tests: they take half a second."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

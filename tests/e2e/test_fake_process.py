@@ -142,21 +142,6 @@ def test_a_closed_stdin_alone_does_not_end_it() -> None:
     assert "reason=SIGTERM" in errors
 
 
-def test_a_wrong_flag_is_one_line_and_exit_code_2() -> None:
-    done = run(command("executor_svc.fake", "--max-num-seqs", "0"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "octavo fake: --max-num-seqs is 0; it must be at least 1\n"
-
-
-def test_a_wrong_variable_is_one_line_and_exit_code_2() -> None:
-    done = run(command("executor_svc", "--model", "x"), OCTAVO_EXECUTOR_DTYPE="float64")
-    assert done.returncode == 2
-    assert done.stderr == (
-        "octavo executor: OCTAVO_EXECUTOR_DTYPE is float64; it must be one of 'auto', 'float32', 'bfloat16' or "
-        "'float16'\n"
-    )
-
-
 def test_a_taken_address_is_one_line_and_exit_code_1() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -191,39 +191,35 @@ async def test_openais_client_gets_what_the_native_service_answers() -> None:
         await no_live_request(scheduler)
 
 
-async def test_a_client_that_hangs_up_ends_its_request() -> None:
-    async with running_service(FAKE, "--step-ms", "2") as executor, running_api(executor) as (client, scheduler):
-        for is_streamed in (False, True):
-            answer = asyncio.create_task(read_all(client, is_streamed))
-            while not await live_requests(scheduler):
-                await asyncio.sleep(0.01)
-            answer.cancel()
-            async with asyncio.timeout(5):  # the request would take 14 s
-                await no_live_request(scheduler)
-
-
 async def read_all(client: openai.AsyncOpenAI, is_streamed: bool) -> None:
     answer: Any = await client.completions.create(prompt=PROMPT, stream=is_streamed, **greedy(max_tokens=ENDLESS))
     if is_streamed:
         await text_of(answer)
 
 
-async def test_a_full_queue_is_too_many_requests() -> None:
+async def test_a_full_queue_is_too_many_requests_and_a_client_that_hangs_up_ends_its_request() -> None:
     flags = ("--max-waiting-requests", "1", "--max-num-seqs", "1")
     async with (
         running_service(FAKE, "--step-ms", "2") as executor,
         running_api(executor, flags=flags) as (client, scheduler),
     ):
         held = []
-        for num_live in (1, 2):
-            held.append(asyncio.create_task(read_all(client, is_streamed=True)))
+        for num_live, is_streamed in ((1, False), (2, True)):
+            held.append(asyncio.create_task(read_all(client, is_streamed)))
             while await live_requests(scheduler) < num_live:
                 await asyncio.sleep(0.01)
         with pytest.raises(openai.RateLimitError, match="the waiting queue is full"):
             await client.completions.create(prompt=PROMPT, **greedy())
         for task in held:
             task.cancel()
-        await no_live_request(scheduler)
+        async with asyncio.timeout(5):  # a request would take 14 s
+            await no_live_request(scheduler)
+        running = asyncio.create_task(read_all(client, is_streamed=True))
+        while not await live_requests(scheduler):
+            await asyncio.sleep(0.01)
+        running.cancel()
+        async with asyncio.timeout(5):
+            await no_live_request(scheduler)
         assert (await client.completions.create(prompt=PROMPT, **greedy())).choices[0].text
 
 

@@ -142,6 +142,15 @@ def test_a_wrong_flag_of_a_service_is_one_line_with_the_nearest_one(
     assert capsys.readouterr().err.partition(": ")[2] == "--listn is not a flag; did you mean --listen?\n"
 
 
+def test_a_wrong_value_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_here("executor_svc.fake.__main__", "--max-num-seqs", "0") == 2
+    assert capsys.readouterr() == ("", "octavo fake: --max-num-seqs is 0; it must be at least 1\n")
+    monkeypatch.setenv("OCTAVO_EXECUTOR_DTYPE", "float64")
+    assert run_here("executor_svc.__main__", "--model", "x") == 2
+    sentence = "OCTAVO_EXECUTOR_DTYPE is float64; it must be one of 'auto', 'float32', 'bfloat16' or 'float16'"
+    assert capsys.readouterr().err == f"octavo executor: {sentence}\n"
+
+
 @pytest.mark.model
 async def test_64_streams_of_the_demo_model_are_complete_and_the_scheduler_stays_small(demo_model: Path) -> None:
     async with (
