@@ -10,7 +10,7 @@ _PROGRAM = "octavo"
 
 
 # click keeps the line breaks of a paragraph that begins with \\b.
-_HELP = """Print the script that lets SHELL complete commands, flags and their values.
+_HELP = """Print the script for completion in SHELL.
 
 \b
 bash: put this into ~/.bashrc (bash 4.4 or newer)
@@ -25,7 +25,7 @@ fish: run this once
 @click.command(help=_HELP)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script that lets SHELL complete commands, flags and their values."""
+    """Print the script for completion in SHELL."""
     completion_class = get_completion_class(shell)
     assert completion_class is not None, "click knows the shells that it has an argument for"
     root = click.get_current_context().find_root().command

@@ -39,10 +39,10 @@ _PICTURE = """\
 @click.argument("question", default=_QUESTION)
 @service_options
 def demo(question: str, model: str, verbose: bool, options: dict[str, Any]) -> None:
-    """Answer QUESTION with two executors, kill one in the middle, and show that the answer stays the same.
+    """Kill an executor in the middle of an answer that goes on.
 
-    Starts a scheduler and two executors, and stops them at the end. Each executor loads the weights, so two take twice
-    the memory.
+    Starts a scheduler and two executors, asks QUESTION, and kills the executor that computes the answer. Then it asks
+    again without a kill, and compares. Each executor loads the weights, so two take twice the memory.
     """
     local = LocalOptions(model, num_executors=2, is_private=True, **options)
     local.prepare_model()

@@ -31,9 +31,10 @@ from octavo.top.report_text import event_lines, explanation_line, report_lines
 )
 @click.option("--json", "is_json", is_flag=True, help="Print one line of JSON, with --watch one for each change.")
 def explain(request_id: str | None, client: AdminClient, is_watching: bool, interval_s: float, is_json: bool) -> None:
-    """Say why a request waits, what happened to it, and how it ended.
+    """Say why a request waits, or how it ended.
 
-    The first letters of its id are enough. The scheduler also remembers the last 1,000 requests that ended.
+    It also lists what happened to the request. The first letters of the id are enough. The scheduler remembers the last
+    1,000 requests that ended.
     """
     if not request_id:
         raise click.UsageError(

@@ -24,9 +24,10 @@ _HEADINGS = ("NAME", "SIZE", "WEIGHTS", "ARCHITECTURE", "WHERE")
 @address_option
 @click.option("--json", "is_json", is_flag=True, help="Print one line of JSON, with sizes in bytes.")
 def list_models(address: str, is_json: bool) -> None:
-    """List the models on this machine: the demo model, and those in the Hugging Face cache.
+    """List the models on this machine.
 
-    If a scheduler answers at --address, its model is named too.
+    These are the demo model, and the models in the Hugging Face cache. If a scheduler answers at --address, its model
+    is named too.
     """
     models = list_local_models()
     served = asyncio.run(_served_model(address))

@@ -39,9 +39,9 @@ _PLAIN_WIDTH = 160
 )
 @click.option("--json", "is_json", is_flag=True, help="Print one picture as a line of JSON and exit.")
 def top(client: AdminClient, interval_s: float, is_once: bool, is_json: bool) -> None:
-    """Watch a scheduler: its executors, their blocks, and its requests. Press "?" for the keys.
+    """Watch the executors and requests of a scheduler.
 
-    --once and --json take one interval, because rates need two answers.
+    Press "?" for the keys. --once and --json take one interval, because rates need two answers.
     """
     has_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     if is_json or is_once or not has_terminal:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 EXECUTOR = "executor_svc"
 SCHEDULER = "scheduler_svc"
 PROMPT = list(range(97, 117))
-NUM_LONG_TOKENS = 400
+NUM_LONG_TOKENS = 160
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
 

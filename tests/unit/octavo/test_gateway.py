@@ -21,9 +21,6 @@ from octavo.gateway import DEFAULT_OPENAI_ADDRESS, check_gateway, is_serving, sm
 from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
 
-# An `octavo up` of this machine may have the usual ones.
-ANY_PORTS = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0")
-
 # Each says in a file when it ends; the scheduler is ready at once.
 SERVICE = """
     import signal, sys
@@ -126,7 +123,7 @@ def test_only_a_scheduler_with_a_gateway_serves_it() -> None:
 def test_an_address_that_is_taken_is_refused_with_the_way_out(
     busy_address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["up", "--model", "some/model", "--openai", busy_address, *ANY_PORTS]) == 1
+    assert run(["up", "--model", "some/model", "--listen", "127.0.0.1:0", "--openai", busy_address]) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"octavo: the OpenAI API cannot listen on {busy_address}")
     assert said.endswith("choose another address, --openai HOST:PORT\n")
@@ -160,7 +157,7 @@ def test_the_address_is_checked_before_the_model_is_fetched(
         raise AssertionError(f"{model} is fetched for nothing")
 
     monkeypatch.setattr("octavo.local_options.resolve_model", fetch)
-    assert run(["up", "--openai", busy_address, *ANY_PORTS]) == 1
+    assert run(["up", "--listen", "127.0.0.1:0", "--openai", busy_address]) == 1
     assert capsys.readouterr().err.startswith(f"octavo: the OpenAI API cannot listen on {busy_address}")
 
 
