@@ -16,6 +16,7 @@ from click.shell_completion import shell_complete
 
 import octavo
 from octavo.commands.completion import COMPLETION_VARIABLE
+from octavo.commands.flag_names import command_here, flag_here
 from octavo.errors import NotConnectedError, OctavoError
 from octavo.wording import printable
 
@@ -60,6 +61,8 @@ class _LateGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the words call; of one that there is not, name the nearest."""
         if args[0] not in _COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            if here := command_here(args[0]):
+                ctx.fail(f"No such command {args[0]!r}: here it is {here}")
             close = difflib.get_close_matches(args[0], _COMMANDS, n=1)
             ctx.fail(f"No such command {args[0]!r}.{f' Did you mean {close[0]!r}?' if close else ''}")
         return super().resolve_command(ctx, args)
@@ -93,6 +96,8 @@ def run(args: Sequence[str]) -> int:
         return 0
     except click.UsageError as error:
         message = error.format_message().rstrip(".")
+        if isinstance(error, click.NoSuchOption) and (here := flag_here(error.option_name)):
+            message = f"No such option {error.option_name!r}: here it is {here}"
         see = " See" if message.endswith("?") else "; see"
         _say(f'{message}{see} "{error.ctx.command_path} --help"' if error.ctx else message)
         return error.exit_code

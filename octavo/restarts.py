@@ -101,5 +101,6 @@ class Restarts:
         """Return what the loss means for the streams."""
         if child.service != "executor":
             return "its streams have failed"
-        num_executors = sum(other.service == "executor" for other in self._children)
-        return "its streams wait for it" if num_executors == 1 else "the other executors take its streams over"
+        others = [other for other in self._children if other.service == "executor" and other is not child]
+        is_taken_over = any(not other.has_ended for other in others)
+        return "the other executors take its streams over" if is_taken_over else "its streams wait for an executor"

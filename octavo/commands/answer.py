@@ -121,11 +121,8 @@ def say_if_cut_short(
         click.echo(f"octavo: stopped at {min(cut)} tokens; {more} allows more", err=True)
         return
     ending = f"only {min(cut)} of --max-tokens {max_tokens} fit" if max_tokens else f"stopped at {min(cut)} tokens"
-    click.echo(
-        f"octavo: {ending}: the prompt has {usage.num_prompt_tokens} tokens, and the model's length is for prompt and "
-        "answer together",
-        err=True,
-    )
+    num_tokens = usage.num_prompt_tokens + min(cut)
+    click.echo(f"octavo: {ending}: prompt and answer together have at most {num_tokens} tokens here", err=True)
 
 
 def _rank(output: Output) -> str:

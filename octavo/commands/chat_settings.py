@@ -7,6 +7,7 @@ import click
 
 from octavo.sampling_params import SamplingParams
 from octavo.wording import did_you_mean
+from shared.sampling_parameters import BY_NAME
 
 
 def change_setting(params: SamplingParams, text: str, context: click.Context) -> SamplingParams:
@@ -26,6 +27,9 @@ def change_setting(params: SamplingParams, text: str, context: click.Context) ->
     if value.strip():
         given = value.strip()
         taken = option.process_value(context, [given] if option.multiple else given)
+        parameter = BY_NAME.get(option.name)
+        if parameter is not None and not parameter.allows(taken):
+            raise click.UsageError(f"{option.name} is {given}; it must be {parameter.limit}")
     return replace(params, **{option.name: taken})
 
 

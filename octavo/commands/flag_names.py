@@ -6,6 +6,22 @@ import click
 
 # A person gave one text, whatever the request made of it; `text is set` would be about the field.
 _PROMPT = re.compile(r"^(text|messages) is (?=\d)")
+# What other servers call it, and what it is here; docs/coming-from.md has the tables.
+_FLAGS_ELSEWHERE = {
+    "--port": "--listen HOST:PORT",
+    "--host": "--listen HOST:PORT",
+    "--tensor-parallel-size": "--tp",
+    "--api-key": "--tokens-file",
+    "--num-predict": "--max-tokens",
+    "--num-ctx": "--max-model-len",
+}
+_COMMANDS_ELSEWHERE = {
+    "run": "octavo up MODEL, then octavo chat",
+    "ps": "octavo top",
+    "show": "octavo list",
+    "stop": "Ctrl-C in the terminal of octavo up",
+    "rm": "hf cache rm",
+}
 _NAME = re.compile(r"(?P<prefix>sampling_params\.)?\b(?P<name>[a-z]\w*)\b")
 
 
@@ -24,3 +40,13 @@ def in_flags(sentence: str, context: click.Context) -> str:
         return flags.get(match["name"], match[0]) if is_field else match[0]
 
     return _PROMPT.sub("the prompt is ", _NAME.sub(to_flag, sentence))
+
+
+def flag_here(flag: str) -> str | None:
+    """Return what a flag of vLLM or Ollama is called here; None: it has no other name."""
+    return _FLAGS_ELSEWHERE.get(flag)
+
+
+def command_here(name: str) -> str | None:
+    """Return what does here what a command of Ollama does; None: nothing has another name."""
+    return _COMMANDS_ELSEWHERE.get(name)

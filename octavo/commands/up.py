@@ -129,11 +129,10 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         admin_flags = _address_flag(services.admin_address, DEFAULT_ADMIN_ADDRESS) + _access_flags(config)
         click.echo(f"operators: {scheme}://{services.admin_address} (live page), octavo top{admin_flags}")
         flags = _address_flag(services.address, DEFAULT_ADDRESS) + _access_flags(config)
-        if not _access_flags(config):
-            await warn_if_short(services.address)
+        is_short = not _access_flags(config) and await warn_if_short(services.address)
         if options.lacks_tokenizer:
             click.echo("this model has no tokenizer.json: it takes prompts of token ids (octavo.Client) and no text")
-        else:
+        elif not is_short:
             click.echo(f'try: octavo generate "Why is the sky blue?"{flags}')
         if services.openai_address is not None:
             await _say_how_to_use_openai(services.address, f"http://{services.openai_address}/v1")
@@ -157,8 +156,8 @@ def _access_flags(config: "SchedulerConfig") -> str:
     return (" --tls-ca FILE" if config.tls_cert else "") + (" --token-file FILE" if config.tokens_file else "")
 
 
-async def warn_if_short(scheduler: str, short_tokens: int = _SHORT_TOKENS) -> None:
-    """Say on stderr that hardly anything can be asked: fewer than so many tokens fit."""
+async def warn_if_short(scheduler: str, short_tokens: int = _SHORT_TOKENS) -> bool:
+    """Say on stderr that hardly anything can be asked: fewer than so many tokens fit. Return whether that is so."""
     async with Client(scheduler) as client:
         num_tokens = (await client.get_model()).max_model_len
     if num_tokens < short_tokens:
@@ -167,13 +166,14 @@ async def warn_if_short(scheduler: str, short_tokens: int = _SHORT_TOKENS) -> No
             "--max-model-len",
             err=True,
         )
+    return num_tokens < short_tokens
 
 
 async def _say_how_to_use_openai(scheduler: str, url: str) -> None:
     async with Client(scheduler) as client:
         model_id = (await client.get_model()).model_id
     messages = [{"role": "user", "content": "Why is the sky blue?"}]
-    body = {"model": model_id, "messages": messages, "max_tokens": 64}  # a small model knows no end by itself
+    body = {"model": model_id, "messages": messages, "max_tokens": 64, "temperature": 0}  # a small model rambles else
     click.echo(f"OpenAI API of {model_id}: {url}")
     click.echo(f"try: curl {url}/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
 

@@ -49,11 +49,6 @@ EXCUSES = (
         "runs until Ctrl-C, with the demo model; tests/e2e/test_processes.py and test_fleet_processes.py run both",
     ),
     Excuse(
-        "docs/getting-started.md",
-        r"(pkill|grpcurl) .*",
-        "needs two executors with the demo model, of which one dies; tests/e2e/test_fleet_processes.py ends one",
-    ),
-    Excuse(
         "docs/sizing.md",
         r"(python|grpcurl) .*",
         "the numbers are the demo model's on one machine; docs/grpcurl.md asks an executor the same, executed",

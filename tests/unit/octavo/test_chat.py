@@ -89,6 +89,7 @@ async def test_sampling_parameters_are_set_and_unset(stand_in: StandIn) -> None:
             screen, "/set temprature 1", "there is no sampling parameter 'temprature'; did you mean temperature?"
         )
         await typed(screen, "/set top_p much", "Invalid value for '--top-p': 'much' is not a valid float.")
+        await typed(screen, "/set temperature 9999", "temperature is 9999; it must be from 0 to 100")
         await typed(screen, "Hi", ANSWER)
     params = stand_in.requests[0].sampling_params
     assert (params.temperature, params.HasField("top_p"), params.top_k, list(params.stop)) == (0.25, False, 0, ["a b"])

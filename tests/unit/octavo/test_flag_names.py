@@ -1,11 +1,12 @@
 import click
 import pytest
 
+from octavo.command_line import cli, run
 from octavo.commands.chat import chat
-from octavo.commands.flag_names import in_flags
+from octavo.commands.flag_names import _FLAGS_ELSEWHERE, in_flags
 from octavo.commands.generate import generate
 from tests.unit.octavo.stand_in import StandIn
-from tests.unit.octavo.test_cli import run
+from tests.unit.octavo.test_cli import run as run_with
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,31 @@ def test_a_flag_that_a_command_does_not_have_is_not_named() -> None:
 
 async def test_chat_names_its_flags_too_and_goes_on(stand_in: StandIn) -> None:
     stand_in.has_chat_template = True
-    ended = await run("chat", "--top-k", "-1", "--address", stand_in.address, stdin="Hi\n/quit\n")
+    ended = await run_with("chat", "--top-k", "-1", "--address", stand_in.address, stdin="Hi\n/quit\n")
     assert ended.status == 1
     assert ended.stderr == "octavo: --top-k is -1; it must be a whole number from 0 to 2^32-1\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("up --port 9999", "No such option '--port': here it is --listen HOST:PORT"),
+        ("serve smollm2 --tensor-parallel-size 2", "No such option '--tensor-parallel-size': here it is --tp"),
+        ("generate hi --num-predict 3", "No such option '--num-predict': here it is --max-tokens"),
+        ("ps", "No such command 'ps': here it is octavo top"),
+    ],
+)
+def test_a_name_of_another_server_is_answered_with_the_one_here(
+    line: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(line.split()) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_names_of_other_servers_lead_to_flags_that_there_are() -> None:
+    [up, asking] = [cli.get_command(click.Context(cli), name) for name in ("up", "generate")]
+    assert up is not None
+    assert asking is not None
+    flags = {flag for command in (up, asking) for param in command.params for flag in param.opts}
+    assert {here.partition(" ")[0] for here in _FLAGS_ELSEWHERE.values()} <= flags
+    assert not set(_FLAGS_ELSEWHERE) & flags

@@ -154,11 +154,14 @@ async def test_generate_shows_it_on_stderr_of_a_terminal_and_keeps_stdout_clean(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--max-tokens", "9"], "octavo: only 4 of --max-tokens 9 fit: the prompt has 7 tokens, "),
+        (
+            ["--max-tokens", "9"],
+            "octavo: only 4 of --max-tokens 9 fit: prompt and answer together have at most 11 tokens here",
+        ),
         (["--max-tokens", "9", "--no-stream"], "octavo: only 4 of --max-tokens 9 fit: "),
         (["--max-tokens", "9", "--json"], "octavo: only 4 of --max-tokens 9 fit: "),
         (["--max-tokens", "4"], ""),
-        ([], "octavo: stopped at 4 tokens: the prompt has 7 tokens, and the model's length is for prompt and answer"),
+        ([], "octavo: stopped at 4 tokens: prompt and answer together have at most 11 tokens here"),
     ],
 )
 async def test_max_tokens_that_do_not_fit_are_named_once(flags: list[str], said: str, stand_in: StandIn) -> None:

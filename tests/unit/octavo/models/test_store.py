@@ -141,7 +141,7 @@ def test_the_demo_model_answers_with_sampling_that_an_executor_reads() -> None:
 
     read = sampling_defaults(model.generation, Path("generation_config.json"))
 
-    assert read == {"temperature": 0.2, "top_p": 0.9}
+    assert read == {"temperature": 0}
 
 
 def test_exception_in_the_middle_leaves_nothing(model: DemoModel, tmp_path: Path) -> None:
