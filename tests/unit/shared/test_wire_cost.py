@@ -10,6 +10,7 @@ import pytest
 from shared.batch_table import BatchTable
 from shared.step import Admission, SamplingRow, Step, StepResult, TableDelta, pairs
 from shared.wire import decode_result, decode_step, encode_result, encode_step
+from tests.support.collection import no_collection
 
 
 def num_calls(function: Callable[[], object]) -> int:
@@ -20,11 +21,12 @@ def num_calls(function: Callable[[], object]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
+    with no_collection():
+        sys.setprofile(note)
+        try:
+            function()
+        finally:
+            sys.setprofile(None)
     return count
 
 

@@ -13,6 +13,7 @@ import pytest
 from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.waiting.policy import PriorityPolicy
+from tests.support.collection import no_collection
 from tests.support.driving import Bench, max_tokens, small_limits
 from tests.support.toy_executor import hashed_next_token
 
@@ -56,11 +57,11 @@ def roomy_bench(max_num_seqs: int = 65, blocks: int = 640, host_blocks: int = 0)
 def cost_of_step(bench: Bench) -> int:
     """Run a step; return the lines of `schedule` and `process`."""
     counter = LineCounter()
-    with counter:
+    with no_collection(), counter:
         step = bench.core.schedule(now_s=0.0).step
     assert step is not None
     result = bench.executor.execute(step)
-    with counter:
+    with no_collection(), counter:
         bench.core.process(result)
     return counter.num_lines
 

@@ -10,6 +10,7 @@ from scheduler_svc.core.dispatch.dispatcher import MAX_DISPATCHED_GROUPS
 from scheduler_svc.core.dispatch.inbox import Inbox
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.waiting.policy import PriorityPolicy
+from tests.support.collection import no_collection
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench
 
@@ -177,11 +178,12 @@ def num_calls(function: Callable[[], object]) -> int:
         nonlocal calls
         calls += event == "call"
 
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
+    with no_collection():
+        sys.setprofile(count)
+        try:
+            function()
+        finally:
+            sys.setprofile(None)
     return calls
 
 
