@@ -1,9 +1,10 @@
 """Paged attention in C that reads the cache in place: float32 on a CPU, any block size; see `executor_svc/native/`.
 
 A plan cuts the step into tiles of query tokens of one sequence, and into tasks that the threads take in turn: a
-tile, a KV head, a part of the keys. Keys are split only where there are too few tiles to keep the threads busy, or
-one sequence is much longer than the others. Tasks cover the keys that a window leaves to see, so they are planned once
-for each window, when the first layer asks for it.
+tile and a KV head, or one part of its keys. The parts of a tile are tasks of their own only where there are too few
+tiles to keep the threads busy, or one sequence is much longer than the others. That changes no bit of the result: the
+library always sums part by part, and parts begin at fixed positions. Tasks cover the keys that a window leaves to see,
+so they are planned once for each window, when the first layer asks for it.
 """
 
 from dataclasses import dataclass
@@ -20,8 +21,6 @@ from shared.step import Int32Array
 TILE_QUERIES = 128
 # Tasks for each thread that even out sequences of different length.
 TASKS_PER_THREAD = 4
-# A part of the keys is at least as long; shorter ones cost more to join than they gain.
-MIN_SPLIT_KEYS = 128
 
 
 class NativeAttentionBackend:
@@ -108,7 +107,7 @@ class NativeAttentionPlan:
             most_tokens=int(tasks.tiles[:, 2].max()),
             tasks=tasks.tasks.ctypes.data,
             num_tasks=len(tasks.tasks),
-            num_partials=int(tasks.tiles[tasks.tiles[:, 4] > 1, 4].sum()),
+            num_partials=int(tasks.tiles[:, 4].sum()),
         )
 
     def _tasks_under(self, window: int, num_heads: int, num_kv_heads: int) -> _Tasks:
@@ -118,14 +117,14 @@ class NativeAttentionPlan:
             tile_tokens = max(1, TILE_QUERIES // (num_heads // num_kv_heads))
             tiles = query_tiles(self._metadata.starts, self._metadata.lengths, tile_tokens)
             num_wanted = self._library.num_threads * TASKS_PER_THREAD / num_kv_heads
-            tasks = self._tasks[window] = _Tasks(tiles, split_keys(tiles, num_wanted, window))
+            tasks = self._tasks[window] = _Tasks(tiles, split_keys(tiles, num_wanted, window, self._library.part_keys))
         return tasks
 
 
 def query_tiles(starts: Int32Array, lengths: Int32Array, tile_tokens: int) -> npt.NDArray[np.int32]:
-    """Cut rows into tiles of at most `tile_tokens` tokens; return [num_tiles, 6], `QueryTile` of attention.c.
+    """Cut rows into tiles of at most `tile_tokens` tokens; return [num_tiles, 6], `QueryTile` of step.h.
 
-    The columns are: row, first token in the step, tokens, position of the first token, then 1 and 0 for
+    The columns are: row, first token in the step, tokens, position of the first token, then 0 and 0 for
     `split_keys` to fill in.
     """
     num_tiles = -(-lengths // tile_tokens)
@@ -137,26 +136,31 @@ def query_tiles(starts: Int32Array, lengths: Int32Array, tile_tokens: int) -> np
     tiles[:, 1] = (np.cumsum(lengths) - lengths)[rows] + offsets
     tiles[:, 2] = np.minimum(sizes[rows], lengths[rows] - offsets)
     tiles[:, 3] = starts[rows] + offsets
-    tiles[:, 4] = 1
     return tiles
 
 
-def split_keys(tiles: npt.NDArray[np.int32], num_wanted: float, window: int) -> npt.NDArray[np.int32]:
-    """Split the keys of tiles that are a large part of the work; return the tasks, [num_tasks, 2]: tile and split.
+def split_keys(tiles: npt.NDArray[np.int32], num_wanted: float, window: int, part_keys: int) -> npt.NDArray[np.int32]:
+    """Let threads share the parts of tiles that are a large part of the work; return the tasks, [num_tasks, 2].
 
     Args:
-        tiles: Of `query_tiles`; the number of splits and the place of their partial results are filled in.
+        tiles: Of `query_tiles`; the number of parts that are tasks of their own, and the place of their results, are
+            filled in.
         num_wanted: Into how many equal tasks the whole should about fall.
         window: Positions that a token sees.
+        part_keys: Positions of a part; the first begins at position 0.
+
+    Returns:
+        Tile, and which of its parts; 0 of a tile that is one task.
     """
-    num_keys = np.minimum(tiles[:, 3] + tiles[:, 2], window + tiles[:, 2] - 1)
-    work = num_keys.astype(np.float64) * tiles[:, 2]
-    splits = np.ceil(work * num_wanted / work.sum()).astype(np.int32)
-    splits = np.clip(splits, 1, np.maximum(1, num_keys // MIN_SPLIT_KEYS))
-    num_partials = np.where(splits > 1, splits, 0)
-    tiles[:, 4] = splits
-    tiles[:, 5] = np.cumsum(num_partials) - num_partials
-    tasks = np.empty((splits.sum(), 2), np.int32)
-    tasks[:, 0] = np.repeat(np.arange(len(tiles)), splits)
-    tasks[:, 1] = np.arange(len(tasks)) - np.repeat(np.cumsum(splits) - splits, splits)
+    ends = tiles[:, 3] + tiles[:, 2]
+    begins = np.maximum(0, tiles[:, 3] + 1 - window)
+    num_parts = -(-ends // part_keys) - begins // part_keys
+    work = (ends - begins).astype(np.float64) * tiles[:, 2]
+    is_split = (work * num_wanted > work.sum()) & (num_parts > 1)
+    tiles[:, 4] = np.where(is_split, num_parts, 0)
+    tiles[:, 5] = np.cumsum(tiles[:, 4]) - tiles[:, 4]
+    num_tasks = np.maximum(tiles[:, 4], 1)
+    tasks = np.empty((num_tasks.sum(), 2), np.int32)
+    tasks[:, 0] = np.repeat(np.arange(len(tiles)), num_tasks)
+    tasks[:, 1] = np.arange(len(tasks)) - np.repeat(np.cumsum(num_tasks) - num_tasks, num_tasks)
     return tasks

@@ -22,6 +22,7 @@ FLAGS = (
     "-march=native",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-ffp-contract=off",  # a * b + c is rounded as it is written, wherever the compiler puts it
     "-fopenmp",
     "-fPIC",
     "-shared",

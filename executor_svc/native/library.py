@@ -96,6 +96,7 @@ class TeamStruct(ctypes.Structure):
 _FUNCTIONS: Sequence[Function] = (
     ("octavo_panel_columns", LONG, ()),
     ("octavo_lanes", LONG, ()),
+    ("octavo_part_keys", LONG, ()),
     ("octavo_pack_float", None, (POINTER, LONG, LONG, POINTER, INT)),
     ("octavo_pack_int8", None, (POINTER, LONG, LONG, POINTER, INT)),
     ("octavo_read_rows_float", None, (POINTER, LONG, POINTER, POINTER, INT)),
@@ -130,6 +131,7 @@ class NativeLibrary:
         self.num_threads = num_threads
         self.panel_columns: int = self._library.octavo_panel_columns()
         self.num_lanes: int = self._library.octavo_lanes()
+        self.part_keys: int = self._library.octavo_part_keys()
         self.instructions = {16: "AVX-512", 8: "AVX2"}[self.num_lanes]
 
     def pack(self, matrix: MatrixStruct, first_row: int, weight: torch.Tensor) -> None:

@@ -1,17 +1,19 @@
 """The C attention equals the torch one on a cache full of NaN, whatever the layer, the shapes and the block tables."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from executor_svc.attention.interface import AttentionLayer, LayerCache
-from executor_svc.attention.native_backend import MIN_SPLIT_KEYS, NativeAttentionBackend, query_tiles, split_keys
+from executor_svc.attention.native_backend import NativeAttentionBackend, query_tiles, split_keys
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
+from executor_svc.native.library import NativeLibrary
 from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
-from tests.numerics.native import LANES, native_library
+from tests.numerics.native import LANES, library_path, native_library
 
 ALL = [*DECODES, *CHUNKS]
 
@@ -140,24 +142,91 @@ def test_tiles_cover_every_token_once() -> None:
 
 
 def test_keys_are_split_where_one_tile_is_most_of_the_work() -> None:
-    tiles = query_tiles(np.array([10_000, 100, 200], np.int32), np.array([1, 1, 1], np.int32), 16)
+    tiles = query_tiles(np.array([1_000, 100, 200], np.int32), np.array([1, 1, 1], np.int32), 16)
 
-    tasks = split_keys(tiles, num_wanted=4, window=20_000)
+    tasks = split_keys(tiles, num_wanted=4, window=20_000, part_keys=300)
 
-    assert tiles[:, 4].tolist() == [4, 1, 1]
+    assert tiles[:, 4:].tolist() == [[4, 0], [0, 4], [0, 4]]
     assert tasks.tolist() == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [2, 0]]
 
 
-def test_short_contexts_are_not_split() -> None:
-    tiles = query_tiles(np.array([2 * MIN_SPLIT_KEYS - 2], np.int32), np.array([1], np.int32), 16)
+def test_keys_of_one_part_are_not_split() -> None:
+    tiles = query_tiles(np.array([299], np.int32), np.array([1], np.int32), 16)
 
-    assert split_keys(tiles, num_wanted=8, window=20_000).tolist() == [[0, 0]]
+    assert split_keys(tiles, num_wanted=8, window=20_000, part_keys=300).tolist() == [[0, 0]]
 
 
-def test_a_window_leaves_less_to_split() -> None:
-    tiles = query_tiles(np.array([10_000, 10_000], np.int32), np.array([1, 2], np.int32), 16)
+def test_a_window_leaves_the_parts_that_it_touches() -> None:
+    tiles = query_tiles(np.array([1_000, 1_000, 1_000], np.int32), np.array([1, 1, 200], np.int32), 200)
+    tiles[1, 3] = 899  # ends where a part does
 
-    tasks = split_keys(tiles, num_wanted=100, window=3 * MIN_SPLIT_KEYS - 1)
+    split_keys(tiles, num_wanted=1_000, window=300, part_keys=300)
 
-    assert tiles[:, 4].tolist() == [2, 3]  # the two tokens see one position more
-    assert tasks.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [1, 2]]
+    assert tiles[:, 4].tolist() == [2, 0, 2]  # one sees the positions 600 to 899, one part
+
+
+EDGES = [0, 1, 15, 16, 95, 96, 97, 191, 192, 193, 287, 288, 383, 384, 385, 429]
+PIECES: Rows = [(edge, 1) for edge in EDGES] + [(3, 7), (90, 10), (150, 64), (96, 96), (200, 129), (1, 429), (425, 5)]
+
+
+class Sequence:
+    """Random queries, keys and values of a sequence, and what a layer answers for any piece of it."""
+
+    def __init__(self, num_tokens: int, heads: tuple[int, int], head_dim: int, layer: AttentionLayer) -> None:
+        self.inputs = LayerInput(Step([(0, num_tokens)], 16), heads, head_dim)
+        self.heads, self.head_dim, self.layer = heads, head_dim, layer
+
+    def whole(self, library: NativeLibrary) -> torch.Tensor:
+        """Return the output of each token, computed in one step; keep the keys and values."""
+        output, cache = self.inputs.attend(NativeAttentionBackend(library), self.layer)
+        slots = self.inputs.step.slots[0]
+        self.keys, self.values = cache.keys.flatten(0, 1)[slots], cache.values.flatten(0, 1)[slots]
+        return output
+
+    def piece(self, library: NativeLibrary, start: int, length: int, block_size: int, neighbours: Rows) -> torch.Tensor:
+        """Return the output of some tokens, computed in a step behind neighbours."""
+        inputs = LayerInput(Step([*neighbours, (start, length)], block_size), self.heads, self.head_dim)
+        assert inputs.rotation is not None
+        assert self.inputs.rotation is not None
+        past, new = inputs.step.slots[-1][:start], slice(start, start + length)
+        inputs.keys.flatten(0, 1)[past], inputs.values.flatten(0, 1)[past] = self.keys[:start], self.values[:start]
+        inputs.qkv[-length:] = self.inputs.qkv[new]
+        inputs.rotation.cos[-length:] = self.inputs.rotation.cos[new]
+        inputs.rotation.signed_sin[-length:] = self.inputs.rotation.signed_sin[new]
+        return inputs.attend(NativeAttentionBackend(library), self.layer)[0][-length:]
+
+    def check(self, library: NativeLibrary, block_size: int, neighbours: Rows) -> None:
+        """Fail unless each piece has the bits that it has in the whole."""
+        whole = self.whole(library)
+        for start, length in PIECES:
+            ours = self.piece(library, start, length, block_size, neighbours)
+            assert torch.equal(ours, whole[start : start + length]), (start, length, block_size)
+
+
+NEIGHBOURS: Rows = [(700, 1), (0, 50)]
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (4, 2), (9, 1)])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        AttentionLayer(0.25),
+        AttentionLayer(0.25, 250, 1.5),
+        AttentionLayer(1.5, 7, alibi_slopes=(0.5, 0.3, 0.25, 0.1, 0.05, 0.03, 0.02, 0.01, 0.001)),
+    ],
+)
+def test_bits_do_not_depend_on_the_schedule(layer: AttentionLayer, heads: tuple[int, int], lanes: str) -> None:
+    if layer.alibi_slopes is not None:
+        layer = replace(layer, alibi_slopes=layer.alibi_slopes[: heads[0]])
+    sequence = Sequence(430, heads, 20, layer)
+    for block_size, neighbours in ((16, []), (5, NEIGHBOURS)):
+        sequence.check(native_library(lanes), block_size, neighbours)
+    sequence.check(NativeLibrary(library_path(lanes), num_threads=1), 32, [])
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("head_dim", [2, 6, 48, 64, 80, 96, 128, 192, 256])
+def test_bits_do_not_depend_on_the_schedule_at_any_head_dim(head_dim: int, lanes: str) -> None:
+    sequence = Sequence(430, (2, 1), head_dim, AttentionLayer(head_dim**-0.5, 150))
+    sequence.check(native_library(lanes), 16, NEIGHBOURS)

@@ -1,4 +1,8 @@
 // Paged attention of one layer that reads the cache in place; see octavo_attention.
+//
+// The keys of a sequence fall into parts of PART_KEYS positions, from position 0. The softmax of a query is summed part by
+// part, each in blocks from its beginning (attention_block.h), and then over the parts in order. One thread may do all
+// parts of a tile, or several threads some each: the sums are the same, to the bit.
 #include <math.h>
 #include <string.h>
 
@@ -7,28 +11,45 @@
 
 static long most_rows(const Step *step) { return step->most_tokens * (step->num_heads / step->num_kv_heads); }
 
-// Lay out the memory of one thread at `address` (0: only measure); return its size in floats, whole cache lines.
-static long lay_out(const Step *step, uintptr_t address, Work *work) {
-    long rows = most_rows(step), dim = step->head_dim, used = 0;
-    const long sizes[] = {rows * dim, rows * BLOCK_KEYS, rows * dim, rows, rows, BLOCK_KEYS * dim,
-                          BLOCK_KEYS * round_up(dim, TILE_COLUMNS)};
-    float **const parts[] = {&work->queries, &work->scores,  &work->sums,  &work->largest,
-                             &work->weights, &work->keys, &work->values};
-    for (int i = 0; i < 7; i++) {
-        *parts[i] = (float *)(address + (uintptr_t)used * sizeof(float));
-        used += round_up(sizes[i], 16);
-    }
-    return used;
+// The next `count` floats from an address, which moves on by whole cache lines.
+static float *take(uintptr_t *address, long count) {
+    float *taken = (float *)*address;
+    *address += (uintptr_t)round_up(count, 16) * sizeof(float);
+    return taken;
 }
 
-// Floats of one partial result: sums, largest and weights of all rows.
-static long partial_size(const Step *step) { return most_rows(step) * (step->head_dim + 2); }
+static Softmax take_softmax(const Step *step, uintptr_t *address) {
+    long rows = most_rows(step);
+    float *sums = take(address, rows * step->head_dim), *largest = take(address, rows);
+    return (Softmax){.sums = sums, .largest = largest, .weights = take(address, rows)};
+}
+
+// Lay out the memory of one thread at `address` (0: only measure); return its size in bytes.
+static long lay_out(const Step *step, uintptr_t address, Work *work) {
+    uintptr_t begin = address;
+    long rows = most_rows(step), dim = step->head_dim;
+    work->queries = take(&address, rows * dim);
+    work->scores = take(&address, rows * BLOCK_KEYS);
+    work->keys = take(&address, BLOCK_KEYS * dim);
+    work->values = take(&address, BLOCK_KEYS * round_up(dim, TILE_COLUMNS));
+    work->total = take_softmax(step, &address);
+    work->part = take_softmax(step, &address);
+    return (long)(address - begin);
+}
+
+// Bytes of the softmax of one part that is kept until all are there.
+static long partial_bytes(const Step *step) {
+    uintptr_t address = 0;
+    take_softmax(step, &address);
+    return (long)address;
+}
 
 long octavo_attention_scratch_bytes(const Step *step, int num_threads) {
     Work work;
-    long partials = step->num_partials * step->num_kv_heads * partial_size(step);
-    return (lay_out(step, 0, &work) * num_threads + partials) * (long)sizeof(float);
+    return lay_out(step, 0, &work) * num_threads + step->num_partials * step->num_kv_heads * partial_bytes(step);
 }
+
+long octavo_part_keys(void) { return PART_KEYS; }
 
 // Turn one head of a token by the angles of its position: out = scale * (x * cos + swapped halves of x * sin).
 static void rotate(const Step *step, long token, const float *x, float scale, float *out) {
@@ -57,115 +78,142 @@ static void write_cache(const Step *step, const float *qkv, float *keys, float *
     }
 }
 
-// Where the vectors of one head lie in the cache for the positions [begin, end), at most BLOCK_KEYS + FETCH_KEYS of
-// them; the last one is repeated, so that there are always so many.
-static void find_slots(const Step *step, const QueryTile *tile, long head, long begin, long end, long *offsets) {
+// Find the keys [first, last) of the block at `begin`; `end`: of the keys that may be fetched.
+static void find_keys(const Step *step, const QueryTile *tile, long head, long begin, long first, long last, long end,
+                      KeyBlock *block) {
     const int32_t *table = step->block_tables + tile->row * step->table_width;
-    long dim = step->head_dim, block = begin / step->block_size, offset = begin % step->block_size;
-    long count = least(BLOCK_KEYS + FETCH_KEYS, end - begin), i = 0;
-    for (; i < count; block++, offset = 0)
-        for (; offset < step->block_size && i < count; offset++, i++)
-            offsets[i] = ((table[block] * step->block_size + offset) * step->num_kv_heads + head) * dim;
-    for (; i < BLOCK_KEYS + FETCH_KEYS; i++) offsets[i] = offsets[count - 1];
+    long position = begin + first, index = position / step->block_size, offset = position % step->block_size, i = first;
+    long upper = least(BLOCK_KEYS + LANES, end - begin);
+    block->begin = begin;
+    block->first = first;
+    block->last = last;
+    for (; i < upper; index++, offset = 0)
+        for (; offset < step->block_size && i < upper; offset++, i++)
+            block->offsets[i] =
+                ((table[index] * step->block_size + offset) * step->num_kv_heads + head) * step->head_dim;
+    for (; i < BLOCK_KEYS + LANES; i++) block->offsets[i] = block->offsets[upper - 1];
+    for (i = 0; i < first; i++) block->offsets[i] = block->offsets[first];
 }
 
-// The queries of a tile and one KV head against one part of their keys; the result stays in `work`.
-static void attend_part(const Step *step, const QueryTile *tile, long split, long head, const float *qkv,
-                        const float *keys, const float *values, const Work *work) {
-    long dim = step->head_dim, group = step->num_heads / step->num_kv_heads, num_rows = tile->num_tokens * group;
+// The queries of a tile for one KV head, rotated and scaled.
+static void load_queries(const Step *step, const QueryTile *tile, long head, const float *qkv, float *queries) {
+    long dim = step->head_dim, group = step->num_heads / step->num_kv_heads;
     long qkv_size = (step->num_heads + 2 * step->num_kv_heads) * dim;
-    for (long i = 0; i < num_rows; i++) {
+    for (long i = 0; i < tile->num_tokens * group; i++) {
         long token = tile->first_token + i / group;
-        rotate(step, token, qkv + token * qkv_size + (head * group + i % group) * dim, step->scale,
-               work->queries + i * dim);
-        work->largest[i] = -INFINITY;
-        work->weights[i] = 0;
+        rotate(step, token, qkv + token * qkv_size + (head * group + i % group) * dim, step->scale, queries + i * dim);
     }
-    memset(work->sums, 0, (size_t)(num_rows * dim) * sizeof(float));
-    // What the tile sees: from what its first token sees first, to its last token.
-    long lower = most(0, tile->first_position + 1 - step->window), upper = tile->first_position + tile->num_tokens;
-    long size = ceil_div(upper - lower, tile->num_splits), offsets[BLOCK_KEYS + FETCH_KEYS];
-    long end = least(upper, lower + (split + 1) * size);
-    for (long begin = lower + split * size; begin < end; begin += BLOCK_KEYS) {
-        long count = least(BLOCK_KEYS, end - begin);
-        find_slots(step, tile, head, begin, end, offsets);
+}
+
+// The first position that a tile sees, which is what its first token sees first, and the end of its last token.
+static long lower_of(const Step *step, const QueryTile *tile) {
+    return most(0, tile->first_position + 1 - step->window);
+}
+static long upper_of(const QueryTile *tile) { return tile->first_position + tile->num_tokens; }
+
+// The queries of a tile and one KV head against one part of their keys.
+static void attend_part(const Step *step, const QueryTile *tile, long part, long head, const float *keys,
+                        const float *values, const Work *work, const Softmax *into) {
+    long dim = step->head_dim, group = step->num_heads / step->num_kv_heads, num_rows = tile->num_tokens * group;
+    for (long i = 0; i < num_rows; i++) {
+        into->largest[i] = -INFINITY;
+        into->weights[i] = 0;
+    }
+    memset(into->sums, 0, (size_t)(num_rows * dim) * sizeof(float));
+    long lower = lower_of(step, tile), upper = upper_of(tile);
+    KeyBlock block = {.keys = keys, .values = values};
+    for (long begin = part * PART_KEYS; begin < (part + 1) * PART_KEYS && begin < upper; begin += BLOCK_KEYS) {
+        if (begin + BLOCK_KEYS <= lower) continue;
+        find_keys(step, tile, head, begin, most(0, lower - begin), least(BLOCK_KEYS, upper - begin), upper, &block);
         if (tile->num_tokens == 1 && group <= MAX_DIRECT_HEADS)
-            attend_direct(step, tile, head, keys, values, offsets, begin, count, work);
+            attend_direct(step, tile, head, &block, work, into);
         else
-            attend_packed(step, tile, head, keys, values, offsets, begin, count, work);
+            attend_packed(step, tile, head, &block, work, into);
+    }
+}
+
+// Add the softmax of one more part to that of the parts before it. A part that a query does not see changes nothing.
+static void add_part(long dim, long num_rows, const Softmax *total, const Softmax *part) {
+    for (long i = 0; i < num_rows; i++) {
+        float now = fmaxf(total->largest[i], part->largest[i]);
+        if (now == -INFINITY) continue;
+        float a = expf(total->largest[i] - now), b = expf(part->largest[i] - now);
+        total->largest[i] = now;
+        total->weights[i] = total->weights[i] * a + part->weights[i] * b;
+        for (long d = 0; d < dim; d += LANES) {
+            float *sums = total->sums + i * dim + d;
+            vfloat added = vf_mul(vf_load_part(part->sums + i * dim + d, dim - d), vf_all(b));
+            vf_store_part(sums, vf_fma(vf_load_part(sums, dim - d), vf_all(a), added), dim - d);
+        }
     }
 }
 
 // out = sums / weights for the queries of a tile and one KV head.
-static void finish(const Step *step, const QueryTile *tile, long head, const Work *work, float *out) {
+static void finish(const Step *step, const QueryTile *tile, long head, const Softmax *softmax, float *out) {
     long dim = step->head_dim, group = step->num_heads / step->num_kv_heads;
     for (long i = 0; i < tile->num_tokens * group; i++) {
         float *to = out + ((tile->first_token + i / group) * step->num_heads + head * group + i % group) * dim;
-        vfloat inverse = vf_all(1.0f / work->weights[i]);
+        vfloat inverse = vf_all(1.0f / softmax->weights[i]);
         for (long d = 0; d < dim; d += LANES)
-            vf_store_part(to + d, vf_mul(vf_load_part(work->sums + i * dim + d, dim - d), inverse), dim - d);
+            vf_store_part(to + d, vf_mul(vf_load_part(softmax->sums + i * dim + d, dim - d), inverse), dim - d);
     }
 }
 
-// The partial result of one split of a tile and head; [sums][largest][weights].
-static Work partial_of(const Step *step, const QueryTile *tile, long split, long head, float *partials) {
-    float *memory = partials + ((tile->first_partial + split) * step->num_kv_heads + head) * partial_size(step);
-    long rows = most_rows(step);
-    return (Work){.sums = memory, .largest = memory + rows * step->head_dim,
-                  .weights = memory + rows * (step->head_dim + 1)};
-}
-
-// Keep the result of one part until all are there.
-static void save_partial(const Step *step, const QueryTile *tile, const Work *work, const Work *partial) {
-    size_t rows = (size_t)tile->num_tokens * (size_t)(step->num_heads / step->num_kv_heads);
-    memcpy(partial->sums, work->sums, rows * (size_t)step->head_dim * sizeof(float));
-    memcpy(partial->largest, work->largest, rows * sizeof(float));
-    memcpy(partial->weights, work->weights, rows * sizeof(float));
-}
-
-// Join the parts of a tile and head into the first of them.
-static void merge(const Step *step, const QueryTile *tile, long head, float *partials, float *out) {
-    long dim = step->head_dim, num_rows = tile->num_tokens * (step->num_heads / step->num_kv_heads);
-    Work first = partial_of(step, tile, 0, head, partials);
-    for (long split = 1; split < tile->num_splits; split++) {
-        Work other = partial_of(step, tile, split, head, partials);
-        for (long i = 0; i < num_rows; i++) {
-            float now = fmaxf(first.largest[i], other.largest[i]);
-            if (now == -INFINITY) continue;
-            float a = expf(first.largest[i] - now), b = expf(other.largest[i] - now);
-            first.largest[i] = now;
-            first.weights[i] = first.weights[i] * a + other.weights[i] * b;
-            for (long d = 0; d < dim; d++)
-                first.sums[i * dim + d] = first.sums[i * dim + d] * a + other.sums[i * dim + d] * b;
-        }
+// All parts of a tile and head in turn.
+static void attend_tile(const Step *step, const QueryTile *tile, long head, const float *keys, const float *values,
+                        const Work *work, float *out) {
+    long first = lower_of(step, tile) / PART_KEYS, num_rows = tile->num_tokens * (step->num_heads / step->num_kv_heads);
+    attend_part(step, tile, first, head, keys, values, work, &work->total);
+    for (long part = first + 1; part * PART_KEYS < upper_of(tile); part++) {
+        attend_part(step, tile, part, head, keys, values, work, &work->part);
+        add_part(step->head_dim, num_rows, &work->total, &work->part);
     }
-    finish(step, tile, head, &first, out);
+    finish(step, tile, head, &work->total, out);
+}
+
+// Where the softmax of one part of a tile and head is kept; `index` counts the parts of the tile.
+static Softmax partial_of(const Step *step, const QueryTile *tile, long index, long head, char *partials) {
+    uintptr_t address =
+        (uintptr_t)(partials + ((tile->first_partial + index) * step->num_kv_heads + head) * partial_bytes(step));
+    return take_softmax(step, &address);
+}
+
+// Join the parts of a tile and head, in order, into the first of them.
+static void join_parts(const Step *step, const QueryTile *tile, long head, char *partials, float *out) {
+    long num_rows = tile->num_tokens * (step->num_heads / step->num_kv_heads);
+    Softmax total = partial_of(step, tile, 0, head, partials);
+    for (long index = 1; index < tile->num_partials; index++) {
+        Softmax part = partial_of(step, tile, index, head, partials);
+        add_part(step->head_dim, num_rows, &total, &part);
+    }
+    finish(step, tile, head, &total, out);
 }
 
 void run_attention(const Step *step, const float *qkv, float *keys, float *values, float *out, float *memory,
                    const Member *member) {
     Work work;
-    long work_size = lay_out(step, (uintptr_t)memory, &work), num_heads = step->num_kv_heads;
-    float *partials = memory + work_size * member->num_threads;
-    lay_out(step, (uintptr_t)(memory + work_size * member->thread), &work);
+    long work_bytes = lay_out(step, (uintptr_t)memory, &work), num_heads = step->num_kv_heads;
+    char *partials = (char *)memory + work_bytes * member->num_threads;
+    lay_out(step, (uintptr_t)memory + (uintptr_t)(work_bytes * member->thread), &work);
     write_cache(step, qkv, keys, values, member);
     wait_for_all(member);
     for (long i = member->thread; i < step->num_tasks * num_heads; i = next_task(member)) {
         const Task *task = step->tasks + i / num_heads;
         const QueryTile *tile = step->tiles + task->tile;
-        attend_part(step, tile, task->split, i % num_heads, qkv, keys, values, &work);
-        if (tile->num_splits == 1) {
-            finish(step, tile, i % num_heads, &work, out);
-        } else {
-            Work partial = partial_of(step, tile, task->split, i % num_heads, partials);
-            save_partial(step, tile, &work, &partial);
+        long head = i % num_heads;
+        load_queries(step, tile, head, qkv, work.queries);
+        if (!tile->num_partials) {
+            attend_tile(step, tile, head, keys, values, &work, out);
+            continue;
         }
+        Softmax partial = partial_of(step, tile, task->index, head, partials);
+        attend_part(step, tile, lower_of(step, tile) / PART_KEYS + task->index, head, keys, values, &work, &partial);
     }
     if (!step->num_partials) return;
     wait_for_all(member);
     for (long i = member->thread; i < step->num_tiles * num_heads; i = next_task(member))
-        if (step->tiles[i / num_heads].num_splits > 1)
-            merge(step, step->tiles + i / num_heads, i % num_heads, partials, out);
+        if (step->tiles[i / num_heads].num_partials)
+            join_parts(step, step->tiles + i / num_heads, i % num_heads, partials, out);
 }
 
 // One layer: rotate and write the keys and values of all tokens into the cache, then attend, causally and within

@@ -1,4 +1,8 @@
 // Attention of a few queries to one block of keys: scores, running softmax, weighted values.
+//
+// There are two ways, straight from the cache and packed, and both give the same bits. A block begins at a multiple of
+// BLOCK_KEYS. For each query, a score is summed over the dimensions in order, the weights of a block by lanes from the
+// block's beginning, and its weighted values over the keys in order. What a query does not see counts as exactly 0.
 #ifndef OCTAVO_ATTENTION_BLOCK_H
 #define OCTAVO_ATTENTION_BLOCK_H
 
@@ -12,21 +16,35 @@
 #define BLOCK_KEYS 96
 #define TILE_VECTORS 2
 #define TILE_COLUMNS (TILE_VECTORS * LANES)
-// How many keys ahead of the one that is scored a key is fetched.
-#define FETCH_KEYS 8
+// Keys whose softmax is summed apart, a part; see attention.c.
+#define PART_KEYS (2 * BLOCK_KEYS)
 // Query heads of one token that are scored directly on the cache; more of them pay for packing the keys.
 #define MAX_DIRECT_HEADS 8
 
-// Memory of one thread, and of the partial results.
+// The softmax of some queries over some keys, not divided yet.
 typedef struct {
-    float *queries;   // [most rows][head_dim] scaled
-    float *scores;    // [most rows][BLOCK_KEYS]
-    float *sums;      // [most rows][head_dim] values weighted by exp(score - largest)
-    float *largest;   // [most rows]
-    float *weights;   // [most rows] sum of exp(score - largest)
-    float *keys;      // [BLOCK_KEYS / TILE_COLUMNS][head_dim][TILE_COLUMNS]
-    float *values;    // [ceil(head_dim / TILE_COLUMNS)][BLOCK_KEYS][TILE_COLUMNS]
+    float *sums;     // [most rows][head_dim] values weighted by exp(score - largest)
+    float *largest;  // [most rows]
+    float *weights;  // [most rows] sum of exp(score - largest)
+} Softmax;
+
+// Memory of one thread.
+typedef struct {
+    float *queries;       // [most rows][head_dim] scaled
+    float *scores;        // [most rows][BLOCK_KEYS]
+    float *keys;          // [BLOCK_KEYS / TILE_COLUMNS][head_dim][TILE_COLUMNS]
+    float *values;        // [ceil(head_dim / TILE_COLUMNS)][BLOCK_KEYS][TILE_COLUMNS]
+    Softmax total, part;  // over the parts so far, over one part
 } Work;
+
+// Some keys of a block, for one KV head. `offsets` are where they lie in the cache, from the beginning of the block, and
+// LANES more; what is no key of these has the offset of one that is.
+typedef struct {
+    const float *keys, *values;
+    long begin;        // position at which the block begins
+    long first, last;  // keys from there: [first, last) of the block
+    long offsets[BLOCK_KEYS + LANES];
+} KeyBlock;
 
 // Fetch a vector of `dim` floats that is read soon: blocks are scattered, which the hardware does not foresee.
 INLINE void fetch_vector(const float *vector, long dim) {
@@ -50,12 +68,12 @@ INLINE vfloat vf_tanh(vfloat x) {
     return vf_div(vf_mul(x, p), q);
 }
 
-// Cap the scores of one query and shift them by ALiBi, in whole vectors; `distance` is the position of the first key
-// less that of the query.
-static void shape_scores(float *scores, long count, float soft_cap, float slope, long distance) {
+// Cap the scores of one query and shift them by ALiBi, in whole vectors; `distance` is the position of the block less
+// that of the query.
+static void shape_scores(float *scores, long first, long last, float soft_cap, float slope, long distance) {
     const float counting_up[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const vfloat lanes = vf_load(counting_up), cap = vf_all(soft_cap);
-    for (long t = 0; t < count; t += LANES) {
+    for (long t = first / LANES * LANES; t < last; t += LANES) {
         vfloat score = vf_load(scores + t);
         if (soft_cap != 0) score = vf_mul(cap, vf_tanh(vf_div(score, cap)));
         score = vf_fma(vf_all(slope), vf_add(lanes, vf_all((float)(distance + t))), score);
@@ -64,55 +82,66 @@ static void shape_scores(float *scores, long count, float soft_cap, float slope,
 }
 
 // As shape_scores, for all queries of a tile and one KV head, where the layer asks for it.
-static void shape_tile(const Step *step, const QueryTile *tile, long head, long begin, long count, float *scores) {
+static void shape_tile(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, float *scores) {
     if (step->soft_cap == 0 && !step->slopes) return;
     long group = step->num_heads / step->num_kv_heads;
     for (long i = 0; i < tile->num_tokens * group; i++) {
         float slope = step->slopes ? step->slopes[head * group + i % group] : 0;
-        shape_scores(scores + i * BLOCK_KEYS, count, step->soft_cap, slope, begin - tile->first_position - i / group);
+        shape_scores(scores + i * BLOCK_KEYS, block->first, block->last, step->soft_cap, slope,
+                     block->begin - tile->first_position - i / group);
     }
 }
 
-// scores[heads][keys] of up to 4 heads of one token, straight from the cache; the values of the keys are fetched
-// meanwhile. `heads` is a constant at each call.
-INLINE void score_heads(const int heads, const float *queries, const float *keys, const float *values,
-                        const long *offsets, long count, long dim, float *scores) {
-    for (long t = 0; t < count; t++) {
-        const float *key = keys + offsets[t];
-        fetch_vector(keys + offsets[t + FETCH_KEYS], dim);
-        fetch_vector(values + offsets[t], dim);
+// Dimensions d to d + 3 (at most `count` of them) of LANES keys as vectors with a lane for each key.
+INLINE void load_columns(const float *keys, const long *offsets, long d, long count, vfloat columns[4]) {
+    vfloat rows[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) rows[i] = vf_load_quads(keys + d, offsets + i, count);
+    vf_transpose_quads(rows, columns);
+}
+
+// scores[heads][keys] of up to 4 heads of one token, straight from the cache; the values of the keys, and the keys that
+// come next, are fetched meanwhile. `heads` is a constant at each call.
+INLINE void score_heads(const int heads, const float *queries, const KeyBlock *block, long dim, float *scores) {
+    for (long t = block->first / LANES * LANES; t < block->last; t += LANES) {
+        const long *offsets = block->offsets + t;
         vfloat sum[4];
 #pragma GCC unroll 4
         for (int j = 0; j < heads; j++) sum[j] = vf_zero();
-        long d = 0;
-        for (; d + LANES <= dim; d += LANES) {
-            vfloat part = vf_load(key + d);
+        for (long d = 0, fetched = 0; d < dim; d += 4) {
+            for (; fetched < LANES && fetched * dim < (d + 4) * LANES; fetched++) {
+                fetch_vector(block->keys + offsets[LANES + fetched], dim);
+                fetch_vector(block->values + offsets[fetched], dim);
+            }
+            vfloat columns[4];
+            if (dim - d >= 4)
+                load_columns(block->keys, offsets, d, 4, columns);
+            else
+                load_columns(block->keys, offsets, d, dim - d, columns);
+            // What is no dimension is 0 in the keys, which changes no sum.
 #pragma GCC unroll 4
-            for (int j = 0; j < heads; j++) sum[j] = vf_fma(part, vf_load(queries + j * dim + d), sum[j]);
+            for (int i = 0; i < 4; i++)
+#pragma GCC unroll 4
+                for (int j = 0; j < heads; j++)
+                    sum[j] = vf_fma(vf_all(queries[j * dim + (d + i < dim ? d + i : d)]), columns[i], sum[j]);
         }
-        if (d < dim) {
-            vfloat part = vf_load_part(key + d, dim - d);
 #pragma GCC unroll 4
-            for (int j = 0; j < heads; j++)
-                sum[j] = vf_fma(part, vf_load_part(queries + j * dim + d, dim - d), sum[j]);
-        }
-#pragma GCC unroll 4
-        for (int j = 0; j < heads; j++) scores[j * BLOCK_KEYS + t] = vf_sum(sum[j]);
+        for (int j = 0; j < heads; j++) vf_store(scores + j * BLOCK_KEYS + t, sum[j]);
     }
 }
 
 // Some dimensions of add_values: `vectors` whole ones, or with 0 the `rest` that is no whole vector.
-INLINE void add_dimensions(const int heads, const int vectors, const float *scores, const float *values,
-                           const long *offsets, long count, long dim, long rest, float *sums) {
+INLINE void add_dimensions(const int heads, const int vectors, const float *scores, const KeyBlock *block, long d,
+                           long dim, float *sums) {
     const int used = vectors ? vectors : 1;
+    long rest = dim - d;
     vfloat sum[4][4];
 #pragma GCC unroll 4
     for (int j = 0; j < heads; j++)
 #pragma GCC unroll 4
-        for (int v = 0; v < used; v++)
-            sum[j][v] = vectors ? vf_load(sums + j * dim + v * LANES) : vf_load_part(sums + j * dim, rest);
-    for (long t = 0; t < count; t++) {
-        const float *value = values + offsets[t];
+        for (int v = 0; v < used; v++) sum[j][v] = vf_zero();
+    for (long t = block->first; t < block->last; t++) {
+        const float *value = block->values + block->offsets[t] + d;
         vfloat part[4];
 #pragma GCC unroll 4
         for (int v = 0; v < used; v++) part[v] = vectors ? vf_load(value + v * LANES) : vf_load_part(value, rest);
@@ -126,11 +155,13 @@ INLINE void add_dimensions(const int heads, const int vectors, const float *scor
 #pragma GCC unroll 4
     for (int j = 0; j < heads; j++)
 #pragma GCC unroll 4
-        for (int v = 0; v < used; v++)
+        for (int v = 0; v < used; v++) {
+            float *p = sums + j * dim + d + v * LANES;
             if (vectors)
-                vf_store(sums + j * dim + v * LANES, sum[j][v]);
+                vf_store(p, vf_add(vf_load(p), sum[j][v]));
             else
-                vf_store_part(sums + j * dim, sum[j][v], rest);
+                vf_store_part(p, vf_add(vf_load_part(p, rest), sum[j][v]), rest);
+        }
 }
 
 #if LANES == 16
@@ -140,34 +171,30 @@ INLINE void add_dimensions(const int heads, const int vectors, const float *scor
 #endif
 
 // sums[heads][dim] += scores[heads][keys] @ values, straight from the cache, up to 4 heads of one token.
-INLINE void add_values(const int heads, const float *scores, const float *values, const long *offsets, long count,
-                       long dim, float *sums) {
+INLINE void add_values(const int heads, const float *scores, const KeyBlock *block, long dim, float *sums) {
     long d = 0;
     for (; d + VALUE_VECTORS * LANES <= dim; d += VALUE_VECTORS * LANES)
-        add_dimensions(heads, VALUE_VECTORS, scores, values + d, offsets, count, dim, 0, sums + d);
-    for (; d + LANES <= dim; d += LANES)
-        add_dimensions(heads, 1, scores, values + d, offsets, count, dim, 0, sums + d);
-    if (d < dim) add_dimensions(heads, 0, scores, values + d, offsets, count, dim, dim - d, sums + d);
+        add_dimensions(heads, VALUE_VECTORS, scores, block, d, dim, sums);
+    for (; d + LANES <= dim; d += LANES) add_dimensions(heads, 1, scores, block, d, dim, sums);
+    if (d < dim) add_dimensions(heads, 0, scores, block, d, dim, sums);
 }
 
-// Take new scores of one query into its running softmax: scores become exp(score - largest), older sums shrink.
+// Take the scores [lower, upper) of one query into its running softmax: they become exp(score - largest), older sums
+// shrink. In the vectors that hold them the other scores become 0.
 // Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
-static void soften(float *scores, long count, long dim, float *largest, float *weight, float *sums) {
-    if (!count) return;
-    vfloat peak = vf_all(*largest);
-    long t = 0;
-    for (; t + LANES <= count; t += LANES) peak = vf_max(peak, vf_load(scores + t));
-    for (; t < count; t++) peak = vf_max(peak, vf_all(scores[t]));  // what pads a vector must not count
+static void soften(float *scores, long lower, long upper, long dim, float *largest, float *weight, float *sums) {
+    if (lower >= upper) return;
+    long begin = lower / LANES * LANES, end = round_up(upper, LANES);
+    for (long t = begin; t < lower; t++) scores[t] = -INFINITY;
+    for (long t = upper; t < end; t++) scores[t] = -INFINITY;
+    vfloat peak = vf_all(*largest), total = vf_zero();
+    for (long t = begin; t < end; t += LANES) peak = vf_max(peak, vf_load(scores + t));
     float now = vf_largest(peak);
-    vfloat total = vf_zero();
-    for (t = 0; t + LANES <= count; t += LANES) {
-        vfloat weights = vf_exp(vf_sub(vf_load(scores + t), vf_all(now)));
+    for (long t = begin; t < end; t += LANES) {
+        vfloat shifted = vf_sub(vf_load(scores + t), vf_all(now));
+        vfloat weights = vf_zero_below(vf_exp(shifted), shifted, LEAST_EXPONENT);
         vf_store(scores + t, weights);
         total = vf_add(total, weights);
-    }
-    if (t < count) {
-        vf_store_part(scores + t, vf_exp(vf_sub(vf_load_part(scores + t, count - t), vf_all(now))), count - t);
-        total = vf_add(total, vf_load_part(scores + t, count - t));
     }
     float shrink = *largest == -INFINITY ? 0.0f : expf(*largest - now);
     *weight = *weight * shrink + vf_sum(total);
@@ -187,18 +214,17 @@ static void soften(float *scores, long count, long dim, float *largest, float *w
         }                                            \
     }
 
-// One block of keys, from position `begin`, for the few heads of one token, which sees all of them. `offsets` has
-// FETCH_KEYS more than `count`.
-static void attend_direct(const Step *step, const QueryTile *tile, long head, const float *keys, const float *values,
-                          const long *offsets, long begin, long count, const Work *work) {
+// A block of keys, for the few heads of one token, which sees all of them.
+static void attend_direct(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, const Work *work,
+                          const Softmax *into) {
     long dim = step->head_dim, num_rows = step->num_heads / step->num_kv_heads;
-#define SCORE(n) \
-    score_heads(n, work->queries + j * dim, keys, values, offsets, count, dim, work->scores + j * BLOCK_KEYS)
+#define SCORE(n) score_heads(n, work->queries + j * dim, block, dim, work->scores + j * BLOCK_KEYS)
     FOR_HEADS(SCORE)
-    shape_tile(step, tile, head, begin, count, work->scores);
+    shape_tile(step, tile, head, block, work->scores);
     for (long i = 0; i < num_rows; i++)
-        soften(work->scores + i * BLOCK_KEYS, count, dim, work->largest + i, work->weights + i, work->sums + i * dim);
-#define ADD(n) add_values(n, work->scores + j * BLOCK_KEYS, values, offsets, count, dim, work->sums + j * dim)
+        soften(work->scores + i * BLOCK_KEYS, block->first, block->last, dim, into->largest + i, into->weights + i,
+               into->sums + i * dim);
+#define ADD(n) add_values(n, work->scores + j * BLOCK_KEYS, block, dim, into->sums + j * dim)
     FOR_HEADS(ADD)
 }
 
@@ -222,31 +248,44 @@ static void multiply_packed(long num_rows, long depth, const float *a, long a_st
     }
 }
 
-// One block of keys, from position `begin`, for all queries of a tile: packed, so that they are read in order.
-static void attend_packed(const Step *step, const QueryTile *tile, long head, const float *keys, const float *values,
-                          const long *offsets, long begin, long count, const Work *work) {
-    long dim = step->head_dim, group = step->num_heads / step->num_kv_heads, num_rows = tile->num_tokens * group;
-    long columns = round_up(count, LANES);
+// Pack the keys and values of a block, so that they are read in order.
+static void pack_block(const KeyBlock *block, long dim, const Work *work) {
+    for (long t = block->first / LANES * LANES; t < block->last; t += LANES) {
+        float *panel = work->keys + t / TILE_COLUMNS * TILE_COLUMNS * dim + t % TILE_COLUMNS;
+        for (long d = 0; d < dim; d += 4) {
+            vfloat columns[4];
+            load_columns(block->keys, block->offsets + t, d, least(4, dim - d), columns);
+            for (long i = 0; i < least(4, dim - d); i++) vf_store(panel + (d + i) * TILE_COLUMNS, columns[i]);
+        }
+    }
+    long count = block->last - block->first;
     for (long t = 0; t < count; t++) {
-        const float *key = keys + offsets[t], *value = values + offsets[t];
-        float *key_column = work->keys + t / TILE_COLUMNS * TILE_COLUMNS * dim + t % TILE_COLUMNS;
-        for (long d = 0; d < dim; d++) key_column[d * TILE_COLUMNS] = key[d];
+        const float *value = block->values + block->offsets[block->first + t];
         for (long d = 0; d < dim; d += TILE_COLUMNS)
             memcpy(work->values + d * count + t * TILE_COLUMNS, value + d,
                    (size_t)least(TILE_COLUMNS, dim - d) * sizeof(float));
     }
-    multiply_packed(num_rows, dim, work->queries, dim, work->keys, work->scores, BLOCK_KEYS, columns, false);
-    shape_tile(step, tile, head, begin, count, work->scores);
+}
+
+// A block of keys, for all queries of a tile, packed.
+static void attend_packed(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, const Work *work,
+                          const Softmax *into) {
+    long dim = step->head_dim, group = step->num_heads / step->num_kv_heads, num_rows = tile->num_tokens * group;
+    long first = block->first, last = block->last, column = first / TILE_COLUMNS * TILE_COLUMNS;
+    pack_block(block, dim, work);
+    multiply_packed(num_rows, dim, work->queries, dim, work->keys + column * dim, work->scores + column, BLOCK_KEYS,
+                    round_up(last, LANES) - column, false);
+    shape_tile(step, tile, head, block, work->scores);
     for (long i = 0; i < num_rows; i++) {
         float *scores = work->scores + i * BLOCK_KEYS;
         long position = tile->first_position + i / group;
-        long upper = most(0, least(position + 1 - begin, count));
-        long lower = least(most(0, position + 1 - step->window - begin), upper);
-        soften(scores + lower, upper - lower, dim, work->largest + i, work->weights + i, work->sums + i * dim);
-        for (long t = 0; t < lower; t++) scores[t] = 0;
-        for (long t = upper; t < count; t++) scores[t] = 0;
+        long upper = most(first, least(position + 1 - block->begin, last));
+        long lower = least(most(first, position + 1 - step->window - block->begin), upper);
+        soften(scores, lower, upper, dim, into->largest + i, into->weights + i, into->sums + i * dim);
+        for (long t = first; t < lower; t++) scores[t] = 0;
+        for (long t = upper; t < last; t++) scores[t] = 0;
     }
-    multiply_packed(num_rows, count, work->scores, BLOCK_KEYS, work->values, work->sums, dim, dim, true);
+    multiply_packed(num_rows, last - first, work->scores + first, BLOCK_KEYS, work->values, into->sums, dim, dim, true);
 }
 
 #endif

@@ -10,12 +10,12 @@ typedef struct {
     int32_t first_token;     // in the step
     int32_t num_tokens;
     int32_t first_position;  // of the first token in its sequence
-    int32_t num_splits;      // parts of the keys that are worked on apart
-    int32_t first_partial;   // where the results of the parts go, if there are several
+    int32_t num_partials;    // parts of its keys, if they are worked on apart; 0: one thread does them all
+    int32_t first_partial;   // where the results of the parts go, if they are worked on apart
 } QueryTile;
 
 typedef struct {
-    int32_t tile, split;
+    int32_t tile, index;  // index: of the part among those of the tile, if they are worked on apart
 } Task;
 
 // A step, for the layers that attend in one way.

@@ -7,6 +7,12 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+// The first `count` of 4 floats; the others are 0, and memory behind them is not touched.
+INLINE __m128 load_quad(const float *p, long count) {
+    if (count >= 4) return _mm_loadu_ps(p);
+    return _mm_maskload_ps(p, _mm_cmpgt_epi32(_mm_set1_epi32((int)count), _mm_setr_epi32(0, 1, 2, 3)));
+}
+
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 
 #define LANES 16  // floats in a vector
@@ -39,6 +45,27 @@ INLINE vint vi_zero(void) { return _mm512_setzero_si512(); }
 INLINE vint vi_all(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE vfloat vf_power_of_two(vint n) {  // 2 ** n for -126 <= n <= 127
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, vi_all(127)), 23));
+}
+INLINE vfloat vf_zero_below(vfloat v, vfloat x, float least) {  // v where x >= least, else 0
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, vf_all(least), _CMP_GE_OQ), v);
+}
+// The 4 floats at p + offsets[0], [4], [8] and [12] side by side; of each the first `count`, the others are 0.
+INLINE vfloat vf_load_quads(const float *p, const long *offsets, long count) {
+    vfloat v = _mm512_castps128_ps512(load_quad(p + offsets[0], count));
+    v = _mm512_insertf32x4(v, load_quad(p + offsets[4], count), 1);
+    v = _mm512_insertf32x4(v, load_quad(p + offsets[8], count), 2);
+    return _mm512_insertf32x4(v, load_quad(p + offsets[12], count), 3);
+}
+// Within each 4 lanes: columns[i] has element i of rows[0] to rows[3].
+INLINE void vf_transpose_quads(const vfloat rows[4], vfloat columns[4]) {
+    __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(rows[0], rows[1]));
+    __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(rows[0], rows[1]));
+    __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(rows[2], rows[3]));
+    __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(rows[2], rows[3]));
+    columns[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+    columns[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+    columns[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+    columns[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
 }
 // 2 * LANES bytes, each widened to 16 bits.
 INLINE vint vi_load_bytes(const int8_t *p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p)); }
@@ -104,6 +131,23 @@ INLINE vint vi_all(int32_t x) { return _mm256_set1_epi32(x); }
 INLINE vfloat vf_power_of_two(vint n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, vi_all(127)), 23));
 }
+INLINE vfloat vf_zero_below(vfloat v, vfloat x, float least) {
+    return _mm256_and_ps(v, _mm256_cmp_ps(x, vf_all(least), _CMP_GE_OQ));
+}
+INLINE vfloat vf_load_quads(const float *p, const long *offsets, long count) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(load_quad(p + offsets[0], count)),
+                                load_quad(p + offsets[4], count), 1);
+}
+INLINE void vf_transpose_quads(const vfloat rows[4], vfloat columns[4]) {
+    __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(rows[0], rows[1]));
+    __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(rows[0], rows[1]));
+    __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(rows[2], rows[3]));
+    __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(rows[2], rows[3]));
+    columns[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+    columns[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+    columns[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+    columns[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+}
 INLINE vint vi_load_bytes(const int8_t *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
 INLINE vfloat vf_load_bytes(const int8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
@@ -123,6 +167,9 @@ INLINE long most(long a, long b) { return a > b ? a : b; }
 INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }
 INLINE long round_up(long a, long b) { return ceil_div(a, b) * b; }
+
+// exp(x) of less is about 1e-38: a weight that may as well be 0.
+#define LEAST_EXPONENT -87.0f
 
 // exp(x), relative error about 1e-7; below -87.3 it stays at about 1e-38, above 88.3 at about 2e38.
 // Source: Cephes, expf: 2 ** n * p(r) with x = n * ln 2 + r.
