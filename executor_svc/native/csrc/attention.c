@@ -28,9 +28,9 @@ static Softmax take_softmax(const Step *step, uintptr_t *address) {
 static long lay_out(const Step *step, uintptr_t address, Work *work) {
     uintptr_t begin = address;
     long rows = most_rows(step), dim = step->head_dim;
-    work->queries = take(&address, rows * dim);
+    work->queries = take(&address, rows * padded_dim(step));
     work->scores = take(&address, rows * BLOCK_KEYS);
-    work->keys = take(&address, BLOCK_KEYS * dim);
+    work->keys = take(&address, BLOCK_KEYS * padded_dim(step));
     work->values = take(&address, BLOCK_KEYS * round_up(dim, TILE_COLUMNS));
     work->total = take_softmax(step, &address);
     work->part = take_softmax(step, &address);
@@ -83,7 +83,7 @@ static void find_keys(const Step *step, const QueryTile *tile, long head, long b
                       KeyBlock *block) {
     const int32_t *table = step->block_tables + tile->row * step->table_width;
     long position = begin + first, index = position / step->block_size, offset = position % step->block_size, i = first;
-    long upper = least(BLOCK_KEYS + LANES, end - begin);
+    long upper = least(BLOCK_KEYS + FETCH_KEYS, end - begin);
     block->begin = begin;
     block->first = first;
     block->last = last;
@@ -91,17 +91,21 @@ static void find_keys(const Step *step, const QueryTile *tile, long head, long b
         for (; offset < step->block_size && i < upper; offset++, i++)
             block->offsets[i] =
                 ((table[index] * step->block_size + offset) * step->num_kv_heads + head) * step->head_dim;
-    for (; i < BLOCK_KEYS + LANES; i++) block->offsets[i] = block->offsets[upper - 1];
+    for (; i < BLOCK_KEYS + FETCH_KEYS; i++) block->offsets[i] = block->offsets[upper - 1];
     for (i = 0; i < first; i++) block->offsets[i] = block->offsets[first];
 }
 
-// The queries of a tile for one KV head, rotated and scaled.
-static void load_queries(const Step *step, const QueryTile *tile, long head, const float *qkv, float *queries) {
-    long dim = step->head_dim, group = step->num_heads / step->num_kv_heads;
+// The queries of a tile for one KV head, rotated and scaled, laid out for the way in which the tile is scored.
+static void load_queries(const Step *step, const QueryTile *tile, long head, const float *qkv, const Work *work) {
+    long dim = step->head_dim, padded = padded_dim(step), group = step->num_heads / step->num_kv_heads;
     long qkv_size = (step->num_heads + 2 * step->num_kv_heads) * dim;
     for (long i = 0; i < tile->num_tokens * group; i++) {
         long token = tile->first_token + i / group;
-        rotate(step, token, qkv + token * qkv_size + (head * group + i % group) * dim, step->scale, queries + i * dim);
+        float *query = work->queries + i * padded, *rotated = is_direct(step, tile) ? query : work->values;
+        rotate(step, token, qkv + token * qkv_size + (head * group + i % group) * dim, step->scale, rotated);
+        for (long d = dim; d < padded; d++) rotated[d] = 0;
+        if (rotated == query) continue;
+        for (long d = 0; d < padded; d++) query[d % CHAINS * (padded / CHAINS) + d / CHAINS] = rotated[d];
     }
 }
 
@@ -125,7 +129,7 @@ static void attend_part(const Step *step, const QueryTile *tile, long part, long
     for (long begin = part * PART_KEYS; begin < (part + 1) * PART_KEYS && begin < upper; begin += BLOCK_KEYS) {
         if (begin + BLOCK_KEYS <= lower) continue;
         find_keys(step, tile, head, begin, most(0, lower - begin), least(BLOCK_KEYS, upper - begin), upper, &block);
-        if (tile->num_tokens == 1 && group <= MAX_DIRECT_HEADS)
+        if (is_direct(step, tile))
             attend_direct(step, tile, head, &block, work, into);
         else
             attend_packed(step, tile, head, &block, work, into);
@@ -201,7 +205,7 @@ void run_attention(const Step *step, const float *qkv, float *keys, float *value
         const Task *task = step->tasks + i / num_heads;
         const QueryTile *tile = step->tiles + task->tile;
         long head = i % num_heads;
-        load_queries(step, tile, head, qkv, work.queries);
+        load_queries(step, tile, head, qkv, &work);
         if (!tile->num_partials) {
             attend_tile(step, tile, head, keys, values, &work, out);
             continue;

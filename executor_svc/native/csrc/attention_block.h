@@ -1,8 +1,9 @@
 // Attention of a few queries to one block of keys: scores, running softmax, weighted values.
 //
 // There are two ways, straight from the cache and packed, and both give the same bits. A block begins at a multiple of
-// BLOCK_KEYS. For each query, a score is summed over the dimensions in order, the weights of a block by lanes from the
-// block's beginning, and its weighted values over the keys in order. What a query does not see counts as exactly 0.
+// BLOCK_KEYS. For each query, a score is the sum of CHAINS sums, each over every CHAINS-th dimension in order; the weights
+// of a block are summed by lanes from the block's beginning, and its weighted values over the keys in order. What a
+// query does not see counts as exactly 0.
 #ifndef OCTAVO_ATTENTION_BLOCK_H
 #define OCTAVO_ATTENTION_BLOCK_H
 
@@ -16,8 +17,12 @@
 #define BLOCK_KEYS 96
 #define TILE_VECTORS 2
 #define TILE_COLUMNS (TILE_VECTORS * LANES)
+// Sums of which a score is the sum.
+#define CHAINS 4
 // Keys whose softmax is summed apart, a part; see attention.c.
 #define PART_KEYS (2 * BLOCK_KEYS)
+// Keys behind a block that are fetched while it is scored.
+#define FETCH_KEYS LANES
 // Query heads of one token that are scored directly on the cache; more of them pay for packing the keys.
 #define MAX_DIRECT_HEADS 8
 
@@ -30,20 +35,20 @@ typedef struct {
 
 // Memory of one thread.
 typedef struct {
-    float *queries;       // [most rows][head_dim] scaled
+    float *queries;       // [most rows][padded head_dim] scaled; packed: [most rows][CHAINS][padded head_dim / CHAINS]
     float *scores;        // [most rows][BLOCK_KEYS]
-    float *keys;          // [BLOCK_KEYS / TILE_COLUMNS][head_dim][TILE_COLUMNS]
+    float *keys;          // [BLOCK_KEYS / TILE_COLUMNS][CHAINS][padded head_dim / CHAINS][TILE_COLUMNS]
     float *values;        // [ceil(head_dim / TILE_COLUMNS)][BLOCK_KEYS][TILE_COLUMNS]
     Softmax total, part;  // over the parts so far, over one part
 } Work;
 
 // Some keys of a block, for one KV head. `offsets` are where they lie in the cache, from the beginning of the block, and
-// LANES more; what is no key of these has the offset of one that is.
+// FETCH_KEYS more; what is no key of these has the offset of one that is.
 typedef struct {
     const float *keys, *values;
     long begin;        // position at which the block begins
     long first, last;  // keys from there: [first, last) of the block
-    long offsets[BLOCK_KEYS + LANES];
+    long offsets[BLOCK_KEYS + FETCH_KEYS];
 } KeyBlock;
 
 // Fetch a vector of `dim` floats that is read soon: blocks are scattered, which the hardware does not foresee.
@@ -92,41 +97,66 @@ static void shape_tile(const Step *step, const QueryTile *tile, long head, const
     }
 }
 
-// Dimensions d to d + 3 (at most `count` of them) of LANES keys as vectors with a lane for each key.
-INLINE void load_columns(const float *keys, const long *offsets, long d, long count, vfloat columns[4]) {
-    vfloat rows[4];
+#if LANES == 16
+#define KEY_VECTORS 4    // sums of 4 heads and so many vectors of keys fit into 32 registers
+#define VALUE_VECTORS 4  // sums of 4 heads and a value of so many vectors, too
+#else
+#define KEY_VECTORS 2  // into 16
+#define VALUE_VECTORS 2
+#endif
+
+// Whether a tile is scored directly on the cache.
+INLINE bool is_direct(const Step *step, const QueryTile *tile) {
+    return tile->num_tokens == 1 && step->num_heads / step->num_kv_heads <= MAX_DIRECT_HEADS;
+}
+
+INLINE long padded_dim(const Step *step) { return round_up(step->head_dim, CHAINS); }
+
+// sums[heads][4] += queries * the dimensions d to d + 3 (`count` of them) of LANES keys, a quad of sums for each key.
+INLINE void add_quads(const int heads, const float *queries, const KeyBlock *block, const long *offsets, long d,
+                      long count, long padded, vfloat sums[4][4]) {
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) rows[i] = vf_load_quads(keys + d, offsets + i, count);
-    vf_transpose_quads(rows, columns);
+    for (int first = 0; first < 4; first += KEY_VECTORS) {
+        vfloat keys[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < KEY_VECTORS; v++)
+            keys[v] = vf_load_quads(block->keys + d, offsets + (first + v) * (LANES / 4), count);
+#pragma GCC unroll 4
+        for (int j = 0; j < heads; j++) {
+            vfloat query = vf_repeat_quad(queries + j * padded + d);
+#pragma GCC unroll 4
+            for (int v = 0; v < KEY_VECTORS; v++) sums[j][first + v] = vf_fma(query, keys[v], sums[j][first + v]);
+        }
+    }
 }
 
 // scores[heads][keys] of up to 4 heads of one token, straight from the cache; the values of the keys, and the keys that
 // come next, are fetched meanwhile. `heads` is a constant at each call.
 INLINE void score_heads(const int heads, const float *queries, const KeyBlock *block, long dim, float *scores) {
+    long padded = round_up(dim, CHAINS);
     for (long t = block->first / LANES * LANES; t < block->last; t += LANES) {
         const long *offsets = block->offsets + t;
-        vfloat sum[4];
+        vfloat sums[4][4];
 #pragma GCC unroll 4
-        for (int j = 0; j < heads; j++) sum[j] = vf_zero();
+        for (int j = 0; j < heads; j++)
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; v++) sums[j][v] = vf_zero();
         for (long d = 0, fetched = 0; d < dim; d += 4) {
             for (; fetched < LANES && fetched * dim < (d + 4) * LANES; fetched++) {
-                fetch_vector(block->keys + offsets[LANES + fetched], dim);
+                fetch_vector(block->keys + offsets[FETCH_KEYS + fetched], dim);
                 fetch_vector(block->values + offsets[fetched], dim);
             }
-            vfloat columns[4];
             if (dim - d >= 4)
-                load_columns(block->keys, offsets, d, 4, columns);
+                add_quads(heads, queries, block, offsets, d, 4, padded, sums);
             else
-                load_columns(block->keys, offsets, d, dim - d, columns);
-            // What is no dimension is 0 in the keys, which changes no sum.
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++)
-#pragma GCC unroll 4
-                for (int j = 0; j < heads; j++)
-                    sum[j] = vf_fma(vf_all(queries[j * dim + (d + i < dim ? d + i : d)]), columns[i], sum[j]);
+                add_quads(heads, queries, block, offsets, d, dim - d, padded, sums);
         }
 #pragma GCC unroll 4
-        for (int j = 0; j < heads; j++) vf_store(scores + j * BLOCK_KEYS + t, sum[j]);
+        for (int j = 0; j < heads; j++) {
+            vfloat chains[4];
+            vf_transpose_quads(sums[j], chains);
+            vf_store(scores + j * BLOCK_KEYS + t, vf_add(vf_add(vf_add(chains[0], chains[1]), chains[2]), chains[3]));
+        }
     }
 }
 
@@ -163,12 +193,6 @@ INLINE void add_dimensions(const int heads, const int vectors, const float *scor
                 vf_store_part(p, vf_add(vf_load_part(p, rest), sum[j][v]), rest);
         }
 }
-
-#if LANES == 16
-#define VALUE_VECTORS 4  // sums of 4 heads and a value fit into 32 registers
-#else
-#define VALUE_VECTORS 2  // into 16
-#endif
 
 // sums[heads][dim] += scores[heads][keys] @ values, straight from the cache, up to 4 heads of one token.
 INLINE void add_values(const int heads, const float *scores, const KeyBlock *block, long dim, float *sums) {
@@ -217,8 +241,8 @@ static void soften(float *scores, long lower, long upper, long dim, float *large
 // A block of keys, for the few heads of one token, which sees all of them.
 static void attend_direct(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, const Work *work,
                           const Softmax *into) {
-    long dim = step->head_dim, num_rows = step->num_heads / step->num_kv_heads;
-#define SCORE(n) score_heads(n, work->queries + j * dim, block, dim, work->scores + j * BLOCK_KEYS)
+    long dim = step->head_dim, padded = padded_dim(step), num_rows = step->num_heads / step->num_kv_heads;
+#define SCORE(n) score_heads(n, work->queries + j * padded, block, dim, work->scores + j * BLOCK_KEYS)
     FOR_HEADS(SCORE)
     shape_tile(step, tile, head, block, work->scores);
     for (long i = 0; i < num_rows; i++)
@@ -228,34 +252,50 @@ static void attend_direct(const Step *step, const QueryTile *tile, long head, co
     FOR_HEADS(ADD)
 }
 
-// c[num_rows][columns] (=|+=) a @ packed panels of TILE_COLUMNS.
-static void multiply_packed(long num_rows, long depth, const float *a, long a_stride, const float *panels, float *c,
-                            long c_stride, long columns, bool add) {
-    for (long column = 0; column < columns; column += TILE_COLUMNS) {
-        const float *b = panels + column * depth;
-        for (long i = 0; i < num_rows; i += TILE_ROWS) {
-            const float *from = a + i * a_stride;
-            float *to = c + i * c_stride + column;
-#define TILE(n)                                                                                                  \
-    case n:                                                                                                      \
-        tile_product(n, TILE_VECTORS, depth, from, a_stride, b, NULL, 0, to, c_stride, columns - column, add);    \
+// c[rows][columns of a panel] (=|+=) a @ panel, for up to TILE_ROWS rows.
+INLINE void multiply_tile(long num_rows, long depth, const float *a, long a_stride, const float *panel, float *c,
+                          long c_stride, long columns, bool add) {
+#define TILE(n)                                                                                                    \
+    case n:                                                                                                        \
+        tile_product(n, TILE_VECTORS, depth, a, a_stride, panel, NULL, 0, c, c_stride, columns, add);               \
         break;
-            switch (least(TILE_ROWS, num_rows - i)) {
-                TILE_CASES(TILE)
-            }
-#undef TILE
-        }
+    switch (num_rows) {
+        TILE_CASES(TILE)
     }
+#undef TILE
+}
+
+// The scores of all queries of a tile, in the vectors of the keys [first, last).
+static void score_packed(const Step *step, long num_rows, long first, long last, const Work *work) {
+    long padded = padded_dim(step), depth = padded / CHAINS;
+    for (long column = first / TILE_COLUMNS * TILE_COLUMNS; column < last; column += TILE_COLUMNS)
+        for (long i = 0; i < num_rows; i += TILE_ROWS)
+            for (long chain = 0; chain < CHAINS; chain++)
+                multiply_tile(least(TILE_ROWS, num_rows - i), depth, work->queries + i * padded + chain * depth, padded,
+                              work->keys + column * padded + chain * depth * TILE_COLUMNS,
+                              work->scores + i * BLOCK_KEYS + column, BLOCK_KEYS, TILE_COLUMNS, chain > 0);
+}
+
+// sums[num_rows][dim] += scores[num_rows][count] @ values.
+static void add_packed(long num_rows, long count, const float *scores, long dim, const Work *work, float *sums) {
+    for (long d = 0; d < dim; d += TILE_COLUMNS)
+        for (long i = 0; i < num_rows; i += TILE_ROWS)
+            multiply_tile(least(TILE_ROWS, num_rows - i), count, scores + i * BLOCK_KEYS, BLOCK_KEYS,
+                          work->values + d * count, sums + i * dim + d, dim, dim - d, true);
 }
 
 // Pack the keys and values of a block, so that they are read in order.
 static void pack_block(const KeyBlock *block, long dim, const Work *work) {
+    long padded = round_up(dim, CHAINS), depth = padded / CHAINS;
     for (long t = block->first / LANES * LANES; t < block->last; t += LANES) {
-        float *panel = work->keys + t / TILE_COLUMNS * TILE_COLUMNS * dim + t % TILE_COLUMNS;
+        float *panel = work->keys + t / TILE_COLUMNS * TILE_COLUMNS * padded + t % TILE_COLUMNS;
         for (long d = 0; d < dim; d += 4) {
-            vfloat columns[4];
-            load_columns(block->keys, block->offsets + t, d, least(4, dim - d), columns);
-            for (long i = 0; i < least(4, dim - d); i++) vf_store(panel + (d + i) * TILE_COLUMNS, columns[i]);
+            vfloat quads[4], chains[4];
+            for (int v = 0; v < 4; v++)
+                quads[v] = vf_load_quads(block->keys + d, block->offsets + t + v * (LANES / 4), dim - d);
+            vf_transpose_quads(quads, chains);
+            for (long chain = 0; chain < CHAINS; chain++)
+                vf_store(panel + (chain * depth + d / 4) * TILE_COLUMNS, chains[chain]);
         }
     }
     long count = block->last - block->first;
@@ -271,10 +311,9 @@ static void pack_block(const KeyBlock *block, long dim, const Work *work) {
 static void attend_packed(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, const Work *work,
                           const Softmax *into) {
     long dim = step->head_dim, group = step->num_heads / step->num_kv_heads, num_rows = tile->num_tokens * group;
-    long first = block->first, last = block->last, column = first / TILE_COLUMNS * TILE_COLUMNS;
+    long first = block->first, last = block->last;
     pack_block(block, dim, work);
-    multiply_packed(num_rows, dim, work->queries, dim, work->keys + column * dim, work->scores + column, BLOCK_KEYS,
-                    round_up(last, LANES) - column, false);
+    score_packed(step, num_rows, first, last, work);
     shape_tile(step, tile, head, block, work->scores);
     for (long i = 0; i < num_rows; i++) {
         float *scores = work->scores + i * BLOCK_KEYS;
@@ -285,7 +324,7 @@ static void attend_packed(const Step *step, const QueryTile *tile, long head, co
         for (long t = first; t < lower; t++) scores[t] = 0;
         for (long t = upper; t < last; t++) scores[t] = 0;
     }
-    multiply_packed(num_rows, last - first, work->scores + first, BLOCK_KEYS, work->values, into->sums, dim, dim, true);
+    add_packed(num_rows, last - first, work->scores + first, dim, work, into->sums);
 }
 
 #endif

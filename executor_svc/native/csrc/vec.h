@@ -49,23 +49,26 @@ INLINE vfloat vf_power_of_two(vint n) {  // 2 ** n for -126 <= n <= 127
 INLINE vfloat vf_zero_below(vfloat v, vfloat x, float least) {  // v where x >= least, else 0
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, vf_all(least), _CMP_GE_OQ), v);
 }
-// The 4 floats at p + offsets[0], [4], [8] and [12] side by side; of each the first `count`, the others are 0.
+// The 4 floats at each of p + offsets[0], [1], .. [LANES / 4 - 1] side by side; of each the first `count`, 1 to 4, the
+// others are 0.
 INLINE vfloat vf_load_quads(const float *p, const long *offsets, long count) {
-    vfloat v = _mm512_castps128_ps512(load_quad(p + offsets[0], count));
-    v = _mm512_insertf32x4(v, load_quad(p + offsets[4], count), 1);
-    v = _mm512_insertf32x4(v, load_quad(p + offsets[8], count), 2);
-    return _mm512_insertf32x4(v, load_quad(p + offsets[12], count), 3);
+    __m512 v = _mm512_castps128_ps512(load_quad(p + offsets[0], count));
+    v = _mm512_mask_broadcast_f32x4(v, 0x00f0, load_quad(p + offsets[1], count));
+    v = _mm512_mask_broadcast_f32x4(v, 0x0f00, load_quad(p + offsets[2], count));
+    return _mm512_mask_broadcast_f32x4(v, 0xf000, load_quad(p + offsets[3], count));
 }
-// Within each 4 lanes: columns[i] has element i of rows[0] to rows[3].
-INLINE void vf_transpose_quads(const vfloat rows[4], vfloat columns[4]) {
-    __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(rows[0], rows[1]));
-    __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(rows[0], rows[1]));
-    __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(rows[2], rows[3]));
-    __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(rows[2], rows[3]));
-    columns[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
-    columns[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
-    columns[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
-    columns[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+INLINE vfloat vf_repeat_quad(const float *p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
+// In[i] has quads of elements; out[j] has element j of each, in the order of in[0], in[1], ..
+INLINE void vf_transpose_quads(const vfloat in[4], vfloat out[4]) {
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512 rows[4];  // element 0 of 4 quads, element 1, ..
+    for (int i = 0; i < 4; i++) rows[i] = _mm512_permutexvar_ps(order, in[i]);
+    __m512 a = _mm512_shuffle_f32x4(rows[0], rows[1], 0x44), b = _mm512_shuffle_f32x4(rows[0], rows[1], 0xee);
+    __m512 c = _mm512_shuffle_f32x4(rows[2], rows[3], 0x44), d = _mm512_shuffle_f32x4(rows[2], rows[3], 0xee);
+    out[0] = _mm512_shuffle_f32x4(a, c, 0x88);
+    out[1] = _mm512_shuffle_f32x4(a, c, 0xdd);
+    out[2] = _mm512_shuffle_f32x4(b, d, 0x88);
+    out[3] = _mm512_shuffle_f32x4(b, d, 0xdd);
 }
 // 2 * LANES bytes, each widened to 16 bits.
 INLINE vint vi_load_bytes(const int8_t *p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p)); }
@@ -136,17 +139,23 @@ INLINE vfloat vf_zero_below(vfloat v, vfloat x, float least) {
 }
 INLINE vfloat vf_load_quads(const float *p, const long *offsets, long count) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(load_quad(p + offsets[0], count)),
-                                load_quad(p + offsets[4], count), 1);
+                                load_quad(p + offsets[1], count), 1);
 }
-INLINE void vf_transpose_quads(const vfloat rows[4], vfloat columns[4]) {
+INLINE vfloat vf_repeat_quad(const float *p) { return _mm256_broadcast_ps((const __m128 *)p); }
+INLINE void vf_transpose_quads(const vfloat in[4], vfloat out[4]) {
+    __m256 rows[4];  // quads 0 and 4, 1 and 5, ..
+    for (int i = 0; i < 2; i++) {
+        rows[2 * i] = _mm256_permute2f128_ps(in[i], in[i + 2], 0x20);
+        rows[2 * i + 1] = _mm256_permute2f128_ps(in[i], in[i + 2], 0x31);
+    }
     __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(rows[0], rows[1]));
     __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(rows[0], rows[1]));
     __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(rows[2], rows[3]));
     __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(rows[2], rows[3]));
-    columns[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
-    columns[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
-    columns[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
-    columns[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+    out[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+    out[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+    out[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+    out[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
 }
 INLINE vint vi_load_bytes(const int8_t *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
 INLINE vfloat vf_load_bytes(const int8_t *p) {
