@@ -79,11 +79,12 @@ static void write_cache(const Step *step, const float *qkv, float *keys, float *
 }
 
 // Find the keys [first, last) of the block at `begin`; `end`: of the keys that may be fetched.
-static void find_keys(const Step *step, const QueryTile *tile, long head, long begin, long first, long last, long end,
-                      KeyBlock *block) {
+static void find_block(const Step *step, const QueryTile *tile, long head, long begin, long first, long last, long end,
+                       KeyBlock *block) {
     const int32_t *table = step->block_tables + tile->row * step->table_width;
     long position = begin + first, index = position / step->block_size, offset = position % step->block_size, i = first;
     long upper = least(BLOCK_KEYS + FETCH_KEYS, end - begin);
+    block->stride = step->block_size % LANES ? 0 : step->num_kv_heads * step->head_dim;
     block->begin = begin;
     block->first = first;
     block->last = last;
@@ -91,7 +92,7 @@ static void find_keys(const Step *step, const QueryTile *tile, long head, long b
         for (; offset < step->block_size && i < upper; offset++, i++)
             block->offsets[i] =
                 ((table[index] * step->block_size + offset) * step->num_kv_heads + head) * step->head_dim;
-    for (; i < BLOCK_KEYS + FETCH_KEYS; i++) block->offsets[i] = block->offsets[upper - 1];
+    for (; i < round_up(last, LANES) + FETCH_KEYS; i++) block->offsets[i] = block->offsets[upper - 1];
     for (i = 0; i < first; i++) block->offsets[i] = block->offsets[first];
 }
 
@@ -128,7 +129,7 @@ static void attend_part(const Step *step, const QueryTile *tile, long part, long
     KeyBlock block = {.keys = keys, .values = values};
     for (long begin = part * PART_KEYS; begin < (part + 1) * PART_KEYS && begin < upper; begin += BLOCK_KEYS) {
         if (begin + BLOCK_KEYS <= lower) continue;
-        find_keys(step, tile, head, begin, most(0, lower - begin), least(BLOCK_KEYS, upper - begin), upper, &block);
+        find_block(step, tile, head, begin, most(0, lower - begin), least(BLOCK_KEYS, upper - begin), upper, &block);
         if (is_direct(step, tile))
             attend_direct(step, tile, head, &block, work, into);
         else

@@ -17,10 +17,15 @@
 #define BLOCK_KEYS 96
 #define TILE_VECTORS 2
 #define TILE_COLUMNS (TILE_VECTORS * LANES)
+// Vectors of quads of keys that are multiplied at once; their sums, for 4 heads, fit into the registers.
+#define QUAD_VECTORS (LANES / 4)
+#define QUAD_KEYS (QUAD_VECTORS * LANES / 4)
+// Vectors of a value whose sums, for 4 heads, fit into the registers.
+#define VALUE_VECTORS (LANES / 4)
 // Sums of which a score is the sum.
 #define CHAINS 4
 // Keys whose softmax is summed apart, a part; see attention.c.
-#define PART_KEYS (2 * BLOCK_KEYS)
+#define PART_KEYS (4 * BLOCK_KEYS)
 // Keys behind a block that are fetched while it is scored.
 #define FETCH_KEYS LANES
 // Query heads of one token that are scored directly on the cache; more of them pay for packing the keys.
@@ -46,14 +51,21 @@ typedef struct {
 // FETCH_KEYS more; what is no key of these has the offset of one that is.
 typedef struct {
     const float *keys, *values;
+    long stride;       // from one key to the next in the cache, where LANES keys lie in one block of it; else 0
     long begin;        // position at which the block begins
     long first, last;  // keys from there: [first, last) of the block
     long offsets[BLOCK_KEYS + FETCH_KEYS];
 } KeyBlock;
 
+#define FETCH_LINE(d) _mm_prefetch((const char *)(vector + (d)), _MM_HINT_T0)
+
 // Fetch a vector of `dim` floats that is read soon: blocks are scattered, which the hardware does not foresee.
 INLINE void fetch_vector(const float *vector, long dim) {
-    for (long d = 0; d < dim; d += 16) _mm_prefetch((const char *)(vector + d), _MM_HINT_T0);
+    if (dim == 64) {  // of most models; a loop takes as long as its lines
+        FETCH_LINE(0), FETCH_LINE(16), FETCH_LINE(32), FETCH_LINE(48);
+        return;
+    }
+    for (long d = 0; d < dim; d += 16) FETCH_LINE(d);
 }
 
 // tanh(x), relative error below 4e-7.
@@ -97,14 +109,6 @@ static void shape_tile(const Step *step, const QueryTile *tile, long head, const
     }
 }
 
-#if LANES == 16
-#define KEY_VECTORS 4    // sums of 4 heads and so many vectors of keys fit into 32 registers
-#define VALUE_VECTORS 4  // sums of 4 heads and a value of so many vectors, too
-#else
-#define KEY_VECTORS 2  // into 16
-#define VALUE_VECTORS 2
-#endif
-
 // Whether a tile is scored directly on the cache.
 INLINE bool is_direct(const Step *step, const QueryTile *tile) {
     return tile->num_tokens == 1 && step->num_heads / step->num_kv_heads <= MAX_DIRECT_HEADS;
@@ -112,45 +116,68 @@ INLINE bool is_direct(const Step *step, const QueryTile *tile) {
 
 INLINE long padded_dim(const Step *step) { return round_up(step->head_dim, CHAINS); }
 
-// sums[heads][4] += queries * the dimensions d to d + 3 (`count` of them) of LANES keys, a quad of sums for each key.
-INLINE void add_quads(const int heads, const float *queries, const KeyBlock *block, const long *offsets, long d,
-                      long count, long padded, vfloat sums[4][4]) {
+// LANES keys from one of a block on, `*stride` apart: in the cache, or copied to `room`.
+INLINE const float *find_keys(const KeyBlock *block, long t, long dim, float *room, long *stride) {
+    *stride = block->stride;
+    // What lies before the first key in its block of the cache may be anything, as may its score.
+    if (*stride) return block->keys + block->offsets[most(t, block->first)] - most(0, block->first - t) * *stride;
+    *stride = dim;
+    for (long i = 0; i < LANES; i++)
+        memcpy(room + i * dim, block->keys + block->offsets[t + i], (size_t)dim * sizeof(float));
+    return room;
+}
+
+// sums[heads] += queries * the dimensions d to d + 3 (`count` of them) of QUAD_KEYS keys, a quad of sums for each key.
+INLINE void add_quads(const int heads, const float *queries, const float *keys, long stride, long d, long count,
+                      long padded, vfloat sums[4][QUAD_VECTORS]) {
+    vfloat quads[QUAD_VECTORS];
 #pragma GCC unroll 4
-    for (int first = 0; first < 4; first += KEY_VECTORS) {
-        vfloat keys[4];
+    for (int v = 0; v < QUAD_VECTORS; v++)
+        quads[v] = vf_load_quads(keys + d + v * (LANES / 4) * stride, stride, count);
 #pragma GCC unroll 4
-        for (int v = 0; v < KEY_VECTORS; v++)
-            keys[v] = vf_load_quads(block->keys + d, offsets + (first + v) * (LANES / 4), count);
+    for (int j = 0; j < heads; j++) {
+        vfloat query = vf_repeat_quad(queries + j * padded + d);
 #pragma GCC unroll 4
-        for (int j = 0; j < heads; j++) {
-            vfloat query = vf_repeat_quad(queries + j * padded + d);
-#pragma GCC unroll 4
-            for (int v = 0; v < KEY_VECTORS; v++) sums[j][first + v] = vf_fma(query, keys[v], sums[j][first + v]);
-        }
+        for (int v = 0; v < QUAD_VECTORS; v++) sums[j][v] = vf_fma(query, quads[v], sums[j][v]);
     }
 }
 
-// scores[heads][keys] of up to 4 heads of one token, straight from the cache; the values of the keys, and the keys that
-// come next, are fetched meanwhile. `heads` is a constant at each call.
-INLINE void score_heads(const int heads, const float *queries, const KeyBlock *block, long dim, float *scores) {
-    long padded = round_up(dim, CHAINS);
-    for (long t = block->first / LANES * LANES; t < block->last; t += LANES) {
-        const long *offsets = block->offsets + t;
-        vfloat sums[4][4];
+// sums[heads][first ..]: the chains of QUAD_KEYS keys, a quad for each. Their values, and later keys, are fetched.
+INLINE void score_quads(const int heads, const float *queries, const float *keys, long stride, const KeyBlock *block,
+                        const long *offsets, long dim, int first, vfloat sums[4][4]) {
+    vfloat own[4][QUAD_VECTORS];
 #pragma GCC unroll 4
-        for (int j = 0; j < heads; j++)
+    for (int j = 0; j < heads; j++)
 #pragma GCC unroll 4
-            for (int v = 0; v < 4; v++) sums[j][v] = vf_zero();
-        for (long d = 0, fetched = 0; d < dim; d += 4) {
-            for (; fetched < LANES && fetched * dim < (d + 4) * LANES; fetched++) {
-                fetch_vector(block->keys + offsets[FETCH_KEYS + fetched], dim);
-                fetch_vector(block->values + offsets[fetched], dim);
-            }
-            if (dim - d >= 4)
-                add_quads(heads, queries, block, offsets, d, 4, padded, sums);
-            else
-                add_quads(heads, queries, block, offsets, d, dim - d, padded, sums);
+        for (int v = 0; v < QUAD_VECTORS; v++) own[j][v] = vf_zero();
+    long padded = round_up(dim, CHAINS), due = 0;
+    for (long d = 0; d < dim; d += 4) {
+        for (due += 4 * QUAD_KEYS; due >= dim; due -= dim, offsets++) {
+            fetch_vector(block->keys + offsets[FETCH_KEYS], dim);
+            fetch_vector(block->values + offsets[0], dim);
         }
+        if (dim - d >= 4)
+            add_quads(heads, queries, keys, stride, d, 4, padded, own);
+        else
+            add_quads(heads, queries, keys, stride, d, dim - d, padded, own);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < heads; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < QUAD_VECTORS; v++) sums[j][first + v] = own[j][v];
+}
+
+// scores[heads][keys] of up to 4 heads of one token, straight from the cache. `heads` is a constant at each call.
+INLINE void score_heads(const int heads, const float *queries, const KeyBlock *block, long dim, float *room,
+                        float *scores) {
+    for (long t = block->first / LANES * LANES; t < block->last; t += LANES) {
+        long stride;
+        const float *keys = find_keys(block, t, dim, room, &stride);
+        vfloat sums[4][4];
+#pragma GCC unroll 1
+        for (int first = 0; first < 4; first += QUAD_VECTORS)
+            score_quads(heads, queries, keys + first * (LANES / 4) * stride, stride, block,
+                        block->offsets + t + first * (LANES / 4), dim, first, sums);
 #pragma GCC unroll 4
         for (int j = 0; j < heads; j++) {
             vfloat chains[4];
@@ -242,7 +269,7 @@ static void soften(float *scores, long lower, long upper, long dim, float *large
 static void attend_direct(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, const Work *work,
                           const Softmax *into) {
     long dim = step->head_dim, padded = padded_dim(step), num_rows = step->num_heads / step->num_kv_heads;
-#define SCORE(n) score_heads(n, work->queries + j * padded, block, dim, work->scores + j * BLOCK_KEYS)
+#define SCORE(n) score_heads(n, work->queries + j * padded, block, dim, work->keys, work->scores + j * BLOCK_KEYS)
     FOR_HEADS(SCORE)
     shape_tile(step, tile, head, block, work->scores);
     for (long i = 0; i < num_rows; i++)
@@ -289,10 +316,12 @@ static void pack_block(const KeyBlock *block, long dim, const Work *work) {
     long padded = round_up(dim, CHAINS), depth = padded / CHAINS;
     for (long t = block->first / LANES * LANES; t < block->last; t += LANES) {
         float *panel = work->keys + t / TILE_COLUMNS * TILE_COLUMNS * padded + t % TILE_COLUMNS;
+        long stride;
+        const float *keys = find_keys(block, t, dim, work->values, &stride);
         for (long d = 0; d < dim; d += 4) {
             vfloat quads[4], chains[4];
             for (int v = 0; v < 4; v++)
-                quads[v] = vf_load_quads(block->keys + d, block->offsets + t + v * (LANES / 4), dim - d);
+                quads[v] = vf_load_quads(keys + d + v * (LANES / 4) * stride, stride, dim - d);
             vf_transpose_quads(quads, chains);
             for (long chain = 0; chain < CHAINS; chain++)
                 vf_store(panel + (chain * depth + d / 4) * TILE_COLUMNS, chains[chain]);

@@ -49,13 +49,13 @@ INLINE vfloat vf_power_of_two(vint n) {  // 2 ** n for -126 <= n <= 127
 INLINE vfloat vf_zero_below(vfloat v, vfloat x, float least) {  // v where x >= least, else 0
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, vf_all(least), _CMP_GE_OQ), v);
 }
-// The 4 floats at each of p + offsets[0], [1], .. [LANES / 4 - 1] side by side; of each the first `count`, 1 to 4, the
+// The 4 floats at p, p + stride, .. p + (LANES / 4 - 1) * stride side by side; of each the first `count`, 1 to 4, the
 // others are 0.
-INLINE vfloat vf_load_quads(const float *p, const long *offsets, long count) {
-    __m512 v = _mm512_castps128_ps512(load_quad(p + offsets[0], count));
-    v = _mm512_mask_broadcast_f32x4(v, 0x00f0, load_quad(p + offsets[1], count));
-    v = _mm512_mask_broadcast_f32x4(v, 0x0f00, load_quad(p + offsets[2], count));
-    return _mm512_mask_broadcast_f32x4(v, 0xf000, load_quad(p + offsets[3], count));
+INLINE vfloat vf_load_quads(const float *p, long stride, long count) {
+    __m512 v = _mm512_castps128_ps512(load_quad(p, count));
+    v = _mm512_mask_broadcast_f32x4(v, 0x00f0, load_quad(p + stride, count));
+    v = _mm512_mask_broadcast_f32x4(v, 0x0f00, load_quad(p + 2 * stride, count));
+    return _mm512_mask_broadcast_f32x4(v, 0xf000, load_quad(p + 3 * stride, count));
 }
 INLINE vfloat vf_repeat_quad(const float *p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
 // In[i] has quads of elements; out[j] has element j of each, in the order of in[0], in[1], ..
@@ -137,9 +137,8 @@ INLINE vfloat vf_power_of_two(vint n) {
 INLINE vfloat vf_zero_below(vfloat v, vfloat x, float least) {
     return _mm256_and_ps(v, _mm256_cmp_ps(x, vf_all(least), _CMP_GE_OQ));
 }
-INLINE vfloat vf_load_quads(const float *p, const long *offsets, long count) {
-    return _mm256_insertf128_ps(_mm256_castps128_ps256(load_quad(p + offsets[0], count)),
-                                load_quad(p + offsets[1], count), 1);
+INLINE vfloat vf_load_quads(const float *p, long stride, long count) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(load_quad(p, count)), load_quad(p + stride, count), 1);
 }
 INLINE vfloat vf_repeat_quad(const float *p) { return _mm256_broadcast_ps((const __m128 *)p); }
 INLINE void vf_transpose_quads(const vfloat in[4], vfloat out[4]) {
