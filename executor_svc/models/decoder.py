@@ -17,7 +17,7 @@ from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights
 from executor_svc.models.dense import DenseKernels
 from executor_svc.models.language_model import ModelShape
-from executor_svc.models.layer_loop import LayerByLayer, LayerLoop, MakeLayerLoop
+from executor_svc.models.layer_loop import LayerByLayer, MakeLayerLoop
 from executor_svc.models.rotary_embedding import inverse_frequencies, rotations
 from executor_svc.models.sharding import Shard
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
@@ -30,8 +30,7 @@ class Decoder:
         config: Of the model.
         kernels: What computes the dense part.
         group: The ranks that share the model.
-        make_layer_loop: What runs the layers, for kernels that have a loop of their own; it is not used for models
-            with something between a segment and an attention.
+        make_layer_loop: What runs the layers, for kernels that have a loop of their own.
 
     Raises: ModelLoadError: the ranks cannot share this model.
     """
@@ -52,11 +51,7 @@ class Decoder:
         self._kernels = kernels
         weights = self._weights = DecoderWeights(config, kernels, self._shard)
         attention_layers = [self._shard.attention_layer(layer.attention) for layer in config.layers]
-        self._run_layers: LayerLoop
-        if make_layer_loop is None or weights.query_norms:
-            self._run_layers = LayerByLayer(weights.segments, attention_layers, weights.query_norms, weights.key_norms)
-        else:
-            self._run_layers = make_layer_loop(weights.segments, attention_layers)
+        self._run_layers = (make_layer_loop or LayerByLayer)(weights.segments, attention_layers)
         # Rounded to the number format of the model, as in transformers.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype, device=self.device)
         self._frequencies = {

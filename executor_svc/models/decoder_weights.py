@@ -8,7 +8,7 @@ import torch
 
 from executor_svc.checkpoint.weight_map import Range, WeightMap
 from executor_svc.models.config import ModelConfig
-from executor_svc.models.dense import DenseKernels, Experts, LayerEnd, MatrixT, Mlp, Norm, Segment
+from executor_svc.models.dense import DenseKernels, Experts, HeadNorms, LayerEnd, MatrixT, Mlp, Norm, Segment
 from executor_svc.models.sharding import Shard
 
 
@@ -45,16 +45,11 @@ class DecoderWeights(Generic[MatrixT]):
         self.embedding_norm = self._norm(names.embedding_norm) if config.has_embedding_norm else None
         self.position_embedding = self._position_embedding()
         self.segments: list[Segment] = []
-        self.query_norms: list[Norm] = []
-        self.key_norms: list[Norm] = []
         layer_end: LayerEnd[MatrixT] | None = None
         for index in range(config.num_hidden_layers):
             norm = self._norm(names.attention_norm.format(layer=index))
             qkv = self._columns(self._qkv_rows(index), has_bias=config.qkv_bias)
-            self.segments.append(kernels.segment(layer_end, norm, qkv))
-            if config.has_query_key_norm:
-                self.query_norms.append(self._norm(names.query_norm.format(layer=index), config.head_dim))
-                self.key_norms.append(self._norm(names.key_norm.format(layer=index), config.head_dim))
+            self.segments.append(kernels.segment(layer_end, norm, qkv, self._head_norms(index)))
             layer_end = self._layer_end(index)
         assert layer_end is not None, "a model has layers"
         self.last_segment = kernels.last_segment(layer_end)
@@ -94,9 +89,9 @@ class DecoderWeights(Generic[MatrixT]):
     def _experts(self, index: int) -> Experts[MatrixT]:
         experts = self._config.experts
         assert experts is not None
-        router = self._tensor(experts.num_experts, self._config.hidden_size)
-        name = self._config.names.router.format(layer=index)
-        self.map.add(f"{name}.weight", tuple(router.shape), router)
+        shape = (experts.num_experts, self._config.hidden_size)
+        router = self._kernels.matrix(shape[1], [shape[0]], role="router")
+        self.map.add(f"{self._config.names.router.format(layer=index)}.weight", shape, router.weights[0])
         mlps = tuple(self._mlp(index, expert) for expert in range(experts.num_experts))
         return Experts(router, mlps, experts.num_chosen, experts.is_normalized)
 
@@ -153,7 +148,7 @@ class DecoderWeights(Generic[MatrixT]):
         begin, end = self._shard.vocabulary
         num_padded = self._shard.vocabulary_rows - (end - begin)
         sizes = [end - begin, num_padded] if num_padded else [end - begin]
-        matrix = self._kernels.matrix(shape[1], sizes, is_vocabulary=True)
+        matrix = self._kernels.matrix(shape[1], sizes, role="vocabulary")
         self.map.ignore(f"{name}.weight", shape)
         if begin < end:
             self.map.add(f"{name}.weight", shape, matrix.weights[0], rows=((begin, end),))
@@ -166,6 +161,17 @@ class DecoderWeights(Generic[MatrixT]):
         table = self._tensor(config.max_position_embeddings + config.position_offset, config.hidden_size)
         self.map.add(f"{config.names.position_embedding}.weight", tuple(table.shape), table)
         return table
+
+    def _head_norms(self, index: int) -> HeadNorms | None:
+        config, names = self._config, self._config.names
+        if not config.has_query_key_norm:
+            return None
+        return HeadNorms(
+            self._norm(names.query_norm.format(layer=index), config.head_dim),
+            self._norm(names.key_norm.format(layer=index), config.head_dim),
+            self._shard.num_heads,
+            self._shard.num_kv_heads,
+        )
 
     def _output_norm(self, name: str, index: int) -> Norm | None:
         return self._norm(name.format(layer=index)) if self._config.has_output_norms else None

@@ -9,36 +9,7 @@ import torch
 
 from executor_svc.native.binding import FLOAT, INT, LONG, POINTER, Function, ScratchMemory, bind
 from executor_svc.native.build import build_library, cache_directory
-
-
-class MatrixStruct(ctypes.Structure):
-    """`Matrix` of dense.h."""
-
-    _fields_ = (
-        ("num_outputs", LONG),
-        ("num_inputs", LONG),
-        ("panels", POINTER),
-        ("scales", POINTER),
-        ("bias", POINTER),
-    )
-
-
-class SegmentStruct(ctypes.Structure):
-    """`Segment` of layers.h."""
-
-    _fields_ = (
-        ("attention_output", MatrixStruct),
-        ("gate", MatrixStruct),
-        ("up", MatrixStruct),
-        ("down", MatrixStruct),
-        ("mlp_norm", POINTER),
-        ("projection", MatrixStruct),
-        ("norm", POINTER),
-        ("hidden_size", LONG),
-        ("intermediate_size", LONG),
-        ("has_layer_end", LONG),
-        ("norm_epsilon", FLOAT),
-    )
+from executor_svc.native.structs import MatrixStruct, SegmentStruct
 
 
 class StepStruct(ctypes.Structure):

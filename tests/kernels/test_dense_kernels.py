@@ -220,7 +220,7 @@ def test_segments_of_several_ranks_add_up_both_products_of_a_layer(name: str, co
 
 def test_embeddings_are_looked_up() -> None:
     kernels = TritonDense(torch.bfloat16, DEVICE)
-    embedding = kernels.matrix(6, [10], is_vocabulary=True)
+    embedding = kernels.matrix(6, [10], role="vocabulary")
     embedding.weights[0].copy_(random(10, 6))
     token_ids = torch.tensor([3, 9, 3], device=DEVICE)
 

@@ -177,7 +177,7 @@ def test_the_last_segment_has_no_projection(lanes: str) -> None:
         whole = make_segment(kernels, shape)
         updated, expected = residual.clone(), residual.clone()
         whole(attended.clone(), expected)
-        layer_end = whole._weights[0] if isinstance(kernels, NativeDense) else whole.layer_end.layer_end
+        layer_end = whole._layer_end._weights if isinstance(kernels, NativeDense) else whole.layer_end.layer_end
         kernels.last_segment(layer_end)(attended.clone(), updated)
         assert torch.equal(updated, expected)
         results.append(updated)
