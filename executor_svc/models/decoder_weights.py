@@ -8,7 +8,17 @@ import torch
 
 from executor_svc.checkpoint.weight_map import Range, WeightMap
 from executor_svc.models.config import ModelConfig
-from executor_svc.models.dense import DenseKernels, Experts, HeadNorms, LayerEnd, MatrixT, Mlp, Norm, Segment
+from executor_svc.models.dense import (
+    DenseKernels,
+    EmbeddingWeights,
+    Experts,
+    HeadNorms,
+    LayerEnd,
+    MatrixT,
+    Mlp,
+    Norm,
+    Segment,
+)
 from executor_svc.models.sharding import Shard
 
 
@@ -41,9 +51,8 @@ class DecoderWeights(Generic[MatrixT]):
         self._kernels = kernels
         self._shard = shard
         names = config.names
-        self.embedding = self._vocabulary_matrix(names.embedding)
-        self.embedding_norm = self._norm(names.embedding_norm) if config.has_embedding_norm else None
-        self.position_embedding = self._position_embedding()
+        embedding = self._vocabulary_matrix(names.embedding)
+        self.embed = kernels.embedding(self._embedding_weights(embedding))
         self.segments: list[Segment] = []
         layer_end: LayerEnd[MatrixT] | None = None
         for index in range(config.num_hidden_layers):
@@ -53,7 +62,7 @@ class DecoderWeights(Generic[MatrixT]):
             layer_end = self._layer_end(index)
         assert layer_end is not None, "a model has layers"
         self.last_segment = kernels.last_segment(layer_end)
-        head = self.embedding if config.tie_word_embeddings else self._vocabulary_matrix(names.head)
+        head = embedding if config.tie_word_embeddings else self._vocabulary_matrix(names.head)
         self.head = kernels.segment(None, self._norm(names.norm), head)
 
     def _layer_end(self, index: int) -> LayerEnd[MatrixT]:
@@ -154,13 +163,20 @@ class DecoderWeights(Generic[MatrixT]):
             self.map.add(f"{name}.weight", shape, matrix.weights[0], rows=((begin, end),))
         return matrix
 
-    def _position_embedding(self) -> torch.Tensor | None:
-        config = self._config
-        if config.position_offset is None:
-            return None
-        table = self._tensor(config.max_position_embeddings + config.position_offset, config.hidden_size)
-        self.map.add(f"{config.names.position_embedding}.weight", tuple(table.shape), table)
-        return table
+    def _embedding_weights(self, tokens: MatrixT) -> EmbeddingWeights[MatrixT]:
+        config, names = self._config, self._config.names
+        positions, offset = None, config.position_offset
+        if offset is not None:
+            positions = self._tensor(config.max_position_embeddings + offset, config.hidden_size)
+            self.map.add(f"{names.position_embedding}.weight", tuple(positions.shape), positions)
+        return EmbeddingWeights(
+            tokens,
+            vocabulary=self._shard.vocabulary,
+            scale=None if config.embedding_scale == 1.0 else self._tensor().fill_(config.embedding_scale),
+            positions=positions,
+            position_offset=offset or 0,
+            norm=self._norm(names.embedding_norm) if config.has_embedding_norm else None,
+        )
 
     def _head_norms(self, index: int) -> HeadNorms | None:
         config, names = self._config, self._config.names

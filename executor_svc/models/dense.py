@@ -21,7 +21,8 @@ from typing import Generic, Literal, Protocol, TypeVar
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
-from executor_svc.checkpoint.weight_map import WeightTarget
+from executor_svc.attention.interface import Rotation
+from executor_svc.checkpoint.weight_map import Range, WeightTarget
 from executor_svc.models.config import Activation
 
 # "vocabulary": the embedding or the head, whose rows are looked up; "router": it chooses experts, and is not quantized;
@@ -65,6 +66,18 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingWeights(Generic[MatrixT]):
+    """What makes the first residual stream: norm(scale * tokens[id] + positions[position + position_offset])."""
+
+    tokens: MatrixT
+    vocabulary: Range  # whose embeddings this rank has
+    scale: torch.Tensor | None  # [] in the number format of the model, as in transformers; None: 1
+    positions: torch.Tensor | None  # [num_positions, hidden_size]
+    position_offset: int
+    norm: Norm | None
+
+
+@dataclass(frozen=True, slots=True)
 class Mlp(Generic[MatrixT]):
     """down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x)))."""
 
@@ -104,6 +117,13 @@ class LayerEnd(Generic[MatrixT]):
     mlp_norm: Norm
     mlp: Mlp[MatrixT] | Experts[MatrixT]
     mlp_output_norm: Norm | None
+
+
+class Embedding(Protocol):
+    """The way from tokens to the first residual stream."""
+
+    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return [num_tokens, hidden_size], free to be written; both arguments are [num_tokens] int64."""
 
 
 class Segment(Protocol):
@@ -155,8 +175,8 @@ class DenseKernels(Protocol[MatrixT]):
             role: What it is for; see `MatrixRole`.
         """
 
-    def embed(self, embedding: MatrixT, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of a matrix that belong to the tokens, [num_tokens, num_inputs], free to be written."""
+    def embedding(self, weights: EmbeddingWeights[MatrixT]) -> Embedding:
+        """Join the weights, filled by now or later, to an embedding."""
 
     def segment(
         self,
@@ -176,3 +196,9 @@ class DenseKernels(Protocol[MatrixT]):
 
     def last_segment(self, layer_end: LayerEnd[MatrixT]) -> LastSegment:
         """Join the weights of the last layer's end."""
+
+    def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor) -> Rotation:
+        """Return the rotary embedding of tokens at `positions`, [num_tokens], from `frequencies`, [head_dim / 2]."""
+
+    def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
+        """Return cap * tanh(logits / cap), for logits in float32."""

@@ -6,11 +6,13 @@ from typing import Final
 
 import torch
 
+from executor_svc.attention.interface import Rotation
 from executor_svc.models.config import Activation
-from executor_svc.models.dense import Experts, HeadNorms, LayerEnd, MatrixRole, Mlp, Norm
+from executor_svc.models.dense import EmbeddingWeights, Experts, HeadNorms, LayerEnd, MatrixRole, Mlp, Norm
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import (
+    EmbeddingStruct,
     ExpertsStruct,
     HeadNormsStruct,
     LayerEndStruct,
@@ -45,9 +47,9 @@ class NativeDense:
         """Return a map with uninitialised weights; see `DenseKernels`."""
         return PackedMatrix(self._library, num_inputs, sizes, has_bias, self._is_int8 and role != "router")
 
-    def embed(self, embedding: PackedMatrix, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of the tokens; see `DenseKernels`."""
-        return embedding.rows(token_ids)
+    def embedding(self, weights: EmbeddingWeights[PackedMatrix]) -> "NativeEmbedding":
+        """Join the weights to an embedding; see `DenseKernels`."""
+        return NativeEmbedding(self._library, weights)
 
     def segment(
         self,
@@ -62,6 +64,44 @@ class NativeDense:
     def last_segment(self, layer_end: LayerEnd[PackedMatrix]) -> "NativeLastSegment":
         """Join the weights of the last layer's end; see `DenseKernels`."""
         return NativeLastSegment(self._library, layer_end)
+
+    def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor) -> Rotation:
+        """Return the rotary embedding of tokens; see `DenseKernels`."""
+        shape = (positions.shape[0], 2 * frequencies.shape[0])
+        rotation = Rotation(torch.empty(shape), torch.empty(shape))
+        self._library.rotations(positions.long(), frequencies, rotation.cos, rotation.signed_sin)
+        return rotation
+
+    def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
+        """Return cap * tanh(logits / cap), in place if they lie one after the other."""
+        logits = logits.contiguous()
+        self._library.soft_cap(logits, cap)
+        return logits
+
+
+class NativeEmbedding:
+    """See `executor_svc.models.dense.Embedding`."""
+
+    def __init__(self, library: NativeLibrary, weights: EmbeddingWeights[PackedMatrix]) -> None:
+        self._library = library
+        self._weights = weights  # the struct has pointers into them
+        self._is_plain = weights.scale is None and weights.positions is None and weights.norm is None
+        self._struct = EmbeddingStruct(
+            scale=1.0 if weights.scale is None else float(weights.scale),
+            positions=None if weights.positions is None else weights.positions.data_ptr(),
+            position_offset=weights.position_offset,
+            norm=norm_struct(weights.norm),
+            hidden_size=weights.tokens.num_inputs,
+        )
+
+    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Embed tokens."""
+        tokens = self._weights.tokens
+        residual = torch.empty(token_ids.shape[0], tokens.num_inputs)
+        self._library.read_rows(tokens.struct, token_ids.long(), residual, self._weights.vocabulary[0])
+        if not self._is_plain:
+            self._library.finish_embedding(self._struct, positions.long(), residual)
+        return residual
 
 
 class NativeSegment:

@@ -8,9 +8,23 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
+from executor_svc.attention.interface import Rotation
 from executor_svc.models.config import Activation
-from executor_svc.models.dense import Experts, HeadNorms, LastSegment, LayerEnd, Matrix, MatrixRole, Mlp, Norm, Segment
+from executor_svc.models.dense import (
+    Embedding,
+    EmbeddingWeights,
+    Experts,
+    HeadNorms,
+    LastSegment,
+    LayerEnd,
+    Matrix,
+    MatrixRole,
+    Mlp,
+    Norm,
+    Segment,
+)
 from executor_svc.models.linear import Linear, QuantizedLinear
+from executor_svc.models.rotary_embedding import rotations
 from executor_svc.models.torchao_linear import TorchaoLinear
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
@@ -78,9 +92,9 @@ class TorchDense:
             make = Linear
         return make(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
 
-    def embed(self, embedding: TorchMatrix, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of the tokens; see `DenseKernels`."""
-        return embedding.rows(token_ids).to(self.dtype)
+    def embedding(self, weights: EmbeddingWeights[TorchMatrix]) -> Embedding:
+        """Join the weights to an embedding; see `DenseKernels`."""
+        return TorchEmbedding(weights, self.dtype, self._group)
 
     def segment(
         self,
@@ -96,6 +110,43 @@ class TorchDense:
     def last_segment(self, layer_end: LayerEnd[TorchMatrix]) -> LastSegment:
         """Join the weights of the last layer's end; see `DenseKernels`."""
         return TorchLastSegment(layer_end, self._group)
+
+    def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor) -> Rotation:
+        """Return the rotary embedding of tokens; see `DenseKernels`."""
+        return rotations(positions, frequencies, self.dtype)
+
+    def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
+        """Return cap * tanh(logits / cap)."""
+        return (logits / cap).tanh_().mul_(cap)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchEmbedding:
+    """See `executor_svc.models.dense.Embedding`."""
+
+    weights: EmbeddingWeights[TorchMatrix]
+    dtype: torch.dtype
+    group: TensorParallelGroup
+
+    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Embed tokens."""
+        weights = self.weights
+        residual = self._look_up(token_ids)
+        if weights.scale is not None:
+            residual *= weights.scale
+        if weights.positions is not None:
+            residual += weights.positions[positions + weights.position_offset]
+        return residual if weights.norm is None else weights.norm(residual)
+
+    def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of the tokens: each rank has those of its part of the vocabulary."""
+        tokens = self.weights.tokens
+        if self.group.size == 1:
+            return tokens.rows(token_ids).to(self.dtype)
+        begin, end = self.weights.vocabulary
+        is_elsewhere = (token_ids < begin) | (token_ids >= end)
+        rows = tokens.rows((token_ids - begin).masked_fill(is_elsewhere, 0)).to(self.dtype)
+        return self.group.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0))
 
 
 @dataclass(frozen=True, slots=True)

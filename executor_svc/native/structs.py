@@ -28,6 +28,18 @@ class NormStruct(ctypes.Structure):
     )
 
 
+class EmbeddingStruct(ctypes.Structure):
+    """`Embedding` of embedding.c."""
+
+    _fields_ = (
+        ("scale", FLOAT),
+        ("positions", POINTER),
+        ("position_offset", LONG),
+        ("norm", NormStruct),
+        ("hidden_size", LONG),
+    )
+
+
 class MlpStruct(ctypes.Structure):
     """`Mlp` of mlp.h."""
 

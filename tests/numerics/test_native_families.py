@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from executor_svc.checkpoint.weights import Checkpoint
+from executor_svc.models.config import RopeConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.dense import DenseKernels, Experts, LayerEnd, Mlp, Norm
 from executor_svc.models.families import parse_config
 from executor_svc.models.native_dense import NativeDense
+from executor_svc.models.rotary_embedding import inverse_frequencies
 from executor_svc.models.torch_dense import TorchDense
 from executor_svc.native.library import NativeLibrary
 from tests.numerics.architectures import save_tiny_architecture
@@ -43,7 +45,7 @@ def library_of(lanes: str, num_threads: int) -> NativeLibrary:
 
 
 class DensePart:
-    """All that is computed between attentions: the second segment, the last one and the head."""
+    """All that is not attention: embedding and rotations, the second segment, the last one and the head."""
 
     def __init__(self, directory: Path, kernels: DenseKernels[Any]) -> None:
         path = directory / "config.json"
@@ -51,20 +53,28 @@ class DensePart:
         self._model = Decoder(self.config, kernels)
         self._model.load(Checkpoint(directory))
 
-    def __call__(self, attended: torch.Tensor, residual: torch.Tensor) -> list[torch.Tensor]:
-        weights, residual, attended = self._model._weights, residual.clone(), attended.clone()
+    def __call__(self, begin: int, end: int) -> list[torch.Tensor]:
+        """Return all results for the rows [begin, end) of NUM_ROWS random ones."""
+        token_ids, positions, attended, residual = (values[begin:end].clone() for values in self._inputs())
+        weights, model = self._model._weights, self._model
+        rotations = [model._kernels.rotations(positions, f) for f in model._frequencies.values()]
+        embedded = weights.embed(token_ids, positions)
         projected = weights.segments[1](attended, residual).clone()
         between = residual.clone()
         weights.last_segment(attended, residual)
-        logits = self._model.logits(residual)
+        logits = model.logits(residual)
         assert logits is not None
-        return [projected, between, residual, logits]
+        turned = [values for rotation in rotations for values in (rotation.cos, rotation.signed_sin)]
+        return [*turned, embedded, projected, between, residual, logits]
 
-    def inputs(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return random rows: attended and residual."""
-        generator, config = torch.Generator().manual_seed(num_rows), self.config
-        attended = torch.randn(num_rows, config.num_attention_heads * config.head_dim, generator=generator)
-        return attended, torch.randn(num_rows, config.hidden_size, generator=generator)
+    def _inputs(self) -> tuple[torch.Tensor, ...]:
+        generator, config = torch.Generator().manual_seed(1), self.config
+        return (
+            torch.randint(config.vocab_size, (NUM_ROWS,), generator=generator),
+            torch.randint(config.max_position_embeddings, (NUM_ROWS,), generator=generator),
+            torch.randn(NUM_ROWS, config.num_attention_heads * config.head_dim, generator=generator),
+            torch.randn(NUM_ROWS, config.hidden_size, generator=generator),
+        )
 
 
 @formats
@@ -76,9 +86,8 @@ def test_it_equals_torch(lanes: str, name: str, is_int8: bool, directories: dict
     # int16 inputs differ from float32 by less than 2 ** -16 of the largest one of their row.
     tolerance = 2e-3 if is_int8 else 5e-5
 
-    for num_rows in (1, 24):
-        inputs = ours.inputs(num_rows)
-        for our, their in zip(ours(*inputs), theirs(*inputs), strict=True):
+    for begin, end in ((0, 1), (20, 44)):
+        for our, their in zip(ours(begin, end), theirs(begin, end), strict=True):
             torch.testing.assert_close(our, their, rtol=tolerance, atol=tolerance)
 
 
@@ -91,10 +100,9 @@ def test_a_row_has_the_same_bits_in_every_company(
     expected: Sequence[torch.Tensor] | None = None
     for num_threads in (1, 2):
         part = DensePart(directories[name], NativeDense(library_of(lanes, num_threads), is_int8=is_int8))
-        attended, residual = part.inputs(NUM_ROWS)
-        expected = expected or part(attended, residual)
+        expected = expected or part(0, NUM_ROWS)
         for begin, end in PARTS:
-            for our, whole in zip(part(attended[begin:end], residual[begin:end]), expected, strict=True):
+            for our, whole in zip(part(begin, end), expected, strict=True):
                 assert torch.equal(our, whole[begin:end])
 
 
@@ -164,3 +172,29 @@ def test_of_equal_scores_the_first_expert_is_chosen(lanes: str) -> None:
     of_six = run_mixture(make_mixture(kernels, 6, 2, router), 5)
 
     assert torch.equal(of_six, run_mixture(make_mixture(kernels, 2, 2, router[:2]), 5))
+
+
+@pytest.mark.parametrize("head_dim", [2, 20, 64])
+@vectors
+def test_rotations_are_those_of_real_numbers(lanes: str, head_dim: int) -> None:
+    kernels = NativeDense(native_library(lanes))
+    positions = torch.cat((torch.arange(300), torch.tensor([4_095, 131_071, 1_048_575, 10_000_000])))
+    frequencies = inverse_frequencies(RopeConfig(10_000.0), head_dim)
+
+    rotation = kernels.rotations(positions, frequencies)
+
+    angles = (positions[:, None].float() * frequencies).double()
+    sin = torch.cat((-angles.sin(), angles.sin()), -1)
+    torch.testing.assert_close(rotation.cos.double(), torch.cat((angles.cos(),) * 2, -1), rtol=6e-8, atol=1e-15)
+    torch.testing.assert_close(rotation.signed_sin.double(), sin, rtol=6e-8, atol=1e-15)
+
+
+@vectors
+def test_a_soft_cap_of_every_size(lanes: str) -> None:
+    for count in (0, 1, 15, 16, 17, 100_003):
+        logits = 60 * torch.randn(1, count)
+        capped = 30 * (logits.double() / 30).tanh()
+
+        ours = NativeDense(native_library(lanes)).cap_logits(logits.clone(), 30.0)
+
+        torch.testing.assert_close(ours.double(), capped, rtol=6e-7, atol=0)
