@@ -17,8 +17,8 @@ from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights
 from executor_svc.models.dense import DenseKernels
 from executor_svc.models.language_model import ModelShape
-from executor_svc.models.layer_loop import LayerByLayer, LayerLoop, MakeLayerLoop
-from executor_svc.models.rotary_embedding import inverse_frequencies, rotations
+from executor_svc.models.layer_loop import LayerByLayer, MakeLayerLoop
+from executor_svc.models.rotary_embedding import inverse_frequencies
 from executor_svc.models.sharding import Shard
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 
@@ -30,8 +30,7 @@ class Decoder:
         config: Of the model.
         kernels: What computes the dense part.
         group: The ranks that share the model.
-        make_layer_loop: What runs the layers, for kernels that have a loop of their own; it is not used for models
-            with something between a segment and an attention.
+        make_layer_loop: What runs the layers, for kernels that have a loop of their own.
 
     Raises: ModelLoadError: the ranks cannot share this model.
     """
@@ -52,13 +51,7 @@ class Decoder:
         self._kernels = kernels
         weights = self._weights = DecoderWeights(config, kernels, self._shard)
         attention_layers = [self._shard.attention_layer(layer.attention) for layer in config.layers]
-        self._run_layers: LayerLoop
-        if make_layer_loop is None or weights.query_norms:
-            self._run_layers = LayerByLayer(weights.segments, attention_layers, weights.query_norms, weights.key_norms)
-        else:
-            self._run_layers = make_layer_loop(weights.segments, attention_layers)
-        # Rounded to the number format of the model, as in transformers.
-        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype, device=self.device)
+        self._run_layers = (make_layer_loop or LayerByLayer)(weights.segments, attention_layers)
         self._frequencies = {
             layer.rope: inverse_frequencies(layer.rope, config.head_dim).to(kernels.device)
             for layer in config.layers
@@ -92,8 +85,8 @@ class Decoder:
         wanted: torch.Tensor,
     ) -> torch.Tensor:
         """Run the decoder; see `LanguageModel.forward`. The last layer ends for the wanted tokens only."""
-        rotation_of = {rope: rotations(positions, f, self.dtype) for rope, f in self._frequencies.items()}
-        residual = self._embed(token_ids, positions)  # [num_tokens, hidden_size]
+        rotation_of = {rope: self._kernels.rotations(positions, f) for rope, f in self._frequencies.items()}
+        residual = self._weights.embed(token_ids, positions)  # [num_tokens, hidden_size]
         layer_rotations = [None if layer.rope is None else rotation_of[layer.rope] for layer in self.config.layers]
         attended = self._run_layers(residual, layer_rotations, caches, attention)
         residual = residual[wanted]
@@ -110,7 +103,7 @@ class Decoder:
             return None
         logits = logits[:, : self.config.vocab_size].float()
         cap = self.config.logit_soft_cap
-        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
+        return logits if cap is None else self._kernels.cap_logits(logits, cap)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Fill the weights. Raises: ModelLoadError: see `Checkpoint.load_into`."""
@@ -121,23 +114,3 @@ class Decoder:
         if name == f"{self.config.names.head}.weight":
             return self.config.tie_word_embeddings
         return name.endswith(".rotary_emb.inv_freq")
-
-    def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the first residual stream, [num_tokens, hidden_size]."""
-        config, weights = self.config, self._weights
-        residual = self._look_up(token_ids)
-        if config.embedding_scale != 1.0:
-            residual *= self._embedding_scale
-        if weights.position_embedding is not None:
-            assert config.position_offset is not None
-            residual += weights.position_embedding[positions + config.position_offset]
-        return residual if weights.embedding_norm is None else weights.embedding_norm(residual)
-
-    def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings of the tokens: each rank has those of its part of the vocabulary."""
-        if self._shard.size == 1:
-            return self._kernels.embed(self._weights.embedding, token_ids)
-        begin, end = self._shard.vocabulary
-        is_elsewhere = (token_ids < begin) | (token_ids >= end)
-        embedded = self._kernels.embed(self._weights.embedding, (token_ids - begin).masked_fill(is_elsewhere, 0))
-        return self._group.all_reduce(embedded.masked_fill_(is_elsewhere[:, None], 0))

@@ -8,7 +8,17 @@ import torch
 
 from executor_svc.checkpoint.weight_map import Range, WeightMap
 from executor_svc.models.config import ModelConfig
-from executor_svc.models.dense import DenseKernels, Experts, LayerEnd, MatrixT, Mlp, Norm, Segment
+from executor_svc.models.dense import (
+    DenseKernels,
+    EmbeddingWeights,
+    Experts,
+    HeadNorms,
+    LayerEnd,
+    MatrixT,
+    Mlp,
+    Norm,
+    Segment,
+)
 from executor_svc.models.sharding import Shard
 
 
@@ -41,24 +51,18 @@ class DecoderWeights(Generic[MatrixT]):
         self._kernels = kernels
         self._shard = shard
         names = config.names
-        self.embedding = self._vocabulary_matrix(names.embedding)
-        self.embedding_norm = self._norm(names.embedding_norm) if config.has_embedding_norm else None
-        self.position_embedding = self._position_embedding()
+        embedding = self._vocabulary_matrix(names.embedding)
+        self.embed = kernels.embedding(self._embedding_weights(embedding))
         self.segments: list[Segment] = []
-        self.query_norms: list[Norm] = []
-        self.key_norms: list[Norm] = []
         layer_end: LayerEnd[MatrixT] | None = None
         for index in range(config.num_hidden_layers):
             norm = self._norm(names.attention_norm.format(layer=index))
             qkv = self._columns(self._qkv_rows(index), has_bias=config.qkv_bias)
-            self.segments.append(kernels.segment(layer_end, norm, qkv))
-            if config.has_query_key_norm:
-                self.query_norms.append(self._norm(names.query_norm.format(layer=index), config.head_dim))
-                self.key_norms.append(self._norm(names.key_norm.format(layer=index), config.head_dim))
+            self.segments.append(kernels.segment(layer_end, norm, qkv, self._head_norms(index)))
             layer_end = self._layer_end(index)
         assert layer_end is not None, "a model has layers"
         self.last_segment = kernels.last_segment(layer_end)
-        head = self.embedding if config.tie_word_embeddings else self._vocabulary_matrix(names.head)
+        head = embedding if config.tie_word_embeddings else self._vocabulary_matrix(names.head)
         self.head = kernels.segment(None, self._norm(names.norm), head)
 
     def _layer_end(self, index: int) -> LayerEnd[MatrixT]:
@@ -94,9 +98,9 @@ class DecoderWeights(Generic[MatrixT]):
     def _experts(self, index: int) -> Experts[MatrixT]:
         experts = self._config.experts
         assert experts is not None
-        router = self._tensor(experts.num_experts, self._config.hidden_size)
-        name = self._config.names.router.format(layer=index)
-        self.map.add(f"{name}.weight", tuple(router.shape), router)
+        shape = (experts.num_experts, self._config.hidden_size)
+        router = self._kernels.matrix(shape[1], [shape[0]], role="router")
+        self.map.add(f"{self._config.names.router.format(layer=index)}.weight", shape, router.weights[0])
         mlps = tuple(self._mlp(index, expert) for expert in range(experts.num_experts))
         return Experts(router, mlps, experts.num_chosen, experts.is_normalized)
 
@@ -153,19 +157,37 @@ class DecoderWeights(Generic[MatrixT]):
         begin, end = self._shard.vocabulary
         num_padded = self._shard.vocabulary_rows - (end - begin)
         sizes = [end - begin, num_padded] if num_padded else [end - begin]
-        matrix = self._kernels.matrix(shape[1], sizes, is_vocabulary=True)
+        matrix = self._kernels.matrix(shape[1], sizes, role="vocabulary")
         self.map.ignore(f"{name}.weight", shape)
         if begin < end:
             self.map.add(f"{name}.weight", shape, matrix.weights[0], rows=((begin, end),))
         return matrix
 
-    def _position_embedding(self) -> torch.Tensor | None:
-        config = self._config
-        if config.position_offset is None:
+    def _embedding_weights(self, tokens: MatrixT) -> EmbeddingWeights[MatrixT]:
+        config, names = self._config, self._config.names
+        positions, offset = None, config.position_offset
+        if offset is not None:
+            positions = self._tensor(config.max_position_embeddings + offset, config.hidden_size)
+            self.map.add(f"{names.position_embedding}.weight", tuple(positions.shape), positions)
+        return EmbeddingWeights(
+            tokens,
+            vocabulary=self._shard.vocabulary,
+            scale=None if config.embedding_scale == 1.0 else self._tensor().fill_(config.embedding_scale),
+            positions=positions,
+            position_offset=offset or 0,
+            norm=self._norm(names.embedding_norm) if config.has_embedding_norm else None,
+        )
+
+    def _head_norms(self, index: int) -> HeadNorms | None:
+        config, names = self._config, self._config.names
+        if not config.has_query_key_norm:
             return None
-        table = self._tensor(config.max_position_embeddings + config.position_offset, config.hidden_size)
-        self.map.add(f"{config.names.position_embedding}.weight", tuple(table.shape), table)
-        return table
+        return HeadNorms(
+            self._norm(names.query_norm.format(layer=index), config.head_dim),
+            self._norm(names.key_norm.format(layer=index), config.head_dim),
+            self._shard.num_heads,
+            self._shard.num_kv_heads,
+        )
 
     def _output_norm(self, name: str, index: int) -> Norm | None:
         return self._norm(name.format(layer=index)) if self._config.has_output_norms else None

@@ -6,21 +6,28 @@ A *segment* is all the work from the output of one attention to the input of the
     residual += mlp(norm(residual))
     result    = projection(norm(residual))           the next layer's q, k and v, before rotation
 
+Some models norm what joins the residual stream too, or each head of queries and keys.
+
 A decoder of n layers is n segments with an attention behind each, the end of the last layer, and the head, which is
-a segment without a layer's end. `DenseKernels` makes them. It has three implementations: `TorchDense` (every model, any
-device and number format; the reference, whose int8 products on a CPU are in C), `NativeDense` (C, float32 on a CPU,
-RMSNorm and SwiGLU), and `TritonDense` (a GPU: kernels in Triton between torch's products).
+a segment without a layer's end. `DenseKernels` makes them. It has three implementations: `TorchDense` (any device and
+number format; the reference, whose int8 products on a CPU are in C), `NativeDense` (C, float32 on a CPU), and
+`TritonDense` (a GPU: kernels in Triton between torch's products).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
-from executor_svc.checkpoint.weight_map import WeightTarget
+from executor_svc.attention.interface import Rotation
+from executor_svc.checkpoint.weight_map import Range, WeightTarget
 from executor_svc.models.config import Activation
+
+# "vocabulary": the embedding or the head, whose rows are looked up; "router": it chooses experts, and is not quantized;
+# "layer": all others.
+MatrixRole = Literal["layer", "vocabulary", "router"]
 
 
 class Matrix(Protocol):
@@ -59,6 +66,18 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingWeights(Generic[MatrixT]):
+    """What makes the first residual stream: norm(scale * tokens[id] + positions[position + position_offset])."""
+
+    tokens: MatrixT
+    vocabulary: Range  # whose embeddings this rank has
+    scale: torch.Tensor | None  # [] in the number format of the model, as in transformers; None: 1
+    positions: torch.Tensor | None  # [num_positions, hidden_size]
+    position_offset: int
+    norm: Norm | None
+
+
+@dataclass(frozen=True, slots=True)
 class Mlp(Generic[MatrixT]):
     """down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x)))."""
 
@@ -73,10 +92,20 @@ class Mlp(Generic[MatrixT]):
 class Experts(Generic[MatrixT]):
     """A mixture of experts. Source: Shazeer et al. 2017, "Outrageously Large Neural Networks"."""
 
-    router: torch.Tensor  # [num_experts, hidden_size]
+    router: MatrixT  # to a score of each expert
     experts: tuple[Mlp[MatrixT], ...]
     num_chosen: int  # experts that a token goes to
     is_normalized: bool  # whether their weights are scaled to a sum of 1
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Norms over each query head and each key head of a projection, before they are rotated."""
+
+    query: Norm
+    key: Norm
+    num_heads: int
+    num_kv_heads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +117,13 @@ class LayerEnd(Generic[MatrixT]):
     mlp_norm: Norm
     mlp: Mlp[MatrixT] | Experts[MatrixT]
     mlp_output_norm: Norm | None
+
+
+class Embedding(Protocol):
+    """The way from tokens to the first residual stream."""
+
+    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return [num_tokens, hidden_size], free to be written; both arguments are [num_tokens] int64."""
 
 
 class Segment(Protocol):
@@ -128,7 +164,7 @@ class DenseKernels(Protocol[MatrixT]):
         """Whether the gate of an MLP and what it gates are made as one matrix of two parts."""
 
     def matrix(
-        self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, is_vocabulary: bool = False
+        self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, role: MatrixRole = "layer"
     ) -> MatrixT:
         """Return a linear map of `len(sizes)` parts with uninitialised weights.
 
@@ -136,20 +172,33 @@ class DenseKernels(Protocol[MatrixT]):
             num_inputs: Inputs of the map.
             sizes: Outputs of each part.
             has_bias: Whether a bias is added.
-            is_vocabulary: Whether it is the embedding or the head, whose rows are looked up.
+            role: What it is for; see `MatrixRole`.
         """
 
-    def embed(self, embedding: MatrixT, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of a matrix that belong to the tokens, [num_tokens, num_inputs], free to be written."""
+    def embedding(self, weights: EmbeddingWeights[MatrixT]) -> Embedding:
+        """Join the weights, filled by now or later, to an embedding."""
 
-    def segment(self, layer_end: LayerEnd[MatrixT] | None, norm: Norm, projection: MatrixT) -> Segment:
+    def segment(
+        self,
+        layer_end: LayerEnd[MatrixT] | None,
+        norm: Norm,
+        projection: MatrixT,
+        head_norms: HeadNorms | None = None,
+    ) -> Segment:
         """Join weights, filled by now or later, to a segment.
 
         Args:
             layer_end: The layer that ends here; None in the first segment and in the head.
             norm: Before the projection.
             projection: To the next layer's q, k and v, or to logits.
+            head_norms: Behind the projection; None: there are none.
         """
 
     def last_segment(self, layer_end: LayerEnd[MatrixT]) -> LastSegment:
         """Join the weights of the last layer's end."""
+
+    def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor) -> Rotation:
+        """Return the rotary embedding of tokens at `positions`, [num_tokens], from `frequencies`, [head_dim / 2]."""
+
+    def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
+        """Return cap * tanh(logits / cap), for logits in float32."""

@@ -14,7 +14,7 @@ from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.dense import DenseKernels
-from executor_svc.models.native_dense import NativeDense, missing_in_native_dense
+from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.native_layers import NativeLayers
 from executor_svc.models.torch_dense import TorchDense, TorchMatrix
 from executor_svc.native.build import NativeUnavailableError
@@ -71,7 +71,7 @@ def make_model(
     is_int8 = quantization == "int8"
     found = find_library(dtype, device, cpu_kernels)
     attention = attention or make_attention(found.library)
-    missing = "tensor parallelism" if group.size > 1 else missing_in_native_dense(config)
+    missing = "tensor parallelism" if group.size > 1 else None
     if found.library is not None and missing is None:
         dense = NativeDense(found.library, is_int8=is_int8)
         has_loop = isinstance(attention, NativeAttentionBackend)

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from executor_svc.attention.interface import AttentionLayer, AttentionPlan, LayerCache, Rotation
-from executor_svc.models.dense import Norm, Segment
+from executor_svc.models.dense import Segment
 
 
 class LayerLoop(Protocol):
@@ -43,8 +43,6 @@ class LayerByLayer:
 
     segments: Sequence[Segment]
     attention_layers: Sequence[AttentionLayer]
-    query_norms: Sequence[Norm]  # one a layer, over each head; empty: there are none
-    key_norms: Sequence[Norm]
 
     def __call__(
         self,
@@ -58,14 +56,6 @@ class LayerByLayer:
         for index, (segment, layer) in enumerate(zip(self.segments, self.attention_layers, strict=True)):
             head_dim = caches[index].keys.shape[3]
             qkv = segment(attended, residual).contiguous().view(residual.shape[0], -1, head_dim)
-            if self.query_norms:
-                self._norm_queries_and_keys(qkv, index, caches[index].keys.shape[2])
             attended = attention.attend(qkv, rotations[index], caches[index], layer)
         assert attended is not None, "a model has layers"
         return attended
-
-    def _norm_queries_and_keys(self, qkv: torch.Tensor, index: int, num_kv_heads: int) -> None:
-        num_heads = qkv.shape[1] - 2 * num_kv_heads
-        queries, keys = qkv[:, :num_heads], qkv[:, num_heads : num_heads + num_kv_heads]
-        queries.copy_(self.query_norms[index](queries))
-        keys.copy_(self.key_norms[index](keys))

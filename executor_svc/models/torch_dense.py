@@ -8,9 +8,23 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
+from executor_svc.attention.interface import Rotation
 from executor_svc.models.config import Activation
-from executor_svc.models.dense import Experts, LastSegment, LayerEnd, Matrix, Mlp, Norm, Segment
+from executor_svc.models.dense import (
+    Embedding,
+    EmbeddingWeights,
+    Experts,
+    HeadNorms,
+    LastSegment,
+    LayerEnd,
+    Matrix,
+    MatrixRole,
+    Mlp,
+    Norm,
+    Segment,
+)
 from executor_svc.models.linear import Linear, QuantizedLinear
+from executor_svc.models.rotary_embedding import rotations
 from executor_svc.models.torchao_linear import TorchaoLinear
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
@@ -68,28 +82,71 @@ class TorchDense:
         self._group = group
 
     def matrix(
-        self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, is_vocabulary: bool = False
+        self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, role: MatrixRole = "layer"
     ) -> TorchMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
-        if self._int8_library is not None:
+        if self._int8_library is not None and role != "router":
             return PackedMatrix(self._int8_library, num_inputs, sizes, has_bias, is_int8=True)
         make: type[Linear | QuantizedLinear | TorchaoLinear] = self._int8_linear or Linear
-        if is_vocabulary and make is TorchaoLinear:
+        if role == "router" or (role == "vocabulary" and make is TorchaoLinear):
             make = Linear
         return make(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
 
-    def embed(self, embedding: TorchMatrix, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of the tokens; see `DenseKernels`."""
-        return embedding.rows(token_ids).to(self.dtype)
+    def embedding(self, weights: EmbeddingWeights[TorchMatrix]) -> Embedding:
+        """Join the weights to an embedding; see `DenseKernels`."""
+        return TorchEmbedding(weights, self.dtype, self._group)
 
-    def segment(self, layer_end: LayerEnd[TorchMatrix] | None, norm: Norm, projection: TorchMatrix) -> Segment:
+    def segment(
+        self,
+        layer_end: LayerEnd[TorchMatrix] | None,
+        norm: Norm,
+        projection: TorchMatrix,
+        head_norms: HeadNorms | None = None,
+    ) -> Segment:
         """Join weights to a segment; see `DenseKernels`."""
         last_segment = None if layer_end is None else TorchLastSegment(layer_end, self._group)
-        return TorchSegment(last_segment, norm, projection)
+        return TorchSegment(last_segment, norm, projection, head_norms)
 
     def last_segment(self, layer_end: LayerEnd[TorchMatrix]) -> LastSegment:
         """Join the weights of the last layer's end; see `DenseKernels`."""
         return TorchLastSegment(layer_end, self._group)
+
+    def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor) -> Rotation:
+        """Return the rotary embedding of tokens; see `DenseKernels`."""
+        return rotations(positions, frequencies, self.dtype)
+
+    def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
+        """Return cap * tanh(logits / cap)."""
+        return (logits / cap).tanh_().mul_(cap)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchEmbedding:
+    """See `executor_svc.models.dense.Embedding`."""
+
+    weights: EmbeddingWeights[TorchMatrix]
+    dtype: torch.dtype
+    group: TensorParallelGroup
+
+    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Embed tokens."""
+        weights = self.weights
+        residual = self._look_up(token_ids)
+        if weights.scale is not None:
+            residual *= weights.scale
+        if weights.positions is not None:
+            residual += weights.positions[positions + weights.position_offset]
+        return residual if weights.norm is None else weights.norm(residual)
+
+    def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of the tokens: each rank has those of its part of the vocabulary."""
+        tokens = self.weights.tokens
+        if self.group.size == 1:
+            return tokens.rows(token_ids).to(self.dtype)
+        begin, end = self.weights.vocabulary
+        is_elsewhere = (token_ids < begin) | (token_ids >= end)
+        rows = tokens.rows((token_ids - begin).masked_fill(is_elsewhere, 0)).to(self.dtype)
+        return self.group.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +175,25 @@ class TorchSegment:
     layer_end: TorchLastSegment | None
     norm: Norm
     projection: TorchMatrix
+    head_norms: HeadNorms | None
 
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
         """Run the segment."""
         if self.layer_end is not None:
             assert attended is not None, "only where no layer ends there is no attention before"
             self.layer_end(attended, residual)
-        return self.projection(self.norm(residual))
+        return norm_heads(self.projection(self.norm(residual)), self.head_norms)
+
+
+def norm_heads(projected: torch.Tensor, norms: HeadNorms | None) -> torch.Tensor:
+    """Return queries, keys and values, [num_tokens, all heads * head_dim], the queries and keys normed head by head."""
+    if norms is None:
+        return projected
+    heads = projected.contiguous().view(projected.shape[0], -1, len(norms.query.weight))
+    queries, keys = heads[:, : norms.num_heads], heads[:, norms.num_heads :][:, : norms.num_kv_heads]
+    queries.copy_(norms.query(queries))
+    keys.copy_(norms.key(keys))
+    return heads.view(projected.shape)
 
 
 def gate_and_up(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -145,7 +214,7 @@ def _run_mlp(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
 
 def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
     """Send each row of [num_rows, hidden_size] to the experts that the router chooses; return their weighted sum."""
-    scores = F.linear(x, mixture.router).float().softmax(-1)
+    scores = mixture.router(x).float().softmax(-1)
     weights, chosen = scores.topk(mixture.num_chosen)  # [num_rows, num_chosen]
     if mixture.is_normalized:
         weights /= weights.sum(-1, keepdim=True)

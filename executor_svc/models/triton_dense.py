@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from executor_svc.models.dense import Experts, LayerEnd, Mlp, Norm
-from executor_svc.models.torch_dense import TorchDense, TorchLastSegment, TorchMatrix, gate_and_up
+from executor_svc.models.dense import Experts, HeadNorms, LayerEnd, Mlp, Norm
+from executor_svc.models.torch_dense import TorchDense, TorchLastSegment, TorchMatrix, gate_and_up, norm_heads
 from executor_svc.parallel.group import TensorParallelGroup
 from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation, plain_activation
 
@@ -19,9 +19,15 @@ class TritonDense(TorchDense):
 
     merges_gate_and_up = True
 
-    def segment(self, layer_end: LayerEnd[TorchMatrix] | None, norm: Norm, projection: TorchMatrix) -> "TritonSegment":
+    def segment(
+        self,
+        layer_end: LayerEnd[TorchMatrix] | None,
+        norm: Norm,
+        projection: TorchMatrix,
+        head_norms: HeadNorms | None = None,
+    ) -> "TritonSegment":
         """Join weights to a segment; see `DenseKernels`."""
-        return TritonSegment(None if layer_end is None else self.last_segment(layer_end), norm, projection)
+        return TritonSegment(None if layer_end is None else self.last_segment(layer_end), norm, projection, head_norms)
 
     def last_segment(self, layer_end: LayerEnd[TorchMatrix]) -> "TritonLastSegment":
         """Join the weights of the last layer's end; see `DenseKernels`."""
@@ -64,6 +70,7 @@ class TritonSegment:
     layer_end: TritonLastSegment | None
     norm: Norm
     projection: TorchMatrix
+    head_norms: HeadNorms | None
 
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
         """Run the segment."""
@@ -71,7 +78,7 @@ class TritonSegment:
         if self.layer_end is not None:
             assert attended is not None, "only where no layer ends there is no attention before"
             output = self.layer_end.run(attended, residual)
-        return self.projection(_add_and_norm(residual, output, self.norm))
+        return norm_heads(self.projection(_add_and_norm(residual, output, self.norm)), self.head_norms)
 
 
 def _add_and_norm(residual: torch.Tensor, output: torch.Tensor | None, norm: Norm) -> torch.Tensor:

@@ -9,36 +9,7 @@ import torch
 
 from executor_svc.native.binding import FLOAT, INT, LONG, POINTER, Function, ScratchMemory, bind
 from executor_svc.native.build import build_library, cache_directory
-
-
-class MatrixStruct(ctypes.Structure):
-    """`Matrix` of dense.h."""
-
-    _fields_ = (
-        ("num_outputs", LONG),
-        ("num_inputs", LONG),
-        ("panels", POINTER),
-        ("scales", POINTER),
-        ("bias", POINTER),
-    )
-
-
-class SegmentStruct(ctypes.Structure):
-    """`Segment` of layers.h."""
-
-    _fields_ = (
-        ("attention_output", MatrixStruct),
-        ("gate", MatrixStruct),
-        ("up", MatrixStruct),
-        ("down", MatrixStruct),
-        ("mlp_norm", POINTER),
-        ("projection", MatrixStruct),
-        ("norm", POINTER),
-        ("hidden_size", LONG),
-        ("intermediate_size", LONG),
-        ("has_layer_end", LONG),
-        ("norm_epsilon", FLOAT),
-    )
+from executor_svc.native.structs import EmbeddingStruct, MatrixStruct, SegmentStruct
 
 
 class StepStruct(ctypes.Structure):
@@ -99,8 +70,10 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_part_keys", LONG, ()),
     ("octavo_pack_float", None, (POINTER, LONG, LONG, POINTER, INT)),
     ("octavo_pack_int8", None, (POINTER, LONG, LONG, POINTER, INT)),
-    ("octavo_read_rows_float", None, (POINTER, LONG, POINTER, POINTER, INT)),
-    ("octavo_read_rows_int8", None, (POINTER, LONG, POINTER, POINTER, INT)),
+    ("octavo_read_rows", None, (POINTER, LONG, LONG, POINTER, POINTER, INT)),
+    ("octavo_finish_embedding", None, (POINTER, LONG, POINTER, POINTER, INT)),
+    ("octavo_rotations", None, (LONG, POINTER, POINTER, LONG, POINTER, POINTER, INT)),
+    ("octavo_soft_cap", None, (LONG, FLOAT, POINTER, INT)),
     ("octavo_linear_scratch_bytes", LONG, (POINTER, LONG)),
     ("octavo_linear", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_segment_scratch_bytes", LONG, (POINTER, LONG)),
@@ -139,10 +112,35 @@ class NativeLibrary:
         pack = self._library.octavo_pack_int8 if matrix.scales else self._library.octavo_pack_float
         pack(byref(matrix), first_row, len(weight), weight.data_ptr(), self.num_threads)
 
-    def read_rows(self, matrix: MatrixStruct, row_ids: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy rows of a matrix to `out`, [num_ids, num_inputs]."""
-        read = self._library.octavo_read_rows_int8 if matrix.scales else self._library.octavo_read_rows_float
-        read(byref(matrix), len(row_ids), row_ids.data_ptr(), out.data_ptr(), self.num_threads)
+    def read_rows(self, matrix: MatrixStruct, row_ids: torch.Tensor, out: torch.Tensor, first_id: int = 0) -> None:
+        """Copy rows `row_ids - first_id` of a matrix to `out`, [num_ids, num_inputs]; zeros where there is none."""
+        ids, num_ids = row_ids.data_ptr(), row_ids.shape[0]
+        self._library.octavo_read_rows(byref(matrix), first_id, num_ids, ids, out.data_ptr(), self.num_threads)
+
+    def finish_embedding(self, embedding: EmbeddingStruct, positions: torch.Tensor, residual: torch.Tensor) -> None:
+        """Scale, shift and norm the embeddings of tokens, [num_tokens, hidden_size]; see embedding.c."""
+        self._library.octavo_finish_embedding(
+            byref(embedding), positions.shape[0], positions.data_ptr(), residual.data_ptr(), self.num_threads
+        )
+
+    def rotations(
+        self, positions: torch.Tensor, frequencies: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor
+    ) -> None:
+        """Compute the rotation of tokens, both [num_tokens, head_dim]; see octavo_rotations in rotation.c."""
+        self._library.octavo_rotations(
+            positions.shape[0],
+            positions.data_ptr(),
+            frequencies.data_ptr(),
+            frequencies.shape[0],
+            cos.data_ptr(),
+            signed_sin.data_ptr(),
+            self.num_threads,
+        )
+
+    def soft_cap(self, values: torch.Tensor, cap: float) -> None:
+        """Make of each value cap * tanh(value / cap)."""
+        assert values.is_contiguous(), "values lie one after the other"
+        self._library.octavo_soft_cap(values.numel(), cap, values.data_ptr(), self.num_threads)
 
     def linear(self, matrix: MatrixStruct, x: torch.Tensor, out: torch.Tensor) -> None:
         """Multiply the rows of `x`, [num_rows, num_inputs], with a matrix; see octavo_linear in linear.c."""

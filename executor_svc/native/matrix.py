@@ -6,7 +6,8 @@ from contextlib import suppress
 
 import torch
 
-from executor_svc.native.library import MatrixStruct, NativeLibrary
+from executor_svc.native.library import NativeLibrary
+from executor_svc.native.structs import MatrixStruct
 
 GROUP = 32  # inputs that share a scale in int8; GROUP of dense.h
 

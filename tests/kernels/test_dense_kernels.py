@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.models.config import Activation, ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights
+from executor_svc.models.dense import EmbeddingWeights
 from executor_svc.models.families import parse_config
 from executor_svc.models.sharding import Shard
 from executor_svc.models.torch_dense import ACTIVATIONS, TorchDense
@@ -220,11 +221,11 @@ def test_segments_of_several_ranks_add_up_both_products_of_a_layer(name: str, co
 
 def test_embeddings_are_looked_up() -> None:
     kernels = TritonDense(torch.bfloat16, DEVICE)
-    embedding = kernels.matrix(6, [10], is_vocabulary=True)
+    embedding = kernels.matrix(6, [10], role="vocabulary")
     embedding.weights[0].copy_(random(10, 6))
     token_ids = torch.tensor([3, 9, 3], device=DEVICE)
 
-    rows = kernels.embed(embedding, token_ids)
+    rows = kernels.embedding(EmbeddingWeights(embedding, (0, 10), None, None, 0, None))(token_ids, token_ids)
 
     assert torch.equal(rows, random(10, 6)[token_ids].to(torch.bfloat16))
     assert (kernels.dtype, kernels.device) == (torch.bfloat16, DEVICE)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
-from executor_svc.models.dense import DenseKernels, LayerEnd, Mlp, Norm
+from executor_svc.models.dense import DenseKernels, EmbeddingWeights, LayerEnd, Mlp, Norm
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.torch_dense import TorchDense
 from executor_svc.native.matrix import PackedMatrix
@@ -113,7 +113,8 @@ class TestSegments:
         for kernels in both:
             matrix = kernels.matrix(70, [len(weight)])
             matrix.weights[0].copy_(weight)
-            rows.append(kernels.embed(matrix, token_ids))
+            weights = EmbeddingWeights(matrix, (0, len(weight)), None, None, 0, None)
+            rows.append(kernels.embedding(weights)(token_ids, token_ids))
 
         torch.testing.assert_close(rows[0], rows[1], rtol=1e-6, atol=0)
         if not is_int8:
@@ -177,7 +178,7 @@ def test_the_last_segment_has_no_projection(lanes: str) -> None:
         whole = make_segment(kernels, shape)
         updated, expected = residual.clone(), residual.clone()
         whole(attended.clone(), expected)
-        layer_end = whole._weights[0] if isinstance(kernels, NativeDense) else whole.layer_end.layer_end
+        layer_end = whole._layer_end._weights if isinstance(kernels, NativeDense) else whole.layer_end.layer_end
         kernels.last_segment(layer_end)(attended.clone(), updated)
         assert torch.equal(updated, expected)
         results.append(updated)

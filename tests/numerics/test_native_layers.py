@@ -7,7 +7,7 @@ import torch
 
 from executor_svc.attention.interface import AttentionLayer, LayerCache, Rotation
 from executor_svc.attention.native_backend import NativeAttentionBackend
-from executor_svc.models.dense import LayerEnd, Mlp, Norm
+from executor_svc.models.dense import HeadNorms, LayerEnd, Mlp, Norm
 from executor_svc.models.families.common import alibi_slopes
 from executor_svc.models.layer_loop import LayerByLayer, LayerLoop
 from executor_svc.models.native_dense import NativeDense, NativeSegment
@@ -40,14 +40,15 @@ def make_segments(library: NativeLibrary, *, is_int8: bool) -> list[NativeSegmen
         made.biases[0].copy_(torch.randn(num_outputs, generator=generator))
         return made
 
-    def norm() -> Norm:
-        return Norm(torch.rand(HIDDEN_SIZE, generator=generator) + 0.5, None, 1e-5)
+    def norm(size: int = HIDDEN_SIZE) -> Norm:
+        return Norm(torch.rand(size, generator=generator) + 0.5, None, 1e-5)
 
     segments = []
     layer_end: LayerEnd[PackedMatrix] | None = None
-    for _ in LAYERS:
+    for index in range(len(LAYERS)):
+        head_norms = HeadNorms(norm(HEAD_DIM), norm(HEAD_DIM), NUM_HEADS, NUM_KV_HEADS) if index % 2 else None
         projection = matrix(HIDDEN_SIZE, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
-        segments.append(kernels.segment(layer_end, norm(), projection))
+        segments.append(kernels.segment(layer_end, norm(), projection, head_norms))
         gate, up = matrix(HIDDEN_SIZE, INTERMEDIATE_SIZE), matrix(HIDDEN_SIZE, INTERMEDIATE_SIZE)
         mlp = Mlp(gate, up, matrix(INTERMEDIATE_SIZE, HIDDEN_SIZE), "silu")
         layer_end = LayerEnd(matrix(NUM_HEADS * HEAD_DIM, HIDDEN_SIZE), None, norm(), mlp, None)
@@ -83,7 +84,7 @@ def test_the_loop_in_c_equals_the_layers_one_by_one(rows: Rows, lanes: str, is_i
 
     ours = run(NativeLayers(library, segments, LAYERS), library, step)
 
-    theirs = run(LayerByLayer(segments, LAYERS, (), ()), library, step)
+    theirs = run(LayerByLayer(segments, LAYERS), library, step)
     for our, their in zip(ours, theirs, strict=True):
         assert torch.equal(our, their)
     assert bool(torch.isfinite(ours[0]).all())

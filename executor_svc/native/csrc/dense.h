@@ -50,6 +50,17 @@ INLINE void multiply(const Matrix *matrix, long panel, long next, const Rows *in
         multiply_float(matrix, panel, next, in, first_row, num_rows, out, out_stride, add);
 }
 
+// out[num_inputs] = a row of the matrix.
+void read_row_float(const Matrix *matrix, long row, float *out);
+void read_row_int8(const Matrix *matrix, long row, float *out);
+
+INLINE void read_row(const Matrix *matrix, long row, float *out) {
+    if (matrix->scales)
+        read_row_int8(matrix, row, out);
+    else
+        read_row_float(matrix, row, out);
+}
+
 // Fill codes and scales from values[num_values], for the rows [begin, end); `stride` of `values` is `value_stride`.
 void quantize_rows(const Rows *rows, long num_values, const float *values, long value_stride, long begin, long end);
 

@@ -25,15 +25,12 @@ void octavo_pack_float(const Matrix *matrix, long first, long num_rows, const fl
     }
 }
 
-// out[i][num_inputs] = row ids[i] of the matrix: the embedding of a token.
-void octavo_read_rows_float(const Matrix *matrix, long num_ids, const int64_t *ids, float *out, int num_threads) {
+// out[num_inputs] = a row of the matrix.
+void read_row_float(const Matrix *matrix, long row, float *out) {
     long num_inputs = matrix->num_inputs;
-#pragma omp parallel for num_threads(num_threads)
-    for (long i = 0; i < num_ids; i++) {
-        const float *column = (const float *)matrix->panels + ids[i] / PANEL_COLUMNS * num_inputs * PANEL_COLUMNS +
-                              ids[i] % PANEL_COLUMNS;
-        for (long k = 0; k < num_inputs; k++) out[i * num_inputs + k] = column[k * PANEL_COLUMNS];
-    }
+    const float *column =
+        (const float *)matrix->panels + row / PANEL_COLUMNS * num_inputs * PANEL_COLUMNS + row % PANEL_COLUMNS;
+    for (long k = 0; k < num_inputs; k++) out[k] = column[k * PANEL_COLUMNS];
 }
 
 // Rows [0, num_rows) times `depth` inputs of a panel; see tile_product.

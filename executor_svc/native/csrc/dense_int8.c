@@ -38,17 +38,14 @@ void octavo_pack_int8(const Matrix *matrix, long first, long num_rows, const flo
     }
 }
 
-// out[i][num_inputs] = row ids[i] of the matrix: the embedding of a token.
-void octavo_read_rows_int8(const Matrix *matrix, long num_ids, const int64_t *ids, float *out, int num_threads) {
+// out[num_inputs] = a row of the matrix.
+void read_row_int8(const Matrix *matrix, long row, float *out) {
     long num_inputs = matrix->num_inputs, padded = round_up(num_inputs, GROUP);
-#pragma omp parallel for num_threads(num_threads)
-    for (long i = 0; i < num_ids; i++) {
-        long panel = ids[i] / PANEL_COLUMNS, column = ids[i] % PANEL_COLUMNS;
-        const int8_t *codes = (const int8_t *)matrix->panels + (panel * padded / 2 * PANEL_COLUMNS + column) * 2;
-        const float *scales = matrix->scales + panel * padded / GROUP * PANEL_COLUMNS + column;
-        for (long k = 0; k < num_inputs; k++)
-            out[i * num_inputs + k] = codes[k / 2 * PANEL_COLUMNS * 2 + k % 2] * scales[k / GROUP * PANEL_COLUMNS];
-    }
+    long panel = row / PANEL_COLUMNS, column = row % PANEL_COLUMNS;
+    const int8_t *codes = (const int8_t *)matrix->panels + (panel * padded / 2 * PANEL_COLUMNS + column) * 2;
+    const float *scales = matrix->scales + panel * padded / GROUP * PANEL_COLUMNS + column;
+    for (long k = 0; k < num_inputs; k++)
+        out[k] = codes[k / 2 * PANEL_COLUMNS * 2 + k % 2] * scales[k / GROUP * PANEL_COLUMNS];
 }
 
 void quantize_rows(const Rows *rows, long num_values, const float *values, long value_stride, long begin, long end) {

@@ -3,22 +3,37 @@
 #define OCTAVO_LAYERS_H
 
 #include "dense.h"
+#include "mlp.h"
+#include "norm.h"
 #include "step.h"
 #include "team.h"
 
-// One layer's end, and what reads its result. Names as in `LayerEnd` of models/dense.py.
+// A layer behind its attention. Names as in `LayerEnd` of models/dense.py.
 typedef struct {
-    Matrix attention_output, gate, up, down;  // used if has_layer_end
-    const float *mlp_norm;                    // [hidden_size]
-    Matrix projection;                        // the next layer's q, k and v, or the head; no outputs: nothing follows
-    const float *norm;                        // [hidden_size], before the projection
-    long hidden_size, intermediate_size;
-    long has_layer_end;
-    float norm_epsilon;
-} Segment;
+    Matrix attention_output;
+    Norm attention_output_norm;  // of what joins the residual stream
+    Norm mlp_norm;
+    Mlp mlp;          // used if there are no experts
+    Experts experts;
+    Norm mlp_output_norm;
+    long activation;  // an Activation
+} LayerEnd;
 
-// Rows that one task multiplies with a panel: inputs of so many rows stay in L2 beside the panel.
-#define TASK_ROWS 128
+// Norms over each query head and each key head of a projection.
+typedef struct {
+    Norm query, key;
+    long num_heads, num_kv_heads, head_dim;  // num_heads 0: there are none
+} HeadNorms;
+
+// One layer's end, and what reads its result.
+typedef struct {
+    LayerEnd end;       // used if has_layer_end
+    Norm norm;          // before the projection
+    Matrix projection;  // the next layer's q, k and v, or the head; no outputs: nothing follows
+    HeadNorms head_norms;
+    long hidden_size;
+    long has_layer_end;
+} Segment;
 
 // out[num_rows][num_outputs] (=|+=) in @ matrix.T + bias, shared by the threads of a region. Nobody waits at the end.
 void project(const Matrix *matrix, const Rows *in, float *out, bool add, const Member *member);

@@ -1,0 +1,59 @@
+// Activations.
+#include "activation.h"
+#include "vec.h"
+
+// erf(x), absolute error below 2e-7.
+// Source: Eigen, erf_float: an odd polynomial divided by an even one; beyond the bounds it is 1 in float32.
+INLINE vfloat vf_erf(vfloat x) {
+    x = vf_min(vf_max(x, vf_all(-4.0f)), vf_all(4.0f));
+    vfloat square = vf_mul(x, x), p = vf_all(-2.72614225801306e-10f), q = vf_all(-1.45660718464996e-05f);
+    p = vf_fma(p, square, vf_all(2.77068142495902e-08f));
+    p = vf_fma(p, square, vf_all(-2.10102402082508e-06f));
+    p = vf_fma(p, square, vf_all(-5.69250639462346e-05f));
+    p = vf_fma(p, square, vf_all(-7.34990630326855e-04f));
+    p = vf_fma(p, square, vf_all(-2.95459980854025e-03f));
+    p = vf_fma(p, square, vf_all(-1.60960333262415e-02f));
+    q = vf_fma(q, square, vf_all(-2.13374055278905e-04f));
+    q = vf_fma(q, square, vf_all(-1.68282697438203e-03f));
+    q = vf_fma(q, square, vf_all(-7.37332916720468e-03f));
+    q = vf_fma(q, square, vf_all(-1.42647390514189e-02f));
+    return vf_div(vf_mul(x, p), q);
+}
+
+// x / (1 + exp(-y))
+INLINE vfloat weigh_by_sigmoid(vfloat x, vfloat y) {
+    return vf_div(x, vf_add(vf_all(1.0f), vf_exp(vf_sub(vf_zero(), y))));
+}
+
+// `activation` is a constant at each call.
+// Source of both GELUs: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units"; (1 + tanh(y)) / 2 is sigmoid(2 y).
+INLINE vfloat activate_vector(const Activation activation, vfloat x) {
+    switch (activation) {
+        case SILU: return weigh_by_sigmoid(x, x);
+        case GELU: {
+            vfloat half = vf_mul(x, vf_all(0.5f));
+            return vf_fma(half, vf_erf(vf_mul(x, vf_all(0.70710678118654752f))), half);
+        }
+        case GELU_TANH: {
+            vfloat cube = vf_mul(vf_mul(x, x), x);
+            return weigh_by_sigmoid(x, vf_mul(vf_all(1.59576912160573071f), vf_fma(vf_all(0.044715f), cube, x)));
+        }
+        default: return vf_max(vf_zero(), x);  // this way round a NaN stays
+    }
+}
+
+INLINE void activate_all(const Activation activation, float *a, const float *b, long count) {
+    for (long i = 0; i < count; i += LANES) {
+        vfloat x = activate_vector(activation, vf_load_part(a + i, count - i));
+        vf_store_part(a + i, b ? vf_mul(x, vf_load_part(b + i, count - i)) : x, count - i);
+    }
+}
+
+void activate_values(Activation activation, float *a, const float *b, long count) {
+    switch (activation) {
+        case SILU: activate_all(SILU, a, b, count); break;
+        case GELU: activate_all(GELU, a, b, count); break;
+        case GELU_TANH: activate_all(GELU_TANH, a, b, count); break;
+        case RELU: activate_all(RELU, a, b, count); break;
+    }
+}

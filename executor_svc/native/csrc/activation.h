@@ -1,0 +1,10 @@
+// What an MLP applies to each value between its matrices.
+#ifndef OCTAVO_ACTIVATION_H
+#define OCTAVO_ACTIVATION_H
+
+typedef enum { SILU, GELU, GELU_TANH, RELU } Activation;
+
+// a[i] = activation(a[i]) * b[i]; `b` NULL: without the factor.
+void activate_values(Activation activation, float *a, const float *b, long count);
+
+#endif

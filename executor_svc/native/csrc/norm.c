@@ -1,0 +1,52 @@
+// Norms. A row is summed in as many parts as a vector has lanes, whatever the other rows.
+#include "norm.h"
+
+#include <math.h>
+
+static float mean_of(const float *x, long size) {
+    vfloat sum = vf_zero();
+    for (long i = 0; i < size; i += LANES) sum = vf_add(sum, vf_load_part(x + i, size - i));
+    return vf_sum(sum) / (float)size;
+}
+
+// The mean of (x - center) ** 2.
+static float mean_square(const float *x, long size, float center) {
+    vfloat sum = vf_zero(), middle = vf_all(center);
+    long i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        vfloat distance = vf_sub(vf_load(x + i), middle);
+        sum = vf_fma(distance, distance, sum);
+    }
+    if (i < size) {  // what pads a vector must not count
+        float rest[LANES] = {0};
+        for (long j = 0; j < size - i; j++) rest[j] = x[i + j] - center;
+        vfloat distance = vf_load(rest);
+        sum = vf_fma(distance, distance, sum);
+    }
+    return vf_sum(sum) / (float)size;
+}
+
+void normalize(const Norm *norm, const float *in, long size, float *out) {
+    float mean = norm->is_layer_norm ? mean_of(in, size) : 0;
+    vfloat middle = vf_all(mean), scale = vf_all(1.0f / sqrtf(mean_square(in, size, mean) + norm->epsilon));
+    for (long i = 0; i < size; i += LANES) {
+        vfloat normed = vf_mul(vf_sub(vf_load_part(in + i, size - i), middle), scale);
+        normed = vf_mul(normed, vf_load_part(norm->weight + i, size - i));
+        if (norm->bias) normed = vf_add(normed, vf_load_part(norm->bias + i, size - i));
+        vf_store_part(out + i, normed, size - i);
+    }
+}
+
+void normalize_rows(const Norm *norm, const float *in, long size, bool is_int8, const Rows *out, long begin, long end) {
+    for (long row = begin; row < end; row++) normalize(norm, in + row * size, size, out->values + row * out->stride);
+    if (is_int8) quantize_rows(out, size, out->values, out->stride, begin, end);
+}
+
+void add_normed_rows(const Norm *norm, float *in, long size, float *residual, long begin, long end) {
+    for (long row = begin; row < end; row++) {
+        float *from = in + row * size, *to = residual + row * size;
+        if (norm->weight) normalize(norm, from, size, from);
+        for (long i = 0; i < size; i += LANES)
+            vf_store_part(to + i, vf_add(vf_load_part(to + i, size - i), vf_load_part(from + i, size - i)), size - i);
+    }
+}

@@ -1,0 +1,101 @@
+"""The structs of the dense part of the C library as ctypes has them; what a field means is said in C."""
+
+import ctypes
+
+from executor_svc.native.binding import FLOAT, LONG, POINTER
+
+
+class MatrixStruct(ctypes.Structure):
+    """`Matrix` of dense.h."""
+
+    _fields_ = (
+        ("num_outputs", LONG),
+        ("num_inputs", LONG),
+        ("panels", POINTER),
+        ("scales", POINTER),
+        ("bias", POINTER),
+    )
+
+
+class NormStruct(ctypes.Structure):
+    """`Norm` of norm.h."""
+
+    _fields_ = (
+        ("weight", POINTER),
+        ("bias", POINTER),
+        ("is_layer_norm", LONG),
+        ("epsilon", FLOAT),
+    )
+
+
+class EmbeddingStruct(ctypes.Structure):
+    """`Embedding` of embedding.c."""
+
+    _fields_ = (
+        ("scale", FLOAT),
+        ("positions", POINTER),
+        ("position_offset", LONG),
+        ("norm", NormStruct),
+        ("hidden_size", LONG),
+    )
+
+
+class MlpStruct(ctypes.Structure):
+    """`Mlp` of mlp.h."""
+
+    _fields_ = (
+        ("gate", MatrixStruct),
+        ("up", MatrixStruct),
+        ("down", MatrixStruct),
+    )
+
+
+class ExpertsStruct(ctypes.Structure):
+    """`Experts` of mlp.h."""
+
+    _fields_ = (
+        ("router", MatrixStruct),
+        ("mlps", POINTER),
+        ("num_experts", LONG),
+        ("num_chosen", LONG),
+        ("is_normalized", LONG),
+    )
+
+
+class LayerEndStruct(ctypes.Structure):
+    """`LayerEnd` of layers.h."""
+
+    _fields_ = (
+        ("attention_output", MatrixStruct),
+        ("attention_output_norm", NormStruct),
+        ("mlp_norm", NormStruct),
+        ("mlp", MlpStruct),
+        ("experts", ExpertsStruct),
+        ("mlp_output_norm", NormStruct),
+        ("activation", LONG),
+    )
+
+
+class HeadNormsStruct(ctypes.Structure):
+    """`HeadNorms` of layers.h."""
+
+    _fields_ = (
+        ("query", NormStruct),
+        ("key", NormStruct),
+        ("num_heads", LONG),
+        ("num_kv_heads", LONG),
+        ("head_dim", LONG),
+    )
+
+
+class SegmentStruct(ctypes.Structure):
+    """`Segment` of layers.h."""
+
+    _fields_ = (
+        ("end", LayerEndStruct),
+        ("norm", NormStruct),
+        ("projection", MatrixStruct),
+        ("head_norms", HeadNormsStruct),
+        ("hidden_size", LONG),
+        ("has_layer_end", LONG),
+    )

@@ -1,0 +1,200 @@
+"""The dense part of every family in C equals torch's, and a row has the same bits whatever is computed beside it."""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from executor_svc.checkpoint.weights import Checkpoint
+from executor_svc.models.config import RopeConfig
+from executor_svc.models.decoder import Decoder
+from executor_svc.models.dense import DenseKernels, Experts, LayerEnd, Mlp, Norm
+from executor_svc.models.families import parse_config
+from executor_svc.models.native_dense import NativeDense
+from executor_svc.models.rotary_embedding import inverse_frequencies
+from executor_svc.models.torch_dense import TorchDense
+from executor_svc.native.library import NativeLibrary
+from tests.numerics.architectures import save_tiny_architecture
+from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.numerics.native import LANES, library_path, native_library
+
+NUM_ROWS = 130  # more than one task takes of a panel
+# The rows of one call and of its parts, [begin, end).
+PARTS = [(0, 1), (129, 130), (0, 3), (20, 44), (0, 130)]
+
+families = pytest.mark.parametrize("name", FAMILY_ARCHITECTURES)
+formats = pytest.mark.parametrize("is_int8", [False, True], ids=["float32", "int8"])
+vectors = pytest.mark.parametrize("lanes", LANES)
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("families")
+    for name, settings in FAMILY_ARCHITECTURES.items():
+        save_tiny_architecture(folder / name, name, settings)
+    return {name: folder / name for name in FAMILY_ARCHITECTURES}
+
+
+@cache
+def library_of(lanes: str, num_threads: int) -> NativeLibrary:
+    return NativeLibrary(library_path(lanes), num_threads)
+
+
+class DensePart:
+    """All that is not attention: embedding and rotations, the second segment, the last one and the head."""
+
+    def __init__(self, directory: Path, kernels: DenseKernels[Any]) -> None:
+        path = directory / "config.json"
+        self.config = parse_config(json.loads(path.read_text(encoding="utf-8")), path)
+        self._model = Decoder(self.config, kernels)
+        self._model.load(Checkpoint(directory))
+
+    def __call__(self, begin: int, end: int) -> list[torch.Tensor]:
+        """Return all results for the rows [begin, end) of NUM_ROWS random ones."""
+        token_ids, positions, attended, residual = (values[begin:end].clone() for values in self._inputs())
+        weights, model = self._model._weights, self._model
+        rotations = [model._kernels.rotations(positions, f) for f in model._frequencies.values()]
+        embedded = weights.embed(token_ids, positions)
+        projected = weights.segments[1](attended, residual).clone()
+        between = residual.clone()
+        weights.last_segment(attended, residual)
+        logits = model.logits(residual)
+        assert logits is not None
+        turned = [values for rotation in rotations for values in (rotation.cos, rotation.signed_sin)]
+        return [*turned, embedded, projected, between, residual, logits]
+
+    def _inputs(self) -> tuple[torch.Tensor, ...]:
+        generator, config = torch.Generator().manual_seed(1), self.config
+        return (
+            torch.randint(config.vocab_size, (NUM_ROWS,), generator=generator),
+            torch.randint(config.max_position_embeddings, (NUM_ROWS,), generator=generator),
+            torch.randn(NUM_ROWS, config.num_attention_heads * config.head_dim, generator=generator),
+            torch.randn(NUM_ROWS, config.hidden_size, generator=generator),
+        )
+
+
+@formats
+@families
+@vectors
+def test_it_equals_torch(lanes: str, name: str, is_int8: bool, directories: dict[str, Path]) -> None:
+    ours = DensePart(directories[name], NativeDense(native_library(lanes), is_int8=is_int8))
+    theirs = DensePart(directories[name], TorchDense(torch.float32, torch.device("cpu"), is_int8=is_int8))
+    # int16 inputs differ from float32 by less than 2 ** -16 of the largest one of their row.
+    tolerance = 2e-3 if is_int8 else 5e-5
+
+    for begin, end in ((0, 1), (20, 44)):
+        for our, their in zip(ours(begin, end), theirs(begin, end), strict=True):
+            torch.testing.assert_close(our, their, rtol=tolerance, atol=tolerance)
+
+
+@formats
+@families
+@vectors
+def test_a_row_has_the_same_bits_in_every_company(
+    lanes: str, name: str, is_int8: bool, directories: dict[str, Path]
+) -> None:
+    expected: Sequence[torch.Tensor] | None = None
+    for num_threads in (1, 2):
+        part = DensePart(directories[name], NativeDense(library_of(lanes, num_threads), is_int8=is_int8))
+        expected = expected or part(0, NUM_ROWS)
+        for begin, end in PARTS:
+            for our, whole in zip(part(begin, end), expected, strict=True):
+                assert torch.equal(our, whole[begin:end])
+
+
+HIDDEN_SIZE, INTERMEDIATE_SIZE, ATTENDED_SIZE = 300, 140, 24  # sums of more inputs than are multiplied at once
+
+
+def make_mixture(
+    kernels: DenseKernels[Any], num_experts: int, num_chosen: int, router: torch.Tensor | None = None
+) -> Any:
+    """Return the end of a layer that is a mixture of experts; its weights are always the same."""
+    generator = torch.Generator().manual_seed(3)
+
+    def matrix(num_inputs: int, num_outputs: int) -> Any:
+        made = kernels.matrix(num_inputs, [num_outputs])
+        made.weights[0].copy_(torch.randn(num_outputs, num_inputs, generator=generator) / num_inputs**0.5)
+        return made
+
+    attention_output = matrix(ATTENDED_SIZE, HIDDEN_SIZE)
+    up_sizes, down_sizes = (HIDDEN_SIZE, INTERMEDIATE_SIZE), (INTERMEDIATE_SIZE, HIDDEN_SIZE)
+    mlps = [Mlp(matrix(*up_sizes), matrix(*up_sizes), matrix(*down_sizes), "silu") for _ in range(num_experts)]
+    router_matrix = kernels.matrix(HIDDEN_SIZE, [num_experts], role="router")
+    router_matrix.weights[0].copy_(
+        torch.randn(num_experts, HIDDEN_SIZE, generator=generator) if router is None else router
+    )
+    norm = Norm(torch.ones(HIDDEN_SIZE), None, 1e-6)
+    mixture = Experts(router_matrix, tuple(mlps), num_chosen, is_normalized=router is not None)
+    return kernels.last_segment(LayerEnd(attention_output, None, norm, mixture, None))
+
+
+def run_mixture(segment: Any, num_rows: int, begin: int = 0, end: int | None = None) -> torch.Tensor:
+    """Return what becomes of the rows [begin, end) of so many random ones."""
+    generator = torch.Generator().manual_seed(num_rows)
+    residual = torch.randn(num_rows, HIDDEN_SIZE, generator=generator)[begin:end].clone()
+    segment(torch.randn(num_rows, ATTENDED_SIZE, generator=generator)[begin:end].clone(), residual)
+    return residual
+
+
+def torch_kernels() -> TorchDense:
+    return TorchDense(torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("num_experts", "num_chosen"), [(1, 1), (4, 4), (17, 3), (33, 8)])
+@vectors
+def test_every_number_of_experts(lanes: str, num_experts: int, num_chosen: int) -> None:
+    ours = make_mixture(NativeDense(native_library(lanes)), num_experts, num_chosen)
+    theirs = make_mixture(torch_kernels(), num_experts, num_chosen)
+
+    for num_rows in (0, 1, 9, 130, 300):
+        torch.testing.assert_close(run_mixture(ours, num_rows), run_mixture(theirs, num_rows), rtol=5e-5, atol=5e-5)
+
+
+@formats
+@vectors
+def test_the_experts_of_a_row_do_not_depend_on_the_other_rows(lanes: str, is_int8: bool) -> None:
+    for num_threads in (1, 2):
+        mixture = make_mixture(NativeDense(library_of(lanes, num_threads), is_int8=is_int8), 6, 3)
+        together = run_mixture(mixture, NUM_ROWS)
+
+        for begin, end in PARTS:
+            assert torch.equal(run_mixture(mixture, NUM_ROWS, begin, end), together[begin:end])
+
+
+@vectors
+def test_of_equal_scores_the_first_expert_is_chosen(lanes: str) -> None:
+    kernels, router = NativeDense(native_library(lanes)), torch.zeros(6, HIDDEN_SIZE)
+
+    of_six = run_mixture(make_mixture(kernels, 6, 2, router), 5)
+
+    assert torch.equal(of_six, run_mixture(make_mixture(kernels, 2, 2, router[:2]), 5))
+
+
+@pytest.mark.parametrize("head_dim", [2, 20, 64])
+@vectors
+def test_rotations_are_those_of_real_numbers(lanes: str, head_dim: int) -> None:
+    kernels = NativeDense(native_library(lanes))
+    positions = torch.cat((torch.arange(300), torch.tensor([4_095, 131_071, 1_048_575, 10_000_000])))
+    frequencies = inverse_frequencies(RopeConfig(10_000.0), head_dim)
+
+    rotation = kernels.rotations(positions, frequencies)
+
+    angles = (positions[:, None].float() * frequencies).double()
+    sin = torch.cat((-angles.sin(), angles.sin()), -1)
+    torch.testing.assert_close(rotation.cos.double(), torch.cat((angles.cos(),) * 2, -1), rtol=6e-8, atol=1e-15)
+    torch.testing.assert_close(rotation.signed_sin.double(), sin, rtol=6e-8, atol=1e-15)
+
+
+@vectors
+def test_a_soft_cap_of_every_size(lanes: str) -> None:
+    for count in (0, 1, 15, 16, 17, 100_003):
+        logits = 60 * torch.randn(1, count)
+        capped = 30 * (logits.double() / 30).tanh()
+
+        ours = NativeDense(native_library(lanes)).cap_logits(logits.clone(), 30.0)
+
+        torch.testing.assert_close(ours.double(), capped, rtol=6e-7, atol=0)
