@@ -66,24 +66,24 @@ FAULTS = (
     ),
     Fault(
         "candidates of beams are not penalized",
-        f"{EXECUTOR}/sampler/sampler.py",
-        "            process(logprobs, rows, self._native)\n",
-        "            pass\n",
+        f"{EXECUTOR}/sampler/torch_backend.py",
+        "        process(logprobs, rows)\n",
+        "        pass\n",
         (f"{NUMERICS}/test_processors.py::test_candidates_are_processed_log_probabilities_as_in_transformers",),
     ),
     Fault(
         "log-probabilities of a prompt are wrong where its parts meet",
-        f"{EXECUTOR}/sampler/logprobs.py",
-        "        logits = to_logits(hidden[span])\n",
-        "        logits = to_logits(hidden[: len(rows)])\n",
+        f"{EXECUTOR}/sampler/sampler.py",
+        "            logits = to_logits(hidden[span])\n",
+        "            logits = to_logits(hidden[: len(rows)])\n",
         (f"{NUMERICS}/test_prompt_logprobs.py",),
     ),
     Fault(
         "the C sampler allows the last tokens of a vocabulary",
-        f"{EXECUTOR}/native/csrc/sampling.c",
+        f"{EXECUTOR}/native/csrc/processors.c",
         "for (long id = size / 8 * 8; id < size; id++)",
         "for (long id = size; id < size; id++)",
-        (f"{NUMERICS}/test_native_sampling.py::test_allow_lists_equal_the_torch_form",),
+        (f"{NUMERICS}/test_native_sampling.py::test_allow_lists_of_every_length",),
     ),
     # Attention
     Fault(
