@@ -85,6 +85,27 @@ FAULTS = (
         "for (long id = size; id < size; id++)",
         (f"{NUMERICS}/test_native_sampling.py::test_allow_lists_of_every_length",),
     ),
+    Fault(
+        "the sum of a row's weights depends on whether other rows are there",
+        f"{EXECUTOR}/native/csrc/scores.h",
+        "(block + 1) % 16 &&",
+        "(block + 1) % (omp_get_num_threads() > 1 ? 8 : 16) &&",
+        (f"{NUMERICS}/test_sampler_invariance.py::test_a_row_alone_is_the_row_in_any_batch",),
+    ),
+    Fault(
+        "a penalty counts tokens of the row before",
+        f"{EXECUTOR}/native/csrc/processors.c",
+        "        if (is_token(output[i], size)) counts[output[i]] = 0;\n",
+        "        ;\n",
+        (f"{NUMERICS}/test_sampler_invariance.py::test_so_it_is_with_rows_and_neighbours_that_are_drawn",),
+    ),
+    Fault(
+        "candidates of beams have log-probabilities of their own",
+        f"{EXECUTOR}/native/csrc/logprobs.c",
+        "logprobs[id] = logprob_of(scores[id], log_total);",
+        "logprobs[id] = scores[id] - (float)log_total;",
+        (f"{NUMERICS}/test_sampler_invariance.py::test_a_token_has_one_log_probability_whoever_asks",),
+    ),
     # Attention
     Fault(
         "a token sees one position more than its window",

@@ -274,21 +274,6 @@ def test_the_sampler_gives_the_same_with_it_and_without(lanes: str, rows: list[R
         np.testing.assert_allclose(sampled.alternatives.logprobs, expected.alternatives.logprobs, atol=1e-5)
 
 
-@pytest.mark.parametrize("lanes", LANES)
-@given(rows=st.lists(ROWS, min_size=2, max_size=8), seed=st.integers(0, 1000))
-def test_a_row_alone_is_the_row_in_a_batch_to_the_last_bit(lanes: str, rows: list[Row], seed: int) -> None:
-    sampler, logits = Sampler(native_sampling(lanes)), logits_of(len(rows), seed)
-
-    together = sampler.sample(logits, np.arange(len(rows), dtype=np.int32), sample_rows(*rows))
-
-    for index, row in enumerate(rows):
-        alone = sampler.sample(logits[index : index + 1].clone(), np.zeros(1, np.int32), sample_rows(row))
-        assert alone.token_ids[0] == together.token_ids[index]
-        if alone.logprobs is not None:
-            assert together.logprobs is not None
-            assert alone.logprobs[0].tobytes() == together.logprobs[index].tobytes()
-
-
 def test_prompt_logprobs_equal_the_log_softmax(native: NativeSampling) -> None:
     logits = logits_of(5, seed=6)
     token_ids = np.array([3, 149, 0, 7, 7], np.int32)
