@@ -1,0 +1,198 @@
+"""On the invariant path torch allocates and moves data; it computes nothing between token ids and a step's answer.
+
+Every operation that torch runs in steps with all that rows can ask for is listed, by stage, and held against a list.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from executor_svc.config import ExecutorConfig
+from executor_svc.models.decoder import Decoder
+from executor_svc.sampler.sampler import Sampler
+from executor_svc.worker.loading import load_worker
+from executor_svc.worker.torch_worker import TorchWorker
+from shared.step import Admission, SamplingRow, StepResult, TableDelta, pairs
+from shared.token_rules import TokenRules, pack_mask, pad_words
+from tests.numerics.conftest import TinyModel
+from tests.numerics.driver import StepDriver
+from tests.numerics.launch_ahead import Ahead
+from tests.numerics.reference import random_prompt
+from tests.numerics.tiny_models import VOCAB_SIZE
+
+# What torch may run, and why that is no arithmetic. Operators by their names in ATen.
+ALLOWED = {
+    "empty": "allocates",
+    "alias": "the same memory",
+    "detach": "the same memory",
+    "lift_fresh": "the same memory",
+    "resolve_conj": "the same memory: nothing here is complex",
+    "resolve_neg": "the same memory: nothing here is complex",
+    "slice": "a part of the same memory",
+    "unsqueeze": "another shape of the same memory",
+    "to": "copies, or the same memory",
+    "cat": "copies",
+    "index": "copies some rows",
+    "index_put_": "copies into some rows",
+}
+# Exact, so that no order of operations shows: token ids and positions only.
+ALLOWED_OF_INTEGERS = {"eq": "which ids are unknown", "where": "fills unknown ids in"}
+
+STAGES = {
+    "model": ((Decoder, "forward"), (Decoder, "logits")),
+    "sampler": ((Sampler, "sample"), (Sampler, "candidates"), (Sampler, "prompt_logprobs")),
+}
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what torch runs: (stage, name of the operator, what of its arguments makes it arithmetic or "")."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stages = ["worker"]
+        self.seen: set[tuple[str, str]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        dtypes = {leaf.dtype for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)}
+        of_floats = any(dtype.is_floating_point for dtype in dtypes)
+        if of_floats and len(dtypes) > 1 and name in ("_to_copy", "to", "copy_"):
+            name += ", rounds"
+        elif of_floats and name in ALLOWED_OF_INTEGERS:
+            name += ", of floats"
+        self.seen.add((self.stages[-1], name))
+        return result
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Note what runs meanwhile as another stage's."""
+        self.stages.append(name)
+        try:
+            yield
+        finally:
+            self.stages.pop()
+
+    def arithmetic(self, *stages: str) -> set[tuple[str, str]]:
+        """Return what is on no list, of some stages; of none: of all."""
+        return {
+            (stage, name)
+            for stage, name in self.seen
+            if (not stages or stage in stages) and name not in ALLOWED and name not in ALLOWED_OF_INTEGERS
+        }
+
+
+@pytest.fixture
+def operations(monkeypatch: pytest.MonkeyPatch) -> Operations:
+    """A recorder that knows when which stage runs."""
+    noted = Operations()
+
+    def staged(stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with noted.stage(stage):
+                return method(*args)
+
+        return run
+
+    for stage, methods in STAGES.items():
+        for owner, name in methods:
+            monkeypatch.setattr(owner, name, staged(stage, getattr(owner, name)))
+    return noted
+
+
+PENALTIES = SamplingRow(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2)
+ALL_FILTERS = SamplingRow(temperature=0.8, top_k=30, top_p=0.9, min_p=0.01, typical_p=0.9, seed=3)
+RULES = TokenRules(
+    biased_token_ids=np.array([3, 4], np.int32),
+    biases=np.array([1.5, -2.0], np.float32),
+    stop_token_ids=np.array([2], np.int32),
+    banned_token_ids=np.array([5], np.int32),
+    banned_words=pad_words([[6, 7]]),
+    allowed_mask=pack_mask(np.arange(1, VOCAB_SIZE, dtype=np.int32), VOCAB_SIZE),
+)
+SAMPLINGS = (
+    SamplingRow(),
+    SamplingRow(num_logprobs=0),
+    SamplingRow(temperature=1.0, seed=1, num_logprobs=5),
+    replace(ALL_FILTERS, num_logprobs=2),
+    PENALTIES,
+    replace(PENALTIES, temperature=0.7, min_tokens=9),
+    SamplingRow(num_candidates=6),
+    replace(PENALTIES, num_candidates=6),
+)
+
+
+def admissions(driver: StepDriver) -> tuple[Admission, ...]:
+    """Return a row of every kind; rules and log-probabilities of the prompt with some."""
+    made = [driver.admission(slot, random_prompt(9 + slot, seed=slot), 8, row) for slot, row in enumerate(SAMPLINGS)]
+    for slot in (0, 3, 5, 7):
+        made[slot] = replace(made[slot], token_rules=RULES)
+    for slot, num_alternatives in ((1, 0), (2, 3)):
+        made[slot] = replace(made[slot], num_prompt_logprobs=num_alternatives)
+    return tuple(made)
+
+
+def run_steps(driver: StepDriver) -> list[StepResult]:
+    """Run two chunks of every prompt, and decode what no beam is: once, then twice without waiting in between."""
+    rows = admissions(driver)
+    first = pairs(*((row.slot, 5) for row in rows))
+    second = pairs(*((row.slot, len(row.token_ids) - 5) for row in rows))
+    results = [
+        driver.execute(TableDelta(admissions=rows, prefill_chunks=first)),
+        driver.execute(TableDelta(prefill_chunks=second)),
+        driver.execute(TableDelta()),
+    ]
+    ahead = Ahead(driver)
+    ahead.launch(TableDelta())
+    ahead.launch(TableDelta())
+    return results + ahead.finish()
+
+
+def loaded(model: TinyModel, cpu_kernels: str = "native") -> StepDriver:
+    config = ExecutorConfig(
+        model=str(model.directory), cpu_kernels=cpu_kernels, num_device_blocks=100, block_size_tokens=4
+    )
+    worker = load_worker(config)
+    assert isinstance(worker, TorchWorker)
+    return StepDriver(worker)
+
+
+def test_from_logits_to_the_answer_torch_computes_nothing(
+    tiny_models: dict[str, TinyModel], operations: Operations
+) -> None:
+    driver = loaded(tiny_models["gqa"])
+
+    with operations:
+        results = run_steps(driver)
+
+    assert operations.arithmetic("sampler", "worker") == set()
+    # And all was asked for.
+    last_chunk, decoded = results[1:3]
+    for field in (
+        "logprobs",
+        "alternative_token_ids",
+        "candidate_logprobs",
+        "prompt_logprobs",
+        "prompt_alternative_logprobs",
+    ):
+        assert getattr(last_chunk, field) is not None, field
+    assert len(decoded.sampled_token_ids) == sum(row.num_candidates == 0 for row in SAMPLINGS)
+
+
+def test_what_torch_computes_is_seen(tiny_models: dict[str, TinyModel], operations: Operations) -> None:
+    """The same steps with torch's kernels: the recorder sees the products of the model and the filters."""
+    driver = loaded(tiny_models["gqa"], cpu_kernels="torch")
+
+    with operations:
+        run_steps(driver)
+
+    found = {name for _, name in operations.arithmetic()}
+    assert {"mm", "exp_", "amax", "cumsum", "sort"} <= found
+    assert ("sampler", "exp_") in operations.arithmetic("sampler")
