@@ -4,15 +4,16 @@ isort:skip_file
 """
 
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 10):
-    from typing import TypeAlias as _TypeAlias
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    from typing_extensions import TypeAlias as _TypeAlias
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -31,7 +32,9 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     CAPABILITY_VARIABLE_TOKENS: _Capability.ValueType  # 3
     """A slot may get several tokens in one step."""
     CAPABILITY_GRAMMARS: _Capability.ValueType  # 4
-    """Tokens follow a grammar, whose matcher runs on the executor."""
+    """Tokens follow a grammar, whose matcher runs on the executor. Agreed only together with
+    CAPABILITY_VARIABLE_TOKENS.
+    """
     CAPABILITY_ADAPTERS: _Capability.ValueType  # 5
     """A sequence may be computed with an adapter (LoRA) on top of the weights."""
     CAPABILITY_ENCODER: _Capability.ValueType  # 6
@@ -43,7 +46,9 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """Capability is one thing beyond wire version 1 that an executor may be able to do. What each means on
-    the wire, field by field: docs/execution-wire.md.
+    the wire, field by field: docs/execution-wire.md. Numbers are below 64: they are the numbers of the
+    bits of `feature_bits` too. An addition to a capability that an executor may not ignore is a
+    capability of its own.
     """
 
 CAPABILITY_UNSPECIFIED: Capability.ValueType  # 0
@@ -55,7 +60,9 @@ CAPABILITY_NAMED_BLOCKS: Capability.ValueType  # 2
 CAPABILITY_VARIABLE_TOKENS: Capability.ValueType  # 3
 """A slot may get several tokens in one step."""
 CAPABILITY_GRAMMARS: Capability.ValueType  # 4
-"""Tokens follow a grammar, whose matcher runs on the executor."""
+"""Tokens follow a grammar, whose matcher runs on the executor. Agreed only together with
+CAPABILITY_VARIABLE_TOKENS.
+"""
 CAPABILITY_ADAPTERS: Capability.ValueType  # 5
 """A sequence may be computed with an adapter (LoRA) on top of the weights."""
 CAPABILITY_ENCODER: Capability.ValueType  # 6
@@ -65,3 +72,74 @@ CAPABILITY_WEIGHT_VERSIONS: Capability.ValueType  # 7
 CAPABILITY_BLOCK_TRANSFER: Capability.ValueType  # 8
 """Blocks travel from one executor to another."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
+
+@_typing.final
+class CapabilityParameters(_message.Message):
+    """CapabilityParameters are the numbers and names of capabilities. An executor announces the most that it
+    has, a scheduler asks for at most that, and what is agreed is the lesser of both. A field whose
+    capability is not announced, asked for or agreed is absent. Of the capabilities of this release none
+    has parameters.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_ALLOWANCE_FIELD_NUMBER: _builtins.int
+    MAX_SAMPLE_ROWS_FIELD_NUMBER: _builtins.int
+    NUM_GRAMMAR_SLOTS_FIELD_NUMBER: _builtins.int
+    MATCHER_ID_FIELD_NUMBER: _builtins.int
+    MAX_GRAMMAR_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_ADAPTER_SLOTS_FIELD_NUMBER: _builtins.int
+    MAX_ADAPTER_RANK_FIELD_NUMBER: _builtins.int
+    MAX_ENCODER_TOKENS_FIELD_NUMBER: _builtins.int
+    TRANSFER_ADDRESS_FIELD_NUMBER: _builtins.int
+    MAX_TRANSFERS_FIELD_NUMBER: _builtins.int
+    max_allowance: _builtins.int
+    """CAPABILITY_VARIABLE_TOKENS: largest allowance of a slot in a step, drafts and one more; range 1 to
+    255.
+    """
+    max_sample_rows: _builtins.int
+    """CAPABILITY_VARIABLE_TOKENS: most tokens that may be sampled in a step, the sum of the allowances of
+    its rows; at least max_num_seqs.
+    """
+    num_grammar_slots: _builtins.int
+    """CAPABILITY_GRAMMARS: number of grammar slots; slots are 0 to this less 1."""
+    matcher_id: _builtins.str
+    """CAPABILITY_GRAMMARS: names the version of the matcher and the tokenizer's hash. Executors with equal
+    ids allow the same tokens. A scheduler leaves it empty or says which one it must be: if the
+    executor has another one, the capability is not agreed.
+    """
+    max_grammar_bytes: _builtins.int
+    """CAPABILITY_GRAMMARS: longest body of a grammar, in bytes."""
+    num_adapter_slots: _builtins.int
+    """CAPABILITY_ADAPTERS: number of adapter slots; slots are 0 to this less 1."""
+    max_adapter_rank: _builtins.int
+    """CAPABILITY_ADAPTERS: largest rank of an adapter."""
+    max_encoder_tokens: _builtins.int
+    """CAPABILITY_ENCODER: longest input of the encoder, in encoder tokens."""
+    transfer_address: _builtins.str
+    """CAPABILITY_BLOCK_TRANSFER: where other executors send blocks to, as host:port. A scheduler leaves it
+    empty.
+    """
+    max_transfers: _builtins.int
+    """CAPABILITY_BLOCK_TRANSFER: most transfers, sent and received, that may be pending at once."""
+    def __init__(
+        self,
+        *,
+        max_allowance: _builtins.int = ...,
+        max_sample_rows: _builtins.int = ...,
+        num_grammar_slots: _builtins.int = ...,
+        matcher_id: _builtins.str = ...,
+        max_grammar_bytes: _builtins.int = ...,
+        num_adapter_slots: _builtins.int = ...,
+        max_adapter_rank: _builtins.int = ...,
+        max_encoder_tokens: _builtins.int = ...,
+        transfer_address: _builtins.str = ...,
+        max_transfers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["matcher_id", b"matcher_id", "max_adapter_rank", b"max_adapter_rank", "max_allowance", b"max_allowance", "max_encoder_tokens", b"max_encoder_tokens", "max_grammar_bytes", b"max_grammar_bytes", "max_sample_rows", b"max_sample_rows", "max_transfers", b"max_transfers", "num_adapter_slots", b"num_adapter_slots", "num_grammar_slots", b"num_grammar_slots", "transfer_address", b"transfer_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CapabilityParameters: _TypeAlias = CapabilityParameters  # noqa: Y015

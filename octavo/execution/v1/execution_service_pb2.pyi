@@ -66,6 +66,7 @@ class GetExecutorInfoResponse(_message.Message):
     NUMERICS_ID_FIELD_NUMBER: _builtins.int
     IS_INVARIANT_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    CAPABILITY_PARAMETERS_FIELD_NUMBER: _builtins.int
     min_wire_version: _builtins.int
     """Lowest wire version that this executor speaks."""
     max_wire_version: _builtins.int
@@ -133,6 +134,12 @@ class GetExecutorInfoResponse(_message.Message):
         can do none of it.
         """
 
+    @_builtins.property
+    def capability_parameters(self) -> _capability_pb2.CapabilityParameters:
+        """The parameters of `capabilities`.
+        Field 24 is kept for the largest incarnation of each scheduler id that the executor has seen.
+        """
+
     def __init__(
         self,
         *,
@@ -158,10 +165,11 @@ class GetExecutorInfoResponse(_message.Message):
         numerics_id: _builtins.str = ...,
         is_invariant: _builtins.bool = ...,
         weights_digest: _builtins.str = ...,
+        capability_parameters: _capability_pb2.CapabilityParameters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_defaults", b"sampling_defaults"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capability_parameters", b"capability_parameters", "sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "capabilities", b"capabilities", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "sampling_defaults", b"sampling_defaults", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "sampling_defaults", b"sampling_defaults", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -178,6 +186,9 @@ class AttachRequest(_message.Message):
     MIN_WIRE_VERSION_FIELD_NUMBER: _builtins.int
     MAX_WIRE_VERSION_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    CAPABILITY_PARAMETERS_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    KEY_FINGERPRINT_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     """Identity of the scheduler, stable over its restarts. Required."""
     lease_ms: _builtins.int
@@ -188,11 +199,26 @@ class AttachRequest(_message.Message):
     """Lowest wire version that the scheduler speaks."""
     max_wire_version: _builtins.int
     """Highest wire version that the scheduler speaks."""
+    keep: _builtins.bool
+    """CAPABILITY_NAMED_BLOCKS, which MUST be wanted too: keep the names of blocks from the attachment
+    before this one, if that had the same scheduler_id and key_fingerprint and the capability is agreed
+    on. False, or not agreed: all names are cleared.
+    """
+    key_fingerprint: _builtins.bytes
+    """CAPABILITY_NAMED_BLOCKS: 16 bytes that differ if the key of the block names differs; never the key
+    itself. Names of another fingerprint are never kept. Absent: empty.
+    Field 9 is kept for the incarnation of the scheduler.
+    """
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_capability_pb2.Capability.ValueType]:
-        """What the scheduler wants to use of the executor's capabilities, ascending. Schedulers of version 1
-        want nothing.
+        """What the scheduler wants to use, ascending: of its own capabilities those that GetExecutorInfo
+        announced. One that the executor does not have is left out of the answer, no error. Schedulers of
+        version 1 want nothing.
         """
+
+    @_builtins.property
+    def capability_parameters(self) -> _capability_pb2.CapabilityParameters:
+        """The parameters of `capabilities`, each at most what GetExecutorInfo announced."""
 
     def __init__(
         self,
@@ -202,10 +228,13 @@ class AttachRequest(_message.Message):
         min_wire_version: _builtins.int = ...,
         max_wire_version: _builtins.int = ...,
         capabilities: _abc.Iterable[_capability_pb2.Capability.ValueType] | None = ...,
+        capability_parameters: _capability_pb2.CapabilityParameters | None = ...,
+        keep: _builtins.bool = ...,
+        key_fingerprint: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capability_parameters", b"capability_parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "lease_ms", b"lease_ms", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "scheduler_id", b"scheduler_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "keep", b"keep", "key_fingerprint", b"key_fingerprint", "lease_ms", b"lease_ms", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "scheduler_id", b"scheduler_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -221,10 +250,17 @@ class AttachResponse(_message.Message):
     WIRE_VERSION_FIELD_NUMBER: _builtins.int
     INFO_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    CAPABILITY_PARAMETERS_FIELD_NUMBER: _builtins.int
+    NUM_KEPT_NAMES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The new epoch, larger than every earlier one of this instance."""
     wire_version: _builtins.int
     """The wire version to speak: the highest that both know."""
+    num_kept_names: _builtins.int
+    """CAPABILITY_NAMED_BLOCKS: number of names that `keep` kept; 0: none. Steps of the epoch are refused
+    until they were listed, or given up.
+    Field 7 is kept for the largest incarnation that the executor has seen.
+    """
     @_builtins.property
     def info(self) -> Global___GetExecutorInfoResponse:
         """The executor as it is now; `instance_id` tells whether its cache survived. Where it differs from
@@ -238,6 +274,12 @@ class AttachResponse(_message.Message):
         this attachment. Empty with wire version 1.
         """
 
+    @_builtins.property
+    def capability_parameters(self) -> _capability_pb2.CapabilityParameters:
+        """The parameters of `capabilities`: of numbers the lesser of what was wanted and what the executor
+        has.
+        """
+
     def __init__(
         self,
         *,
@@ -245,10 +287,12 @@ class AttachResponse(_message.Message):
         wire_version: _builtins.int = ...,
         info: Global___GetExecutorInfoResponse | None = ...,
         capabilities: _abc.Iterable[_capability_pb2.Capability.ValueType] | None = ...,
+        capability_parameters: _capability_pb2.CapabilityParameters | None = ...,
+        num_kept_names: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capability_parameters", b"capability_parameters", "info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "epoch", b"epoch", "info", b"info", "wire_version", b"wire_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "epoch", b"epoch", "info", b"info", "num_kept_names", b"num_kept_names", "wire_version", b"wire_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
