@@ -41,8 +41,8 @@ _PLAIN_INFO = tuple(name for name in ExecutorInfo.__dataclass_fields__ if name !
 _NEUTRAL_VALUES = tuple((parameter.name, parameter.row_value) for parameter in ROW_PARAMETERS)
 
 
-def encode_step(step: Step) -> step_pb2.ExecuteModelRequest:
-    """Turn a step into its message."""
+def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.ExecuteModelRequest:
+    """Turn a step into its message; `feature_bits` is None for a peer of wire version 1."""
     delta = step.delta
     # Building a packed field from a list is faster than from an array.
     return step_pb2.ExecuteModelRequest(
@@ -62,6 +62,7 @@ def encode_step(step: Step) -> step_pb2.ExecuteModelRequest:
         blocks_to_swap_in=step.blocks_to_swap_in.ravel().tolist(),
         blocks_to_copy=step.blocks_to_copy.ravel().tolist(),
         table_digest=step.table_digest,
+        feature_bits=feature_bits,
     )
 
 

@@ -2,13 +2,11 @@
 
 From wire version 2 on each step has `feature_bits`, the capabilities whose fields it has, and its answer repeats
 them. So a field that a peer of another release does not know is never passed over in silence. A step of today has
-none of these fields, and costs one look at its last one. Read next: docs/execution-wire.md.
+none of these fields; to find that out is one look at its last field. Read next: docs/execution-wire.md.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-from google.protobuf.message import Message
 
 from octavo.execution.v1 import step_pb2
 from shared.capability import Capability, name_of
@@ -45,16 +43,8 @@ ANSWER_FIELDS = {
     "last_resolved_step_id": Capability.VARIABLE_TOKENS,
 }
 
-FieldTable = Mapping[str, Capability]
-
-
-def _first_number(message: type[Message], table: FieldTable) -> int:
-    return min(message.DESCRIPTOR.fields_by_name[name].number for name in table)
-
-
-_FIRST_OF_STEP = _first_number(step_pb2.ExecuteModelRequest, STEP_FIELDS)
-_FIRST_OF_ADMISSION = _first_number(step_pb2.Admission, ADMISSION_FIELDS)
-_FIRST_OF_ANSWER = _first_number(step_pb2.ExecuteModelResponse, ANSWER_FIELDS)
+_FEATURE_BITS_OF_STEP = step_pb2.ExecuteModelRequest.DESCRIPTOR.fields_by_name["feature_bits"].number
+_FEATURE_BITS_OF_ANSWER = step_pb2.ExecuteModelResponse.DESCRIPTOR.fields_by_name["feature_bits"].number
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +59,16 @@ class WireAgreement:
         """Whether every step and every answer has `feature_bits`."""
         return self.version >= 2
 
-    def mark(self, step: step_pb2.ExecuteModelRequest) -> None:
-        """Give a step that is about to be sent its feature bits."""
-        if self.has_feature_bits:
-            step.feature_bits = _bits(capability for _, capability in _capability_fields(step))
-
     def check_step(self, step: step_pb2.ExecuteModelRequest) -> None:
-        """Accept a step that needs nothing else than what was agreed on.
+        """Accept a step, whose epoch is not 0, that needs nothing else than what was agreed on.
 
         Raises: InvalidStepError: it does; nothing of it may be used.
         """
+        # Fields are listed by number. Mostly the last one is `feature_bits`, and 0: nothing is to be looked up.
+        last, value = step.ListFields()[-1]
+        is_plain = last.number == _FEATURE_BITS_OF_STEP and value == 0
+        if is_plain and self.has_feature_bits and not step.admissions:
+            return
         fields = list(_capability_fields(step))
         for name, capability in fields:
             if capability not in self.capabilities:
@@ -88,9 +78,37 @@ class WireAgreement:
             raise InvalidStepError(
                 f"step {step.step_id} {has} feature_bits; wire version {self.version} was agreed on at Attach"
             )
+        self._check_bits(step, fields)
+
+    def check_answer(self, answer: step_pb2.ExecuteModelResponse, sent_bits: int) -> None:
+        """Accept an answer that repeats the feature bits of its step and has nothing that was not agreed on.
+
+        Raises: ExecutorFaultError: it does not.
+        """
+        fields = answer.ListFields()
+        if fields and self.has_feature_bits:
+            last, value = fields[-1]
+            if last.number == _FEATURE_BITS_OF_ANSWER and value == sent_bits:
+                return
+        for descriptor, _ in fields:
+            capability = ANSWER_FIELDS.get(descriptor.name)
+            if capability is not None and capability not in self.capabilities:
+                raise ExecutorFaultError(
+                    f"the answer to step {answer.step_id} has {descriptor.name}, but {_not_agreed(capability)}"
+                )
+        if answer.HasField("feature_bits") != self.has_feature_bits:
+            how = "without" if self.has_feature_bits else "with"
+            raise ExecutorFaultError(
+                f"step {answer.step_id} was answered {how} feature_bits; wire version {self.version} was agreed on"
+            )
+        if self.has_feature_bits and answer.feature_bits != sent_bits:
+            raise ExecutorFaultError(
+                f"step {answer.step_id} was answered with feature_bits {answer.feature_bits:#x}, not {sent_bits:#x}"
+            )
+
+    def _check_bits(self, step: step_pb2.ExecuteModelRequest, fields: list[tuple[str, Capability]]) -> None:
+        """Accept bits of what was agreed on, the capabilities of the step's `fields` among them."""
         bits = step.feature_bits
-        if not (bits or fields):
-            return
         for number in range(bits.bit_length()):
             if bits >> number & 1 and number not in self.capabilities:
                 raise InvalidStepError(
@@ -102,49 +120,17 @@ class WireAgreement:
                     f"step {step.step_id} has {name}, but not bit {capability} of feature_bits, {capability.name}"
                 )
 
-    def check_answer(self, answer: step_pb2.ExecuteModelResponse, sent_bits: int) -> None:
-        """Accept an answer that repeats the feature bits of its step and has nothing that was not agreed on.
-
-        Raises: ExecutorFaultError: it does not.
-        """
-        if answer.HasField("feature_bits") != self.has_feature_bits:
-            how = "without" if self.has_feature_bits else "with"
-            raise ExecutorFaultError(
-                f"step {answer.step_id} was answered {how} feature_bits; wire version {self.version} was agreed on"
-            )
-        if self.has_feature_bits and answer.feature_bits != sent_bits:
-            raise ExecutorFaultError(
-                f"step {answer.step_id} was answered with feature_bits {answer.feature_bits:#x}, not {sent_bits:#x}"
-            )
-        for name, capability in _fields_in(answer, ANSWER_FIELDS, _FIRST_OF_ANSWER):
-            if capability not in self.capabilities:
-                raise ExecutorFaultError(
-                    f"the answer to step {answer.step_id} has {name}, but {_not_agreed(capability)}"
-                )
-
 
 def _not_agreed(number: int) -> str:
     return f"the capability {name_of(number)} was not agreed on at Attach"
 
 
-def _bits(capabilities: Iterator[Capability]) -> int:
-    bits = 0
-    for capability in capabilities:
-        bits |= 1 << capability
-    return bits
-
-
 def _capability_fields(step: step_pb2.ExecuteModelRequest) -> Iterator[tuple[str, Capability]]:
     """Yield the fields of a step and of its admissions that belong to a capability, in words."""
-    yield from _fields_in(step, STEP_FIELDS, _FIRST_OF_STEP)
+    for descriptor, _ in step.ListFields():
+        if descriptor.name in STEP_FIELDS:
+            yield descriptor.name, STEP_FIELDS[descriptor.name]
     for admission in step.admissions:
-        for name, capability in _fields_in(admission, ADMISSION_FIELDS, _FIRST_OF_ADMISSION):
-            yield f"{name} in the admission to slot {admission.slot}", capability
-
-
-def _fields_in(message: Message, table: FieldTable, first: int) -> Iterator[tuple[str, Capability]]:
-    fields = message.ListFields()  # in the order of their numbers
-    if fields and fields[-1][0].number >= first:
-        for descriptor, _ in fields:
-            if descriptor.name in table:
-                yield descriptor.name, table[descriptor.name]
+        for descriptor, _ in admission.ListFields():
+            if descriptor.name in ADMISSION_FIELDS:
+                yield f"{descriptor.name} in the admission to slot {admission.slot}", ADMISSION_FIELDS[descriptor.name]

@@ -114,8 +114,8 @@ class ExecutorSession:
 
         A broken stream is not noticed here: `receive` sees it and sends the step again.
         """
-        message = encode_step(step)
-        self._agreement.mark(message)
+        # No step has a field of a capability yet; whoever sends the first one sends its bit as well.
+        message = encode_step(step, feature_bits=0 if self._agreement.has_feature_bits else None)
         async with self._stream_lock:  # a resume sends all unanswered steps; none may be added meanwhile
             assert self._stream is not None, "open() comes first"
             self._unanswered.append(message)
