@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shared.capability import Capability
+
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
@@ -28,6 +30,14 @@ class ExecutorInfo:
     tp_size: int = 1
     sliding_window_tokens: int = 0
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    numerics_id: str = ""  # empty: not known, as with executors of wire version 1
+    is_invariant: bool = False
+    weights_digest: str = ""  # empty: not known, as with executors of wire version 1
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What it can do beyond wire version 1."""
+        return frozenset({Capability.NUMERICS} if self.numerics_id else ())
 
     @property
     def max_cached_tokens(self) -> int:

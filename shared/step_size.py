@@ -25,8 +25,8 @@ _ADMISSION = _HEADER + 5 * _FIELD + 2 * _HEADER + _SAMPLING + 9
 # Of `00-<32 hexadecimal digits>-<16>-01`, with room for a later version of W3C Trace Context.
 MAX_TRACEPARENT_BYTES = 256
 
-# Epoch, step id and digest, the headers of all lists, and what is around a step on the stream.
-_STEP = 2 * 11 + 11 + 20 * (_HEADER + 1)
+# Epoch, step id, digest and feature bits, the headers of all lists, and what is around a step on the stream.
+_STEP = 2 * 11 + 11 + 12 + 20 * (_HEADER + 1)
 
 
 def rules_bytes(rules: TokenRules) -> int:

@@ -5,13 +5,14 @@ little-endian int32 and float32. No field is set when there is nothing to say: a
 is epoch, step id and the few blocks that it appends.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.execution.v1 import execution_service_pb2, sampling_params_pb2, step_pb2
+from octavo.execution.v1 import capability_pb2, execution_service_pb2, sampling_params_pb2, step_pb2
+from shared.capability import Capability
 from shared.errors import InvalidStepError
 from shared.executor_info import ExecutorInfo
 from shared.sampling_parameters import BY_NAME, ROW_PARAMETERS
@@ -31,7 +32,7 @@ from shared.wire_rules import decode_rules, encode_rules
 Number = TypeVar("Number", int, float)
 
 MIN_WIRE_VERSION = 1
-MAX_WIRE_VERSION = 1
+MAX_WIRE_VERSION = 2
 
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
@@ -40,8 +41,8 @@ _PLAIN_INFO = tuple(name for name in ExecutorInfo.__dataclass_fields__ if name !
 _NEUTRAL_VALUES = tuple((parameter.name, parameter.row_value) for parameter in ROW_PARAMETERS)
 
 
-def encode_step(step: Step) -> step_pb2.ExecuteModelRequest:
-    """Turn a step into its message."""
+def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.ExecuteModelRequest:
+    """Turn a step into its message; `feature_bits` is None for a peer of wire version 1."""
     delta = step.delta
     # Building a packed field from a list is faster than from an array.
     return step_pb2.ExecuteModelRequest(
@@ -61,6 +62,7 @@ def encode_step(step: Step) -> step_pb2.ExecuteModelRequest:
         blocks_to_swap_in=step.blocks_to_swap_in.ravel().tolist(),
         blocks_to_copy=step.blocks_to_copy.ravel().tolist(),
         table_digest=step.table_digest,
+        feature_bits=feature_bits,
     )
 
 
@@ -208,6 +210,7 @@ def encode_info(info: ExecutorInfo) -> execution_service_pb2.GetExecutorInfoResp
         min_wire_version=MIN_WIRE_VERSION,
         max_wire_version=MAX_WIRE_VERSION,
         sampling_defaults=encode_sampling_defaults(info.sampling_defaults),
+        capabilities=encode_capabilities(info.capabilities),
         **{name: getattr(info, name) for name in _PLAIN_INFO},
     )
 
@@ -217,6 +220,11 @@ def decode_info(message: execution_service_pb2.GetExecutorInfoResponse) -> Execu
     values = {name: getattr(message, name) for name in _PLAIN_INFO}
     values["sampling_defaults"] = decode_sampling_defaults(message.sampling_defaults)
     return ExecutorInfo(**{**values, "eos_token_ids": tuple(message.eos_token_ids)})
+
+
+def encode_capabilities(capabilities: Iterable[Capability]) -> list[capability_pb2.Capability.ValueType]:
+    """Turn capabilities into numbers of the wire, ascending."""
+    return [capability_pb2.Capability.ValueType(number) for number in sorted(capabilities)]
 
 
 def encode_sampling_defaults(defaults: Mapping[str, float]) -> sampling_params_pb2.SamplingDefaults | None:

@@ -20,15 +20,17 @@ from executor_svc.service.step_log import StepLog
 from executor_svc.service.step_runner import StepRunner
 from executor_svc.service.step_stream import StepStream, first_message
 from executor_svc.worker.interface import Worker
+from octavo.execution.v1 import capability_pb2, step_pb2
 from octavo.execution.v1 import execution_service_pb2 as pb
-from octavo.execution.v1 import step_pb2
 from octavo.execution.v1.execution_service_pb2_grpc import ExecutionServiceServicer
 from shared import wire
 from shared.batch_table import BatchTable
+from shared.capability import common, names_of
 from shared.errors import DeviceLostError, FencedError, InvalidFieldError, UnavailableError, UnknownNameError
 from shared.events import Event
 from shared.metric import Family
 from shared.step import SamplingRow
+from shared.wire_agreement import WireAgreement
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExecutionService"].full_name
 
@@ -93,12 +95,19 @@ class ExecutionServicer(ExecutionServiceServicer):
         _check_attach(request)
         epoch = self._attachment.acquire(request.scheduler_id, request.lease_ms / 1000, self._clock())
         self._end_stream(FencedError(f"epoch {epoch - 1} ended: scheduler {request.scheduler_id!r} attached"))
-        await self._runner.reset()
+        capabilities = common(request.capabilities, info.capabilities) if wire_version >= 2 else frozenset()
+        await self._runner.reset(WireAgreement(wire_version, capabilities))
         # The wait may have been long, and another attach may have come in it.
         self._attachment.renew(epoch, self._clock())
         fields = {"epoch": epoch, "lease_ms": request.lease_ms, "wire_version": wire_version}
-        _logger.info(Event("attached", scheduler_id=request.scheduler_id, **fields))
-        return pb.AttachResponse(epoch=epoch, wire_version=wire_version, info=wire.encode_info(info))
+        names = names_of(capabilities)
+        _logger.info(Event("attached", scheduler_id=request.scheduler_id, **fields, capabilities=names))
+        return pb.AttachResponse(
+            epoch=epoch,
+            wire_version=wire_version,
+            info=wire.encode_info(info),
+            capabilities=wire.encode_capabilities(capabilities),
+        )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:  # noqa: N802
         """Renew the lease."""
@@ -198,6 +207,8 @@ class ExecutionServicer(ExecutionServiceServicer):
 def _check_attach(request: pb.AttachRequest) -> None:
     if not request.scheduler_id:
         raise InvalidFieldError("scheduler_id", "empty", "a name that outlives restarts of the scheduler")
+    if request.keep and capability_pb2.CAPABILITY_NAMED_BLOCKS not in request.capabilities:
+        raise InvalidFieldError("keep", True, "false, unless capabilities has CAPABILITY_NAMED_BLOCKS")
     if not MIN_LEASE_MS <= request.lease_ms <= MAX_LEASE_MS:
         raise InvalidFieldError("lease_ms", request.lease_ms, f"{MIN_LEASE_MS} to {MAX_LEASE_MS}")
 

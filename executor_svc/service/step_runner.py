@@ -25,6 +25,7 @@ from shared import wire
 from shared.errors import DeviceLostError, InvalidStepError, StepFailedError, UnavailableError
 from shared.events import Event
 from shared.executor_info import ExecutorInfo
+from shared.wire_agreement import WireAgreement
 
 T = TypeVar("T")
 
@@ -61,6 +62,7 @@ class StepRunner:
         self._running: deque[_Running] = deque()  # in the order of their launch
         self._worker: Worker | None = None
         self._log = StepLog()
+        self._agreement = WireAgreement()
         self._failure: str | None = None
         self._draining = False
         self._lost_device: DeviceLostError | None = None
@@ -107,8 +109,8 @@ class StepRunner:
         assert self._lost_device is not None
         return self._lost_device
 
-    async def reset(self) -> None:
-        """Begin a new epoch: empty the worker's table and the log.
+    async def reset(self, agreement: WireAgreement) -> None:
+        """Begin a new epoch, whose steps keep to `agreement`: empty the worker's table and the log.
 
         Returns after the running step has ended. The attachment has the new epoch already, so that
         the steps still queued before this are dropped.
@@ -120,6 +122,7 @@ class StepRunner:
             self._require_device()
             worker.reset()
             self._log = StepLog()
+            self._agreement = agreement
             self._failure = None
 
         await self._on_thread(begin_epoch)
@@ -182,6 +185,7 @@ class StepRunner:
             if stored is not None:
                 deliver(stored)
                 return
+            self._agreement.check_step(message)
             step = wire.decode_step(message)
             with self._failing(message), self.meter.launching():
                 was_active = worker.table.active.copy()
@@ -234,6 +238,8 @@ class StepRunner:
                 raise StepFailedError(f"{self._failure}; attach anew")
             with self._failing(first.message):
                 response = wire.encode_result(first.step.finish())
+                if self._agreement.has_feature_bits:
+                    response.feature_bits = first.message.feature_bits
         except Exception as error:
             self.meter.failed()
             first.deliver(error)

@@ -7,21 +7,26 @@ attachment.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import replace
 
 import grpc
 import grpc.aio
 
+from octavo.execution.v1 import capability_pb2
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
 from octavo.tls import TlsOptions, handshake_trouble
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
 from scheduler_svc.executors.tls import FLAGS, read_credentials
+from shared.capability import Capability, common, names_of
 from shared.certificates import TlsFileError
 from shared.errors import OctavoServiceError
 from shared.events import Event
+from shared.executor_info import ExecutorInfo
 from shared.grpc_status import failure_text
-from shared.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION, decode_info
+from shared.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION, decode_info, encode_capabilities
+from shared.wire_agreement import WireAgreement
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +39,11 @@ MAX_SIZES = {
     "max_num_batched_tokens": 2**27,
     "block_size_tokens": 2**27,
 }
+
+MAX_ID_CHARS = 256
+
+# What this scheduler uses of executors beyond wire version 1.
+WANTED = frozenset({Capability.NUMERICS})
 
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -90,8 +100,11 @@ class ExecutorClient:
         async with self._open_channel() as channel:
             stub = pb_grpc.ExecutionServiceStub(channel)
             attached = await self._attach(stub, claim)
-            session = ExecutorSession(stub, attached.epoch, decode_info(attached.info), self._timings, self.address)
-            log.info(Event("wire_version_agreed", executor=self.address, wire_version=attached.wire_version))
+            agreement = WireAgreement(attached.wire_version, common(attached.capabilities, WANTED))
+            info = info_of(attached, agreement)
+            session = ExecutorSession(stub, attached.epoch, info, self._timings, self.address, agreement)
+            version, names = agreement.version, names_of(agreement.capabilities)
+            log.info(Event("wire_version_agreed", executor=self.address, wire_version=version, capabilities=names))
             heartbeat = asyncio.create_task(session.keep_lease(), name="heartbeat")
             is_lost = False
             try:
@@ -119,16 +132,17 @@ class ExecutorClient:
     async def _attach(
         self, stub: "pb_grpc.ExecutionServiceAsyncStub", claim: Callable[[str], None]
     ) -> pb.AttachResponse:
-        request = pb.AttachRequest(
-            scheduler_id=self._scheduler_id,
-            lease_ms=round(self._timings.lease_s * 1000),
-            min_wire_version=MIN_WIRE_VERSION,
-            max_wire_version=MAX_WIRE_VERSION,
-        )
         try:
             info = await stub.GetExecutorInfo(pb.GetExecutorInfoRequest(), timeout=self._timings.connect_timeout_s)
             check_sizes(info)
             claim(info.instance_id)
+            request = pb.AttachRequest(
+                scheduler_id=self._scheduler_id,
+                lease_ms=round(self._timings.lease_s * 1000),
+                min_wire_version=MIN_WIRE_VERSION,
+                max_wire_version=MAX_WIRE_VERSION,
+                capabilities=encode_capabilities(common(info.capabilities, WANTED)),
+            )
             attached = await stub.Attach(request, timeout=self._timings.connect_timeout_s)
         except grpc.aio.AioRpcError as error:
             kind = ExecutorLostError if error.code() in _NO_ANSWER else ExecutorRefusedError
@@ -139,7 +153,28 @@ class ExecutorClient:
                 f"it speaks wire versions {attached.info.min_wire_version} to {attached.info.max_wire_version} and "
                 f"chose {attached.wire_version}; this scheduler speaks {MIN_WIRE_VERSION} to {MAX_WIRE_VERSION}"
             )
+        check_sizes(attached.info)
+        check_capabilities(attached, request.capabilities)
         return attached
+
+
+def check_capabilities(attached: pb.AttachResponse, wanted: Collection[int]) -> None:
+    """Raise ExecutorRefusedError if an executor agrees on what was not wanted, or does not keep to it."""
+    allowed = wanted if attached.wire_version >= 2 else ()
+    if unwanted := {*attached.capabilities}.difference(allowed):
+        raise ExecutorRefusedError(
+            f"it agreed on the capabilities {names_of(unwanted)}, which this scheduler did not ask for"
+        )
+    if capability_pb2.CAPABILITY_NUMERICS in attached.capabilities and not attached.info.numerics_id:
+        raise ExecutorRefusedError("it agreed on the capability NUMERICS and has no numerics_id")
+
+
+def info_of(attached: pb.AttachResponse, agreement: WireAgreement) -> ExecutorInfo:
+    """Return what an attached executor is: of what belongs to a capability, only what was agreed on."""
+    info = decode_info(attached.info)
+    if Capability.NUMERICS in agreement.capabilities:
+        return info
+    return replace(info, numerics_id="", is_invariant=False, weights_digest="")
 
 
 def check_sizes(info: pb.GetExecutorInfoResponse) -> None:
@@ -148,3 +183,9 @@ def check_sizes(info: pb.GetExecutorInfoResponse) -> None:
         size = getattr(info, name)
         if size > most:
             raise ExecutorRefusedError(f"it says that its {name} is {size}; this scheduler takes at most {most}")
+    for name in ("numerics_id", "weights_digest"):
+        length = len(getattr(info, name))
+        if length > MAX_ID_CHARS:
+            raise ExecutorRefusedError(
+                f"its {name} has {length} characters; this scheduler takes at most {MAX_ID_CHARS}"
+            )

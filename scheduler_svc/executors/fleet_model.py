@@ -83,30 +83,32 @@ class FleetModel:
             return
         largest = max(members, key=lambda member: member.max_model_len)
         most = max(member.max_num_seqs for member in members)
-        # Executors of release 0.1.0 do not tell the model's defaults: beside one that does, they hold all the same.
-        told = next((member.info.sampling_defaults for member in members if member.info.sampling_defaults), {})
-        info = replace(largest.info, sampling_defaults=told)
+        # Executors of release 0.1.0 tell neither the model's defaults nor a digest: what another one tells holds.
+        defaults = next((member.info.sampling_defaults for member in members if member.info.sampling_defaults), {})
+        digest = next((member.info.weights_digest for member in members if member.info.weights_digest), "")
+        info = replace(largest.info, sampling_defaults=defaults, weights_digest=digest)
         self.model = ServedModel(info, largest.max_model_len, most, self._served_name)
 
     def _require_same_model(self, session: ExecutorSession, address: str, *, is_first: bool) -> None:
         """Refuse another model as long as an executor serves ours, or did when it was last attached, and may return."""
         info, served = session.info, self.model
-        if served is None or _format_of(info) == _format_of(served.info):
+        if served is None or not (difference := _difference(info, served.info)):
             return
         self._members.pop(address, None)
         addresses = self._addresses()
         expected = sorted(member for member in self._members if member in addresses)
-        what = f"it has another model or number format, {info.model_id} {info.dtype}"
         if not is_first:
-            raise ExecutorRefusedError(what)
+            raise ExecutorRefusedError(difference)
         if expected:
-            raise ExecutorRefusedError(f"{what}; the fleet serves {served.info.model_id} from {', '.join(expected)}")
+            raise ExecutorRefusedError(
+                f"{difference}; the fleet serves {served.info.model_id} from {', '.join(expected)}"
+            )
 
     async def _serve_model_of(self, session: ExecutorSession, limits: CoreLimits) -> None:
         """Serve what this executor, the first one, has; requests for anything else end."""
         info, old = session.info, self.model
-        if old is not None and _format_of(info) != _format_of(old.info):
-            self._on_other_model("the executor came back with another model, number format or quantization")
+        if old is not None and _difference(info, old.info):
+            self._on_other_model("the executor came back with another model, other weights or another number format")
             self._members.clear()
         if old is None or self._tokenizer_of != info.instance_id:
             await self._load_tokenizer(info, session.get_tokenizer)
@@ -123,6 +125,12 @@ class _Member:
     max_num_seqs: int
 
 
-def _format_of(info: ExecutorInfo) -> tuple[str, str]:
-    """Return what all executors of a fleet have in common."""
-    return info.model_hash, info.dtype
+def _difference(info: ExecutorInfo, served: ExecutorInfo) -> str:
+    """Return what an executor has other than all executors of the fleet, in words; empty: it fits."""
+    if (info.model_hash, info.dtype) != (served.model_hash, served.dtype):
+        return f"it has another model or number format, {info.model_id} {info.dtype}"
+    digest, served_digest = info.weights_digest, served.weights_digest
+    if digest and served_digest and digest != served_digest:
+        what = f"it has other weights of {info.model_id}"
+        return f"{what}: their digest is {digest[:16]}, that of the fleet {served_digest[:16]}"
+    return ""

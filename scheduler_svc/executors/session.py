@@ -26,6 +26,7 @@ from shared.executor_info import ExecutorInfo, TokenizerFile
 from shared.grpc_status import failure_text
 from shared.step import Step, StepResult
 from shared.wire import decode_result, encode_step
+from shared.wire_agreement import WireAgreement
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +64,11 @@ class ExecutorSession:
         info: ExecutorInfo,
         timings: SessionTimings,
         address: str,
+        agreement: WireAgreement,
     ) -> None:
         self.epoch = epoch
         self.info = info
+        self._agreement = agreement
         self._address = address  # for the log
         self._stub = stub
         self._timings = timings
@@ -111,7 +114,8 @@ class ExecutorSession:
 
         A broken stream is not noticed here: `receive` sees it and sends the step again.
         """
-        message = encode_step(step)
+        # No step has a field of a capability yet; whoever sends the first one sends its bit as well.
+        message = encode_step(step, feature_bits=0 if self._agreement.has_feature_bits else None)
         async with self._stream_lock:  # a resume sends all unanswered steps; none may be added meanwhile
             assert self._stream is not None, "open() comes first"
             self._unanswered.append(message)
@@ -123,8 +127,10 @@ class ExecutorSession:
     async def receive(self) -> StepResult:
         """Wait for the result of the oldest unanswered step; watches the stream while there is none.
 
-        Raises: ExecutorLostError: the stream could not be resumed, the step took longer than
-            step_timeout_s, or the answer is not a step's result.
+        Raises:
+            ExecutorLostError: the stream could not be resumed, the step took longer than step_timeout_s, or
+                the answer is not a step's result.
+            ExecutorFaultError: the answer goes beyond what was agreed on at Attach.
         """
         while True:
             assert self._stream is not None, "open() comes first"
@@ -186,9 +192,9 @@ class ExecutorSession:
             raise ExecutorLostError("the executor sent something other than a step's result")
         self._last_received_step_id = response.step.step_id
         self._num_resumes_in_a_row = 0
-        if self._unanswered:
-            self._unanswered.popleft()
+        sent_bits = self._unanswered.popleft().feature_bits if self._unanswered else 0
         self._restart_step_timer()
+        self._agreement.check_answer(response.step, sent_bits)
         try:
             return decode_result(response.step)
         except InvalidStepError as error:

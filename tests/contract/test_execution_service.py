@@ -58,7 +58,7 @@ async def test_tokenizer_files_come_with_their_hash(executor: Executor) -> None:
 async def test_attach_gives_rising_epochs_and_the_common_wire_version(executor: Executor) -> None:
     request = pb.AttachRequest(scheduler_id="a", lease_ms=1000, min_wire_version=1, max_wire_version=9)
     first, second = await executor.stub.Attach(request), await executor.stub.Attach(request)
-    assert (first.wire_version, second.epoch) == (1, first.epoch + 1)
+    assert (first.wire_version, second.epoch) == (2, first.epoch + 1)
     assert first.info.instance_id == executor.worker.info.instance_id
 
 
@@ -72,8 +72,12 @@ async def test_attach_gives_rising_epochs_and_the_common_wire_version(executor: 
         ),
         (pb.AttachRequest(scheduler_id="a", lease_ms=600_001, max_wire_version=1), "lease_ms is 600001"),
         (
-            pb.AttachRequest(scheduler_id="a", lease_ms=1000, min_wire_version=2, max_wire_version=3),
-            "max_wire_version is 2 to 3 (the range); it must be a range that meets 1 to 1",
+            pb.AttachRequest(scheduler_id="a", lease_ms=1000, min_wire_version=3, max_wire_version=4),
+            "max_wire_version is 3 to 4 (the range); it must be a range that meets 1 to 2",
+        ),
+        (
+            pb.AttachRequest(scheduler_id="a", lease_ms=1000, max_wire_version=2, keep=True),
+            "keep is True; it must be false, unless capabilities has CAPABILITY_NAMED_BLOCKS",
         ),
     ],
 )

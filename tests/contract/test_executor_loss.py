@@ -277,12 +277,19 @@ async def test_a_request_that_waits_for_an_executor_can_be_aborted() -> None:
                 pass
 
 
-async def test_an_executor_with_another_model_ends_live_requests() -> None:
+@pytest.mark.parametrize(
+    "other",
+    [lambda: FakeWorker(eos_probability=0.5), lambda: FakeWorker(weights_digest="5" * 64)],
+    ids=["model", "weights"],
+)
+async def test_an_executor_with_another_model_or_other_weights_ends_live_requests(
+    other: Callable[[], FakeWorker],
+) -> None:
     async with running_stack(FakeWorker(step_ms=2)) as stack:
         answer = asyncio.create_task(collect(stack, token_request(30, 5000)))
         await tokens_arrived(stack, 1)
         await stack.executor.kill()
-        stack.executor.worker = FakeWorker(eos_probability=0.5)  # part of the fake's model hash
+        stack.executor.worker = other()
         await stack.executor.start()
         with pytest.raises(grpc.aio.AioRpcError, match="another model"):
             await answer

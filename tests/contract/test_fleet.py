@@ -280,6 +280,10 @@ async def test_an_executor_that_answers_nonsense_is_lost_and_the_log_says_what_w
     ("stranger", "words"),
     [
         (lambda: FakeWorker(eos_probability=0.5), "another model or number format"),
+        (
+            lambda: FakeWorker(weights_digest="5" * 64),
+            "it has other weights of fake: their digest is 5555555555555555,",
+        ),
         (lambda: FakeWorker(max_message_bytes=2**16), "max_message_bytes"),
     ],
 )
@@ -301,6 +305,22 @@ async def test_an_executor_that_cannot_serve_the_same_is_refused_with_the_reason
         state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
         assert words in {executor.address: executor.last_error for executor in state.executors}[second.address]
     assert sum(words in record.getMessage() for record in caplog.records) == 1
+
+
+async def test_an_executor_of_unknown_weights_joins_and_does_not_hide_those_of_the_fleet() -> None:
+    directory = Directory()
+    unknown = FakeWorker(weights_digest="", max_model_len=16384)  # the largest: it says what is served
+    workers = [FakeWorker(weights_digest="a" * 64), unknown, FakeWorker(weights_digest="b" * 64)]
+    async with running_stack(*workers, membership=directory.membership(), ready=False) as stack:
+        first, second, third = [executor.address for executor in stack.executors]
+        directory.addresses = {first}
+        await stack.attached()
+        directory.addresses = {first, second}
+        await until(lambda: len(stack.engine.fleet.cores) == 2)
+        directory.addresses = {first, second, third}
+        trouble = "their digest is bbbbbbbbbbbbbbbb, that of the fleet aaaaaaaaaaaaaaaa"
+        await until(lambda: trouble in stack.engine.last_trouble or len(stack.engine.fleet.cores) == 3)
+        assert len(stack.engine.fleet.cores) == 2
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -5,6 +5,8 @@ from tests.mutants.fault import Fault
 CORE = "scheduler_svc/core"
 UNIT = "tests/unit/scheduler_svc/core"
 
+WEIGHTS = "tests/contract/test_fleet.py::test_an_executor_of_unknown_weights_joins_and_does_not_hide_those_of_the_fleet"
+
 FAULTS = (
     Fault(
         "a newcomer's tokens do not count in its tenant's turn while it is held",
@@ -124,5 +126,19 @@ FAULTS = (
         "        if (group.stop_conditions.accepted_len or 0) > self._limits.max_model_len:\n",
         "        if (group.stop_conditions.accepted_len or 0) < 0:\n",
         (f"{UNIT}/dispatch/test_fleet_gaps.py",),
+    ),
+    Fault(
+        "an executor with other weights joins its fleet",
+        "scheduler_svc/executors/fleet_model.py",
+        "    if digest and served_digest and digest != served_digest:\n",
+        "    if False:\n",
+        (WEIGHTS,),
+    ),
+    Fault(
+        "an executor that does not know its weights hides those of the fleet",
+        "scheduler_svc/executors/fleet_model.py",
+        "sampling_defaults=defaults, weights_digest=digest)",
+        "sampling_defaults=defaults)",
+        (WEIGHTS,),
     ),
 )

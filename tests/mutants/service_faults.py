@@ -26,8 +26,8 @@ FAULTS = (
     Fault(
         "beside an old executor a model has no defaults",
         f"{SERVICE}/executors/fleet_model.py",
-        "        info = replace(largest.info, sampling_defaults=told)\n",
-        "        info = replace(largest.info)\n",
+        "sampling_defaults=defaults, weights_digest=digest)",
+        "weights_digest=digest)",
         ("tests/contract/test_model_defaults.py",),
     ),
     Fault(

@@ -4,6 +4,9 @@ from tests.mutants.fault import Fault
 
 UNIT = "tests/unit/shared"
 
+AGREEMENT = f"{UNIT}/test_wire_agreement.py"
+CAPABILITIES = "tests/skew/test_capabilities.py"
+
 FAULTS = (
     # The batch table
     Fault(
@@ -177,5 +180,62 @@ FAULTS = (
         "    if num_words * longest > MAX_WORD_CELLS:\n",
         "    if False:\n",
         ("tests/contract/test_hostile_steps.py",),
+    ),
+    # What was agreed on at Attach
+    Fault(
+        "a field of a capability that was not agreed on is passed over",
+        "shared/wire_agreement.py",
+        "            if capability not in self.capabilities:\n                raise InvalidStepError(",
+        "            if False:\n                raise InvalidStepError(",
+        (AGREEMENT,),
+    ),
+    Fault(
+        "fields of capabilities in admissions are not looked at",
+        "shared/wire_agreement.py",
+        "        if is_plain and self.has_feature_bits and not step.admissions:\n",
+        "        if is_plain and self.has_feature_bits:\n",
+        (AGREEMENT,),
+    ),
+    Fault(
+        "feature bits of a later release are passed over",
+        "shared/wire_agreement.py",
+        "            if bits >> number & 1 and number not in self.capabilities:\n",
+        "            if False:\n",
+        (AGREEMENT,),
+    ),
+    Fault(
+        "an answer without the feature bits of its step is taken",
+        "shared/wire_agreement.py",
+        "            if last.number == _FEATURE_BITS_OF_ANSWER and value == sent_bits:\n",
+        "            if last.number <= _FEATURE_BITS_OF_ANSWER:\n",
+        (AGREEMENT,),
+    ),
+    Fault(
+        "an executor agrees on capabilities with wire version 1",
+        "executor_svc/service/servicer.py",
+        "common(request.capabilities, info.capabilities) if wire_version >= 2 else frozenset()",
+        "common(request.capabilities, info.capabilities)",
+        (CAPABILITIES,),
+    ),
+    Fault(
+        "a scheduler asks for what no executor announced",
+        "scheduler_svc/executors/client.py",
+        "capabilities=encode_capabilities(common(info.capabilities, WANTED)),",
+        "capabilities=encode_capabilities(WANTED),",
+        (CAPABILITIES,),
+    ),
+    Fault(
+        "an executor's numerics count though they were not agreed on",
+        "scheduler_svc/executors/client.py",
+        "    if Capability.NUMERICS in agreement.capabilities:\n",
+        "    if True:\n",
+        (CAPABILITIES,),
+    ),
+    Fault(
+        "what GetExecutorInfo says counts, not what Attach says",
+        "scheduler_svc/executors/client.py",
+        "        check_sizes(attached.info)\n",
+        "        attached.info.CopyFrom(info)\n",
+        (CAPABILITIES,),
     ),
 )

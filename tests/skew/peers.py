@@ -19,6 +19,7 @@ from tests.support.stack import ExecutorProcess
 FAKE = "executor_svc.fake"
 SCHEDULER = "scheduler_svc"
 
+WORKING_TREE = Path(__file__).parents[2]
 [RELEASE_ARCHIVE] = Path(__file__).parent.glob("octavo-*.zip")
 
 State = admin_service_pb2.GetSchedulerStateResponse
@@ -56,8 +57,7 @@ class Code:
 
     def environment(self) -> dict[str, str]:
         """Return the environment in which Python imports this code, whatever is installed."""
-        others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        return others if self.archive is None else {**others, "PYTHONPATH": str(self.archive)}
+        return {**os.environ, "PYTHONPATH": str(self.archive or WORKING_TREE)}
 
     def command(self, module: str) -> list[str]:
         """Return the command that runs a module of this code."""

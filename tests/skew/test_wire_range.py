@@ -80,7 +80,7 @@ async def test_ranges_that_do_not_meet_are_refused_with_both_of_them_and_change_
             assert session.epoch == 1
 
 
-@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("version", [0, 3])
 async def test_a_version_that_the_scheduler_does_not_speak_is_refused_whatever_the_executor_thinks(
     version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,25 +96,27 @@ async def test_a_version_that_the_scheduler_does_not_speak_is_refused_whatever_t
         with pytest.raises(ExecutorRefusedError) as refused:
             async with client_of(executor).attach(lambda _: None):
                 pass
-    words = f"it speaks wire versions 1 to 1 and chose {version}; this scheduler speaks 1 to 1"
+    words = f"it speaks wire versions 1 to 2 and chose {version}; this scheduler speaks 1 to 2"
     assert str(refused.value) == words
 
 
-@pytest.mark.parametrize("scheduler_code", [CURRENT, RELEASE], ids=lambda code: code.name)
+@pytest.mark.parametrize(
+    ("scheduler_code", "scheduler_range"), [(CURRENT, (1, 2)), (RELEASE, (1, 1))], ids=["current", "release"]
+)
 async def test_an_executor_of_another_range_is_refused_by_every_scheduler_until_it_is_replaced(
-    scheduler_code: Code, monkeypatch: pytest.MonkeyPatch
+    scheduler_code: Code, scheduler_range: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "MIN_WIRE_VERSION", 2)
-    monkeypatch.setattr(wire, "MAX_WIRE_VERSION", 3)
+    monkeypatch.setattr(wire, "MIN_WIRE_VERSION", 3)
+    monkeypatch.setattr(wire, "MAX_WIRE_VERSION", 4)
     async with (
         executor_here(FakeWorker()) as executor,
         running(scheduler_code, SCHEDULER, "--executor", executor.address) as scheduler,
         Client(scheduler.address) as client,
     ):
-        assert_names_both(await last_error(scheduler), (1, 1), (2, 3))
+        assert_names_both(await last_error(scheduler), scheduler_range, (3, 4))
         with pytest.raises(UnavailableError) as unavailable:
             await client.generate(prompt_of(0), REQUESTS[0])
-        assert_names_both(str(unavailable.value), (1, 1), (2, 3))
+        assert_names_both(str(unavailable.value), scheduler_range, (3, 4))
         monkeypatch.undo()
         assert list(await attached_executors(scheduler, 1)) == [executor.address]
         await client.generate(prompt_of(0), REQUESTS[0])

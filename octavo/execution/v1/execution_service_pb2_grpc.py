@@ -112,8 +112,8 @@ class ExecutionServiceServicer(object):
         `scheduler_id` takes over at once; another one waits for the lease to run out.
 
         FAILED_PRECONDITION: another scheduler holds a living lease; the message names it and the time
-        left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, or a
-        lease outside the limits.
+        left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, a lease
+        outside the limits, or `keep` without CAPABILITY_NAMED_BLOCKS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -151,7 +151,7 @@ class ExecutionServiceServicer(object):
         FAILED_PRECONDITION: stale epoch, or a newer stream of the same epoch took over. OUT_OF_RANGE:
         the stored responses do not reach back to the caller's last received step, or a step id was
         skipped; attach anew. INVALID_ARGUMENT: a step that does not fit the batch table (slot, block or
-        row out of range); nothing was written. INTERNAL: the step failed; attach anew. UNAVAILABLE: the
+        row out of range), or needs a capability that Attach did not agree on; nothing was written. INTERNAL: the step failed; attach anew. UNAVAILABLE: the
         executor is shutting down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -54,8 +54,8 @@ class ExecutionServiceStub:
     `scheduler_id` takes over at once; another one waits for the lease to run out.
 
     FAILED_PRECONDITION: another scheduler holds a living lease; the message names it and the time
-    left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, or a
-    lease outside the limits.
+    left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, a lease
+    outside the limits, or `keep` without CAPABILITY_NAMED_BLOCKS.
     """
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_execution_service_pb2.HeartbeatRequest, _execution_service_pb2.HeartbeatResponse]
     """Heartbeat renews the lease.
@@ -81,7 +81,7 @@ class ExecutionServiceStub:
     FAILED_PRECONDITION: stale epoch, or a newer stream of the same epoch took over. OUT_OF_RANGE:
     the stored responses do not reach back to the caller's last received step, or a step id was
     skipped; attach anew. INVALID_ARGUMENT: a step that does not fit the batch table (slot, block or
-    row out of range); nothing was written. INTERNAL: the step failed; attach anew. UNAVAILABLE: the
+    row out of range), or needs a capability that Attach did not agree on; nothing was written. INTERNAL: the step failed; attach anew. UNAVAILABLE: the
     executor is shutting down.
     """
     ExecuteModel: _grpc.UnaryUnaryMultiCallable[_step_pb2.ExecuteModelRequest, _step_pb2.ExecuteModelResponse]
@@ -127,8 +127,8 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     `scheduler_id` takes over at once; another one waits for the lease to run out.
 
     FAILED_PRECONDITION: another scheduler holds a living lease; the message names it and the time
-    left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, or a
-    lease outside the limits.
+    left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, a lease
+    outside the limits, or `keep` without CAPABILITY_NAMED_BLOCKS.
     """
     Heartbeat: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.HeartbeatRequest, _execution_service_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Heartbeat renews the lease.
@@ -154,7 +154,7 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     FAILED_PRECONDITION: stale epoch, or a newer stream of the same epoch took over. OUT_OF_RANGE:
     the stored responses do not reach back to the caller's last received step, or a step id was
     skipped; attach anew. INVALID_ARGUMENT: a step that does not fit the batch table (slot, block or
-    row out of range); nothing was written. INTERNAL: the step failed; attach anew. UNAVAILABLE: the
+    row out of range), or needs a capability that Attach did not agree on; nothing was written. INTERNAL: the step failed; attach anew. UNAVAILABLE: the
     executor is shutting down.
     """
     ExecuteModel: _aio.UnaryUnaryMultiCallable[_step_pb2.ExecuteModelRequest, _step_pb2.ExecuteModelResponse]  # type: ignore[assignment]
@@ -209,8 +209,8 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         `scheduler_id` takes over at once; another one waits for the lease to run out.
 
         FAILED_PRECONDITION: another scheduler holds a living lease; the message names it and the time
-        left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, or a
-        lease outside the limits.
+        left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, a lease
+        outside the limits, or `keep` without CAPABILITY_NAMED_BLOCKS.
         """
 
     @_abc_1.abstractmethod
@@ -254,7 +254,7 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         FAILED_PRECONDITION: stale epoch, or a newer stream of the same epoch took over. OUT_OF_RANGE:
         the stored responses do not reach back to the caller's last received step, or a step id was
         skipped; attach anew. INVALID_ARGUMENT: a step that does not fit the batch table (slot, block or
-        row out of range); nothing was written. INTERNAL: the step failed; attach anew. UNAVAILABLE: the
+        row out of range), or needs a capability that Attach did not agree on; nothing was written. INTERNAL: the step failed; attach anew. UNAVAILABLE: the
         executor is shutting down.
         """
 

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from octavo.execution.v1 import sampling_params_pb2 as _sampling_params_pb2
 import builtins as _builtins
 import sys
@@ -19,18 +20,51 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _RowFlag:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RowFlagEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowFlag.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROW_FLAG_UNSPECIFIED: _RowFlag.ValueType  # 0
+    """Nothing is wrong."""
+    ROW_FLAG_NO_TOKEN_ALLOWED: _RowFlag.ValueType  # 1
+    """The grammar allows no token, and the output may not end here."""
+    ROW_FLAG_GRAMMAR_LIMIT: _RowFlag.ValueType  # 2
+    """The matcher took more time or memory than it may."""
+    ROW_FLAG_GRAMMAR_FAILED: _RowFlag.ValueType  # 3
+    """The grammar cannot be compiled, or the output before this row does not follow it."""
+
+class RowFlag(_RowFlag, metaclass=_RowFlagEnumTypeWrapper):
+    """RowFlag says why a row got no token."""
+
+ROW_FLAG_UNSPECIFIED: RowFlag.ValueType  # 0
+"""Nothing is wrong."""
+ROW_FLAG_NO_TOKEN_ALLOWED: RowFlag.ValueType  # 1
+"""The grammar allows no token, and the output may not end here."""
+ROW_FLAG_GRAMMAR_LIMIT: RowFlag.ValueType  # 2
+"""The matcher took more time or memory than it may."""
+ROW_FLAG_GRAMMAR_FAILED: RowFlag.ValueType  # 3
+"""The grammar cannot be compiled, or the output before this row does not follow it."""
+Global___RowFlag: _TypeAlias = RowFlag  # noqa: Y015
+
 @_typing.final
 class ExecuteModelRequest(_message.Message):
     """ExecuteModelRequest is one step: the change of the batch table since the previous step, and what
     to run on it.
 
     Both tiers hold the same table (shared/batch_table.py). It starts empty at Attach and is changed
-    by these messages alone. The executor applies the fields in this order: released slots,
-    admissions, beam forks, token appends, block replacements, block appends, deactivated slots,
-    activated slots. It then lays out the step: every active slot by one token, ascending, then the prefill
-    chunks in their order, then the forks. Then, in this fixed order: swap out, swap in, copy, the
-    forward pass (per layer: write keys and values of the whole batch, then attend), logits of the
-    selected rows, sample.
+    by these messages alone. The executor applies the fields in this order: released slots, drops and
+    then loads of grammars and adapters, admissions, beam forks, token appends, block replacements, block
+    appends, deactivated slots, activated slots, allowances. It then lays out the step: every active slot
+    by one token (by up to its allowance, if that is larger), ascending, then the prefill chunks in their
+    order, then the forks. Then, in this fixed order: set the names of registered blocks and clear those
+    of all blocks that the step may write, begin to send and receive, swap out, swap in, copy, run
+    encoders, the forward pass (per layer: write keys and values of the whole batch, then attend), logits
+    of the selected rows, sample.
+
+    Fields from 17 on are of wire version 2, and each but feature_bits belongs to a capability:
+    docs/execution-wire.md. This release refuses them by name.
 
     Sample rows are (logits row, slot) pairs in the order of the layout: each active slot, each chunk
     that reaches the end of its sequence, each slot of `forks` (on its parent's logits row). A slot
@@ -62,6 +96,17 @@ class ExecuteModelRequest(_message.Message):
     BLOCKS_TO_COPY_FIELD_NUMBER: _builtins.int
     TABLE_DIGEST_FIELD_NUMBER: _builtins.int
     BEAM_FORKS_FIELD_NUMBER: _builtins.int
+    FEATURE_BITS_FIELD_NUMBER: _builtins.int
+    REGISTERED_BLOCKS_FIELD_NUMBER: _builtins.int
+    ALLOWANCES_FIELD_NUMBER: _builtins.int
+    GRAMMAR_LOADS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_DROPS_FIELD_NUMBER: _builtins.int
+    ADAPTER_LOADS_FIELD_NUMBER: _builtins.int
+    ADAPTER_DROPS_FIELD_NUMBER: _builtins.int
+    EXPECTED_WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
+    BLOCKS_TO_SEND_FIELD_NUMBER: _builtins.int
+    BLOCKS_TO_RECEIVE_FIELD_NUMBER: _builtins.int
+    TRANSFERS_TO_CANCEL_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch from Attach."""
     step_id: _builtins.int
@@ -69,6 +114,16 @@ class ExecuteModelRequest(_message.Message):
     table_digest: _builtins.int
     """Digest of the scheduler-written columns after the layout of this step, for debugging; absent:
     not checked. A mismatch fails the step with INTERNAL.
+    """
+    feature_bits: _builtins.int
+    """The capabilities whose fields this step has, the fields of its admissions included: bit n stands for
+    the Capability with number n. Present in every step of wire version 2, mostly 0; never with
+    version 1. A bit, or a field below, of a capability that Attach did not agree on is refused.
+    """
+    expected_weights_version: _builtins.int
+    """CAPABILITY_WEIGHT_VERSIONS, then always present: the first 16 hexadecimal digits of the
+    weights_digest that the step is meant for, as a number. Another version than the executor's is
+    refused.
     """
     @_builtins.property
     def released_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -130,8 +185,52 @@ class ExecuteModelRequest(_message.Message):
     def beam_forks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fork]:
         """Sequences that branch off another one as it is after the admissions of this step: the child is a
         copy of the parent, inactive, and gets no token from this step's sampler. The parent is live.
-        Field 17 is kept for what replaces TokenRules.allowed_mask in this step alone (grammars).
         """
+
+    @_builtins.property
+    def registered_blocks(self) -> Global___RegisteredBlocks:
+        """CAPABILITY_NAMED_BLOCKS: names of what blocks held before this step."""
+
+    @_builtins.property
+    def allowances(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CAPABILITY_VARIABLE_TOKENS: flat (slot, allowance) pairs. The slot may get so many tokens in each
+        step from this one on; range 1 to max_allowance, clipped to the room that the sequence has left. No
+        beam slot, and no slot twice. A slot has 1 at its admission or fork.
+        """
+
+    @_builtins.property
+    def grammar_loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___GrammarLoad]:
+        """CAPABILITY_GRAMMARS: grammars that enter empty grammar slots, those of grammar_drops included."""
+
+    @_builtins.property
+    def grammar_drops(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CAPABILITY_GRAMMARS: grammar slots that become empty. No slot that is live after released_slots uses
+        one of them.
+        """
+
+    @_builtins.property
+    def adapter_loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterLoad]:
+        """CAPABILITY_ADAPTERS: adapters that begin to load into empty adapter slots, those of adapter_drops
+        included.
+        """
+
+    @_builtins.property
+    def adapter_drops(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CAPABILITY_ADAPTERS: adapter slots that become empty; one that is still loading is given up. No slot
+        that is live after released_slots uses one of them.
+        """
+
+    @_builtins.property
+    def blocks_to_send(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockSend]:
+        """CAPABILITY_BLOCK_TRANSFER: blocks whose content goes to another executor."""
+
+    @_builtins.property
+    def blocks_to_receive(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockReceive]:
+        """CAPABILITY_BLOCK_TRANSFER: blocks whose content comes from another executor."""
+
+    @_builtins.property
+    def transfers_to_cancel(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CAPABILITY_BLOCK_TRANSFER: pending transfers that are wanted no more, sent or received."""
 
     def __init__(
         self,
@@ -152,16 +251,207 @@ class ExecuteModelRequest(_message.Message):
         blocks_to_copy: _abc.Iterable[_builtins.int] | None = ...,
         table_digest: _builtins.int | None = ...,
         beam_forks: _abc.Iterable[Global___Fork] | None = ...,
+        feature_bits: _builtins.int | None = ...,
+        registered_blocks: Global___RegisteredBlocks | None = ...,
+        allowances: _abc.Iterable[_builtins.int] | None = ...,
+        grammar_loads: _abc.Iterable[Global___GrammarLoad] | None = ...,
+        grammar_drops: _abc.Iterable[_builtins.int] | None = ...,
+        adapter_loads: _abc.Iterable[Global___AdapterLoad] | None = ...,
+        adapter_drops: _abc.Iterable[_builtins.int] | None = ...,
+        expected_weights_version: _builtins.int | None = ...,
+        blocks_to_send: _abc.Iterable[Global___BlockSend] | None = ...,
+        blocks_to_receive: _abc.Iterable[Global___BlockReceive] | None = ...,
+        transfers_to_cancel: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest", "table_digest", b"table_digest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version", "_feature_bits", b"_feature_bits", "_table_digest", b"_table_digest", "expected_weights_version", b"expected_weights_version", "feature_bits", b"feature_bits", "registered_blocks", b"registered_blocks", "table_digest", b"table_digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest", "activated_slots", b"activated_slots", "admissions", b"admissions", "appended_blocks", b"appended_blocks", "appended_tokens", b"appended_tokens", "beam_forks", b"beam_forks", "blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "deactivated_slots", b"deactivated_slots", "epoch", b"epoch", "forks", b"forks", "prefill_chunks", b"prefill_chunks", "released_slots", b"released_slots", "replaced_blocks", b"replaced_blocks", "step_id", b"step_id", "table_digest", b"table_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version", "_feature_bits", b"_feature_bits", "_table_digest", b"_table_digest", "activated_slots", b"activated_slots", "adapter_drops", b"adapter_drops", "adapter_loads", b"adapter_loads", "admissions", b"admissions", "allowances", b"allowances", "appended_blocks", b"appended_blocks", "appended_tokens", b"appended_tokens", "beam_forks", b"beam_forks", "blocks_to_copy", b"blocks_to_copy", "blocks_to_receive", b"blocks_to_receive", "blocks_to_send", b"blocks_to_send", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "deactivated_slots", b"deactivated_slots", "epoch", b"epoch", "expected_weights_version", b"expected_weights_version", "feature_bits", b"feature_bits", "forks", b"forks", "grammar_drops", b"grammar_drops", "grammar_loads", b"grammar_loads", "prefill_chunks", b"prefill_chunks", "registered_blocks", b"registered_blocks", "released_slots", b"released_slots", "replaced_blocks", b"replaced_blocks", "step_id", b"step_id", "table_digest", b"table_digest", "transfers_to_cancel", b"transfers_to_cancel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expected_weights_version: _TypeAlias = _typing.Literal["expected_weights_version"]  # noqa: Y015
+    _WhichOneofArgType__expected_weights_version: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version"]  # noqa: Y015
+    _WhichOneofReturnType__feature_bits: _TypeAlias = _typing.Literal["feature_bits"]  # noqa: Y015
+    _WhichOneofArgType__feature_bits: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits"]  # noqa: Y015
     _WhichOneofReturnType__table_digest: _TypeAlias = _typing.Literal["table_digest"]  # noqa: Y015
     _WhichOneofArgType__table_digest: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_weights_version) -> _WhichOneofReturnType__expected_weights_version | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__feature_bits) -> _WhichOneofReturnType__feature_bits | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__table_digest) -> _WhichOneofReturnType__table_digest | None: ...
 
 Global___ExecuteModelRequest: _TypeAlias = ExecuteModelRequest  # noqa: Y015
+
+@_typing.final
+class RegisteredBlocks(_message.Message):
+    """RegisteredBlocks are names of full blocks (CAPABILITY_NAMED_BLOCKS). They are true of the content
+    before the step: the executor sets them first, then clears the names of all blocks that the step may
+    write, then writes. Blocks of the host pool have no names.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    names: _builtins.bytes
+    """16 bytes for each of them, in their order: the scheduler's name of the content."""
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Device blocks, each once. A block that has a name gets the new one."""
+
+    def __init__(
+        self,
+        *,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
+        names: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisteredBlocks: _TypeAlias = RegisteredBlocks  # noqa: Y015
+
+@_typing.final
+class GrammarLoad(_message.Message):
+    """GrammarLoad puts a grammar into a grammar slot (CAPABILITY_GRAMMARS)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAMMAR_SLOT_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    grammar_slot: _builtins.int
+    """Empty grammar slot, 0 to num_grammar_slots less 1."""
+    digest: _builtins.bytes
+    """SHA-256 of the body, 32 bytes. An executor that has a compiled grammar of this digest uses it."""
+    body: _builtins.bytes
+    """The grammar in the form that matcher_id stands for; at most max_grammar_bytes. A body that cannot be
+    compiled fails no step: rows that use it answer ROW_FLAG_GRAMMAR_FAILED.
+    """
+    def __init__(
+        self,
+        *,
+        grammar_slot: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        body: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "digest", b"digest", "grammar_slot", b"grammar_slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrammarLoad: _TypeAlias = GrammarLoad  # noqa: Y015
+
+@_typing.final
+class AdapterLoad(_message.Message):
+    """AdapterLoad names an adapter that begins to load into an adapter slot (CAPABILITY_ADAPTERS). Steps go
+    on meanwhile; AdapterLoaded tells the end of it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_SLOT_FIELD_NUMBER: _builtins.int
+    ADAPTER_ID_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    adapter_slot: _builtins.int
+    """Empty adapter slot, 0 to num_adapter_slots less 1."""
+    adapter_id: _builtins.str
+    """Name of the adapter, as the executor's configuration knows it."""
+    digest: _builtins.bytes
+    """SHA-256 of the adapter's content, 32 bytes. Another content is an error. Empty: any."""
+    def __init__(
+        self,
+        *,
+        adapter_slot: _builtins.int = ...,
+        adapter_id: _builtins.str = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "adapter_slot", b"adapter_slot", "digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterLoad: _TypeAlias = AdapterLoad  # noqa: Y015
+
+@_typing.final
+class BlockSend(_message.Message):
+    """BlockSend has blocks read and sent (CAPABILITY_BLOCK_TRANSFER). Their content is that from before the
+    step; no step writes them until the transfer is answered as sent or cancelled.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    transfer_id: _builtins.int
+    """The scheduler's number of the transfer, random; used once, by both ends."""
+    address: _builtins.str
+    """The receiver's transfer_address."""
+    instance_id: _builtins.str
+    """The receiver's instance_id; another instance that answers there refuses the transfer."""
+    secret: _builtins.bytes
+    """16 random bytes that the receiver was told as well: who does not know them sends nothing."""
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Device blocks, in the order of the receiver's."""
+
+    def __init__(
+        self,
+        *,
+        transfer_id: _builtins.int = ...,
+        address: _builtins.str = ...,
+        instance_id: _builtins.str = ...,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
+        secret: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_ids", b"block_ids", "instance_id", b"instance_id", "secret", b"secret", "transfer_id", b"transfer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockSend: _TypeAlias = BlockSend  # noqa: Y015
+
+@_typing.final
+class BlockReceive(_message.Message):
+    """BlockReceive has blocks wait for their content (CAPABILITY_BLOCK_TRANSFER). Nothing reads or writes
+    them, and they have no names, until the transfer is answered as arrived or cancelled.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    transfer_id: _builtins.int
+    """The scheduler's number of the transfer."""
+    secret: _builtins.bytes
+    """16 random bytes that the sender has to know."""
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Device blocks, as many as the sender's and as large."""
+
+    def __init__(
+        self,
+        *,
+        transfer_id: _builtins.int = ...,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
+        secret: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "secret", b"secret", "transfer_id", b"transfer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockReceive: _TypeAlias = BlockReceive  # noqa: Y015
 
 @_typing.final
 class Admission(_message.Message):
@@ -180,6 +470,9 @@ class Admission(_message.Message):
     TOKEN_RULES_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    GRAMMAR_SLOT_FIELD_NUMBER: _builtins.int
+    ADAPTER_SLOT_FIELD_NUMBER: _builtins.int
+    ENCODER_INPUT_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Free slot, 0 to max_num_seqs less 1."""
     generation: _builtins.int
@@ -202,6 +495,15 @@ class Admission(_message.Message):
     """The span that the work on this sequence is a part of, in the form of the header `traceparent` of
     W3C Trace Context. Absent: the request is not traced, or not sampled.
     """
+    grammar_slot: _builtins.int
+    """CAPABILITY_GRAMMARS: loaded grammar slot that the output follows, for this slot and all that are
+    forked off it. The matcher begins behind the prompt and is brought up to date with the output in
+    token_ids. Absent: none.
+    """
+    adapter_slot: _builtins.int
+    """CAPABILITY_ADAPTERS: adapter slot to compute with, one that AdapterLoaded told. Absent: the weights
+    alone.
+    """
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Physical blocks, in order; before a sliding window any block of the pool stands in."""
@@ -213,6 +515,10 @@ class Admission(_message.Message):
     @_builtins.property
     def token_rules(self) -> Global___TokenRules:
         """Rules on single tokens, for this slot and all that are forked off it. Absent: none."""
+
+    @_builtins.property
+    def encoder_input(self) -> Global___EncoderInput:
+        """CAPABILITY_ENCODER: what the sequence attends to besides itself. Absent: nothing."""
 
     def __init__(
         self,
@@ -228,21 +534,72 @@ class Admission(_message.Message):
         token_rules: Global___TokenRules | None = ...,
         num_prompt_logprobs: _builtins.int | None = ...,
         traceparent: _builtins.str | None = ...,
+        grammar_slot: _builtins.int | None = ...,
+        adapter_slot: _builtins.int | None = ...,
+        encoder_input: Global___EncoderInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "_traceparent", b"_traceparent", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling_params", b"sampling_params", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot", "_grammar_slot", b"_grammar_slot", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_traceparent", b"_traceparent", "adapter_slot", b"adapter_slot", "encoder_input", b"encoder_input", "grammar_slot", b"grammar_slot", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling_params", b"sampling_params", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "_traceparent", b"_traceparent", "block_ids", b"block_ids", "cache_salt", b"cache_salt", "generation", b"generation", "num_computed_tokens", b"num_computed_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "sampling_params", b"sampling_params", "slot", b"slot", "token_ids", b"token_ids", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot", "_grammar_slot", b"_grammar_slot", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_traceparent", b"_traceparent", "adapter_slot", b"adapter_slot", "block_ids", b"block_ids", "cache_salt", b"cache_salt", "encoder_input", b"encoder_input", "generation", b"generation", "grammar_slot", b"grammar_slot", "num_computed_tokens", b"num_computed_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "sampling_params", b"sampling_params", "slot", b"slot", "token_ids", b"token_ids", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__adapter_slot: _TypeAlias = _typing.Literal["adapter_slot"]  # noqa: Y015
+    _WhichOneofArgType__adapter_slot: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot"]  # noqa: Y015
+    _WhichOneofReturnType__grammar_slot: _TypeAlias = _typing.Literal["grammar_slot"]  # noqa: Y015
+    _WhichOneofArgType__grammar_slot: _TypeAlias = _typing.Literal["_grammar_slot", b"_grammar_slot"]  # noqa: Y015
     _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__traceparent: _TypeAlias = _typing.Literal["traceparent"]  # noqa: Y015
     _WhichOneofArgType__traceparent: _TypeAlias = _typing.Literal["_traceparent", b"_traceparent"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter_slot) -> _WhichOneofReturnType__adapter_slot | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grammar_slot) -> _WhichOneofReturnType__grammar_slot | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__traceparent) -> _WhichOneofReturnType__traceparent | None: ...
 
 Global___Admission: _TypeAlias = Admission  # noqa: Y015
+
+@_typing.final
+class EncoderInput(_message.Message):
+    """EncoderInput is the input of the encoder and the blocks of its output (CAPABILITY_ENCODER). Its length
+    never changes; its blocks are read only, and several sequences may name the same ones.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_ENCODER_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
+    num_encoder_tokens: _builtins.int
+    """Length of the encoder's output, in encoder tokens; 1 to max_encoder_tokens."""
+    token_ids: _builtins.bytes
+    """Little-endian int32, one for each encoder token."""
+    features: _builtins.bytes
+    """Little-endian float32 features, in the shape that the model wants."""
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Device blocks of its keys and values, in order: the second block table of the slot."""
+
+    def __init__(
+        self,
+        *,
+        num_encoder_tokens: _builtins.int = ...,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
+        token_ids: _builtins.bytes = ...,
+        features: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "input", b"input", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "features", b"features", "input", b"input", "num_encoder_tokens", b"num_encoder_tokens", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["token_ids", "features"]  # noqa: Y015
+    _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
+
+Global___EncoderInput: _TypeAlias = EncoderInput  # noqa: Y015
 
 @_typing.final
 class TokenRules(_message.Message):
@@ -365,6 +722,17 @@ class ExecuteModelResponse(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_ALTERNATIVE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROMPT_ALTERNATIVE_LOGPROBS_FIELD_NUMBER: _builtins.int
+    FEATURE_BITS_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNTS_FIELD_NUMBER: _builtins.int
+    DRAFT_COUNTS_FIELD_NUMBER: _builtins.int
+    ROW_FLAGS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_LOADED_FIELD_NUMBER: _builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
+    ARRIVED_TRANSFERS_FIELD_NUMBER: _builtins.int
+    SENT_TRANSFERS_FIELD_NUMBER: _builtins.int
+    CANCELLED_TRANSFERS_FIELD_NUMBER: _builtins.int
+    LENGTHS_DIGEST_FIELD_NUMBER: _builtins.int
+    LAST_RESOLVED_STEP_ID_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch of the request."""
     step_id: _builtins.int
@@ -405,6 +773,46 @@ class ExecuteModelResponse(_message.Message):
     """
     prompt_alternative_logprobs: _builtins.bytes
     """Little-endian float32, one for each of them."""
+    feature_bits: _builtins.int
+    """The feature_bits of the request, repeated; absent with wire version 1. The scheduler gives an
+    executor up that answers without them, or with others.
+    """
+    token_counts: _builtins.bytes
+    """CAPABILITY_VARIABLE_TOKENS: one byte for each sample row, how many tokens it got: 1 to its
+    allowance; 0 for beam rows, and for a row whose flag says why. sampled_token_ids and logprobs then
+    have so many entries for each row, one row after the other, and alternatives are there for each
+    token. Absent: one for each row, as in version 1.
+    """
+    draft_counts: _builtins.bytes
+    """CAPABILITY_VARIABLE_TOKENS: one byte for each sample row, how many drafts it proved. Absent: none."""
+    row_flags: _builtins.bytes
+    """CAPABILITY_GRAMMARS: one byte for each sample row, a RowFlag. Absent: all 0."""
+    weights_version: _builtins.int
+    """CAPABILITY_WEIGHT_VERSIONS, then always present: the version that computed this step."""
+    lengths_digest: _builtins.int
+    """CAPABILITY_VARIABLE_TOKENS: present if the request had a table_digest, which then covers decisions
+    only: digest of the lengths of all live slots when this step was laid out, for debugging.
+    """
+    last_resolved_step_id: _builtins.int
+    """CAPABILITY_VARIABLE_TOKENS: the last step whose counts were in these lengths; 0: none."""
+    @_builtins.property
+    def adapters_loaded(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterLoaded]:
+        """CAPABILITY_ADAPTERS: loads that have ended since the last answer."""
+
+    @_builtins.property
+    def arrived_transfers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CAPABILITY_BLOCK_TRANSFER: transfers to this executor whose blocks hold their content now."""
+
+    @_builtins.property
+    def sent_transfers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CAPABILITY_BLOCK_TRANSFER: transfers from this executor whose blocks may be written again."""
+
+    @_builtins.property
+    def cancelled_transfers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CAPABILITY_BLOCK_TRANSFER: transfers that were cancelled or have failed; what their blocks hold is
+        undefined.
+        """
+
     def __init__(
         self,
         *,
@@ -421,13 +829,67 @@ class ExecuteModelResponse(_message.Message):
         prompt_logprobs: _builtins.bytes = ...,
         prompt_alternative_token_ids: _builtins.bytes = ...,
         prompt_alternative_logprobs: _builtins.bytes = ...,
+        feature_bits: _builtins.int | None = ...,
+        token_counts: _builtins.bytes = ...,
+        draft_counts: _builtins.bytes = ...,
+        row_flags: _builtins.bytes = ...,
+        adapters_loaded: _abc.Iterable[Global___AdapterLoaded] | None = ...,
+        weights_version: _builtins.int | None = ...,
+        arrived_transfers: _abc.Iterable[_builtins.int] | None = ...,
+        sent_transfers: _abc.Iterable[_builtins.int] | None = ...,
+        cancelled_transfers: _abc.Iterable[_builtins.int] | None = ...,
+        lengths_digest: _builtins.int | None = ...,
+        last_resolved_step_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest", "table_digest", b"table_digest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits", "_lengths_digest", b"_lengths_digest", "_table_digest", b"_table_digest", "_weights_version", b"_weights_version", "feature_bits", b"feature_bits", "lengths_digest", b"lengths_digest", "table_digest", b"table_digest", "weights_version", b"weights_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest", "alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "candidate_logprobs", b"candidate_logprobs", "candidate_token_ids", b"candidate_token_ids", "epoch", b"epoch", "execute_duration_us", b"execute_duration_us", "logprobs", b"logprobs", "prompt_alternative_logprobs", b"prompt_alternative_logprobs", "prompt_alternative_token_ids", b"prompt_alternative_token_ids", "prompt_logprobs", b"prompt_logprobs", "sampled_token_ids", b"sampled_token_ids", "step_id", b"step_id", "table_digest", b"table_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits", "_lengths_digest", b"_lengths_digest", "_table_digest", b"_table_digest", "_weights_version", b"_weights_version", "adapters_loaded", b"adapters_loaded", "alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "arrived_transfers", b"arrived_transfers", "cancelled_transfers", b"cancelled_transfers", "candidate_logprobs", b"candidate_logprobs", "candidate_token_ids", b"candidate_token_ids", "draft_counts", b"draft_counts", "epoch", b"epoch", "execute_duration_us", b"execute_duration_us", "feature_bits", b"feature_bits", "last_resolved_step_id", b"last_resolved_step_id", "lengths_digest", b"lengths_digest", "logprobs", b"logprobs", "prompt_alternative_logprobs", b"prompt_alternative_logprobs", "prompt_alternative_token_ids", b"prompt_alternative_token_ids", "prompt_logprobs", b"prompt_logprobs", "row_flags", b"row_flags", "sampled_token_ids", b"sampled_token_ids", "sent_transfers", b"sent_transfers", "step_id", b"step_id", "table_digest", b"table_digest", "token_counts", b"token_counts", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__feature_bits: _TypeAlias = _typing.Literal["feature_bits"]  # noqa: Y015
+    _WhichOneofArgType__feature_bits: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits"]  # noqa: Y015
+    _WhichOneofReturnType__lengths_digest: _TypeAlias = _typing.Literal["lengths_digest"]  # noqa: Y015
+    _WhichOneofArgType__lengths_digest: _TypeAlias = _typing.Literal["_lengths_digest", b"_lengths_digest"]  # noqa: Y015
     _WhichOneofReturnType__table_digest: _TypeAlias = _typing.Literal["table_digest"]  # noqa: Y015
     _WhichOneofArgType__table_digest: _TypeAlias = _typing.Literal["_table_digest", b"_table_digest"]  # noqa: Y015
+    _WhichOneofReturnType__weights_version: _TypeAlias = _typing.Literal["weights_version"]  # noqa: Y015
+    _WhichOneofArgType__weights_version: _TypeAlias = _typing.Literal["_weights_version", b"_weights_version"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__feature_bits) -> _WhichOneofReturnType__feature_bits | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lengths_digest) -> _WhichOneofReturnType__lengths_digest | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__table_digest) -> _WhichOneofReturnType__table_digest | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weights_version) -> _WhichOneofReturnType__weights_version | None: ...
 
 Global___ExecuteModelResponse: _TypeAlias = ExecuteModelResponse  # noqa: Y015
+
+@_typing.final
+class AdapterLoaded(_message.Message):
+    """AdapterLoaded tells the end of an AdapterLoad."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_SLOT_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    adapter_slot: _builtins.int
+    """The slot."""
+    digest: _builtins.bytes
+    """SHA-256 of the adapter's content, 32 bytes; empty after an error."""
+    error: _builtins.str
+    """Why it could not be loaded, in one sentence; the slot is empty then. Empty: it was loaded."""
+    def __init__(
+        self,
+        *,
+        adapter_slot: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slot", b"adapter_slot", "digest", b"digest", "error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterLoaded: _TypeAlias = AdapterLoaded  # noqa: Y015

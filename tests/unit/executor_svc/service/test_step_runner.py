@@ -14,6 +14,7 @@ from octavo.execution.v1 import step_pb2
 from shared.errors import DeviceLostError, StepFailedError, StepGapError, UnavailableError
 from shared.step import Step, TableDelta, pairs
 from shared.wire import encode_step
+from shared.wire_agreement import WireAgreement
 from tests.support.steps import StepOnDevice
 from tests.support.tables import admission
 
@@ -46,7 +47,7 @@ class Runner:
     async def start(self) -> None:
         await self.runner.load(lambda: self.worker)
         self.epoch = self.attachment.acquire("a", 1_000.0, now=0.0)
-        await self.runner.reset()
+        await self.runner.reset(WireAgreement())
 
     def request(self, step_id: int) -> step_pb2.ExecuteModelRequest:
         delta = TableDelta()
@@ -124,7 +125,7 @@ async def test_what_fails_on_the_device_fails_every_step_behind_it_until_the_nex
     assert steps.runner.last_executed_step_id == 0
 
     steps.epoch = steps.attachment.acquire("a", 1_000.0, now=0.0)
-    await steps.runner.reset()
+    await steps.runner.reset(WireAgreement())
     await steps.submit(1)
     steps.end(2)
     assert await steps.answered_id() == 1
@@ -139,14 +140,14 @@ async def test_a_lost_device_is_told_and_no_epoch_begins_any_more(steps: Runner)
     assert isinstance(await steps.answers.get(), DeviceLostError)
     assert str(await told) == "step 1 failed: no launch; the device is lost: no answer"
     with pytest.raises(UnavailableError, match="the device is lost: no answer; the process ends"):
-        await steps.runner.reset()
+        await steps.runner.reset(WireAgreement())
 
 
 async def test_an_attach_that_finds_the_device_lost_begins_no_epoch(steps: Runner) -> None:
     await steps.submit(1)
     steps.worker.launched[0].error = DeviceLostError("the device is lost")
     steps.epoch = steps.attachment.acquire("a", 1_000.0, now=0.0)
-    reset = asyncio.create_task(steps.runner.reset())
+    reset = asyncio.create_task(steps.runner.reset(WireAgreement()))
     steps.end(0)
     with pytest.raises(UnavailableError, match="the device is lost"):
         await reset
@@ -157,7 +158,7 @@ async def test_a_step_that_fails_on_a_device_that_computes_loses_nothing(steps: 
     await steps.submit(1)
     steps.fail(0)
     await steps.answers.get()
-    await steps.runner.reset()
+    await steps.runner.reset(WireAgreement())
     assert not told.done()
     told.cancel()
 
@@ -192,7 +193,7 @@ async def test_a_look_at_the_table_waits_for_the_steps_that_run(steps: Runner) -
 async def test_a_new_epoch_begins_behind_the_steps_that_run(steps: Runner) -> None:
     await steps.submit(1)
     steps.epoch = steps.attachment.acquire("a", 1_000.0, now=0.0)
-    reset = asyncio.create_task(steps.runner.reset())
+    reset = asyncio.create_task(steps.runner.reset(WireAgreement()))
     steps.end(0)
     await reset
     assert await steps.answered_id() == 1

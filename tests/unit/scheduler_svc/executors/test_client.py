@@ -13,6 +13,7 @@ from octavo.execution.v1 import step_pb2
 from scheduler_svc.executors.client import MAX_SIZES, ExecutorRefusedError, check_sizes
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
 from shared.step import Step, TableDelta
+from shared.wire_agreement import WireAgreement
 
 
 class StallingStream:
@@ -63,9 +64,21 @@ class ScriptedStream(UnfitStream):
         return self.messages.pop(0)
 
 
+def session_over(stub: object, timings: SessionTimings) -> ExecutorSession:
+    """Return a session over what stands for an executor."""
+    return ExecutorSession(
+        stub,  # type: ignore[arg-type]
+        epoch=1,
+        info=SimpleNamespace(instance_id="one"),  # type: ignore[arg-type]
+        timings=timings,
+        address="a:1",
+        agreement=WireAgreement(),
+    )
+
+
 async def test_a_step_that_no_stream_carries_ends_the_session() -> None:
     stub = SimpleNamespace(StreamSteps=UnfitStream)
-    session = ExecutorSession(stub, 1, SimpleNamespace(instance_id="one"), SessionTimings(resume_interval_s=0.0), "a:1")  # type: ignore[arg-type]
+    session = session_over(stub, SessionTimings(resume_interval_s=0.0))
     await session.open()
     await session.send(Step(epoch=1, step_id=7, delta=TableDelta()))
     with pytest.raises(ExecutorLostError, match="the stream broke 6 times at step 7: RESOURCE_EXHAUSTED: message too"):
@@ -76,8 +89,7 @@ async def test_a_step_that_no_stream_carries_ends_the_session() -> None:
 async def test_a_resume_gives_up_in_time_on_a_loop_that_stalls() -> None:
     # asyncio.wait_for of Python 3.11 swallows the cancellation here, and the retries never end.
     stub = SimpleNamespace(StreamSteps=lambda: StallingStream(stall_s=0.05))
-    info = SimpleNamespace(instance_id="one")
-    session = ExecutorSession(stub, 1, info, SessionTimings(resume_timeout_s=0.02, resume_interval_s=0.001), "a:1")  # type: ignore[arg-type]
+    session = session_over(stub, SessionTimings(resume_timeout_s=0.02, resume_interval_s=0.001))
     session._stream = StallingStream(stall_s=0.0)  # type: ignore[assignment]
     started_s = time.monotonic()
     with pytest.raises(ExecutorLostError, match=r"no answer within 0\.02 s"):
@@ -109,7 +121,7 @@ async def test_an_answer_of_absurd_size_is_a_loss_in_words(name: str) -> None:
     started = pb.StreamStarted(instance_id="one")
     messages = [pb.StreamStepsResponse(started=started), pb.StreamStepsResponse(step=HOSTILE[name])]
     stub = SimpleNamespace(StreamSteps=lambda: ScriptedStream(messages))
-    session = ExecutorSession(stub, 1, SimpleNamespace(instance_id="one"), SessionTimings(), "a:1")  # type: ignore[arg-type]
+    session = session_over(stub, SessionTimings())
     await session.open()
     with pytest.raises(ExecutorLostError, match="step 1 cannot be read: ") as caught:
         await session.receive()

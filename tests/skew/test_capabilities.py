@@ -1,0 +1,330 @@
+"""Each capability between peers that have it and peers that do not: nothing of it is used that was not agreed on."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.message import Message
+
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.service.servicer import Context, ExecutionServicer
+from executor_svc.service.step_log import StepLog
+from octavo.execution.v1 import execution_service_pb2 as pb
+from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
+from octavo.execution.v1 import step_pb2
+from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
+from scheduler_svc.executors.session import ExecutorSession, SessionTimings
+from shared.capability import Capability
+from shared.errors import ExecutorFaultError
+from shared.executor_info import ExecutorInfo
+from shared.step import Step, TableDelta
+from shared.wire_agreement import ADMISSION_FIELDS, ANSWER_FIELDS, STEP_FIELDS
+from tests.contract.execution_harness import first_step, refusal
+from tests.skew.peers import FAKE, RELEASE, executor_here, running
+from tests.support.stack import MAX_MESSAGE_BYTES, ExecutorProcess
+
+pytestmark = pytest.mark.timeout(60)
+
+Request = step_pb2.ExecuteModelRequest
+Admission = step_pb2.Admission
+Answer = step_pb2.ExecuteModelResponse
+
+IN_A_STEP = {
+    "registered_blocks": Request(registered_blocks=step_pb2.RegisteredBlocks(block_ids=[1], names=bytes(16))),
+    "allowances": Request(allowances=[0, 4]),
+    "grammar_loads": Request(grammar_loads=[step_pb2.GrammarLoad(body=b"{}")]),
+    "grammar_drops": Request(grammar_drops=[0]),
+    "adapter_loads": Request(adapter_loads=[step_pb2.AdapterLoad(adapter_id="a")]),
+    "adapter_drops": Request(adapter_drops=[0]),
+    "expected_weights_version": Request(expected_weights_version=0),
+    "blocks_to_send": Request(blocks_to_send=[step_pb2.BlockSend(transfer_id=1)]),
+    "blocks_to_receive": Request(blocks_to_receive=[step_pb2.BlockReceive(transfer_id=1)]),
+    "transfers_to_cancel": Request(transfers_to_cancel=[1]),
+}
+IN_AN_ADMISSION = {
+    "grammar_slot": Admission(grammar_slot=0),
+    "adapter_slot": Admission(adapter_slot=0),
+    "encoder_input": Admission(encoder_input=step_pb2.EncoderInput(num_encoder_tokens=1)),
+}
+IN_AN_ANSWER = {
+    "token_counts": Answer(token_counts=b"\1"),
+    "draft_counts": Answer(draft_counts=b"\1"),
+    "row_flags": Answer(row_flags=b"\1"),
+    "adapters_loaded": Answer(adapters_loaded=[step_pb2.AdapterLoaded(error="no")]),
+    "weights_version": Answer(weights_version=0),
+    "arrived_transfers": Answer(arrived_transfers=[1]),
+    "sent_transfers": Answer(sent_transfers=[1]),
+    "cancelled_transfers": Answer(cancelled_transfers=[1]),
+    "lengths_digest": Answer(lengths_digest=0),
+    "last_resolved_step_id": Answer(last_resolved_step_id=1),
+}
+OF_THE_EXECUTOR = [capability for capability in Capability if capability is not Capability.NUMERICS]
+
+
+def client_of(address: str) -> ExecutorClient:
+    """Return what a scheduler dials an executor with."""
+    return ExecutorClient(address, "one", SessionTimings(), MAX_MESSAGE_BYTES)
+
+
+def attached(executor: ExecutorProcess) -> AbstractAsyncContextManager[ExecutorSession]:
+    """Attach to an executor as the scheduler does."""
+    return client_of(executor.address).attach(lambda _: None)
+
+
+async def run_empty_step(session: ExecutorSession) -> None:
+    """Send a step that computes nothing and take its answer."""
+    await session.send(Step(epoch=session.epoch, step_id=1, delta=TableDelta()))
+    assert (await session.receive()).step_id == 1
+
+
+def attach_request(wire_version: int, *capabilities: int) -> pb.AttachRequest:
+    return pb.AttachRequest(
+        scheduler_id="one",
+        lease_ms=60_000,
+        min_wire_version=1,
+        max_wire_version=wire_version,
+        capabilities=capabilities,  # type: ignore[arg-type]
+    )
+
+
+# What a scheduler asks an executor for
+
+
+class RecordingChannel:
+    """A channel that keeps what is sent over it."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self.sent: list[Message] = []
+
+    def unary_unary(self, method: str, **options: Any) -> object:
+        return self._channel.unary_unary(method, **self._recording(options))
+
+    def stream_stream(self, method: str, **options: Any) -> object:
+        return self._channel.stream_stream(method, **self._recording(options))
+
+    def _recording(self, options: dict[str, Any]) -> dict[str, Any]:
+        def serialize(message: Message) -> bytes:
+            self.sent.append(message)
+            return message.SerializeToString()
+
+        return {**options, "request_serializer": serialize}
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
+    """All messages that schedulers of this process send to executors."""
+    messages: list[Message] = []
+    connect: Callable[..., None] = pb_grpc.ExecutionServiceStub.__init__
+
+    def connect_recorded(stub: pb_grpc.ExecutionServiceStub, channel: grpc.aio.Channel) -> None:
+        recording = RecordingChannel(channel)
+        recording.sent = messages
+        connect(stub, recording)
+
+    monkeypatch.setattr(pb_grpc.ExecutionServiceStub, "__init__", connect_recorded)
+    return messages
+
+
+def asked_for(sent: list[Message]) -> list[int]:
+    """Return the capabilities of the one Attach."""
+    [attach] = [message for message in sent if isinstance(message, pb.AttachRequest)]
+    return list(attach.capabilities)
+
+
+def steps_in(sent: list[Message]) -> list[Request]:
+    return [m.step for m in sent if isinstance(m, pb.StreamStepsRequest) and m.HasField("step")]
+
+
+async def test_an_executor_of_the_last_release_is_asked_for_nothing_and_gets_steps_without_feature_bits(
+    sent: list[Message],
+) -> None:
+    async with running(RELEASE, FAKE) as executor, client_of(executor.address).attach(lambda _: None) as session:
+        await run_empty_step(session)
+        assert (session.info.numerics_id, session.info.is_invariant, session.info.weights_digest) == ("", False, "")
+    assert asked_for(sent) == []
+    assert [step.HasField("feature_bits") for step in steps_in(sent)] == [False]
+
+
+@pytest.mark.parametrize("announced", Capability)
+async def test_a_scheduler_asks_only_for_what_is_announced_and_what_it_uses(
+    announced: Capability, monkeypatch: pytest.MonkeyPatch, sent: list[Message]
+) -> None:
+    monkeypatch.setattr(ExecutorInfo, "capabilities", frozenset({announced}))
+    async with executor_here(FakeWorker()) as executor, attached(executor) as session:
+        await run_empty_step(session)
+        has_numerics = session.info.numerics_id != ""
+    assert asked_for(sent) == ([1] if announced is Capability.NUMERICS else [])
+    assert has_numerics == (announced is Capability.NUMERICS), "what belongs to a capability counts only if agreed on"
+    assert [step.HasField("feature_bits") for step in steps_in(sent)] == [True]
+
+
+async def test_what_attach_says_of_numerics_and_weights_counts_not_what_was_said_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attach = ExecutionServicer.Attach
+
+    async def attach_another(self: ExecutionServicer, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:
+        response = await attach(self, request, context)
+        response.info.numerics_id, response.info.weights_digest = "another", "other"
+        return response
+
+    monkeypatch.setattr(ExecutionServicer, "Attach", attach_another)
+    async with executor_here(FakeWorker()) as executor, attached(executor) as session:
+        assert (session.info.numerics_id, session.info.weights_digest) == ("another", "other")
+
+
+AGREEING: dict[str, tuple[Callable[[pb.AttachResponse], object], str]] = {
+    "more than was wanted": (
+        lambda response: response.capabilities.extend([4, 40]),  # type: ignore[list-item]
+        "it agreed on the capabilities GRAMMARS,40, which this scheduler did not ask for",
+    ),
+    "capabilities of version 1": (
+        lambda response: setattr(response, "wire_version", 1),
+        "it agreed on the capabilities NUMERICS, which this scheduler did not ask for",
+    ),
+    "numerics without an id": (
+        lambda response: response.info.ClearField("numerics_id"),
+        "it agreed on the capability NUMERICS and has no numerics_id",
+    ),
+    "an endless id": (
+        lambda response: setattr(response.info, "weights_digest", "f" * 1000),
+        "its weights_digest has 1000 characters; this scheduler takes at most 256",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", AGREEING)
+async def test_an_executor_that_agrees_on_what_cannot_be_is_refused(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    change, words = AGREEING[what]
+    attach = ExecutionServicer.Attach
+
+    async def agree(self: ExecutionServicer, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:
+        response = await attach(self, request, context)
+        change(response)
+        return response
+
+    monkeypatch.setattr(ExecutionServicer, "Attach", agree)
+    async with executor_here(FakeWorker()) as executor:
+        with pytest.raises(ExecutorRefusedError) as refused:
+            async with attached(executor):
+                pass
+    assert str(refused.value) == words
+
+
+# What an executor agrees on, and what it refuses
+
+
+@pytest.mark.parametrize(
+    ("wire_version", "wanted", "agreed"),
+    [(1, [1, 4], []), (2, [], []), (2, [*range(1, 9), 40], [1]), (9, [0, 4], [])],
+)
+async def test_an_executor_agrees_on_what_it_has_and_is_silent_on_the_rest(
+    wire_version: int, wanted: list[int], agreed: list[int]
+) -> None:
+    async with executor_here(FakeWorker()) as executor, grpc.aio.insecure_channel(executor.address) as channel:
+        stub = pb_grpc.ExecutionServiceStub(channel)
+        assert list((await stub.GetExecutorInfo(pb.GetExecutorInfoRequest())).capabilities) == [1]
+        response = await stub.Attach(attach_request(wire_version, *wanted))
+        assert list(response.capabilities) == agreed
+        assert response.wire_version == min(wire_version, 2)
+
+
+async def refused_step(wire_version: int, change: Request) -> str:
+    """Return how an executor of today refuses its first step with a change; it must take the step without it."""
+    async with executor_here(FakeWorker()) as executor, grpc.aio.insecure_channel(executor.address) as channel:
+        stub = pb_grpc.ExecutionServiceStub(channel)
+        epoch = (await stub.Attach(attach_request(wire_version, *Capability))).epoch
+        step = first_step(epoch)
+        if wire_version > 1:
+            step.feature_bits = 0
+        changed = Request.FromString(step.SerializeToString())
+        changed.MergeFrom(change)
+        code, details = await refusal(stub.ExecuteModel(changed))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        answer = await stub.ExecuteModel(step)
+        assert answer.step_id == 1, "something of the refused step was kept"
+        assert answer.HasField("feature_bits") == (wire_version > 1)
+        return details
+
+
+@pytest.mark.parametrize("wire_version", [1, 2])
+@pytest.mark.parametrize("name", [*IN_A_STEP, *IN_AN_ADMISSION])
+async def test_a_field_that_was_not_agreed_on_is_refused_by_name_and_nothing_is_written(
+    name: str, wire_version: int
+) -> None:
+    bits, change = Request(), IN_A_STEP.get(name) or Request(admissions=[IN_AN_ADMISSION[name]])
+    capability = (STEP_FIELDS | ADMISSION_FIELDS)[name]
+    if wire_version > 1:
+        bits.feature_bits = 1 << capability
+    bits.MergeFrom(change)
+    details = await refused_step(wire_version, bits)
+    assert details.startswith(f"step 1 has {name}")
+    assert details.endswith(f", but the capability {capability.name} was not agreed on at Attach")
+
+
+@pytest.mark.parametrize("number", [0, *OF_THE_EXECUTOR, 9, 63])
+async def test_feature_bits_that_are_not_known_or_not_agreed_on_are_refused_by_name_or_number(number: int) -> None:
+    name = next((capability.name for capability in Capability if capability == number), str(number))
+    details = await refused_step(2, Request(feature_bits=1 << number))
+    assert details == f"step 1 has bit {number} of feature_bits, but the capability {name} was not agreed on at Attach"
+
+
+# What a scheduler refuses in an answer
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, change: Callable[[Answer], object]) -> None:
+    """Have executors of this process change each answer before they send it."""
+    append = StepLog.append
+
+    def append_changed(log: StepLog, answer: Answer) -> None:
+        change(answer)
+        append(log, answer)
+
+    monkeypatch.setattr(StepLog, "append", append_changed)
+
+
+async def fault_of_an_empty_step() -> str:
+    async with executor_here(FakeWorker()) as executor:
+        with pytest.raises(ExecutorFaultError) as fault:
+            async with attached(executor) as session:
+                await run_empty_step(session)
+        return str(fault.value)
+
+
+@pytest.mark.parametrize("name", IN_AN_ANSWER)
+async def test_an_answer_with_a_field_that_was_not_agreed_on_is_a_fault(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch, lambda answer: answer.MergeFrom(IN_AN_ANSWER[name]))
+    agreed = f"the capability {ANSWER_FIELDS[name].name} was not agreed on at Attach"
+    assert await fault_of_an_empty_step() == f"the answer to step 1 has {name}, but {agreed}"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda answer: answer.ClearField("feature_bits"),
+            "step 1 was answered without feature_bits; wire version 2 was agreed on",
+        ),
+        (lambda answer: setattr(answer, "feature_bits", 16), "step 1 was answered with feature_bits 0x10, not 0x0"),
+    ],
+    ids=["none", "others"],
+)
+async def test_an_answer_that_does_not_repeat_the_feature_bits_is_a_fault(
+    change: Callable[[Answer], object], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch, change)
+    assert await fault_of_an_empty_step() == words
+
+
+def test_there_is_a_row_for_each_field_and_each_capability() -> None:
+    assert set(IN_A_STEP) == set(STEP_FIELDS)
+    assert set(IN_AN_ADMISSION) == set(ADMISSION_FIELDS)
+    assert set(IN_AN_ANSWER) == set(ANSWER_FIELDS)
+    used = {*STEP_FIELDS.values(), *ADMISSION_FIELDS.values(), *ANSWER_FIELDS.values()}
+    assert used == {*OF_THE_EXECUTOR}
