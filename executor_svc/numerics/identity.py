@@ -18,11 +18,10 @@ computes nothing. So it covers what computes on this executor's path, and nothin
 It does not cover what an invariant path does not depend on: threads, block size, batch limits, memory. Nor the weights:
 their digest stands beside it.
 
-REVISION. Most changes of ours are seen by the code or the probe. Neither sees how a configuration becomes a
-`ModelConfig`, or how weights are laid out from a checkpoint. `tests/numerics/test_numerics_id.py` has both on record,
-configurations of all families and the bits of the probe, and fails when one of them is another one. Whoever meant the
-change raises REVISION, writes it into the changelog, and records anew. A change that alters no output, such as a family
-more, keeps the revision.
+REVISION. Most changes of ours are seen by the code or by the probe. Neither sees how a config.json becomes a
+`ModelConfig`. `tests/numerics/recorded_numerics.json` has both, the configurations of all families and the bits of the
+probe, and a test fails when one of them is another one. If the change was meant, raise REVISION, say so in the
+changelog, and record anew. Keep it if no output is another one, as with a new family.
 """
 
 import hashlib

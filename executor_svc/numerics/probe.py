@@ -30,13 +30,17 @@ _NUM_BLOCKS = MAX_POSITION_EMBEDDINGS // _BLOCK_SIZE
 _STEPS = ((101, 5), (257, 1), (1, 1))
 
 _VOCAB_SIZE = 1_531
-_NUM_DRAWS = 16  # of each way to sample
+_NUM_DRAWS = 24  # of each way to sample
 _SAMPLINGS = (
     SamplingRow(temperature=0.7),
     SamplingRow(temperature=1.3, top_k=40),
     SamplingRow(temperature=0.9, top_p=0.8),
     SamplingRow(temperature=1.0, min_p=0.05),
     SamplingRow(temperature=1.0, typical_p=0.6),
+    # Two filters that would leave other tokens in the other order.
+    SamplingRow(temperature=1.0, top_k=60, top_p=0.7),
+    SamplingRow(temperature=1.0, top_p=0.7, min_p=0.4),
+    SamplingRow(temperature=1.0, min_p=0.2, typical_p=0.5),
     SamplingRow(temperature=1.1, top_k=300, top_p=0.7, min_p=0.01, typical_p=0.7),
     SamplingRow(repetition_penalty=1.3),
     SamplingRow(temperature=1.0, presence_penalty=0.4, frequency_penalty=0.3, min_tokens=9),

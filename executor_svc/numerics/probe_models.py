@@ -47,7 +47,9 @@ _OF_EXPERTS = ("model.layers.{layer}.{expert}.gate", "model.layers.{layer}.{expe
 def probe_models() -> Mapping[str, ModelConfig]:
     """Return the models by name."""
     plain = _model(heads=(4, 2), head_dim=12, layers=(_layer(12, _PLAIN), _layer(12, _PLAIN)))
-    merged = replace(plain.names, qkv=("model.layers.{layer}.qkv",), qkv_layout="interleaved")
+    qkv, gate_up = ("model.layers.{layer}.qkv",), ("model.layers.{layer}.gate_up",)
+    merged = replace(_NAMES, qkv=qkv, qkv_layout="merged", gate_up=gate_up)
+    interleaved = replace(_NAMES, qkv=qkv, qkv_layout="interleaved")
     layer_norm = NormConfig(1e-5, is_layer_norm=True, has_bias=True)
     slopes = (0.5, 0.25, 0.125)
     return {
@@ -63,6 +65,7 @@ def probe_models() -> Mapping[str, ModelConfig]:
                 head_dim=20,
                 layers=(_layer(20, _PLAIN, window_tokens=19, soft_cap=5.0), _layer(20, _LINEAR, soft_cap=5.0)),
             ),
+            names=merged,
             norm=NormConfig(1e-6, weight_offset=1.0),
             mlp=MlpConfig(51, "gelu_tanh"),
             has_query_key_norm=True,
@@ -72,7 +75,7 @@ def probe_models() -> Mapping[str, ModelConfig]:
         ),
         "alibi": replace(
             _model(heads=(3, 3), head_dim=16, layers=(_layer(16, None, alibi_slopes=slopes),)),
-            names=merged,
+            names=interleaved,
             norm=layer_norm,
             mlp=MlpConfig(51, "gelu_tanh", is_gated=False, has_bias=True),
             qkv_bias=True,
