@@ -14,6 +14,7 @@ from scheduler_svc.core.dispatch.inbox import Inbox
 from scheduler_svc.core.dispatch.placement import avoids
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
+from scheduler_svc.core.provenance import UNKNOWN, Numerics
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle, Wait
 from scheduler_svc.core.step.step_plan import Decision
@@ -52,12 +53,12 @@ class Fleet:
 
     # Executors come and go -----------------------------------------------------------------------
 
-    def join(self, limits: CoreLimits, epoch: int, name: str = "") -> ExecutorCore:
+    def join(self, limits: CoreLimits, epoch: int, name: str = "", numerics: Numerics = UNKNOWN) -> ExecutorCore:
         """Return the core of an executor that was attached; it takes groups from now on."""
         inbox = Inbox(limits)
         queue = InboxQueue(self.dispatcher, inbox)
         core = inbox.core = ExecutorCore(
-            limits, queue, self._policy, epoch, self._prefix_key, self.dispatcher.holders, name
+            limits, queue, self._policy, epoch, self._prefix_key, self.dispatcher.holders, name, numerics
         )
         self.cores.append(core)
         self.dispatcher.add(inbox)
