@@ -18,8 +18,8 @@ class Progress(NamedTuple):
     """How far a group has come.
 
     Attributes:
-        num_tokens: Output tokens of each sequence, by its index; ENDED: it has ended. Of a beam search, whose live
-            beams are equally long, one number.
+        num_tokens: Output tokens of each sequence, by its index; ENDED: it has ended. Of a beam search those of its
+            live beams, which are equally long.
         num_prompt_logprobs: Log-probabilities of the prompt.
     """
 

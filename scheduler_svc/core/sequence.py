@@ -151,7 +151,7 @@ class SequenceGroup:
         """How far it has come, while it waits: its sequences carry their tokens."""
         live = (None if s.status is SequenceStatus.FINISHED else len(s.token_ids) for s in self.sequences)
         counts = tuple(ENDED if length is None else length - self.num_prompt_tokens for length in live)
-        return Progress(counts if self.beam_search is None else (min(counts),), self.num_known_prompt_logprobs)
+        return Progress(counts, self.num_known_prompt_logprobs)
 
     def sampling_of(self, sequence: Sequence) -> SamplingRow:
         """Return how to sample one of the sequences."""

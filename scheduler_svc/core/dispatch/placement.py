@@ -57,13 +57,15 @@ class Placement:
         A group that has output goes on at an executor of the kind that made it, if one has room, or has it as soon as
         its next step is sent: only there it gets the tokens that it would have had.
         """
-        if turn.group.provenance.spans and (alike := self._alike(turn.group)):
-            offer = self._choose(turn, alike)
-            if isinstance(offer, Offer):
-                return offer
-            if any(self._will_take(capacity, turn) for *_, capacity in alike):
-                return Wait.SKIPPED
+        if preferred := self.preferred(turn):
+            offer = self._choose(turn, preferred)
+            return offer if isinstance(offer, Offer) else Wait.SKIPPED
         return self._choose(turn, self._ranked)
+
+    def preferred(self, turn: Turn) -> list[Ranked]:
+        """Return the cores that a group goes on at, or waits for; empty: all cores are of one kind to it."""
+        alike = self._alike(turn.group) if turn.group.provenance.spans else []
+        return [ranked for ranked in alike if self._will_take(ranked[-1], turn)]
 
     def _alike(self, group: SequenceGroup) -> list[Ranked]:
         """Return the cores that a group prefers if others are of another kind; empty: all are equal to it."""
@@ -75,7 +77,7 @@ class Placement:
     def _will_take(self, capacity: Capacity, turn: Turn) -> bool:
         """Return whether a core lacks nothing but the budget of the step that it is at, or waits for what is sure."""
         group = turn.group
-        if group in capacity.inbox.refused or avoids(capacity.core, group, [inbox.core for inbox in self.takers]):
+        if avoids(capacity.core, group, [inbox.core for inbox in self.takers]):
             return False
         demand = Demand.of(group, capacity.core)
         depths = self._holders.depths(demand.block_names, capacity.bit)

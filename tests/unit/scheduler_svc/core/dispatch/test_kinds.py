@@ -3,11 +3,13 @@
 from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.provenance import Numerics
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.admission import Obstacle
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet import Member
 from tests.support.fleet_driving import FleetBench
 
 ONE, OTHER = Numerics("1"), Numerics("2")
+LONG = small_limits(max_model_len=64, blocks=32)
 
 
 def bench_with(*arrivals: SequenceGroup, budget: int = 16, max_num_seqs: int = 4) -> tuple[FleetBench, Member]:
@@ -45,13 +47,15 @@ def test_a_moved_group_prefers_its_kind_to_a_core_with_less_to_do() -> None:
 def test_it_waits_for_the_budget_of_its_kind_and_others_pass_it() -> None:
     moved, newcomer = group(0, 12, max_tokens(5)), group(2, 4, max_tokens(1))
     bench, first = bench_with(moved)
-    busy, idle = (bench.attach(small_limits(blocks=16), numerics) for numerics in (ONE, OTHER))
-    idle.core.takes_groups = False
-    bench.add(group(1, 16, max_tokens(1)))
-    bench.step(busy)  # the whole budget of this step
-    idle.core.takes_groups = True
+    busy = bench.attach(LONG, ONE)
+    bench.add(group(1, 48, max_tokens(1)))
+    bench.step(busy)  # two more steps like this one
+    idle = bench.attach(small_limits(), OTHER)
     bench.lose(first)
     bench.add(newcomer)
+    obstacle = bench.fleet.place(moved, 0.0)
+    assert isinstance(obstacle, Obstacle)
+    assert obstacle.reason == "another executor has the numerics id of its output, and takes it soon"
 
     bench.step(idle)
 
@@ -77,19 +81,21 @@ def test_it_goes_on_elsewhere_where_its_kind_has_no_room() -> None:
 
 
 def test_a_core_takes_over_nothing_from_another_kind() -> None:
-    """One core is at a long prompt when a moved group is in its inbox; another one asks for work."""
+    """A moved group is in the inbox of a core that computes a prompt, when another core asks for work."""
     moved = group(0, 4, max_tokens(5))
     bench, first = bench_with(moved)
-    alike = bench.attach(small_limits(), ONE)
+    alike = bench.attach(LONG, ONE)
+    bench.add(group(1, 24, max_tokens(1)))
+    bench.step(alike)
     bench.lose(first)
-    bench.fleet.dispatcher.dispatch(0.0)
+    assert bench.fleet.dispatcher.dispatch(0.0) == {alike.core}
     other = bench.attach(small_limits(), OTHER)
 
     bench.step(other)
 
     assert moved not in other.core.groups
-    bench.step(alike)
-    assert moved in alike.core.groups
+    bench.run()
+    assert spans(moved) == [(0, ONE)]
 
 
 def test_a_group_without_output_goes_anywhere() -> None:
