@@ -1,13 +1,13 @@
 """A logit depends on the tokens before it and on nothing else: bit for bit, in all our own families.
 
 Each example draws sequences and a way to compute them: chunks, neighbours that come and go, blocks that are shared,
-blocks that are lost and computed again, the size of a block, one thread or two. Each logit has the bits that it has when
-the sequence is computed alone, in one chunk, in one thread.
+blocks that are lost and computed again, the size of a block, one thread or two. Each logit has the bits that it has
+when the sequence is computed alone, in one chunk, in one thread.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 from executor_svc.attention.interface import AttentionBackend
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.language_model import LanguageModel
+from executor_svc.native.library import NativeLibrary
 from tests.numerics.architectures import PagedRun, load_architecture, save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.numerics.native import LANES, library_path
 from tests.numerics.random_schedules import Plan, plans, play
 
 NUM_THREADS = (1, 2)
@@ -62,7 +64,7 @@ assert {name for name, _ in VARIANTS.values()} == set(FAMILY_ARCHITECTURES)
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in one number format, once for each number of threads."""
+    """A model in one number format, for the vectors of one of LANES; once for each number of threads."""
 
     by_threads: dict[int, tuple[LanguageModel, AttentionBackend]]
 
@@ -78,8 +80,11 @@ class Loaded:
         play(plan, *self.by_threads[num_threads], expected)
 
 
+Load = Callable[..., Loaded]
+
+
 @pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], Loaded]]:
+def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
     directory = tmp_path_factory.mktemp("same_bits")
     num_threads_before = torch.get_num_threads()
 
@@ -91,12 +96,14 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, st
         return directory / name
 
     @cache
-    def loaded(name: str, quantization: str) -> Loaded:
+    def loaded(name: str, quantization: str, lanes: str = "widest") -> Loaded:
         by_threads = {}
-        for num_threads in NUM_THREADS:
-            torch.set_num_threads(num_threads)
-            by_threads[num_threads] = load_architecture(saved(name), quantization=quantization)
-            assert isinstance(by_threads[num_threads][0], Decoder)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("executor_svc.models.kernels.load_library", partial(NativeLibrary, library_path(lanes)))
+            for num_threads in NUM_THREADS:
+                torch.set_num_threads(num_threads)
+                by_threads[num_threads] = load_architecture(saved(name), quantization=quantization)
+                assert isinstance(by_threads[num_threads][0], Decoder)
         torch.set_num_threads(1)
         return Loaded(by_threads)
 
@@ -104,33 +111,32 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, st
     torch.set_num_threads(num_threads_before)
 
 
-@pytest.mark.parametrize("quantization", FORMATS)
-@pytest.mark.parametrize("name", VARIANTS)
-def test_logits_are_those_of_the_sequence_alone(
-    name: str, quantization: str, load: Callable[[str, str], Loaded]
-) -> None:
-    model = load(name, quantization)
-
-    @settings(max_examples=5)
-    @given(plans(), st.sampled_from(NUM_THREADS))
+def check_random_plans(model: Loaded, profile: settings, max_tokens: int) -> None:
+    @profile
+    @given(plans(max_tokens), st.sampled_from(NUM_THREADS))
     def check(plan: Plan, num_threads: int) -> None:
         model.check(plan, num_threads)
 
     check()
+
+
+@pytest.mark.parametrize("quantization", FORMATS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_are_those_of_the_sequence_alone(name: str, quantization: str, load: Load) -> None:
+    check_random_plans(load(name, quantization), settings(max_examples=6), max_tokens=600)
+
+
+@pytest.mark.parametrize("quantization", FORMATS)
+def test_logits_of_narrow_vectors_are_those_of_the_sequence_alone(quantization: str, load: Load) -> None:
+    check_random_plans(load("Llama: heads of 80 in a group of 9", quantization, "avx2"), settings(max_examples=6), 600)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("quantization", FORMATS)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_logits_are_those_of_the_sequence_alone_by_many_schedules(
-    name: str, quantization: str, load: Callable[[str, str], Loaded]
+def test_logits_are_those_of_the_sequence_alone_in_200_workloads(
+    name: str, quantization: str, lanes: str, load: Load
 ) -> None:
-    model = load(name, quantization)
-
-    @settings(max_examples=200, derandomize=False)
-    @given(plans(MAX_TOKENS), st.sampled_from(NUM_THREADS))
-    def check(plan: Plan, num_threads: int) -> None:
-        model.check(plan, num_threads)
-
-    check()
+    check_random_plans(load(name, quantization, lanes), settings(max_examples=200, derandomize=False), MAX_TOKENS)
