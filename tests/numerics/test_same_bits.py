@@ -57,7 +57,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3ForCausalLM",
         {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 128},
     ),
-    "Qwen 3 MoE: experts": ("Qwen3MoeForCausalLM", {"head_dim": 20}),
+    "Qwen 3 MoE: experts, heads of 20": ("Qwen3MoeForCausalLM", {"hidden_size": 80}),
 }
 assert {name for name, _ in VARIANTS.values()} == set(FAMILY_ARCHITECTURES)
 
