@@ -5,8 +5,8 @@ blocks that are lost and computed again, the size of a block, one thread or two.
 when the sequence is computed alone, in one chunk, in one thread.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,8 @@ assert {name for name, _ in VARIANTS.values()} == set(FAMILY_ARCHITECTURES)
 class Loaded:
     """A model in one number format, for the vectors of one of LANES; once for each number of threads."""
 
-    by_threads: dict[int, tuple[LanguageModel, AttentionBackend]]
+    quantization: str
+    by_threads: dict[int, tuple[LanguageModel, AttentionBackend]] = field(repr=False)
 
     def alone(self, token_ids: list[int]) -> torch.Tensor:
         """Return the logits of a sequence in one chunk, in one thread."""
@@ -105,30 +106,34 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
                 by_threads[num_threads] = load_architecture(saved(name), quantization=quantization)
                 assert isinstance(by_threads[num_threads][0], Decoder)
         torch.set_num_threads(1)
-        return Loaded(by_threads)
+        return Loaded(quantization, by_threads)
 
     yield loaded
     torch.set_num_threads(num_threads_before)
 
 
-def check_random_plans(model: Loaded, profile: settings, max_tokens: int) -> None:
+def check_random_plans(models: Sequence[Loaded], profile: settings, max_tokens: int) -> None:
+    """Draw plans, and for each one of the models and a number of threads."""
+
     @profile
-    @given(plans(max_tokens), st.sampled_from(NUM_THREADS))
-    def check(plan: Plan, num_threads: int) -> None:
+    @given(plans(max_tokens), st.sampled_from(models), st.sampled_from(NUM_THREADS))
+    def check(plan: Plan, model: Loaded, num_threads: int) -> None:
         model.check(plan, num_threads)
 
     check()
 
 
-@pytest.mark.parametrize("quantization", FORMATS)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_logits_are_those_of_the_sequence_alone(name: str, quantization: str, load: Load) -> None:
-    check_random_plans(load(name, quantization), settings(max_examples=6), max_tokens=600)
+def test_logits_are_those_of_the_sequence_alone(name: str, load: Load) -> None:
+    models = [load(name, quantization) for quantization in FORMATS]
+
+    check_random_plans(models, settings(max_examples=8), max_tokens=600)
 
 
-@pytest.mark.parametrize("quantization", FORMATS)
-def test_logits_of_narrow_vectors_are_those_of_the_sequence_alone(quantization: str, load: Load) -> None:
-    check_random_plans(load("Llama: heads of 80 in a group of 9", quantization, "avx2"), settings(max_examples=6), 600)
+def test_logits_of_narrow_vectors_are_those_of_the_sequence_alone(load: Load) -> None:
+    models = [load("Llama: heads of 80 in a group of 9", quantization, "avx2") for quantization in FORMATS]
+
+    check_random_plans(models, settings(max_examples=8), max_tokens=600)
 
 
 @pytest.mark.slow
@@ -139,4 +144,6 @@ def test_logits_of_narrow_vectors_are_those_of_the_sequence_alone(quantization: 
 def test_logits_are_those_of_the_sequence_alone_in_200_workloads(
     name: str, quantization: str, lanes: str, load: Load
 ) -> None:
-    check_random_plans(load(name, quantization, lanes), settings(max_examples=200, derandomize=False), MAX_TOKENS)
+    profile = settings(max_examples=200, derandomize=False)
+
+    check_random_plans([load(name, quantization, lanes)], profile, MAX_TOKENS)
