@@ -1,8 +1,8 @@
 """Beam search through the real core and the real worker finds what transformers' `generate` finds.
 
 All searches of one width run in one batch, among sampled and greedy requests, and by schedules that
-swap them out or let them be computed again in the middle. What is the same, ties included, is defined
-in `tests/numerics/identity.py`.
+swap them out or let them be computed again in the middle. `tests/numerics/ties.py` says what is the same. The
+other requests get, bit for bit, what they get alone.
 """
 
 import itertools
@@ -19,10 +19,11 @@ from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.executors.served_model import CoreSettings
 from shared.step import SamplingRow
-from tests.numerics.identity import assert_identical, assert_same_search
 from tests.numerics.real_model import RealModel
 from tests.numerics.test_beam_search_oracle import Case, generated
+from tests.numerics.ties import assert_same_search
 from tests.numerics.tiny_models import VARIANTS, VOCAB_SIZE, save_tiny_model
+from tests.support.fleet import assert_same_outcomes
 from tests.support.schedules import GREEDY, Play, Request, Schedule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -92,10 +93,9 @@ class Oracle:
                 case.params.length_penalty,
                 self.model.logits,
             )
-        for arrival, request in enumerate(others):
-            alone = Play(Schedule(self.model.num_blocks), [request], self.model.worker).run().outputs[0, 0]
-            output = play.outputs[arrival, 0]
-            assert_identical(output, alone, request.prompt, request.sampling, self.model.logits)
+        lone = Schedule(self.model.num_blocks)
+        alone = [Play(lone, [request], self.model.worker).run().outcome_of(0) for request in others]
+        assert_same_outcomes(map(play.outcome_of, range(len(others))), alone, "beside searches")
         in_the_middle = {
             preempted.mode
             for preempted in play.preemptions

@@ -1,12 +1,14 @@
-"""What a client gets does not depend on how it was scheduled: a real model behind the real core.
+"""What a client gets does not depend on how it was scheduled: a real model behind the real core, bit for bit.
 
-Each request runs alone first: whole prompt in one step, lock-step, nothing cached. Then all of them run
-together by many schedules, in two waves of which the second finds the prompts of the first in the prefix
-cache. Every output is identical to the one alone, as `tests/numerics/identity.py` defines it.
+Each request runs alone first: whole prompt in one step, lock-step, nothing cached, one thread. Then all of them run
+together by many schedules, in two waves of which the second finds the prompts of the first in the prefix cache. Every
+token, log-probability, alternative and hypothesis has the bits of the one alone. The logits beneath:
+`tests/numerics/test_same_bits.py`.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,23 +21,27 @@ from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.executors.served_model import CoreSettings
 from shared.step import SamplingRow
-from tests.numerics.identity import assert_identical, assert_same_search
+from tests.numerics.architectures import VOCAB_SIZE, save_tiny_architecture
+from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.real_model import RealModel
-from tests.numerics.tiny_models import VOCAB_SIZE, save_tiny_model
-from tests.support.fleet import FoundHypothesis, Output
+from tests.support.fleet import Outcome, assert_same_outcomes
 from tests.support.schedules import GREEDY, Play, Request, Schedule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-BLOCK_SIZE = 4
+BLOCK_SIZES = (8, 16, 32)
+BLOCK_SIZE = BLOCK_SIZES[0]
 NUM_BLOCKS = 400
+FORMATS = ("none", "int8")
 SECOND_WAVE_ROUND = 30
+ALL_AT_ONCE = Schedule(NUM_BLOCKS)
+ALONE = replace(ALL_AT_ONCE, settings=CoreSettings(prefix_caching=False))
 
 
-def fewest_blocks(requests: Sequence[Request]) -> int:
+def fewest_blocks(requests: Sequence[Request], block_size: int = BLOCK_SIZE) -> int:
     """Return a pool in which each request fits when it is alone, and few more."""
     return 1 + max(
-        request.to_group(0).num_slots * -(-(len(request.prompt) + (request.conditions.max_tokens or 0)) // BLOCK_SIZE)
+        request.to_group(0).num_slots * -(-(len(request.prompt) + (request.conditions.max_tokens or 0)) // block_size)
         for request in requests
     )
 
@@ -46,27 +52,27 @@ class Scene:
 
     model: RealModel
     requests: list[Request]
-    outputs: dict[tuple[int, int], Output]
-    searches: dict[int, list[FoundHypothesis]]
+    alone: list[Outcome]
 
     @classmethod
     def of(cls, model: RealModel, requests: list[Request]) -> "Scene":
         """Run each request alone."""
-        scene = cls(model, requests, {}, {})
-        schedule = Schedule(NUM_BLOCKS, settings=CoreSettings(prefix_caching=False))
-        for arrival, request in enumerate(requests):
-            play = Play(schedule, [request], model.worker).run()
-            scene.outputs |= {(arrival, index): output for (_, index), output in play.outputs.items()}
-            if request.beam_search is not None:
-                scene.searches[arrival] = play.searches[0]
-        return scene
+        make_worker = partial(model.worker, num_threads=1)
+        return cls(model, requests, [Play(ALONE, [request], make_worker).run().outcome_of(0) for request in requests])
 
-    def check(self, schedule: Schedule) -> None:
-        """Play both waves, and fail unless every output is identical and what the schedule forces came to pass."""
+    def part(self, numbers: Sequence[int]) -> "Scene":
+        """Return the scene with some of its requests."""
+        return replace(self, requests=[self.requests[n] for n in numbers], alone=[self.alone[n] for n in numbers])
+
+    def check(self, schedule: Schedule, **settings: int) -> None:
+        """Play both waves, and fail unless every output is that alone and what the schedule forces came to pass.
+
+        `settings` are those of the executor.
+        """
         num_requests = len(self.requests)
         schedule = replace(schedule, arrival_rounds=[0] * num_requests + [SECOND_WAVE_ROUND] * num_requests)
 
-        play = self.play(schedule, [*self.requests, *self.requests], self.model.worker)
+        play = self.play(schedule, [*self.requests, *self.requests], partial(self.model.worker, **settings))
 
         mode = schedule.settings.preemption_mode
         in_the_middle = {preempted.mode for preempted in play.preemptions if preempted.num_output_tokens}
@@ -74,31 +80,24 @@ class Scene:
         assert (play.num_cached_tokens > 0) == schedule.settings.prefix_caching
 
     def play(self, schedule: Schedule, requests: Sequence[Request], make_worker: Callable[[], Worker]) -> Play:
-        """Play waves of the requests, and fail unless every output is identical."""
+        """Play waves of the requests, and fail unless every output is that alone."""
         play = Play(schedule, requests, make_worker).run()
-        assert len(play.outputs) == len(self.outputs) * len(requests) // len(self.requests)
-        for (arrival, index), output in play.outputs.items():
-            original = arrival % len(self.requests)
-            request = requests[arrival]
-            sampling = replace(request.sampling, output_index=index)
-            assert_identical(output, self.outputs[original, index], request.prompt, sampling, self.model.logits)
-        for arrival, found in play.searches.items():
-            original = arrival % len(self.requests)
-            alone = [(list(hypothesis.token_ids), hypothesis.score) for hypothesis in self.searches[original]]
-            assert_same_search(found, alone, requests[arrival].prompt, 1.0, self.model.logits)
+        stayed = [arrival for arrival in range(len(requests)) if arrival not in schedule.abort_rounds]
+        found = [play.outcome_of(arrival) for arrival in stayed]
+        assert_same_outcomes(found, [self.alone[arrival % len(self.requests)] for arrival in stayed], f"{stayed}")
         return play
 
 
 def make_requests(prompts: Sequence[list[int]], num_output_tokens: int) -> list[Request]:
     """Return requests of every kind, one for each of five prompts; the last two prompts share a beginning."""
     conditions = StopConditions(num_output_tokens, ignore_eos=True)
-    seeded = SamplingRow(temperature=1.0, seed=2024, num_logprobs=0)
-    filtered = SamplingRow(temperature=0.7, top_k=40, top_p=0.9, seed=7, num_logprobs=0)
+    seeded = SamplingRow(temperature=1.0, seed=2024, num_logprobs=0, frequency_penalty=0.3)
+    filtered = SamplingRow(temperature=0.7, top_k=40, top_p=0.9, min_p=0.01, seed=7, num_logprobs=5)
     beams = BeamSearchParams(3, 3)
     first, second, third, fourth, fifth = prompts
     return [
         Request(first, conditions, GREEDY),
-        Request(second, conditions, seeded),
+        Request(second, conditions, seeded, num_prompt_logprobs=3),
         Request(third, conditions, GREEDY, beam_search=beams),
         Request(fourth, conditions, seeded, num_sequences=3),
         Request(fifth, conditions, filtered),
@@ -108,39 +107,33 @@ def make_requests(prompts: Sequence[list[int]], num_output_tokens: int) -> list[
 def named_schedules(num_blocks: int) -> dict[str, Schedule]:
     """Return schedules that differ in one thing each; `num_blocks` are too few for all."""
     chunked = {
-        f"chunks of {budget}, {depth} in flight": Schedule(
+        f"chunks of {size}, {depth} in flight": Schedule(
             NUM_BLOCKS,
-            settings=CoreSettings(max_num_seqs=min(budget, 16), max_num_batched_tokens=budget),
+            settings=CoreSettings(long_prefill_threshold=size, max_long_prefills=16),
             num_steps_in_flight=depth,
         )
-        for budget, depth in ((4, 1), (4, 2), (48, 1), (48, 2))
+        for size, depth in ((1, 1), (1, 3), (7, 2), (64, 1), (64, 3))
     }
     preempted = {
         f"{mode.value}, {depth} in flight": Schedule(
             num_blocks, NUM_BLOCKS, CoreSettings(preemption_mode=mode, watermark=0.0), depth
         )
         for mode in PreemptionMode
-        for depth in (1, 2)
+        for depth in (1, 2, 3)
     }
     return {
-        "all at once": Schedule(NUM_BLOCKS),
-        "all at once, 2 in flight": Schedule(NUM_BLOCKS, num_steps_in_flight=2),
-        "nothing cached": Schedule(NUM_BLOCKS, settings=CoreSettings(prefix_caching=False)),
+        "all at once": ALL_AT_ONCE,
+        "all at once, 3 in flight": replace(ALL_AT_ONCE, num_steps_in_flight=3),
+        "nothing cached": ALONE,
         "prefill first": Schedule(NUM_BLOCKS, settings=CoreSettings(prefill_mode=PrefillMode.FIRST)),
+        "a budget of 8": Schedule(NUM_BLOCKS, settings=CoreSettings(max_num_seqs=8, max_num_batched_tokens=8)),
+        "neighbours leave": replace(ALL_AT_ONCE, abort_rounds={1: 3, 2: 6, 5: 33, 8: 34}, num_steps_in_flight=2),
         **chunked,
         **preempted,
     }
 
 
 SCHEDULE_NAMES = list(named_schedules(1))
-# The demo model takes a hundred times as long.
-DEMO_SCHEDULE_NAMES = [
-    "all at once, 2 in flight",
-    "nothing cached",
-    "chunks of 4, 2 in flight",
-    "chunks of 48, 1 in flight",
-    *(name for name in SCHEDULE_NAMES if name.startswith(("recompute", "swap"))),
-]
 
 
 def random_schedule(seed: int, num_blocks: int) -> Schedule:
@@ -163,29 +156,19 @@ def random_schedule(seed: int, num_blocks: int) -> Schedule:
     )
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    directory = tmp_path_factory.mktemp("invariance") / "tiny"
-    save_tiny_model(directory)
-    ids = np.random.default_rng(3).integers(3, VOCAB_SIZE, 200).tolist()
-    prompts = [ids[:7], ids[10:43], ids[50:59], ids[100:116], ids[100:160]]
-    return Scene.of(RealModel(directory, BLOCK_SIZE, NUM_BLOCKS), make_requests(prompts, 20))
-
-
-@pytest.fixture(scope="module")
-def demo(demo_model: Path) -> Scene:
-    ids = AutoTokenizer.from_pretrained(demo_model)((Path(__file__).parents[2] / "LICENSE").read_text()).input_ids
-    prompts = [ids[:7], ids[300:365], ids[700:716], ids[1000:1030], ids[1000:1050]]
-    return Scene.of(RealModel(demo_model, BLOCK_SIZE, NUM_BLOCKS), make_requests(prompts, 12))
-
-
 def check_named(scene: Scene, name: str) -> None:
     scene.check(named_schedules(fewest_blocks(scene.requests))[name])
 
 
+def check_random(scene: Scene, seed: int) -> None:
+    block_size, num_threads = BLOCK_SIZES[seed % 3], 1 + seed // 3 % 2
+    schedule = random_schedule(seed, fewest_blocks(scene.requests, block_size))
+    scene.check(schedule, block_size_tokens=block_size, num_threads=num_threads)
+
+
 def check_loss(scene: Scene) -> None:
     """Lose the executor in the middle: all go on, on another instance with an empty cache."""
-    workers = [scene.model.new_worker(), scene.model.new_worker()]
+    workers = [scene.model.new_worker(), scene.model.new_worker(num_threads=2)]
     schedule = Schedule(NUM_BLOCKS, num_steps_in_flight=2, loss_round=8)
 
     play = scene.play(schedule, scene.requests, lambda: workers.pop())
@@ -193,7 +176,36 @@ def check_loss(scene: Scene) -> None:
     assert play.fleet.num_recomputed_groups == len(scene.requests)
 
 
-@pytest.mark.parametrize("name", ["chunks of 4, 2 in flight", "recompute, 2 in flight", "swap, 1 in flight"])
+# Tiny models -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def make_scene(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Scene]:
+    """Make, once, the scene of a tiny model of a family in a number format."""
+    directory = tmp_path_factory.mktemp("invariance")
+    ids = np.random.default_rng(3).integers(3, VOCAB_SIZE, 200).tolist()
+    requests = make_requests([ids[:7], ids[10:43], ids[50:59], ids[100:116], ids[100:160]], 20)
+    scenes: dict[tuple[str, str], Scene] = {}
+
+    def make(family: str, quantization: str) -> Scene:
+        if not (directory / family).exists():
+            save_tiny_architecture(directory / family, family, FAMILY_ARCHITECTURES[family])
+        if (family, quantization) not in scenes:
+            model = RealModel(directory / family, BLOCK_SIZE, NUM_BLOCKS, quantization=quantization)
+            scenes[family, quantization] = Scene.of(model, requests)
+        return scenes[family, quantization]
+
+    return make
+
+
+@pytest.fixture
+def tiny(make_scene: Callable[[str, str], Scene], request: pytest.FixtureRequest) -> Scene:
+    return make_scene(*getattr(request, "param", ("LlamaForCausalLM", "none")))
+
+
+@pytest.mark.parametrize(
+    "name", ["chunks of 7, 2 in flight", "recompute, 2 in flight", "swap, 3 in flight", "neighbours leave"]
+)
 def test_outputs_of_a_tiny_model_are_those_alone(tiny: Scene, name: str) -> None:
     check_named(tiny, name)
 
@@ -202,8 +214,68 @@ def test_a_lost_executor_changes_no_output_of_a_tiny_model(tiny: Scene) -> None:
     check_loss(tiny)
 
 
+def test_the_outcomes_that_are_compared_hold_all_that_a_client_can_get(tiny: Scene) -> None:
+    outputs = [output for outcome in tiny.alone for output in outcome.outputs]
+    assert len({tuple(output.token_ids) for output in outputs}) == 6
+    assert [len(output.logprobs) for output in outputs] == [20] * 6
+    assert sum(len(output.alternatives) for output in outputs) == 20
+    assert len(tiny.alone[2].search) == 3
+    assert [len(values) for values in tiny.alone[1].prompt_logprobs] == [32, 96, 96]
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_a_prefix_may_be_found_up_to_any_block(block_size: int, make_scene: Callable[[str, str], Scene]) -> None:
+    model = make_scene("LlamaForCausalLM", "none").model
+    ids = np.random.default_rng(4).integers(3, VOCAB_SIZE, 3 * 32 + 5).tolist()
+    ends = range(block_size, len(ids), block_size)
+    conditions = StopConditions(3, ignore_eos=True)
+    requests = [Request(ids, conditions, GREEDY)]
+    requests += [Request([*ids[:end], 3 + number], conditions, GREEDY) for number, end in enumerate(ends)]
+    schedule = replace(ALL_AT_ONCE, arrival_rounds=[0, *[10] * len(ends)])
+
+    play = Scene.of(model, requests).play(schedule, requests, partial(model.worker, block_size_tokens=block_size))
+
+    assert play.num_cached_tokens == sum(ends)
+
+
+@pytest.fixture(scope="module")
+def long_contexts(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """Prompts of 2,000 tokens, one of which is another one's beginning, among short ones."""
+    directory = tmp_path_factory.mktemp("long")
+    save_tiny_architecture(directory, "LlamaForCausalLM", {"max_position_embeddings": 2100})
+    ids = np.random.default_rng(6).integers(3, VOCAB_SIZE, 4100).tolist()
+    prompts = [ids[2050:4050], ids[:33], ids[40:47], ids[:1999], ids[:2030]]
+    return Scene.of(RealModel(directory, 32, NUM_BLOCKS), make_requests(prompts, 8))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        replace(
+            ALL_AT_ONCE, settings=CoreSettings(long_prefill_threshold=64, max_long_prefills=3), num_steps_in_flight=3
+        ),
+        pytest.param(
+            Schedule(NUM_BLOCKS, settings=CoreSettings(max_num_seqs=8, max_num_batched_tokens=17)),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Schedule(210, 210, CoreSettings(preemption_mode=PreemptionMode.RECOMPUTE, watermark=0.0), 2),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Schedule(210, 210, CoreSettings(preemption_mode=PreemptionMode.SWAP, watermark=0.0), 2),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["chunks of 64", "a budget of 17", "recompute", "swap"],
+)
+def test_outputs_after_contexts_of_2000_tokens_are_those_alone(long_contexts: Scene, schedule: Schedule) -> None:
+    long_contexts.check(schedule, num_threads=2)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("tiny", [("LlamaForCausalLM", quantization) for quantization in FORMATS], indirect=True)
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)
 def test_outputs_of_a_tiny_model_are_those_alone_by_every_schedule(tiny: Scene, name: str) -> None:
     check_named(tiny, name)
@@ -211,29 +283,92 @@ def test_outputs_of_a_tiny_model_are_those_alone_by_every_schedule(tiny: Scene, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(40))
-def test_outputs_of_a_tiny_model_are_those_alone_by_random_schedules(tiny: Scene, seed: int) -> None:
-    tiny.check(random_schedule(seed, fewest_blocks(tiny.requests)))
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "tiny", [(family, quantization) for family in FAMILY_ARCHITECTURES for quantization in FORMATS], indirect=True
+)
+def test_outputs_of_every_family_are_those_alone_by_random_schedules(tiny: Scene, seed: int) -> None:
+    check_random(tiny, seed)
+
+
+# The demo model ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Demo:
+    """The demo model in a number format, and tokens of a text."""
+
+    model: RealModel
+    ids: list[int]
+
+    def prompt(self, number: int) -> list[int]:
+        """Return one of 32 prompts, of 7 to 100 tokens."""
+        return self.ids[70 * number :][: 7 + 3 * number]
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def demo(demo_model: Path, request: pytest.FixtureRequest) -> Demo:
+    ids = AutoTokenizer.from_pretrained(demo_model)((Path(__file__).parents[2] / "LICENSE").read_text()).input_ids
+    return Demo(RealModel(demo_model, BLOCK_SIZE, NUM_BLOCKS, quantization=request.param), ids)
+
+
+@pytest.fixture(scope="module")
+def demo_scene(demo: Demo) -> Scene:
+    ids = demo.ids
+    prompts = [ids[:7], ids[300:365], ids[700:716], ids[1000:1030], ids[1000:1050]]
+    return Scene.of(demo.model, make_requests(prompts, 12))
+
+
+@pytest.fixture(scope="module")
+def demo_prompts(demo: Demo) -> Scene:
+    """32 prompts, each a request of one of four kinds."""
+    conditions = StopConditions(12, ignore_eos=True)
+    kinds = [
+        GREEDY,
+        SamplingRow(temperature=1.0, seed=3, num_logprobs=2),
+        SamplingRow(temperature=0.8, top_p=0.9, top_k=50, seed=4, num_logprobs=0),
+        SamplingRow(repetition_penalty=1.2, num_logprobs=4),
+    ]
+    return Scene.of(demo.model, [Request(demo.prompt(n), conditions, kinds[n % len(kinds)]) for n in range(32)])
 
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", DEMO_SCHEDULE_NAMES)
-def test_outputs_of_the_demo_model_are_those_alone(demo: Scene, name: str) -> None:
-    check_named(demo, name)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("batch_size", [5, 24, 64])
+def test_32_prompts_of_the_demo_model_get_in_batches_what_they_get_alone(demo_prompts: Scene, batch_size: int) -> None:
+    for begin in range(0, max(32, batch_size), batch_size):
+        numbers = [number % 32 for number in range(begin, begin + batch_size)]
+        batch = demo_prompts.part(numbers)
+
+        batch.play(replace(ALONE, num_blocks=NUM_BLOCKS), batch.requests, partial(batch.model.worker, num_threads=2))
 
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
+def test_32_prompts_of_the_demo_model_get_as_prefix_hits_what_they_get_alone(demo_prompts: Scene) -> None:
+    demo_prompts.check(replace(ALL_AT_ONCE, num_steps_in_flight=2), num_threads=2)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_outputs_of_the_demo_model_are_those_alone(demo_scene: Scene, name: str) -> None:
+    check_named(demo_scene, name)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(100, 106))
-def test_outputs_of_the_demo_model_are_those_alone_by_random_schedules(demo: Scene, seed: int) -> None:
-    demo.check(random_schedule(seed, fewest_blocks(demo.requests)))
+def test_outputs_of_the_demo_model_are_those_alone_by_random_schedules(demo_scene: Scene, seed: int) -> None:
+    check_random(demo_scene, seed)
 
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_lost_executor_changes_no_output_of_the_demo_model(demo: Scene) -> None:
-    check_loss(demo)
+@pytest.mark.timeout(1800)
+def test_a_lost_executor_changes_no_output_of_the_demo_model(demo_scene: Scene) -> None:
+    check_loss(demo_scene)

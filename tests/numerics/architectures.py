@@ -20,6 +20,7 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.selection import choose_model
+from shared.step import Int32Array
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 
 VOCAB_SIZE = 97
@@ -166,11 +167,11 @@ def save_tiny_architecture(directory: Path, name: str, settings: Mapping[str, ob
     return model
 
 
-def load_architecture(directory: Path) -> tuple[LanguageModel, AttentionBackend]:
+def load_architecture(directory: Path, **settings: Any) -> tuple[LanguageModel, AttentionBackend]:
     """Load a model as the executor does, float32 on the CPU."""
     from executor_svc.config import ExecutorConfig  # needs what a machine that only runs kernels may lack
 
-    config, device = ExecutorConfig(model=str(directory), dtype="float32"), torch.device("cpu")
+    config, device = ExecutorConfig(model=str(directory), dtype="float32", **settings), torch.device("cpu")
     chosen = choose_model(ModelDirectory(directory), config, device)
     chosen.load(Checkpoint(directory))
     return chosen.model, chosen.attention
@@ -207,11 +208,18 @@ def compare_with_transformers(model: LanguageModel, backend: AttentionBackend, r
 class PagedRun:
     """Runs sequences on a cache of its own that is NaN where nobody has written; block tables are scrambled."""
 
-    def __init__(self, model: LanguageModel, backend: AttentionBackend) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        backend: AttentionBackend,
+        block_size: int = BLOCK_SIZE_TOKENS,
+        num_blocks: int = NUM_BLOCKS,
+    ) -> None:
+        self.block_size = block_size
         self._model = model
         self._backend = backend
-        self._free_blocks = np.random.default_rng(0).permutation(NUM_BLOCKS).astype(np.int32)
-        shape = (NUM_BLOCKS, BLOCK_SIZE_TOKENS, model.shape.num_kv_heads, model.shape.head_dim)
+        self._free_blocks = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
+        shape = (num_blocks, block_size, model.shape.num_kv_heads, model.shape.head_dim)
         self._caches = [
             LayerCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan))
             for _ in range(model.shape.num_layers)
@@ -221,7 +229,7 @@ class PagedRun:
         """Return the logits at every position, [num_tokens, vocab_size]."""
         table = self._block_tables(1, len(prompt))
         starts = range(0, len(prompt), chunk_size)
-        return torch.cat([self._step([prompt[start : start + chunk_size]], [start], table)[0] for start in starts])
+        return torch.cat([self.step([prompt[start : start + chunk_size]], [start], table)[0] for start in starts])
 
     def generate(self, prompts: Sequence[list[int]], num_new_tokens: int, chunk_size: int) -> list[list[int]]:
         """Return greedy outputs. Short prompts decode while longer ones are still computed."""
@@ -232,26 +240,35 @@ class PagedRun:
         while live := [row for row, end in enumerate(ends) if len(sequences[row]) < end]:
             live.sort(key=lambda row: len(sequences[row]) - computed[row] > 1)  # decodes lead
             chunks = [sequences[row][computed[row] : computed[row] + chunk_size] for row in live]
-            logits = self._step(chunks, [computed[row] for row in live], tables[live])
+            logits = self.step(chunks, [computed[row] for row in live], tables[live])
             for row, chunk, chunk_logits in zip(live, chunks, logits, strict=True):
                 computed[row] += len(chunk)
                 if computed[row] == len(sequences[row]):
                     sequences[row].append(int(chunk_logits[-1].argmax()))
         return [sequence[len(prompt) :] for sequence, prompt in zip(sequences, prompts, strict=True)]
 
-    def _block_tables(self, num_rows: int, num_tokens: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-        num_blocks = -(-num_tokens // BLOCK_SIZE_TOKENS)
-        taken, self._free_blocks = np.split(self._free_blocks, [num_rows * num_blocks])
-        return taken.reshape(num_rows, num_blocks)
+    def take_blocks(self, num_blocks: int) -> Int32Array:
+        """Return blocks that nobody has written to."""
+        taken, self._free_blocks = np.split(self._free_blocks, [num_blocks])
+        assert len(taken) == num_blocks, "there are no more blocks"
+        return taken
 
-    def _step(
-        self, chunks: Sequence[Sequence[int]], starts: Sequence[int], tables: np.ndarray[Any, np.dtype[np.int32]]
+    def _block_tables(self, num_rows: int, num_tokens: int) -> Int32Array:
+        num_blocks = -(-num_tokens // self.block_size)
+        return self.take_blocks(num_rows * num_blocks).reshape(num_rows, num_blocks)
+
+    @torch.inference_mode()
+    def step(
+        self, chunks: Sequence[Sequence[int]], starts: Sequence[int], tables: Int32Array, *, only_last: bool = False
     ) -> tuple[torch.Tensor, ...]:
-        """Run a chunk of each row; return the logits of their tokens, each [chunk_len, vocab_size]."""
+        """Run a chunk of each row; return the logits of their tokens, each [chunk_len, vocab_size].
+
+        With `only_last` those of the last token of each row, each [1, vocab_size].
+        """
         lengths = [len(chunk) for chunk in chunks]
         positions = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         slots = [
-            table[part // BLOCK_SIZE_TOKENS].astype(np.int64) * BLOCK_SIZE_TOKENS + part % BLOCK_SIZE_TOKENS
+            table[part // self.block_size].astype(np.int64) * self.block_size + part % self.block_size
             for table, part in zip(tables, positions, strict=True)
         ]
         metadata = AttentionMetadata(
@@ -259,12 +276,11 @@ class PagedRun:
         )
         token_ids = torch.tensor([token_id for chunk in chunks for token_id in chunk])
         plan = self._backend.plan(metadata, self._caches[0])
-        hidden = self._model.forward(
-            token_ids, torch.from_numpy(np.concatenate(positions)), self._caches, plan, torch.arange(len(token_ids))
-        )
+        wanted = torch.tensor(lengths).cumsum(0) - 1 if only_last else torch.arange(len(token_ids))
+        hidden = self._model.forward(token_ids, torch.from_numpy(np.concatenate(positions)), self._caches, plan, wanted)
         logits = self._model.logits(hidden)
         assert logits is not None, "there is one rank"
-        return torch.split(logits, lengths)
+        return torch.split(logits, 1 if only_last else lengths)
 
 
 def _random_tokens(num_tokens: int) -> list[int]:

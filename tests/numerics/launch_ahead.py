@@ -64,4 +64,4 @@ def assert_same(results: Sequence[StepResult], expected: Sequence[StepResult]) -
         assert ours.sampled_token_ids.tolist() == theirs.sampled_token_ids.tolist()
         if theirs.logprobs is not None:
             assert ours.logprobs is not None
-            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+            assert ours.logprobs.tolist() == theirs.logprobs.tolist()

@@ -26,7 +26,7 @@ from tests.numerics.architectures import (
     save_tiny_architecture,
 )
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
-from tests.numerics.identity import TIE
+from tests.numerics.ties import TIE
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> TransformersModel:

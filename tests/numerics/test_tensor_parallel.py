@@ -15,6 +15,8 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.models.linear import QuantizedLinear
 from executor_svc.worker.loading import check_model, load_worker
 from executor_svc.worker.torch_worker import TorchWorker
+from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.executors.served_model import CoreSettings
 from shared.errors import ModelLoadError
 from shared.step import SamplingRow, StepResult, TableDelta, pairs
 from tests.numerics.architectures import save_tiny_architecture
@@ -22,6 +24,8 @@ from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDri
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.reference import assert_close, random_prompt
 from tests.numerics.threaded_group import ThreadedGroup, ThreadedRanks
+from tests.support.fleet import assert_same_outcomes
+from tests.support.schedules import Play, Request, Schedule
 
 PROMPTS = [random_prompt(length, seed=length) for length in (1, 15, 17, 40)]
 
@@ -96,6 +100,32 @@ def test_ranks_that_share_a_kv_head_give_the_tokens_of_one_process(
     outputs = StepDriver(ranks_of(directory, 4, cleanup)).generate(PROMPTS, num_new_tokens=10, chunk_size=7)
 
     assert outputs == expected
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "Gemma3ForCausalLM" else pytest.param(n, marks=pytest.mark.slow) for n in FAMILY_ARCHITECTURES],
+)
+def test_outputs_of_ranks_have_the_bits_of_those_alone(
+    name: str, tp: int, quantization: str, directories: dict[str, Path], cleanup: ExitStack
+) -> None:
+    ranks = ranks_of(directories[name], tp, cleanup, quantization=quantization)
+
+    def emptied() -> ThreadedRanks:
+        ranks.reset()
+        return ranks
+
+    sampling = SamplingRow(temperature=1.0, top_p=0.9, seed=3, num_logprobs=2)
+    requests = [Request(prompt, StopConditions(8, ignore_eos=True), sampling) for prompt in PROMPTS]
+    lone = Schedule(100, settings=CoreSettings(prefix_caching=False))
+    alone = [Play(lone, [request], emptied).run().outcome_of(0) for request in requests]
+
+    chunked = CoreSettings(long_prefill_threshold=7, max_long_prefills=4)
+    for schedule in (Schedule(100), Schedule(100, settings=chunked), Schedule(30, num_steps_in_flight=2)):
+        play = Play(schedule, requests, emptied).run()
+        assert_same_outcomes(map(play.outcome_of, range(len(requests))), alone, f"{schedule}")
 
 
 def test_int8_products_of_every_rank_are_in_c(

@@ -22,16 +22,13 @@ from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.executors.served_model import CoreSettings
 from shared.step import SamplingRow
 from shared.token_rules import TokenRules
-from tests.support.fleet import FoundHypothesis, Output
+from tests.support.fleet import Outcome
 from tests.support.schedules import GREEDY, Play, Request, Schedule
 
 MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 40, 12
 MAX_LENGTH = MAX_PROMPT_TOKENS + MAX_OUTPUT_TOKENS
 MAX_SEQUENCES = 4
 LETTERS = range(65, 91)
-
-PromptLogprobs = tuple[list[float], list[int], list[float]]
-Outcome = tuple[list[Output], list[FoundHypothesis], PromptLogprobs]
 
 
 @dataclass(frozen=True)
@@ -65,12 +62,7 @@ class Example:
         """What the request gets from an executor that has room for everything."""
         num_blocks = MAX_SEQUENCES * -(-MAX_LENGTH // 16)
         schedule = Schedule(num_blocks, settings=CoreSettings(prefix_caching=False))
-        return outcome_of(replace(self, requests=[request], schedule=schedule, budget=100, block_size=16).play(), 0)
-
-
-def outcome_of(play: Play, arrival: int) -> Outcome:
-    outputs = [output for (other, _), output in sorted(play.outputs.items()) if other == arrival]
-    return outputs, play.searches.get(arrival, []), play.prompt_logprobs_of(arrival)
+        return replace(self, requests=[request], schedule=schedule, budget=100, block_size=16).play().outcome_of(0)
 
 
 def check_every_request_gets_what_it_gets_alone(example: Example) -> None:
@@ -78,7 +70,7 @@ def check_every_request_gets_what_it_gets_alone(example: Example) -> None:
     for arrival, request in enumerate(example.requests):
         alone = example.outcome_alone(request)
         if arrival not in example.schedule.abort_rounds:
-            assert outcome_of(play, arrival) == alone
+            assert play.outcome_of(arrival) == alone
 
 
 @st.composite
@@ -189,18 +181,18 @@ def test_a_crowd_is_preempted_and_found_again_and_gets_what_each_gets_alone(
 ) -> None:
     play = crowded(mode, prefix_caching=prefix_caching, num_steps_in_flight=num_steps_in_flight).play()
 
-    assert [outcome_of(play, arrival) for arrival in range(len(crowd_alone))] == crowd_alone
+    assert [play.outcome_of(arrival) for arrival in range(len(crowd_alone))] == crowd_alone
     assert any(preempted.mode is mode and preempted.num_output_tokens for preempted in play.preemptions)
     assert (play.num_cached_tokens > 0) == prefix_caching
 
 
 def test_outputs_have_log_probabilities_differ_and_follow_their_seed(crowd_alone: list[Outcome]) -> None:
     """Keep the comparisons above from comparing nothing."""
-    outputs = [output for outputs, *_ in crowd_alone[:3] for output in outputs]
+    outputs = [output for outcome in crowd_alone[:3] for output in outcome.outputs]
     assert [len(output.logprobs) for output in outputs] == [MAX_OUTPUT_TOKENS] * 6
     assert len({tuple(output.token_ids) for output in outputs}) == 6
-    assert len(crowd_alone[3][1]) == 3
-    assert [len(values) for values in crowd_alone[0][2]] == [25, 50, 50]
+    assert len(crowd_alone[3].search) == 3
+    assert [len(values) for values in crowd_alone[0].prompt_logprobs] == [25, 50, 50]
 
     request = crowd()[1]
     example = crowded(None, prefix_caching=False, num_steps_in_flight=1)

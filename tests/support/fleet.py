@@ -9,7 +9,7 @@ and `tests/property/test_fleet.py`, which play workloads on one.
 import itertools
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -96,6 +96,48 @@ class FoundHypothesis:
         )
 
 
+PromptValues = tuple[list[float], list[int], list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All that the client of one request gets.
+
+    Attributes:
+        outputs: By output index.
+        search: What a beam search found, best first; empty: it is none.
+        prompt_logprobs: Those of the prompt, and the ids and log-probabilities of their alternatives.
+    """
+
+    outputs: list[Output]
+    search: list[FoundHypothesis]
+    prompt_logprobs: PromptValues
+
+    def values(self) -> Iterator[tuple[str, object]]:
+        """Return every single value with its name, in the order in which a client gets them."""
+        logprobs, alternatives, their_logprobs = self.prompt_logprobs
+        yield from ((f"prompt, log-probability {index}", value) for index, value in enumerate(logprobs))
+        pairs = zip(alternatives, their_logprobs, strict=True)
+        yield from ((f"prompt, alternative {index}", pair) for index, pair in enumerate(pairs))
+        for number, output in enumerate(self.outputs):
+            yield from ((f"output {number}, token {index}", value) for index, value in enumerate(output.token_ids))
+            yield from ((f"output {number}, log-probability {index}", v) for index, v in enumerate(output.logprobs))
+            yield from ((f"output {number}, alternatives {index}", v) for index, v in enumerate(output.alternatives))
+            yield f"output {number}, end", output.reason
+        yield from ((f"hypothesis {index}", hypothesis) for index, hypothesis in enumerate(self.search))
+
+
+def assert_same_outcomes(found: Iterable[Outcome], expected: Iterable[Outcome], what: str) -> None:
+    """Fail unless the clients got the same, to the bit; say what differs first. `what` names the run."""
+    for request, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        for (name, value), (other, wanted) in itertools.zip_longest(
+            ours.values(), theirs.values(), fillvalue=("nothing", None)
+        ):
+            assert (name, value) == (other, wanted), (
+                f"{what}: request {request}: {name} is {value}; expected is {other}, {wanted}"
+            )
+
+
 class VirtualFleet:
     """The fleet, its members, and what came of every group, by (arrival, output index).
 
@@ -142,14 +184,16 @@ class VirtualFleet:
         """Return whether the group is still to end."""
         return group.arrival not in self.failures and bool(group.live_sequences)
 
-    def prompt_logprobs_of(self, arrival: int) -> tuple[list[float], list[int], list[float]]:
-        """Return the log-probabilities of a prompt as its client got them, and their alternatives, joined."""
+    def outcome_of(self, arrival: int) -> Outcome:
+        """Return what the client of this request got."""
         parts = self.prompts.get(arrival, [])
-        return (
+        outputs = [output for (other, _), output in sorted(self.outputs.items()) if other == arrival]
+        prompt_logprobs = (
             [logprob for part in parts for logprob in part.logprobs],
             [token_id for part in parts for token_id in part.alternatives.token_ids],
             [logprob for part in parts for logprob in part.alternatives.logprobs],
         )
+        return Outcome(outputs, self.searches.get(arrival, []), prompt_logprobs)
 
     def abort(self, group: SequenceGroup) -> None:
         """The client leaves."""

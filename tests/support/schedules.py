@@ -1,8 +1,8 @@
 """Requests, and one way of many to run them: the real core and any worker, joined by the wire encoding.
 
 What a client gets must not depend on the way. Tests play the same requests by different schedules and
-compare what came out: `tests/property/test_invariance.py` on the fake executor, bit for bit,
-`tests/e2e/test_invariance.py` and `tests/e2e/test_beam_oracle.py` on real models.
+compare what came out, bit for bit: `tests/property/test_invariance.py` on the fake executor,
+`tests/e2e/test_invariance.py` on real models. `tests/e2e/test_beam_oracle.py` compares with transformers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from scheduler_svc.executors.served_model import CoreSettings, serving_limits
 from shared.executor_info import ExecutorInfo
 from shared.step import NO_LOGPROBS, SamplingRow, Step
 from shared.token_rules import TokenRules
-from tests.support.fleet import FoundHypothesis, Member, Output, VirtualFleet, WiredWorker
+from tests.support.fleet import FoundHypothesis, Member, Outcome, Output, VirtualFleet, WiredWorker
 
 MAX_ROUNDS = 5000
 GREEDY = SamplingRow(num_logprobs=0)
@@ -118,9 +118,9 @@ class Play:
         """What the searches found, by arrival."""
         return self.fleet.searches
 
-    def prompt_logprobs_of(self, arrival: int) -> tuple[list[float], list[int], list[float]]:
-        """Return the log-probabilities of a prompt as its client got them, and their alternatives, joined."""
-        return self.fleet.prompt_logprobs_of(arrival)
+    def outcome_of(self, arrival: int) -> Outcome:
+        """Return what the client of this request got."""
+        return self.fleet.outcome_of(arrival)
 
     @property
     def num_cached_tokens(self) -> int:

@@ -1,0 +1,149 @@
+"""A logit depends on the tokens before it and on nothing else: bit for bit, in all our own families.
+
+Each example draws sequences and a way to compute them: chunks, neighbours that come and go, blocks that are shared,
+blocks that are lost and computed again, the size of a block, one thread or two. Each logit has the bits that it has
+when the sequence is computed alone, in one chunk, in one thread.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from executor_svc.attention.interface import AttentionBackend
+from executor_svc.models.decoder import Decoder
+from executor_svc.models.language_model import LanguageModel
+from executor_svc.native.library import NativeLibrary
+from tests.numerics.architectures import PagedRun, load_architecture, save_tiny_architecture
+from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.numerics.native import LANES, library_path
+from tests.numerics.random_schedules import Plan, plans, play
+
+NUM_THREADS = (1, 2)
+FORMATS = ("none", "int8")
+MAX_TOKENS = 2100
+
+# What the families do to attention, with sizes of heads and of groups that are no power of two.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Bloom: ALiBi, heads of 20, no groups": ("BloomForCausalLM", {"hidden_size": 80}),
+    "Gemma: heads of 256 in groups of 8": (
+        "GemmaForCausalLM",
+        {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256},
+    ),
+    "Gemma 2: windows, soft caps, heads of 48": ("Gemma2ForCausalLM", {"head_dim": 48}),
+    "Gemma 3: windows, norms of heads, heads of 96": ("Gemma3ForCausalLM", {"head_dim": 96}),
+    "Llama: heads of 80 in a group of 9": (
+        "LlamaForCausalLM",
+        {"hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 1, "head_dim": 80},
+    ),
+    "Llama: heads of 64 in groups of 3": (
+        "LlamaForCausalLM",
+        {"hidden_size": 45, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64},
+    ),
+    "Mistral: a window": ("MistralForCausalLM", {}),
+    "Mistral: a window of 300": ("MistralForCausalLM", {"sliding_window": 300}),
+    "Mixtral: experts": ("MixtralForCausalLM", {}),
+    "MPT: ALiBi, 12 heads of 4": ("MptForCausalLM", {"max_seq_len": MAX_TOKENS}),
+    "OPT: learned positions, no gate": ("OPTForCausalLM", {}),
+    "Phi 3: merged weights, heads of 12": ("Phi3ForCausalLM", {"hidden_size": 48}),
+    "Qwen 2: biases, a window in one layer": ("Qwen2ForCausalLM", {}),
+    "Qwen 3: heads of 128 in a group of 8": (
+        "Qwen3ForCausalLM",
+        {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 128},
+    ),
+    "Qwen 3 MoE: experts, heads of 20": ("Qwen3MoeForCausalLM", {"hidden_size": 80}),
+}
+assert {name for name, _ in VARIANTS.values()} == set(FAMILY_ARCHITECTURES)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in one number format, for the vectors of one of LANES; once for each number of threads."""
+
+    quantization: str
+    by_threads: dict[int, tuple[LanguageModel, AttentionBackend]] = field(repr=False)
+
+    def alone(self, token_ids: list[int]) -> torch.Tensor:
+        """Return the logits of a sequence in one chunk, in one thread."""
+        num_blocks = -(-len(token_ids) // 16)
+        return PagedRun(*self.by_threads[1], block_size=16, num_blocks=num_blocks).prompt_logits(
+            token_ids, len(token_ids)
+        )
+
+    def check(self, plan: Plan, num_threads: int) -> None:
+        expected = [self.alone(token_ids) for token_ids in plan.token_ids()]
+        play(plan, *self.by_threads[num_threads], expected)
+
+
+Load = Callable[..., Loaded]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
+    directory = tmp_path_factory.mktemp("same_bits")
+    num_threads_before = torch.get_num_threads()
+
+    @cache
+    def saved(name: str) -> Path:
+        family, settings = VARIANTS[name]
+        sizes = {} if family in ("BloomForCausalLM", "MptForCausalLM") else {"max_position_embeddings": MAX_TOKENS}
+        save_tiny_architecture(directory / name, family, {**FAMILY_ARCHITECTURES[family], **sizes, **settings})
+        return directory / name
+
+    @cache
+    def loaded(name: str, quantization: str, lanes: str = "widest") -> Loaded:
+        by_threads = {}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("executor_svc.models.kernels.load_library", partial(NativeLibrary, library_path(lanes)))
+            for num_threads in NUM_THREADS:
+                torch.set_num_threads(num_threads)
+                by_threads[num_threads] = load_architecture(saved(name), quantization=quantization)
+                assert isinstance(by_threads[num_threads][0], Decoder)
+        torch.set_num_threads(1)
+        return Loaded(quantization, by_threads)
+
+    yield loaded
+    torch.set_num_threads(num_threads_before)
+
+
+def check_random_plans(models: Sequence[Loaded], profile: settings, max_tokens: int) -> None:
+    """Draw plans, and for each one of the models and a number of threads."""
+
+    @profile
+    @given(plans(max_tokens), st.sampled_from(models), st.sampled_from(NUM_THREADS))
+    def check(plan: Plan, model: Loaded, num_threads: int) -> None:
+        model.check(plan, num_threads)
+
+    check()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_are_those_of_the_sequence_alone(name: str, load: Load) -> None:
+    models = [load(name, quantization) for quantization in FORMATS]
+
+    check_random_plans(models, settings(max_examples=8), max_tokens=600)
+
+
+def test_logits_of_narrow_vectors_are_those_of_the_sequence_alone(load: Load) -> None:
+    models = [load("Llama: heads of 80 in a group of 9", quantization, "avx2") for quantization in FORMATS]
+
+    check_random_plans(models, settings(max_examples=8), max_tokens=600)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("quantization", FORMATS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_are_those_of_the_sequence_alone_in_200_workloads(
+    name: str, quantization: str, lanes: str, load: Load
+) -> None:
+    profile = settings(max_examples=200, derandomize=False)
+
+    check_random_plans([load(name, quantization, lanes)], profile, MAX_TOKENS)
