@@ -63,6 +63,11 @@ class ExecutorConfig(_BatchConfig):
         description="What computes float32 on a CPU. native: C, compiled at the first start. auto: native if there "
         "are a C compiler and AVX2, else torch.",
     )
+    numerics: Literal["fast", "invariant"] = Field(
+        "fast",
+        description="invariant: an output depends on its request alone, to the bit, or the executor does not start. "
+        "fast: what is fastest on this device; on a CPU the kernels in C are invariant too.",
+    )
     attention_backend: Literal["auto", "triton", "flash_attn", "xformers", "torch"] = Field(
         "auto",
         description="What computes attention. auto: on a GPU flash-attn 3 if it is installed, else Triton, else "

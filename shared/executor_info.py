@@ -28,6 +28,9 @@ class ExecutorInfo:
     tp_size: int = 1
     sliding_window_tokens: int = 0
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    numerics_id: str = ""  # empty: not known, as with executors of wire version 1
+    is_invariant: bool = False
+    weights_digest: str = ""  # empty: not known, as with executors of wire version 1
 
     @property
     def max_cached_tokens(self) -> int:

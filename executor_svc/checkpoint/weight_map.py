@@ -1,6 +1,6 @@
 """Which part of which tensor of a checkpoint goes where, on one rank."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -97,3 +97,12 @@ class WeightMap:
         """Say that the model has a tensor, whether or not this rank needs a part of it."""
         target = self.targets.setdefault(name, TensorTarget(shape))
         assert target.shape == shape, "all parts of a tensor agree on its shape"
+
+
+class WeightSource(Protocol):
+    """What fills the weights of a model: a checkpoint."""
+
+    def load_into(
+        self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool], optional_prefix: str = ""
+    ) -> None:
+        """Fill the targets; see `executor_svc.checkpoint.weights.Checkpoint.load_into`."""

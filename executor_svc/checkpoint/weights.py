@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, read_json_object
 from executor_svc.checkpoint.weight_map import TensorTarget
+from executor_svc.checkpoint.weights_digest import WeightsDigest
 from shared.errors import ModelLoadError
 from shared.events import Event
 
@@ -82,6 +83,10 @@ class Checkpoint:
         if quantization != "none":  # other weights
             hasher.update(quantization.encode())
         return hasher.hexdigest()
+
+    def digest(self) -> WeightsDigest:
+        """Return what hashes all bytes of the model, in the background."""
+        return WeightsDigest(self._directory / "config.json", set(self._file_of.values()))
 
     def number_formats(self) -> set[str]:
         """Return the number formats in which tensors are stored, as safetensors names them: BF16, F32."""

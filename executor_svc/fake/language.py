@@ -21,6 +21,9 @@ from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE
 from executor_svc.sampler.sample_rows import uniforms
 from shared.step import BoolArray, Int32Array
 
+# Raised by whoever changes what follows a history.
+LANGUAGE_VERSION = 1
+
 UInt64Array = npt.NDArray[np.uint64]
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]

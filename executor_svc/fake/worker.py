@@ -16,7 +16,7 @@ import numpy as np
 
 from executor_svc.fake.cache import Histories, HistoryCache
 from executor_svc.fake.faults import FakeFaults
-from executor_svc.fake.language import FakeLanguage
+from executor_svc.fake.language import LANGUAGE_VERSION, FakeLanguage
 from executor_svc.fake.sampling import add_samples, likeliest, processed_scores
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
 from executor_svc.sampler.sample_rows import SampleRows
@@ -42,6 +42,9 @@ class FakeWorker:
         eos_probability: Chance that a token is the end of the sequence, 0 to 1.
         sliding_window_tokens: Last tokens that attention reads, the token itself included; 0: all.
         sampling_defaults: As of a model's generation_config.json, by name.
+        numerics_id: Of which arithmetic it says that it is; None: that of its language.
+        is_invariant: Whether it says that outputs depend on their requests alone; they do.
+        weights_digest: Of which weights it says that they are; None: of its parameters.
         faults: What goes wrong; None: nothing.
         sleep: Waits so many seconds; runs on the thread of `execute`, once in every step.
     """
@@ -61,15 +64,18 @@ class FakeWorker:
         eos_probability: float = 0.0,
         sliding_window_tokens: int = 0,
         sampling_defaults: Mapping[str, float] | None = None,
+        numerics_id: str | None = None,
+        is_invariant: bool = True,
+        weights_digest: str | None = None,
         faults: FakeFaults | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        parameters = f"eos_probability {eos_probability}, sliding_window_tokens {sliding_window_tokens}"
+        digest = hashlib.sha256(f"fake {LANGUAGE_VERSION}, {parameters}".encode()).hexdigest()
         self._info = ExecutorInfo(
             instance_id=uuid.uuid4().hex,
             model_id="fake",
-            model_hash=hashlib.sha256(
-                f"fake 1, eos_probability {eos_probability}, sliding_window_tokens {sliding_window_tokens}".encode()
-            ).hexdigest(),
+            model_hash=digest,
             dtype="float32",
             block_size_tokens=block_size_tokens,
             num_device_blocks=num_device_blocks,
@@ -82,6 +88,9 @@ class FakeWorker:
             eos_token_ids=(EOS_TOKEN_ID,),
             sliding_window_tokens=sliding_window_tokens,
             sampling_defaults=sampling_defaults or {},
+            numerics_id=f"fake-{LANGUAGE_VERSION}" if numerics_id is None else numerics_id,
+            is_invariant=is_invariant,
+            weights_digest=digest if weights_digest is None else weights_digest,
         )
         self._step_ms = step_ms
         self._token_us = token_us

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from executor_svc.attention.interface import AttentionPlan, LayerCache
-from executor_svc.checkpoint.weights import Checkpoint
+from executor_svc.checkpoint.weight_map import WeightSource
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights
 from executor_svc.models.dense import DenseKernels
@@ -105,7 +105,7 @@ class Decoder:
         cap = self.config.logit_soft_cap
         return logits if cap is None else self._kernels.cap_logits(logits, cap)
 
-    def load(self, checkpoint: Checkpoint) -> None:
+    def load(self, checkpoint: WeightSource) -> None:
         """Fill the weights. Raises: ModelLoadError: see `Checkpoint.load_into`."""
         checkpoint.load_into(self._weights.map.targets, self._is_redundant, self.config.names.optional_prefix)
 

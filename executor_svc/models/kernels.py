@@ -14,6 +14,7 @@ from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.dense import DenseKernels
+from executor_svc.models.invariance import ComputePath, Kernels, why_not_invariant
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.native_layers import NativeLayers
 from executor_svc.models.torch_dense import TorchDense, TorchMatrix
@@ -43,6 +44,13 @@ class MadeModel:
     model: Decoder
     attention: AttentionBackend
     kernels: str  # for people, in a few words
+    path: ComputePath
+    library: NativeLibrary | None  # the C library, if it computes some of it
+
+    @property
+    def why_not_invariant(self) -> str | None:
+        """Why outputs may depend on more than their request, in a few words; None: they do not."""
+        return why_not_invariant(self.path)
 
 
 def make_model(
@@ -54,6 +62,7 @@ def make_model(
     quantization: Quantization = "none",
     group: TensorParallelGroup = SINGLE_RANK,
     attention: AttentionBackend | None = None,
+    found: FoundLibrary | None = None,
 ) -> MadeModel:
     """Return a model with uninitialised weights, and the attention that goes with it.
 
@@ -65,11 +74,12 @@ def make_model(
         quantization: "int8": weights are quantized as they are loaded.
         group: The ranks that share the model.
         attention: None: that of the C library, or without one that of torch.
+        found: The C library, or why it is not used; None: `cpu_kernels` says.
 
     Raises: ModelLoadError: the ranks cannot share it, or the C library is needed and cannot be had.
     """
     is_int8 = quantization == "int8"
-    found = find_library(dtype, device, cpu_kernels)
+    found = found or find_library(dtype, device, cpu_kernels)
     attention = attention or make_attention(found.library)
     missing = "tensor parallelism" if group.size > 1 else None
     if found.library is not None and missing is None:
@@ -77,7 +87,9 @@ def make_model(
         has_loop = isinstance(attention, NativeAttentionBackend)
         make_layer_loop = partial(NativeLayers, found.library) if has_loop else None
         model = Decoder(config, dense, make_layer_loop=make_layer_loop)
-        return MadeModel(model, attention, describe_kernels(found, attention, device, in_c=(_DENSE,)))
+        path = compute_path(device, dtype, "C", attention, found)
+        kernels = describe_kernels(found, attention, device, in_c=(_DENSE,))
+        return MadeModel(model, attention, kernels, path, found.library)
     if cpu_kernels == "native":
         raise ModelLoadError(
             f"cpu_kernels is native, but the kernels in C do not have {missing}; leave out --cpu-kernels"
@@ -87,7 +99,9 @@ def make_model(
     reason = found.reason or f"those in C do not have {missing}"
     in_c = () if library is None else ("int8 products",)
     in_use = FoundLibrary(found.library or library, reason)
-    return MadeModel(model, attention, describe_kernels(in_use, attention, device, in_c=in_c))
+    path = compute_path(device, dtype, "torch", attention, in_use)
+    kernels = describe_kernels(in_use, attention, device, in_c=in_c)
+    return MadeModel(model, attention, kernels, path, in_use.library)
 
 
 def _make_dense(
@@ -154,6 +168,24 @@ def find_int8_library(found: FoundLibrary, device: torch.device, cpu_kernels: Cp
             f"quantization is int8, which needs the kernels in C on a CPU, but {error}; leave out --quantization, or "
             "set --cpu-kernels torch, where int8 saves memory but is several times slower than float32"
         ) from error
+
+
+def compute_path(
+    device: torch.device, dtype: torch.dtype, dense: Kernels, attention: AttentionBackend, in_use: FoundLibrary
+) -> ComputePath:
+    """Return what computes a model.
+
+    Args:
+        device: Where it runs.
+        dtype: Number format of its activations.
+        dense: What does the dense work.
+        attention: Of the model.
+        in_use: The C library, and why it does not do all.
+    """
+    is_c = isinstance(attention, NativeAttentionBackend)
+    name = "C" if is_c else type(attention).__name__.removesuffix("AttentionBackend").lower()
+    sampler: Kernels = "C" if is_c else "Triton" if device.type == "cuda" else "torch"
+    return ComputePath(device, dtype, dense, name, sampler, in_use.reason)
 
 
 def describe_kernels(

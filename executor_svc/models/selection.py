@@ -17,9 +17,18 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.families import parse_config
-from executor_svc.models.kernels import FoundLibrary, describe_kernels, find_library, make_attention, make_model
+from executor_svc.models.invariance import ComputePath, why_not_invariant
+from executor_svc.models.kernels import (
+    FoundLibrary,
+    compute_path,
+    describe_kernels,
+    find_library,
+    make_attention,
+    make_model,
+)
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.sharding import Shard
+from executor_svc.native.library import NativeLibrary
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from shared.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
 from shared.events import Event
@@ -32,14 +41,25 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """A model and its attention. `load` fills the weights, if they are not there yet."""
+    """A model, its attention, and what computes them. `load` fills the weights, if they are not there yet."""
 
     model: LanguageModel
     attention: AttentionBackend
     block_size: int  # tokens
-    dtype: torch.dtype  # of activations and cache
+    path: ComputePath
     load: Callable[[Checkpoint], None]
     kernels: str = ""  # what computes it, for people
+    library: NativeLibrary | None = None  # the C library, if it computes some of it
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of activations and cache."""
+        return self.path.dtype
+
+    @property
+    def why_not_invariant(self) -> str | None:
+        """Why outputs may depend on more than their request, in a few words; None: they do not."""
+        return why_not_invariant(self.path)
 
 
 def choose_model(
@@ -83,7 +103,9 @@ def choose_decoder(
     )
     if group.rank == 0:
         _log_attention(chosen, made.attention)
-    return ChosenModel(made.model, made.attention, chosen.block_size, dtype, made.model.load, made.kernels)
+    load = made.model.load
+    made_model = ChosenModel(made.model, made.attention, chosen.block_size, made.path, load, made.kernels, made.library)
+    return _checked(made_model, config)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -135,7 +157,19 @@ def _from_transformers(
     _log_attention(chosen, attention)
     in_use = FoundLibrary(found.library, found.reason or "we have no code of our own for this model")
     kernels = describe_kernels(in_use, attention, device, others="transformers")
-    return ChosenModel(model, attention, chosen.block_size, dtype, lambda _: None, kernels)
+    path = compute_path(device, dtype, "transformers", attention, in_use)
+    return _checked(
+        ChosenModel(model, attention, chosen.block_size, path, lambda _: None, kernels, found.library), config
+    )
+
+
+def _checked(chosen: ChosenModel, config: ExecutorConfig) -> ChosenModel:
+    """Return the model. Raises: ModelLoadError: it is not invariant, and is to be."""
+    if config.numerics == "invariant" and chosen.why_not_invariant is not None:
+        raise ModelLoadError(
+            f"numerics is invariant, but {chosen.why_not_invariant}; change that, or leave out --numerics"
+        )
+    return chosen
 
 
 def _capability_of(device: torch.device) -> tuple[int, int] | None:

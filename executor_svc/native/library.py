@@ -97,6 +97,7 @@ class NativeLibrary:
     """
 
     def __init__(self, path: Path, num_threads: int) -> None:
+        self.path = path
         self._library = bind(path, _FUNCTIONS)
         self._scratch = ScratchMemory()
         self._team = TeamStruct(num_threads=num_threads, size=num_threads)

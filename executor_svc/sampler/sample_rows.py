@@ -180,11 +180,11 @@ def uniforms(
     """
     state = np.zeros_like(seeds)
     for values in (seeds, output_indices.astype(np.uint64), num_output_tokens.astype(np.uint64)):
-        state = _mix(state ^ values)
+        state = mix(state ^ values)
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Advance by the golden gamma and finalize; arrays of uint64 wrap silently, as wanted."""
     state = state + GOLDEN_GAMMA
     state = (state ^ (state >> np.uint64(30))) * MIX_1

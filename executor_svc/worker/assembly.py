@@ -59,6 +59,9 @@ class ModelIdentity:
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     tokenizer_files: tuple[TokenizerFile, ...] = ()
+    numerics_id: str = ""
+    is_invariant: bool = False
+    weights_digest: str = ""
 
 
 def cache_shape_of(chosen: ChosenModel) -> CacheShape:
@@ -164,6 +167,9 @@ class _Parts:
             tp_size=self.group.size,
             sliding_window_tokens=model.shape.sliding_window_tokens,
             sampling_defaults=identity.sampling_defaults,
+            numerics_id=identity.numerics_id,
+            is_invariant=identity.is_invariant,
+            weights_digest=identity.weights_digest,
         )
         last_tokens = self._last_tokens()
         graphs: DecodeGraphs | None = None

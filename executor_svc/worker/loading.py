@@ -11,7 +11,8 @@ from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
 from executor_svc.device.selection import find_device
 from executor_svc.models.number_format import STORED_NAMES, choose_number_format
-from executor_svc.models.selection import choose_model, read_model_config
+from executor_svc.models.selection import ChosenModel, choose_model, read_model_config
+from executor_svc.numerics.identity import find_numerics, log_numerics
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker, cache_shape_of
 from executor_svc.worker.torch_worker import TorchWorker
@@ -57,7 +58,10 @@ def load_worker(
     stored = checkpoint.number_formats()
     if stored != {STORED_NAMES[number_format]} and group.rank == 0:
         logger.info(Event("weights_converted", stored=",".join(sorted(stored)), dtype=number_format))
-    chosen.load(checkpoint)
+    weights_digest = _load_weights(chosen, checkpoint, group.rank)
+    numerics = find_numerics(chosen, config.quantization, group.size, device)
+    if group.rank == 0:
+        log_numerics(numerics, weights_digest)
     identity = ModelIdentity(
         model_id=config.model_id or _model_id(config.model),
         model_hash=checkpoint.model_hash(config.quantization),
@@ -66,10 +70,23 @@ def load_worker(
         eos_token_ids=tuple(token_id for token_id in directory.eos_token_ids() if 0 <= token_id < shape.vocab_size),
         sampling_defaults=directory.sampling_defaults() if group.rank == 0 else {},
         tokenizer_files=directory.tokenizer_files(),
+        numerics_id=numerics.numerics_id,
+        is_invariant=numerics.is_invariant,
+        weights_digest=weights_digest,
     )
     if not identity.tokenizer_files and group.rank == 0:
         logger.warning(Event("no_tokenizer", directory=str(directory.path), serves="token ids only"))
     return assemble_worker(chosen, identity, config, device, group, local_size)
+
+
+def _load_weights(chosen: ChosenModel, checkpoint: Checkpoint, rank: int) -> str:
+    """Load the weights; return their digest, which rank 0 makes meanwhile for all."""
+    if rank:
+        chosen.load(checkpoint)
+        return ""
+    with checkpoint.digest() as digest:
+        chosen.load(checkpoint)
+        return digest.result()
 
 
 def check_model(config: ExecutorConfig) -> None:

@@ -50,6 +50,7 @@ from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.blocks.swapping import SwappedGroups
 from scheduler_svc.core.dispatch.block_holders import BlockHolders
 from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode
+from scheduler_svc.core.provenance import UNKNOWN, Numerics
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.admission import HALF_OPEN, Admissions, Obstacle, Wait
 from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
@@ -78,6 +79,7 @@ class ExecutorCore:
         prefix_key: Secret of the prefix cache.
         holders: The fleet's index of registered blocks; None: there is no fleet.
         name: Of the executor, its address.
+        numerics: Its kind.
 
     Attributes:
         is_probing: Whether it is in doubt that the executor works: it has one group at most, until somebody who
@@ -94,8 +96,10 @@ class ExecutorCore:
         prefix_key: bytes = b"",
         holders: BlockHolders | None = None,
         name: str = "",
+        numerics: Numerics = UNKNOWN,
     ) -> None:
         self.name = name
+        self.numerics = numerics
         self.is_probing = False
         self.step_cost = StepCost()
         self.limits = limits
@@ -111,7 +115,7 @@ class ExecutorCore:
         self.preempted = PreemptedGroups()
         self.groups = AdmittedGroups(running, self.swapped, self.preempted, queue)
         self.preemption = Preemption(limits, running, self.swapped, self.preempted)
-        self.admissions = Admissions(limits, queue, running, self.swapped, self.groups)
+        self.admissions = Admissions(limits, queue, running, self.swapped, self.groups, numerics)
         self._decoding = Decoding(limits, running, self.preemption, self.groups)
         self._results = Results(running, self.preempted, self.groups)
         self.in_flight: deque[StepInFlight] = deque()

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from scheduler_svc.core.beams.beam_search import BeamSearch, BeamSearchParams
+from scheduler_svc.core.provenance import ENDED, Progress, Provenance
 from scheduler_svc.core.stopping import StopConditions
 from shared.step import NO_LOGPROBS, Int32Array, SamplingRow
 from shared.token_rules import TokenRules
@@ -58,6 +59,7 @@ class SequenceGroup:
     `order`: where it stands, (level, arrival); the smaller one goes first and is preempted last. `Batch`
     sets it when the group joins for the first time; a level does not change while the group lives.
 
+    `provenance`: which kind of executor made which of its tokens.
     `lost_on`: name of the core that it ran on when that one's executor was lost; empty: it had a token since.
     """
 
@@ -78,6 +80,7 @@ class SequenceGroup:
     order: tuple[int, int] = field(init=False)
     sequences: list[Sequence] = field(init=False)
     beams: BeamSearch | None = None
+    provenance: Provenance = field(default_factory=Provenance)
     lost_on: str = ""
     has_run: bool = False
     num_cached_tokens: int = 0
@@ -142,6 +145,13 @@ class SequenceGroup:
     def has_inflight_tokens(self) -> bool:
         """Whether sent steps are still to deliver tokens of a preempted sequence."""
         return any(sequence.num_inflight_tokens for sequence in self.live_sequences)
+
+    @property
+    def progress(self) -> Progress:
+        """How far it has come, while it waits: its sequences carry their tokens."""
+        live = (None if s.status is SequenceStatus.FINISHED else len(s.token_ids) for s in self.sequences)
+        counts = tuple(ENDED if length is None else length - self.num_prompt_tokens for length in live)
+        return Progress(counts, self.num_known_prompt_logprobs)
 
     def sampling_of(self, sequence: Sequence) -> SamplingRow:
         """Return how to sample one of the sequences."""

@@ -6,7 +6,7 @@ function again.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from benchmarks.gpu.settings import executor_settings
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.families import parse_config
+from executor_svc.models.kernels import FoundLibrary, compute_path
 from executor_svc.models.selection import ChosenModel, choose_decoder
 from executor_svc.models.triton_dense import TritonDense
 from executor_svc.sampler.device_sampling import sample_on_device
@@ -76,8 +77,9 @@ def worker_with(
         chosen = choose_decoder(model_config, config, DEVICE)
     else:
         model = Decoder(model_config, TritonDense(dtype, DEVICE))
-        chosen = ChosenModel(model, attention, block_size, dtype, model.load)
+        path = compute_path(DEVICE, dtype, "Triton", attention, FoundLibrary(None))
+        chosen = ChosenModel(model, attention, block_size, path, model.load)
     chosen.load(Checkpoint(directory))
-    chosen = ChosenModel(chosen.model, attention, block_size, dtype, chosen.load)
+    chosen = replace(chosen, attention=attention, block_size=block_size)
     identity = ModelIdentity("test", "", model_config.max_position_embeddings)
     return assemble_worker(chosen, identity, config, DEVICE), counted

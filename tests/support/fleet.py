@@ -19,6 +19,7 @@ from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.provenance import UNKNOWN, Numerics
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.results import Alternatives, PromptLogprobs
 from scheduler_svc.core.stopping import FinishReason
@@ -158,9 +159,11 @@ class VirtualFleet:
 
     # Executors -----------------------------------------------------------------------------------
 
-    def join(self, limits: CoreLimits, executor: VirtualExecutor, name: str = "") -> Member:
+    def join(
+        self, limits: CoreLimits, executor: VirtualExecutor, name: str = "", numerics: Numerics = UNKNOWN
+    ) -> Member:
         """Attach an empty executor."""
-        member = Member(self.fleet.join(limits, next(self._epochs), name), executor)
+        member = Member(self.fleet.join(limits, next(self._epochs), name, numerics), executor)
         self.members.append(member)
         return member
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.provenance import UNKNOWN, Numerics
 from scheduler_svc.core.waiting.policy import Policy
 from tests.support.driving import name_of, small_limits
 from tests.support.fleet import Member, VirtualFleet
@@ -28,9 +29,9 @@ class FleetBench(VirtualFleet):
         for limits in all_limits:
             self.attach(limits)
 
-    def attach(self, limits: CoreLimits) -> Member:
+    def attach(self, limits: CoreLimits, numerics: Numerics = UNKNOWN) -> Member:
         """Let an empty toy executor join."""
-        return self.join(limits, ToyExecutor(limits, count_up))
+        return self.join(limits, ToyExecutor(limits, count_up), numerics=numerics)
 
     def step(self, member: Member, now_s: float = 0.0) -> None:
         """Let a member decide, and execute what it decided; the result waits."""

@@ -245,6 +245,9 @@ class ExecutorState(_message.Message):
     WARNING_FIELD_NUMBER: _builtins.int
     NUM_SLOTS_FIELD_NUMBER: _builtins.int
     NUM_FREE_SLOTS_FIELD_NUMBER: _builtins.int
+    NUMERICS_ID_FIELD_NUMBER: _builtins.int
+    IS_INVARIANT_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Where it is dialled."""
     status: Global___ExecutorStatus.ValueType
@@ -303,6 +306,14 @@ class ExecutorState(_message.Message):
     """Slots of its batch: most sequences that run at once."""
     num_free_slots: _builtins.int
     """Slots that nobody has."""
+    numerics_id: _builtins.str
+    """Its kind: executors with equal ids and equal weights_digest give equal outputs. Empty: it is not
+    attached, or does not say it.
+    """
+    is_invariant: _builtins.bool
+    """Whether an output of it depends on the request alone, to the bit."""
+    weights_digest: _builtins.str
+    """Digest of all bytes of its weights, in hexadecimal digits. Empty: it is not attached, or does not say it."""
     def __init__(
         self,
         *,
@@ -333,10 +344,13 @@ class ExecutorState(_message.Message):
         warning: _builtins.str = ...,
         num_slots: _builtins.int = ...,
         num_free_slots: _builtins.int = ...,
+        numerics_id: _builtins.str = ...,
+        is_invariant: _builtins.bool = ...,
+        weights_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "oldest_step_age_ms", b"oldest_step_age_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "is_retired", b"is_retired", "last_error", b"last_error", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "model_id", b"model_id", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_free_slots", b"num_free_slots", "num_host_blocks", b"num_host_blocks", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preempted_requests", b"num_preempted_requests", "num_running_requests", b"num_running_requests", "num_shared_blocks", b"num_shared_blocks", "num_slots", b"num_slots", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "oldest_step_age_ms", b"oldest_step_age_ms", "status", b"status", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "is_retired", b"is_retired", "last_error", b"last_error", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "model_id", b"model_id", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_free_slots", b"num_free_slots", "num_host_blocks", b"num_host_blocks", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preempted_requests", b"num_preempted_requests", "num_running_requests", b"num_running_requests", "num_shared_blocks", b"num_shared_blocks", "num_slots", b"num_slots", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "numerics_id", b"numerics_id", "oldest_step_age_ms", b"oldest_step_age_ms", "status", b"status", "warning", b"warning", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__oldest_step_age_ms: _TypeAlias = _typing.Literal["oldest_step_age_ms"]  # noqa: Y015
     _WhichOneofArgType__oldest_step_age_ms: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms"]  # noqa: Y015

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from octavo.execution.v1 import capability_pb2 as _capability_pb2
 from octavo.execution.v1 import sampling_params_pb2 as _sampling_params_pb2
 from octavo.execution.v1 import step_pb2 as _step_pb2
 import builtins as _builtins
@@ -61,6 +62,10 @@ class GetExecutorInfoResponse(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     SLIDING_WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
+    NUMERICS_ID_FIELD_NUMBER: _builtins.int
+    IS_INVARIANT_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     min_wire_version: _builtins.int
     """Lowest wire version that this executor speaks."""
     max_wire_version: _builtins.int
@@ -97,6 +102,21 @@ class GetExecutorInfoResponse(_message.Message):
     """Every layer attends only to this many last tokens, the token itself included; the scheduler may
     give blocks away whose tokens are all out of every later window. 0: some layer attends to all.
     """
+    numerics_id: _builtins.str
+    """Names the arithmetic from token ids to sampled id: two executors with equal ids and equal weights
+    give equal tokens and log-probabilities, to the bit where `is_invariant` is true on both. Compared
+    for equality only. Empty: not known, as with executors of wire version 1.
+    """
+    is_invariant: _builtins.bool
+    """Whether an output depends on its request alone, never on the other sequences of a step, on chunks,
+    or on what the cache held before. False: it may differ where two tokens are nearly tied, or the
+    executor does not say it.
+    """
+    weights_digest: _builtins.str
+    """Digest of all bytes of the weights as they were loaded, in hexadecimal digits; `model_hash` covers
+    only shapes and first rows. Compared for equality only. Empty: not known, as with executors of wire
+    version 1.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end a sequence unless a request ignores them; from the model's generation config."""
@@ -105,6 +125,12 @@ class GetExecutorInfoResponse(_message.Message):
     def sampling_defaults(self) -> _sampling_params_pb2.SamplingDefaults:
         """What the model's generation_config.json sets of sampling parameters. Executors of release 0.1.0 do
         not say it: absent, as when the model sets nothing.
+        """
+
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_capability_pb2.Capability.ValueType]:
+        """What the executor can do beyond wire version 1, ascending. Executors of version 1 say nothing: they
+        can do none of it.
         """
 
     def __init__(
@@ -128,10 +154,14 @@ class GetExecutorInfoResponse(_message.Message):
         max_message_bytes: _builtins.int = ...,
         sliding_window_tokens: _builtins.int = ...,
         sampling_defaults: _sampling_params_pb2.SamplingDefaults | None = ...,
+        capabilities: _abc.Iterable[_capability_pb2.Capability.ValueType] | None = ...,
+        numerics_id: _builtins.str = ...,
+        is_invariant: _builtins.bool = ...,
+        weights_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "sampling_defaults", b"sampling_defaults", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "capabilities", b"capabilities", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "sampling_defaults", b"sampling_defaults", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -147,6 +177,7 @@ class AttachRequest(_message.Message):
     LEASE_MS_FIELD_NUMBER: _builtins.int
     MIN_WIRE_VERSION_FIELD_NUMBER: _builtins.int
     MAX_WIRE_VERSION_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     """Identity of the scheduler, stable over its restarts. Required."""
     lease_ms: _builtins.int
@@ -157,6 +188,12 @@ class AttachRequest(_message.Message):
     """Lowest wire version that the scheduler speaks."""
     max_wire_version: _builtins.int
     """Highest wire version that the scheduler speaks."""
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_capability_pb2.Capability.ValueType]:
+        """What the scheduler wants to use of the executor's capabilities, ascending. Schedulers of version 1
+        want nothing.
+        """
+
     def __init__(
         self,
         *,
@@ -164,10 +201,11 @@ class AttachRequest(_message.Message):
         lease_ms: _builtins.int = ...,
         min_wire_version: _builtins.int = ...,
         max_wire_version: _builtins.int = ...,
+        capabilities: _abc.Iterable[_capability_pb2.Capability.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "scheduler_id", b"scheduler_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "lease_ms", b"lease_ms", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "scheduler_id", b"scheduler_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -182,13 +220,23 @@ class AttachResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     WIRE_VERSION_FIELD_NUMBER: _builtins.int
     INFO_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The new epoch, larger than every earlier one of this instance."""
     wire_version: _builtins.int
     """The wire version to speak: the highest that both know."""
     @_builtins.property
     def info(self) -> Global___GetExecutorInfoResponse:
-        """The executor as it is now; `instance_id` tells whether its cache survived."""
+        """The executor as it is now; `instance_id` tells whether its cache survived. Where it differs from
+        what GetExecutorInfo said before, this one counts: every answer of the attachment belongs to its
+        `numerics_id` and its `weights_digest`.
+        """
+
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_capability_pb2.Capability.ValueType]:
+        """What both sides agree on, ascending: those wanted that the executor has. Only these may be used in
+        this attachment. Empty with wire version 1.
+        """
 
     def __init__(
         self,
@@ -196,10 +244,11 @@ class AttachResponse(_message.Message):
         epoch: _builtins.int = ...,
         wire_version: _builtins.int = ...,
         info: Global___GetExecutorInfoResponse | None = ...,
+        capabilities: _abc.Iterable[_capability_pb2.Capability.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "info", b"info", "wire_version", b"wire_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "epoch", b"epoch", "info", b"info", "wire_version", b"wire_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -418,6 +418,7 @@ class Output(_message.Message):
     BEAM_SCORE_FIELD_NUMBER: _builtins.int
     ALTERNATIVE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ALTERNATIVE_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROVENANCE_FIELD_NUMBER: _builtins.int
     output_index: _builtins.int
     """Which output; range 0 to n less 1. With best_of above n, or a beam search: its rank, 0 is the best."""
     text: _builtins.str
@@ -453,6 +454,12 @@ class Output(_message.Message):
     def alternative_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Log-probability of each of alternative_token_ids."""
 
+    @_builtins.property
+    def provenance(self) -> _containers.RepeatedCompositeFieldContainer[Global___Provenance]:
+        """Who made the tokens, span by span, the first one first; several: the request went on at an executor
+        of another kind. Empty unless include_provenance asked for it.
+        """
+
     def __init__(
         self,
         *,
@@ -467,10 +474,11 @@ class Output(_message.Message):
         beam_score: _builtins.float | None = ...,
         alternative_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         alternative_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        provenance: _abc.Iterable[Global___Provenance] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_score", b"_beam_score", "_cumulative_logprob", b"_cumulative_logprob", "beam_score", b"beam_score", "cumulative_logprob", b"cumulative_logprob", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_score", b"_beam_score", "_cumulative_logprob", b"_cumulative_logprob", "alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "beam_score", b"beam_score", "cumulative_logprob", b"cumulative_logprob", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_score", b"_beam_score", "_cumulative_logprob", b"_cumulative_logprob", "alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "beam_score", b"beam_score", "cumulative_logprob", b"cumulative_logprob", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "provenance", b"provenance", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stopped_by", b"stopped_by", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beam_score: _TypeAlias = _typing.Literal["beam_score"]  # noqa: Y015
     _WhichOneofArgType__beam_score: _TypeAlias = _typing.Literal["_beam_score", b"_beam_score"]  # noqa: Y015
@@ -486,6 +494,38 @@ class Output(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_stopped_by) -> _WhichOneofReturnType_stopped_by | None: ...
 
 Global___Output: _TypeAlias = Output  # noqa: Y015
+
+@_typing.final
+class Provenance(_message.Message):
+    """Provenance says which kind of executor made tokens of an output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    NUMERICS_ID_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    first_token: _builtins.int
+    """Index of the first of them in token_ids; the span goes on to the next one, or to the end."""
+    numerics_id: _builtins.str
+    """The executor's arithmetic, from token ids to sampled ids. Equal ids with equal weights_digest give
+    equal tokens, if the executors are invariant. Empty: the executor did not say it.
+    """
+    weights_digest: _builtins.str
+    """Digest of all bytes of the weights, in hexadecimal digits. Empty: the executor did not say it."""
+    def __init__(
+        self,
+        *,
+        first_token: _builtins.int = ...,
+        numerics_id: _builtins.str = ...,
+        weights_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token", b"first_token", "numerics_id", b"numerics_id", "weights_digest", b"weights_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Provenance: _TypeAlias = Provenance  # noqa: Y015
 
 @_typing.final
 class PromptLogprobs(_message.Message):

@@ -35,6 +35,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     LORA_ADAPTER_FIELD_NUMBER: _builtins.int
     LEAN_FINISHED_FIELD_NUMBER: _builtins.int
+    INCLUDE_PROVENANCE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request, unique among the live ones; at most 256 characters. Empty: the server makes
     one and tells it in `accepted`.
@@ -61,6 +62,8 @@ class GenerateRequest(_message.Message):
     of the outputs, and the log-probabilities of the prompt. Without it `finished` repeats all of them,
     and may be larger than a client takes: gRPC's own limit is 4 MiB.
     """
+    include_provenance: _builtins.bool
+    """Say in `finished` which kinds of executors made each output: Output.provenance."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, used as they are."""
@@ -86,10 +89,11 @@ class GenerateRequest(_message.Message):
         cache_salt: _builtins.str = ...,
         lora_adapter: _builtins.str = ...,
         lean_finished: _builtins.bool = ...,
+        include_provenance: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "prompt", b"prompt", "sampling_params", b"sampling_params", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling_params", b"sampling_params", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "include_provenance", b"include_provenance", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling_params", b"sampling_params", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -308,6 +312,11 @@ class RequestFinished(_message.Message):
     OUTPUTS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    CONTINUED_ON_OTHER_NUMERICS_FIELD_NUMBER: _builtins.int
+    continued_on_other_numerics: _builtins.bool
+    """Whether the request was moved while it ran, and went on at an executor with another numerics id or
+    other weights: its outputs may be none that one executor gives. Output.provenance has the places.
+    """
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Output]:
         """All outputs, by output_index; with lean_finished only what no delta brought."""
@@ -326,10 +335,11 @@ class RequestFinished(_message.Message):
         outputs: _abc.Iterable[_generation_pb2.Output] | None = ...,
         usage: _generation_pb2.Usage | None = ...,
         prompt_logprobs: _generation_pb2.PromptLogprobs | None = ...,
+        continued_on_other_numerics: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outputs", b"outputs", "prompt_logprobs", b"prompt_logprobs", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continued_on_other_numerics", b"continued_on_other_numerics", "outputs", b"outputs", "prompt_logprobs", b"prompt_logprobs", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -409,6 +419,10 @@ class GetModelResponse(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     TAKES_TOKEN_IDS_ONLY_FIELD_NUMBER: _builtins.int
     DEFAULT_SAMPLING_PARAMS_FIELD_NUMBER: _builtins.int
+    IS_REPRODUCIBLE_FIELD_NUMBER: _builtins.int
+    WHY_NOT_REPRODUCIBLE_FIELD_NUMBER: _builtins.int
+    NUMERICS_IDS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """Name of the model."""
     max_model_len: _builtins.int
@@ -423,10 +437,24 @@ class GetModelResponse(_message.Message):
     """Whether the model has no tokenizer: `token_ids` is the only prompt that is taken, stop strings and
     banned words are refused, and outputs have no text.
     """
+    is_reproducible: _builtins.bool
+    """Whether equal requests with equal seeds get equal outputs and log-probabilities, to the bit, at any
+    time and on any executor: all executors promise it, and all are of one kind.
+    """
+    why_not_reproducible: _builtins.str
+    """Why is_reproducible is false, in a few words; empty: it is true."""
+    weights_digest: _builtins.str
+    """Digest of all bytes of the weights, in hexadecimal digits. Empty: no executor says it."""
     @_builtins.property
     def default_sampling_params(self) -> _generation_pb2.SamplingParams:
         """What requests get that leave a field unset, from the model's generation_config.json. What is absent
         here has the default of its field. Schedulers of release 0.1.0 have no such defaults.
+        """
+
+    @_builtins.property
+    def numerics_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The numerics ids of the executors, sorted, each once; those that do not say theirs are left out.
+        Outputs can be compared to the bit where these and the digest of the weights are equal.
         """
 
     def __init__(
@@ -439,10 +467,14 @@ class GetModelResponse(_message.Message):
         dtype: _builtins.str = ...,
         takes_token_ids_only: _builtins.bool = ...,
         default_sampling_params: _generation_pb2.SamplingParams | None = ...,
+        is_reproducible: _builtins.bool = ...,
+        why_not_reproducible: _builtins.str = ...,
+        numerics_ids: _abc.Iterable[_builtins.str] | None = ...,
+        weights_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling_params", b"default_sampling_params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_sampling_params", b"default_sampling_params", "dtype", b"dtype", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "model_id", b"model_id", "takes_token_ids_only", b"takes_token_ids_only", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_sampling_params", b"default_sampling_params", "dtype", b"dtype", "has_chat_template", b"has_chat_template", "is_reproducible", b"is_reproducible", "max_model_len", b"max_model_len", "model_id", b"model_id", "numerics_ids", b"numerics_ids", "takes_token_ids_only", b"takes_token_ids_only", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "why_not_reproducible", b"why_not_reproducible"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

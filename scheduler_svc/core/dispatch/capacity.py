@@ -6,7 +6,7 @@ of the message. The core has the last word (`Admissions.judge`); what it does no
 Pure. Read next: `dispatcher.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from scheduler_svc.core.dispatch.inbox import Assignment, Inbox
@@ -127,6 +127,10 @@ class Capacity:
     def rank(self) -> tuple[int, int, int, "Capacity"]:
         """Return what orders rooms: by load, then by free blocks. No two are equal, by their number."""
         return self.load, -self.num_free_blocks, self.number, self
+
+    def with_budget(self) -> "Capacity":
+        """Return the capacity of a step that nobody has a part of yet."""
+        return replace(self, num_tokens=self.core.limits.max_num_batched_tokens)
 
     def obstacle(self, turn: Turn, demand: Demand, num_cached_blocks: int) -> Wait | None:
         """Return how a group has to wait that stands first in line; None: the core can take it."""

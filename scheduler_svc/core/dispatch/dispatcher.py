@@ -117,9 +117,15 @@ class Dispatcher:
 
     def place(self, group: SequenceGroup, level: int, now_s: float) -> ExecutorCore | None:
         """Return the core that a group would be dispatched to if it stood first in line; None: no core has capacity."""
-        turn = Turn(level, not group.has_run, 0.0, group.arrival, group)
-        offer = Placement(self.takers(), self.holders, None, self.judged_at_s(now_s)).choose(turn)
+        offer = self._placement(now_s).choose(_first_turn(group, level))
         return offer.capacity.core if isinstance(offer, Offer) else None
+
+    def preferred(self, group: SequenceGroup, level: int, now_s: float) -> list[ExecutorCore]:
+        """Return the cores that a group is kept for if it stands first in line; see `Placement.preferred`."""
+        return [capacity.core for *_, capacity in self._placement(now_s).preferred(_first_turn(group, level))]
+
+    def _placement(self, now_s: float) -> Placement:
+        return Placement(self.takers(), self.holders, None, self.judged_at_s(now_s))
 
     def judged_at_s(self, now_s: float) -> float:
         """Return the time by which steps are overdue: never for a core that is alone, which takes all."""
@@ -235,6 +241,10 @@ class Dispatcher:
     def _recall(self, inbox: Inbox) -> None:
         while inbox.assignments:
             self.queue.release(inbox.take(len(inbox.assignments) - 1).group)
+
+
+def _first_turn(group: SequenceGroup, level: int) -> Turn:
+    return Turn(level, not group.has_run, 0.0, group.arrival, group)
 
 
 class InboxQueue:

@@ -14,6 +14,7 @@ from scheduler_svc.core.dispatch.inbox import Inbox
 from scheduler_svc.core.dispatch.placement import avoids
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
+from scheduler_svc.core.provenance import UNKNOWN, Numerics
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle, Wait
 from scheduler_svc.core.step.step_plan import Decision
@@ -52,12 +53,12 @@ class Fleet:
 
     # Executors come and go -----------------------------------------------------------------------
 
-    def join(self, limits: CoreLimits, epoch: int, name: str = "") -> ExecutorCore:
+    def join(self, limits: CoreLimits, epoch: int, name: str = "", numerics: Numerics = UNKNOWN) -> ExecutorCore:
         """Return the core of an executor that was attached; it takes groups from now on."""
         inbox = Inbox(limits)
         queue = InboxQueue(self.dispatcher, inbox)
         core = inbox.core = ExecutorCore(
-            limits, queue, self._policy, epoch, self._prefix_key, self.dispatcher.holders, name
+            limits, queue, self._policy, epoch, self._prefix_key, self.dispatcher.holders, name, numerics
         )
         self.cores.append(core)
         self.dispatcher.add(inbox)
@@ -132,6 +133,8 @@ class Fleet:
         if core is not None:
             return core
         obstacles = [obstacle for _, obstacle in self.obstacles(group, now_s) if obstacle is not None]
+        if not obstacles:
+            return Obstacle(Wait.IN_LINE, "it fits, and waits for the token budget of a step")
         obstacle = min(obstacles, key=lambda obstacle: _MOST_HOPEFUL_FIRST.index(obstacle.wait))
         if obstacle.wait is Wait.NEVER and not (group.has_outgrown and self.is_complete()):
             return Obstacle(Wait.SKIPPED, f"{obstacle.reason}; it waits for an executor that can hold it")
@@ -141,10 +144,17 @@ class Fleet:
         """Return what keeps a group from each core, for people; None: nothing but those ahead and the token budget."""
         leaving = Obstacle(Wait.IN_LINE, "the executor is leaving the fleet")
         judged_at_s = self.dispatcher.judged_at_s(now_s)
-        takers = self._takers
-        return [(core, self._obstacle(core, group, judged_at_s) if core in takers else leaving) for core in self.cores]
+        takers, preferred = self._takers, self.dispatcher.preferred(group, self._policy.level(group), now_s)
+        return [
+            (core, self._obstacle(core, group, judged_at_s, preferred) if core in takers else leaving)
+            for core in self.cores
+        ]
 
-    def _obstacle(self, core: ExecutorCore, group: SequenceGroup, judged_at_s: float) -> Obstacle | None:
+    def _obstacle(
+        self, core: ExecutorCore, group: SequenceGroup, judged_at_s: float, preferred: list[ExecutorCore]
+    ) -> Obstacle | None:
+        if preferred and core not in preferred:
+            return Obstacle(Wait.SKIPPED, "another executor has the numerics id of its output, and takes it soon")
         if avoids(core, group, self._takers):
             return Obstacle(Wait.SKIPPED, "it lost an executor last time, and another executor can take it")
         return core.obstacle(group, judged_at_s)

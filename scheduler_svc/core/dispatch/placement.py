@@ -4,7 +4,7 @@ Pure. Used by `dispatcher.py`; read next: `capacity.py`.
 """
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from scheduler_svc.core.dispatch.block_holders import BlockHolders
@@ -16,6 +16,9 @@ from scheduler_svc.core.step.admission import Wait
 from scheduler_svc.core.waiting.waiting_queue import Turn
 
 _WORST_COST = 2**62
+
+# What `Capacity.rank` returns.
+Ranked = tuple[int, int, int, Capacity]
 
 
 class Offer(NamedTuple):
@@ -49,12 +52,45 @@ class Placement:
         self._members = sum(capacity.bit for capacity in self._capacities.values())
 
     def choose(self, turn: Turn) -> Offer | Wait:
-        """Return where a group is to be computed that stands first in line, or how it waits."""
+        """Return where a group is to be computed that stands first in line, or how it waits.
+
+        A group that has output goes on at an executor of the kind that made it, if one has room, or has it as soon as
+        its next step is sent: only there it gets the tokens that it would have had.
+        """
+        if preferred := self.preferred(turn):
+            offer = self._choose(turn, preferred)
+            return offer if isinstance(offer, Offer) else Wait.SKIPPED
+        return self._choose(turn, self._ranked)
+
+    def preferred(self, turn: Turn) -> list[Ranked]:
+        """Return the cores that a group goes on at, or waits for; empty: all cores are of one kind to it."""
+        alike = self._alike(turn.group) if turn.group.provenance.spans else []
+        return [ranked for ranked in alike if self._will_take(ranked[-1], turn)]
+
+    def _alike(self, group: SequenceGroup) -> list[Ranked]:
+        """Return the cores that a group prefers if others are of another kind; empty: all are equal to it."""
+        numerics = {capacity.core.numerics for *_, capacity in self._ranked}
+        if len(numerics) < 2 or (preferred := group.provenance.preferred(group.progress)) not in numerics:
+            return []
+        return [ranked for ranked in self._ranked if ranked[-1].core.numerics == preferred]
+
+    def _will_take(self, capacity: Capacity, turn: Turn) -> bool:
+        """Return whether a core lacks nothing but the budget of the step that it is at, or waits for what is sure."""
+        group = turn.group
+        if avoids(capacity.core, group, [inbox.core for inbox in self.takers]):
+            return False
+        demand = Demand.of(group, capacity.core)
+        depths = self._holders.depths(demand.block_names, capacity.bit)
+        num_cached_blocks = depths[0].num_blocks if depths else 0
+        return capacity.with_budget().obstacle(turn, demand, num_cached_blocks) in (None, Wait.SKIPPED)
+
+    def _choose(self, turn: Turn, ranked: Sequence[Ranked]) -> Offer | Wait:
+        """Return where a group is to be computed, of some cores, or how it waits."""
         group, kind = turn.group, None
         best: Offer | None = None
         best_cost, waits = (_WORST_COST, 0), set[Wait]()
         is_forked = not group.is_lone and group.is_forked
-        for *_, capacity in self._ranked:
+        for *_, capacity in ranked:
             if is_forked or capacity.inbox.kind is not kind:
                 kind = capacity.inbox.kind
                 demand = Demand.of(group, capacity.core)
@@ -116,6 +152,8 @@ class Placement:
         """
         assert self.server is not None
         capacity = self._capacities[self.server]
+        if self._is_of_another_kind(assignment.group, capacity.core):
+            return False
         demand = Demand.of(assignment.group, capacity.core)
         depths = self._holders.depths(demand.block_names, capacity.bit)
         num_cached_blocks = depths[0].num_blocks if depths else 0
@@ -127,6 +165,11 @@ class Placement:
             return False
         capacity.count(own)
         return True
+
+    def _is_of_another_kind(self, group: SequenceGroup, core: ExecutorCore) -> bool:
+        """Return whether a group has output that another kind of executor made than that of a core."""
+        preferred = group.provenance.preferred(group.progress) if group.provenance.spans else None
+        return preferred is not None and preferred != core.numerics
 
     def _obstacle(self, capacity: Capacity, turn: Turn, demand: Demand, num_cached_blocks: int) -> Wait | None:
         """Return how a group waits for a room; None: it can go there."""

@@ -16,6 +16,7 @@ from scheduler_svc.core.blocks.block_manager import AdmissionPlan, AllocStatus, 
 from scheduler_svc.core.blocks.swapping import SwappedGroups
 from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.provenance import UNKNOWN, Numerics
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
 from scheduler_svc.core.step.running_groups import RunningGroups
@@ -82,6 +83,7 @@ class Admissions:
         running: Where they are admitted to.
         swapped: The host pool.
         groups: Those that come back first, or are computed again.
+        numerics: Of the executor.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Admissions:
         running: RunningGroups,
         swapped: SwappedGroups,
         groups: AdmittedGroups,
+        numerics: Numerics = UNKNOWN,
     ) -> None:
         self._limits = limits
         self._queue = queue
@@ -100,6 +103,7 @@ class Admissions:
         self._beam_batch = running.beam_batch
         self._swapped = swapped
         self._groups = groups
+        self._numerics = numerics
 
     # From the host pool --------------------------------------------------------------------------
 
@@ -247,6 +251,7 @@ class Admissions:
             group.has_run = True
             group.first_scheduled_at_s = plan.now_s
             group.num_cached_tokens = len(allocation.sequences[0].found) * self._blocks.block_size
+        group.provenance.go_on(self._numerics, group.progress)
         plan.note(group, EventKind.ADMITTED, len(allocation.sequences[0].found) * self._blocks.block_size)
         if group.beam_search is not None:
             self._beam_batch.start(group)

@@ -257,6 +257,7 @@ def test_executor_info_survives_the_wire_with_the_wire_versions() -> None:
     info = ExecutorInfo(
         "i", "m", "h", "float32", 16, 100, 3, 2048, 49152, 256, 4096, 2**22, (2, 0), 2, sliding_window_tokens=4096,
         sampling_defaults={"temperature": 0.0, "top_k": 20, "top_p": 0.75, "repetition_penalty": 1.0},
+        numerics_id="1f", is_invariant=True, weights_digest="2e",
     )  # fmt: skip
 
     message = execution_service_pb2.GetExecutorInfoResponse.FromString(encode_info(info).SerializeToString())
@@ -265,10 +266,11 @@ def test_executor_info_survives_the_wire_with_the_wire_versions() -> None:
     assert (message.min_wire_version, message.max_wire_version) == (MIN_WIRE_VERSION, MAX_WIRE_VERSION)
 
 
-def test_an_executor_that_says_nothing_of_sampling_has_no_defaults() -> None:
-    message = execution_service_pb2.GetExecutorInfoResponse(instance_id="of release 0.1.0")
+def test_an_executor_that_says_nothing_of_sampling_and_numerics_has_no_defaults_and_is_of_no_known_kind() -> None:
+    info = decode_info(execution_service_pb2.GetExecutorInfoResponse(instance_id="of release 0.1.0"))
 
-    assert decode_info(message).sampling_defaults == {}
+    assert info.sampling_defaults == {}
+    assert (info.numerics_id, info.is_invariant, info.weights_digest) == ("", False, "")
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), 101.0])

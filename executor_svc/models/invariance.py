@@ -1,0 +1,56 @@
+"""Whether what computes a model is invariant: an output depends on its request alone, to the bit.
+
+Invariant is code that sums every number in an order that the model's shape alone decides. The kernels in C are written
+so. A library's products are not: they choose their order by the number of rows.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+# "C" is `executor_svc/native/`.
+Kernels = Literal["C", "Triton", "torch", "transformers"]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputePath:
+    """What computes a model, from token ids to sampled ids.
+
+    Attributes:
+        device: Where.
+        dtype: Number format of the activations.
+        dense: What does the dense work; "transformers" runs the model with code of its own.
+        attention: The name of what attends: "C", or a backend of `--attention-backend`.
+        sampler: What makes tokens of logits.
+        why_not_c: Why the kernels in C do not do all of it, if that is known.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    dense: Kernels
+    attention: str
+    sampler: Kernels
+    why_not_c: str = ""
+
+
+def why_not_invariant(path: ComputePath) -> str | None:
+    """Say in a few words why outputs may depend on more than their request; None: they do not."""
+    if path.dense == "transformers":
+        return f"transformers computes it{_because(path)}"
+    if path.device.type == "cuda":
+        return _why_not_on_gpu(path)
+    if path.dtype != torch.float32:
+        return f"torch computes it in {str(path.dtype).removeprefix('torch.')}; on a CPU float32 is invariant"
+    for part, kernels in (("dense work", path.dense), ("attention", path.attention), ("sampling", path.sampler)):
+        if kernels != "C":
+            return f"{kernels} does the {part}{_because(path)}"
+    return None
+
+
+def _why_not_on_gpu(path: ComputePath) -> str | None:
+    return f"{path.dense} does the dense work on the GPU"
+
+
+def _because(path: ComputePath) -> str:
+    return f", because {path.why_not_c}" if path.why_not_c else ""

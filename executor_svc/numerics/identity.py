@@ -1,0 +1,133 @@
+"""The numerics id: executors with equal ids promise equal bits, for equal weights and equal requests.
+
+An id too coarse lets two releases differ in silence; one too fine makes another kind of every patch of a library that
+computes nothing. So it covers what computes on this executor's path, and nothing else:
+
+- revision: REVISION below, raised by hand; what no other part sees.
+- model: whose code lays out the model, ours or a release of transformers.
+- dense, attention, sampling: which kernels do each.
+- code: the machine code and constants of the C library, as compiled here. So compiler, flags and processor count as far
+  as they change code, and a comment in a source does not (`executor_svc/native/compiled_code.py`).
+- libm: the release of the system's maths, whose logarithms the kernels call.
+- torch, processor: only if torch computes something; on the invariant path it only allocates and moves.
+- weights, cache: number formats.
+- ranks: of tensor parallelism, since each number of them adds up in an order of its own.
+- filters: what changes and filters logits, in the order of the sampler.
+- probe: the bits of a fixed computation (`probe.py`); only of an invariant path, where they mean something.
+
+It does not cover what an invariant path does not depend on: threads, block size, batch limits, memory. Nor the weights:
+their digest stands beside it.
+
+REVISION. Most changes of ours are seen by the code or by the probe. Neither sees how a config.json becomes a
+`ModelConfig`. `tests/numerics/recorded_numerics.json` has both, the configurations of all families and the bits of the
+probe, and a test fails when one of them is another one. If the change was meant, raise REVISION, say so in the
+changelog, and record anew. Keep it if no output is another one, as with a new family.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from executor_svc.models.kernels import FoundLibrary, Quantization, make_model
+from executor_svc.models.selection import ChosenModel
+from executor_svc.native.compiled_code import code_digest
+from executor_svc.native.library import NativeLibrary
+from executor_svc.native.sampling import NativeSampling
+from executor_svc.numerics.probe import probe_bits
+from executor_svc.sampler.sampler import Sampler
+from shared.events import Event
+from shared.sampling_parameters import Stage, of_stage
+
+REVISION = 1
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """What an executor says of its arithmetic.
+
+    Attributes:
+        numerics_id: 64 hexadecimal digits.
+        why_not_invariant: In a few words; None: it is.
+        parts: What the id is made of, by name.
+    """
+
+    numerics_id: str
+    why_not_invariant: str | None
+    parts: Mapping[str, str]
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether an output depends on its request alone."""
+        return self.why_not_invariant is None
+
+
+def find_numerics(chosen: ChosenModel, quantization: Quantization, num_ranks: int, device: torch.device) -> Numerics:
+    """Return what the arithmetic of a model is.
+
+    Args:
+        chosen: The model; its weights are not looked at.
+        quantization: Of the weights.
+        num_ranks: That share the model.
+        device: Where it runs.
+    """
+    path, library = chosen.path, chosen.library
+    uses_torch = {path.dense, path.sampler, path.attention} != {"C"}
+    parts = {"revision": str(REVISION), "model": "own", "dense": path.dense}
+    parts |= {"attention": path.attention, "sampling": path.sampler}
+    if path.dense == "transformers":
+        import transformers  # seconds, which most models need not wait
+
+        parts["model"] = f"transformers {transformers.__version__}"
+    if library is not None:
+        parts |= {"code": code_digest(library.path), "libm": os.confstr("CS_GNU_LIBC_VERSION") or "unknown"}
+    if uses_torch:
+        parts |= {"torch": torch.__version__, "processor": _processor(device)}
+    number_format = str(path.dtype).removeprefix("torch.")
+    parts["weights"] = number_format if quantization == "none" else quantization
+    parts |= {"cache": number_format, "ranks": str(num_ranks), "filters": filter_order()}
+    if library is not None and chosen.why_not_invariant is None:
+        parts["probe"] = probe_native(library, quantization)
+    return Numerics(digest_of(parts), chosen.why_not_invariant, parts)
+
+
+def log_numerics(numerics: Numerics, weights_digest: str) -> None:
+    """Write a line to the log: two that differ show why two executors are of different kinds."""
+    parts = {name: value[:16] if name in ("code", "probe") else value for name, value in numerics.parts.items()}
+    ids = {"numerics_id": numerics.numerics_id, "weights_digest": weights_digest}
+    why_not = numerics.why_not_invariant
+    _logger.info(Event("numerics", **ids, is_invariant=why_not is None, because=why_not, **parts))
+
+
+def probe_native(library: NativeLibrary, quantization: Quantization) -> str:
+    """Return the bits of the probe with the kernels in C; see `probe_bits`."""
+    found = FoundLibrary(library)
+    make = partial(make_model, dtype=torch.float32, device=torch.device("cpu"), quantization=quantization, found=found)
+    return probe_bits(make, Sampler(NativeSampling(library.path, library.num_threads)))
+
+
+def filter_order() -> str:
+    """Return the numbers by which the sampler changes and filters logits, in its order."""
+    return ",".join(parameter.name for stage in (Stage.PROCESSOR, Stage.FILTER) for parameter in of_stage(stage))
+
+
+def digest_of(parts: Mapping[str, str]) -> str:
+    """Return the SHA-256 of named parts, each with its length."""
+    hasher = hashlib.sha256(b"octavo numerics 1")
+    for name, value in parts.items():
+        for text in (name.encode(), value.encode()):
+            hasher.update(len(text).to_bytes(8, "little") + text)
+    return hasher.hexdigest()
+
+
+def _processor(device: torch.device) -> str:
+    """Return what torch's kernels are chosen by."""
+    if device.type == "cpu":
+        return torch.backends.cpu.get_cpu_capability()
+    return torch.cuda.get_device_name(device)

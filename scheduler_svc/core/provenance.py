@@ -1,0 +1,72 @@
+"""Which kind of executor made which tokens of a group.
+
+A group goes on at another executor after a loss, a preemption or when its executor leaves. Where that is of another
+kind, a new span begins. Spans are noted at admissions only: no step costs anything for it. Pure.
+"""
+
+from typing import NamedTuple
+
+
+class Numerics(NamedTuple):
+    """The kind of an executor: equal ones give equal outputs. Empty strings: it did not say it."""
+
+    numerics_id: str = ""
+    weights_digest: str = ""
+
+
+class Progress(NamedTuple):
+    """How far a group has come.
+
+    Attributes:
+        num_tokens: Output tokens of each sequence, by its index; ENDED: it has ended. Of a beam search those of its
+            live beams, which are equally long.
+        num_prompt_logprobs: Log-probabilities of the prompt.
+    """
+
+    num_tokens: tuple[int, ...]
+    num_prompt_logprobs: int
+
+
+class Span(NamedTuple):
+    """What executors of one kind make of a group, from `begin` on up to the next span."""
+
+    numerics: Numerics
+    begin: Progress
+
+
+UNKNOWN = Numerics()
+ENDED = 2**31
+
+
+class Provenance:
+    """The spans of a group, oldest first."""
+
+    __slots__ = ("spans",)
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def go_on(self, numerics: Numerics, progress: Progress) -> None:
+        """The group is admitted by an executor of a kind."""
+        self.spans = self._fruitful(progress)
+        if not self.spans or self.spans[-1].numerics != numerics:
+            self.spans.append(Span(numerics, progress))
+
+    def preferred(self, progress: Progress) -> Numerics | None:
+        """Return the kind that is to go on with the group, if there is a choice; None: any may."""
+        spans = self._fruitful(progress)
+        return spans[-1].numerics if spans else None
+
+    def of_output(self, index: int, num_tokens: int) -> list[tuple[int, Numerics]]:
+        """Return the first token and the kind of each span of a sequence, or with index 0 of a hypothesis."""
+        begins = [span.begin.num_tokens[index] for span in self.spans]
+        spans = zip(self.spans, begins, [*begins[1:], num_tokens], strict=True)
+        return [(begin, span.numerics) for span, begin, end in spans if begin < min(end, num_tokens)]
+
+    def has_mixed_prompt_logprobs(self, num_prompt_logprobs: int) -> bool:
+        """Return whether the log-probabilities of the prompt, so many, are of several kinds."""
+        return any(0 < span.begin.num_prompt_logprobs < num_prompt_logprobs for span in self.spans)
+
+    def _fruitful(self, progress: Progress) -> list[Span]:
+        """Return the spans without the last one if it brought nothing: that executor was lost before a result."""
+        return [span for span in self.spans if span.begin != progress]

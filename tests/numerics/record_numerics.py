@@ -1,0 +1,50 @@
+"""What REVISION of the numerics id stands for, on record: configurations of all families, and the bits of the probe.
+
+`python -m tests.numerics.record_numerics` writes it anew, in `recorded_numerics.json`. When to raise REVISION first is
+in `executor_svc/numerics/identity.py`.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from executor_svc.models.families import parse_config
+from executor_svc.models.kernels import Quantization
+from executor_svc.numerics.identity import REVISION, probe_native
+from tests.numerics.architectures import SIZES
+from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.numerics.native import LANES, native_library
+
+RECORD = Path(__file__).with_name("recorded_numerics.json")
+FORMATS: tuple[Quantization, ...] = ("none", "int8")
+
+
+def current() -> dict[str, Any]:
+    """Return what this tree computes on this machine."""
+    libraries = {library.instructions: library for library in map(native_library, LANES)}
+    return {
+        "revision": REVISION,
+        "configurations": {name: _configuration(name) for name in sorted(FAMILY_ARCHITECTURES)},
+        "probe": {
+            f"{instructions} {weights}": probe_native(library, weights)
+            for instructions, library in sorted(libraries.items())
+            for weights in FORMATS
+        },
+    }
+
+
+def recorded() -> dict[str, Any]:
+    """Return what is on record."""
+    record: dict[str, Any] = json.loads(RECORD.read_text())
+    return record
+
+
+def _configuration(architecture: str) -> str:
+    """Return a digest of everything that a family reads of its config.json."""
+    values = {**SIZES, **FAMILY_ARCHITECTURES[architecture], "architectures": [architecture]}
+    return hashlib.sha256(repr(parse_config(values, Path("config.json"))).encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    RECORD.write_text(json.dumps(current(), indent=2) + "\n")

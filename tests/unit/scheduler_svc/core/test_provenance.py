@@ -1,0 +1,62 @@
+"""Which kind of executor made which tokens: spans begin where another kind goes on."""
+
+from scheduler_svc.core.provenance import ENDED, Numerics, Progress, Provenance
+
+ONE, OTHER = Numerics("1"), Numerics("2")
+
+
+def at(*num_tokens: int, num_prompt_logprobs: int = 0) -> Progress:
+    return Progress(num_tokens, num_prompt_logprobs)
+
+
+def test_executors_of_one_kind_make_one_span() -> None:
+    made = Provenance()
+    made.go_on(ONE, at(0))
+    made.go_on(ONE, at(3))
+
+    assert made.of_output(0, 5) == [(0, ONE)]
+
+
+def test_another_kind_begins_a_span_at_the_tokens_of_each_output() -> None:
+    made = Provenance()
+    made.go_on(ONE, at(0, 0, 0))
+    made.go_on(OTHER, at(3, ENDED, 4))
+
+    assert [made.of_output(index, 5) for index in range(3)] == [
+        [(0, ONE), (3, OTHER)],
+        [(0, ONE)],
+        [(0, ONE), (4, OTHER)],
+    ]
+    assert made.of_output(2, 4) == [(0, ONE)]  # it ended by its stop string after all
+
+
+def test_an_executor_that_was_lost_before_a_result_made_nothing() -> None:
+    made = Provenance()
+    made.go_on(OTHER, at(0))
+    made.go_on(ONE, at(0))
+    made.go_on(OTHER, at(2))
+    made.go_on(ONE, at(2))
+
+    assert made.of_output(0, 5) == [(0, ONE)]
+
+
+def test_the_kind_that_made_the_last_tokens_is_to_go_on() -> None:
+    made = Provenance()
+    assert made.preferred(at(0)) is None
+    made.go_on(ONE, at(0))
+    assert made.preferred(at(0)) is None  # nothing to agree with
+    assert made.preferred(at(2)) == ONE
+    made.go_on(OTHER, at(2))
+    assert made.preferred(at(2)) == ONE
+    assert made.preferred(at(3)) == OTHER
+
+
+def test_log_probabilities_of_the_prompt_are_part_of_it() -> None:
+    made = Provenance()
+    made.go_on(ONE, at(0))
+    assert made.preferred(at(0, num_prompt_logprobs=5)) == ONE
+    made.go_on(OTHER, at(0, num_prompt_logprobs=5))
+
+    assert made.has_mixed_prompt_logprobs(9)
+    assert not made.has_mixed_prompt_logprobs(5)
+    assert made.of_output(0, 2) == [(0, OTHER)]
