@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from executor_svc.native.sampling import NativeSampling
 from executor_svc.sampler.sample_rows import FlatTokens, SampleRows
 
 # What the 8 tokens of a byte of an allow-list get added: twice as fast as a mask that is filled in.
@@ -19,19 +18,18 @@ _ADDED_BY_BYTE = np.where(
 ).astype(np.float32)
 
 
-def process(scores: torch.Tensor, rows: SampleRows, native: NativeSampling | None = None) -> None:
+def process(scores: torch.Tensor, rows: SampleRows) -> None:
     """Apply the rules and penalties of some rows to their scores.
 
     Args:
         scores: [num_rows, vocab_size] float32, contiguous; overwritten. -inf: the token cannot come.
         rows: The rows, in the same order.
-        native: The C library, if the scores are on a CPU and it can be had.
     """
     _add_biases(scores, rows)
     _penalize_repetition(scores, rows)
     _penalize_output(scores, rows)
     scores.view(-1).index_fill_(0, _places(rows.forbidden_tokens(), scores), -torch.inf)
-    _keep_allowed(scores, rows, native)
+    _keep_allowed(scores, rows)
 
 
 def _add_biases(scores: torch.Tensor, rows: SampleRows) -> None:
@@ -69,12 +67,9 @@ def _penalize_output(scores: torch.Tensor, rows: SampleRows) -> None:
     scores.view(-1).scatter_add_(0, places, torch.from_numpy(-penalties).to(scores.device))
 
 
-def _keep_allowed(scores: torch.Tensor, rows: SampleRows, native: NativeSampling | None) -> None:
+def _keep_allowed(scores: torch.Tensor, rows: SampleRows) -> None:
     asking, packed = rows.allowed_masks()
     if not len(asking):
-        return
-    if native is not None:
-        native.keep_allowed(scores, asking, packed)
         return
     table = torch.from_numpy(_ADDED_BY_BYTE).to(scores.device)
     added = F.embedding(torch.from_numpy(packed.astype(np.int64)).to(scores.device), table).flatten(1)

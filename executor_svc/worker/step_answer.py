@@ -4,9 +4,8 @@ import numpy as np
 import torch
 
 from executor_svc.models.language_model import LanguageModel
-from executor_svc.sampler.logprobs import prompt_spans
 from executor_svc.sampler.sample_rows import SampleRows
-from executor_svc.sampler.sampler import Sampler
+from executor_svc.sampler.sampler import Sampler, prompt_spans
 from executor_svc.worker.model_runner import SampleLogits
 from shared.batch_table import BatchTable, StepLayout
 from shared.step import NO_LOGPROBS, UNKNOWN_TOKEN, Step, StepResult

@@ -17,7 +17,12 @@ def test_contributing_names_the_edited_files() -> None:
     text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
     [section] = re.findall(r"\*\*A sampling parameter\*\*.*?\n\n((?:\d\. .*\n(?:   .*\n)*)+)", text)
     named = re.findall(r"`([a-z_0-9]+/[a-z_0-9/.]+\.\w+)`", section)
-    of_processors = {"executor_svc/sampler/processors.py", "executor_svc/fake/sampling.py"}
+    of_processors = {
+        "executor_svc/sampler/processors.py",
+        "executor_svc/native/csrc/processors.h",
+        "executor_svc/native/csrc/processors.c",
+        "executor_svc/fake/sampling.py",
+    }
 
     assert len(EDITED_FILES) <= MOST_FILES
     assert set(named) == EDITED_FILES | of_processors

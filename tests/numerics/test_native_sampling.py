@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.sampling import NativeSampling, load_sampling
 from executor_svc.sampler.filters import filtered_scores
-from executor_svc.sampler.likeliest import block_maxima
-from executor_svc.sampler.logprobs import prompt_logprobs
 from executor_svc.sampler.processors import process
 from executor_svc.sampler.sampler import Sampler
 from shared.step import SamplingRow
@@ -155,31 +153,105 @@ def test_scores_that_are_no_numbers_give_a_valid_token(value: float, row: Sampli
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 150, 5003])
-def test_log_totals_and_block_maxima(vocab_size: int, native: NativeSampling) -> None:
-    scores = logits_of(5, seed=4, vocab_size=vocab_size)
-    scores[1, vocab_size // 2 :] -= 200
-    scores[2, 1:] = -torch.inf
+def test_log_probabilities_of_every_token(vocab_size: int, native: NativeSampling) -> None:
+    """Also of those that are far below the sum's precision, and those that cannot come."""
+    logits = logits_of(5, seed=4, vocab_size=vocab_size)
+    logits[1, vocab_size // 2 :] -= 200
+    logits[2, 1:] = -torch.inf
+    rows, everything = np.arange(5), np.full(5, vocab_size, np.int32)
 
-    totals, maxima = native.log_totals(scores)
+    logprobs, token_ids, likeliest = native.logprobs(logits, rows, rows % vocab_size, everything)
 
-    torch.testing.assert_close(totals, scores.double().logsumexp(-1, keepdim=True), rtol=0, atol=1e-6)
-    assert torch.equal(maxima, block_maxima(scores))
+    expected = logits.double().log_softmax(-1).float()
+    np.testing.assert_allclose(logprobs, expected[rows, rows % vocab_size], rtol=0, atol=1e-5)
+    ordered = logits.sort(dim=-1, descending=True, stable=True)
+    assert token_ids.reshape(5, -1).tolist() == ordered.indices.tolist()
+    np.testing.assert_allclose(likeliest.reshape(5, -1), expected.gather(1, ordered.indices), rtol=0, atol=1e-5)
+
+
+def test_the_logarithm_of_a_sum_is_exact_to_the_last_bit_of_a_float(native: NativeSampling) -> None:
+    """Of n equal logits the sum is n. Between powers of two and at them, where its parts meet."""
+    for n in (*range(1, 600), 1023, 1024, 1025, 5003, 49_152, 50_257):
+        logits, zero = torch.zeros(1, n), np.zeros(1, np.int32)
+
+        assert native.logprobs(logits, zero, zero, zero)[0][0] == np.float32(-np.log(n))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 31, 64, 199, 200])
+def test_the_likeliest_are_falling_and_equal_ones_come_by_token_id(count: int, native: NativeSampling) -> None:
+    logits = (logits_of(6, seed=8, vocab_size=200) / 3).round()  # many ties, 0 and -0
+    logits[1] = 0.0
+    logits[2, ::2] = -torch.inf
+    logits[3] = -torch.inf
+    assert bool((logits == 0).any() and (logits.view(torch.int32) == -(2**31)).any())
+
+    token_ids = native.logprobs(logits, np.arange(6), np.zeros(6, np.int32), np.full(6, count, np.int32))[1]
+
+    ordered = logits.sort(dim=-1, descending=True, stable=True)
+    assert token_ids.reshape(6, -1).tolist() == ordered.indices[:, :count].tolist()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
+def test_the_likeliest_of_no_numbers_are_distinct_tokens(value: float, native: NativeSampling) -> None:
+    logits = torch.full((1, 70), value)
+    logits[0, 40] = 0.0
+
+    for count in (1, 3, 70):
+        counts = np.array([count], np.int32)
+        for token_ids in (
+            native.logprobs(logits, np.zeros(1, np.int32), np.zeros(1, np.int32), counts)[1],
+            native.candidates(logits, np.zeros(1, np.int32), counts)[0],
+        ):
+            assert len(set(token_ids.tolist())) == count
+            assert set(token_ids.tolist()) <= set(range(70))
+
+
+@pytest.mark.parametrize("vocab_size", [1, 17, 150, 5003])
+def test_the_likeliest_token_of_a_greedy_row_is_the_first_of_the_largest(
+    vocab_size: int, native: NativeSampling
+) -> None:
+    logits = logits_of(40, seed=9, vocab_size=vocab_size).round()
+    logits[0] = -torch.inf
+    logits[1] = -torch.inf
+    logits[1, -1] = -1e30
+    logits[2, vocab_size // 3 :] = 99.0
+
+    token_ids = choose(native, logits, SamplingRow(), np.zeros(1))
+
+    assert [of_row[0] for of_row in token_ids] == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@given(rows=st.lists(ROWS, min_size=1, max_size=8), seed=st.integers(0, 1000))
+def test_processors_change_what_they_change_in_torch_to_the_last_bit(lanes: str, rows: list[Row], seed: int) -> None:
+    """Seen in the candidates: log-probabilities that are processed. Those of all tokens are the whole row."""
+    sampler, logits = Sampler(native_sampling(lanes)), logits_of(len(rows), seed)
+    everything = np.full(len(rows), logits.shape[1], np.int32)
+
+    def all_candidates(*rows: Row) -> torch.Tensor:
+        found = sampler.candidates(logits, np.arange(len(rows), dtype=np.int32), sample_rows(*rows), everything)
+        scores, token_ids = torch.from_numpy(found.logprobs), torch.from_numpy(found.token_ids).long()
+        return torch.empty_like(logits).scatter_(1, token_ids.view_as(logits), scores.view_as(logits))
+
+    expected = all_candidates(*[Row()] * len(rows))
+    process(expected, sample_rows(*rows))
+
+    assert torch.equal(all_candidates(*rows), expected)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 150, 5003])
-def test_allow_lists_equal_the_torch_form(vocab_size: int, native: NativeSampling) -> None:
+def test_allow_lists_of_every_length(vocab_size: int, native: NativeSampling) -> None:
     logits = logits_of(3, seed=5, vocab_size=vocab_size)
     allowed = np.random.default_rng(0).choice(vocab_size, -(-vocab_size // 2), replace=False).astype(np.int32)
     one = np.array([vocab_size - 1], np.int32)
     rules = [TokenRules(allowed_mask=pack_mask(ids, vocab_size)) for ids in (allowed, one)]
     rows = sample_rows(Row(rules=rules[0]), Row(), Row(rules=rules[1]))
-    in_torch, in_c = logits.clone(), logits.clone()
 
-    process(in_torch, rows)
-    process(in_c, rows, native)
+    found = Sampler(native).candidates(logits, np.arange(3, dtype=np.int32), rows, np.array([vocab_size] * 3, np.int32))
 
-    assert torch.equal(in_c, in_torch)
-    assert int((in_c == -torch.inf).sum()) == vocab_size - len(allowed) + vocab_size - 1
+    token_ids, may_come = found.token_ids.reshape(3, -1), found.logprobs.reshape(3, -1) > -np.inf
+    for row, expected in enumerate((allowed.tolist(), list(range(vocab_size)), [vocab_size - 1])):
+        assert set(token_ids[row][may_come[row]].tolist()) == set(expected)
 
 
 @pytest.mark.parametrize("lanes", LANES)
@@ -202,27 +274,12 @@ def test_the_sampler_gives_the_same_with_it_and_without(lanes: str, rows: list[R
         np.testing.assert_allclose(sampled.alternatives.logprobs, expected.alternatives.logprobs, atol=1e-5)
 
 
-@pytest.mark.parametrize("lanes", LANES)
-@given(rows=st.lists(ROWS, min_size=2, max_size=8), seed=st.integers(0, 1000))
-def test_a_row_alone_is_the_row_in_a_batch_to_the_last_bit(lanes: str, rows: list[Row], seed: int) -> None:
-    sampler, logits = Sampler(native_sampling(lanes)), logits_of(len(rows), seed)
-
-    together = sampler.sample(logits, np.arange(len(rows), dtype=np.int32), sample_rows(*rows))
-
-    for index, row in enumerate(rows):
-        alone = sampler.sample(logits[index : index + 1].clone(), np.zeros(1, np.int32), sample_rows(row))
-        assert alone.token_ids[0] == together.token_ids[index]
-        if alone.logprobs is not None:
-            assert together.logprobs is not None
-            assert alone.logprobs[0].tobytes() == together.logprobs[index].tobytes()
-
-
 def test_prompt_logprobs_equal_the_log_softmax(native: NativeSampling) -> None:
     logits = logits_of(5, seed=6)
     token_ids = np.array([3, 149, 0, 7, 7], np.int32)
 
-    found, alternatives = prompt_logprobs(
-        torch.arange(5), lambda index: logits[index], token_ids, np.full(5, 2, np.int32), native
+    found, alternatives = Sampler(native).prompt_logprobs(
+        torch.arange(5), lambda index: logits[index], token_ids, np.full(5, 2, np.int32)
     )
 
     expected = logits.log_softmax(-1)
@@ -241,4 +298,4 @@ def test_what_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
 def test_scores_of_another_layout_are_refused(native: NativeSampling) -> None:
     for scores in (torch.zeros(4, 3).t(), torch.zeros(3, 4, dtype=torch.float64)):
         with pytest.raises(AssertionError):
-            native.log_totals(scores)
+            choose(native, scores, SamplingRow())

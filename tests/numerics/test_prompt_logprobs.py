@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.sampler import logprobs
+from executor_svc.sampler import sampler
 from shared.step import SamplingRow, StepResult, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
 from tests.numerics.reference import MakeDriver, assert_close, random_prompt, reference_logits
@@ -39,7 +39,7 @@ def test_prompt_logprobs_of_any_chunks_equal_transformers(
     make_driver: MakeDriver,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(logprobs, "PROMPT_TOKENS_AT_ONCE", 3)
+    monkeypatch.setattr(sampler, "PROMPT_TOKENS_AT_ONCE", 3)
     model, prompt = tiny_models["gqa"], random_prompt(11)
     driver = make_driver(model)
     neighbour = driver.admission(0, random_prompt(6, seed=1), 20)

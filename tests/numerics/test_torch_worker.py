@@ -16,7 +16,7 @@ from executor_svc.cache.cache_engine import CacheEngine
 from executor_svc.config import ExecutorConfig
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.models.decoder import Decoder
-from executor_svc.sampler.logprobs import Alternatives
+from executor_svc.sampler.interface import Alternatives
 from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.sampler.sampler import Sampled, Sampler
 from executor_svc.worker.interface import RunningStep, Worker, execute

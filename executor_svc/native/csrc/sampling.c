@@ -1,27 +1,23 @@
-// From scores to tokens: filters and draw of one row after the other, by whichever thread is free.
+// From scores to tokens: processors, filters and draw of one row after the other, by whichever thread is free.
 //
 // executor_svc/sampler/filters.py and drawing.py say the same in torch, and what the filters mean. A row is read
 // two or three times: for the maxima of its blocks, for the sum of its weights, and for its candidates, the tokens
 // that a bound does not rule out. All filters work on the candidates.
 #include <float.h>
-#include <math.h>
-#include <omp.h>
-#include <stdbool.h>
-#include <string.h>
 
-#include "select.h"
-#include "vec.h"
+#include "processors.h"
+#include "scores.h"
 
-#define BLOCK 32               // scores whose maximum is kept; BLOCK of likeliest.py
-#define FLOOR -80.0f           // exp of less is 0; FLOOR of likeliest.py
 #define MIN_TEMPERATURE 1e-6f  // MIN_TEMPERATURE of filters.py
 #define MARGIN 0.5             // bounds of probabilities are so much lower than they need be, so that rounding is safe
+#define CHUNK (16 * LANES)     // scores that are looked at together for the largest of a row
 
 // How a token is chosen from a row of scores: the filters of shared/sampling_parameters.py, in its order.
 typedef struct {
     int64_t row;
-    double draw;        // 0 to below 1
-    float temperature;  // above 0
+    int64_t processing;  // which of the records; -1: nothing changes the row
+    double draw;         // 0 to below 1
+    float temperature;   // 0: the likeliest token
     int32_t top_k;      // 0: off
     float top_p;        // 1: off
     float min_p;        // 0: off
@@ -31,107 +27,27 @@ typedef struct {
 // What the caller compares with its own record.
 long octavo_choice_bytes(void) { return (long)sizeof(Choice); }
 
-// A thread's memory. A key is a score divided by the temperature; a weight is exp(key - top).
-typedef struct {
-    float *maxima;       // [num_blocks] of the scores
-    float *sums;         // [num_blocks] of the weights
-    double *buckets;     // [NUM_BUCKETS]
-    long num_candidates;
-    int32_t *token_ids;  // [size] of the candidates, rising; the others belong to them
-    float *keys, *weights, *closeness;
-} Scratch;
-
-// The sum of some weights, and that of weight * (key - top).
-typedef struct {
-    double total, moment;
-} Mass;
-
-#if LANES == 16
-INLINE uint32_t at_least(vfloat a, vfloat b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }  // a bit a lane
-INLINE vfloat zero_below(vfloat v, vfloat x, float least) {  // v where x >= least, else 0
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, vf_all(least), _CMP_GE_OQ), v);
-}
-#else
-INLINE uint32_t at_least(vfloat a, vfloat b) { return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
-INLINE vfloat zero_below(vfloat v, vfloat x, float least) {
-    return _mm256_and_ps(v, _mm256_cmp_ps(x, vf_all(least), _CMP_GE_OQ));
-}
-#endif
-
-INLINE vfloat weights_of(vfloat shifted) { return zero_below(vf_exp(shifted), shifted, FLOOR); }
-
-// The next `num_bytes` from an address, which moves on.
-INLINE void *take(uintptr_t *address, long num_bytes) {
-    void *taken = (void *)*address;
-    *address += (uintptr_t)round_up(num_bytes, 64);
-    return taken;
-}
-
-// Lay out a thread's scratch memory at `address` (0: only measure); return its size in bytes.
-static long lay_out(long size, uintptr_t address, Scratch *scratch) {
-    uintptr_t begin = address;
-    scratch->maxima = take(&address, 4 * ceil_div(size, BLOCK));
-    scratch->sums = take(&address, 4 * ceil_div(size, BLOCK));
-    scratch->buckets = take(&address, 8 * NUM_BUCKETS);
-    scratch->token_ids = take(&address, 4 * size);
-    scratch->keys = take(&address, 4 * size);
-    scratch->weights = take(&address, 4 * size);
-    scratch->closeness = take(&address, 4 * size);
-    return (long)(address - begin);
-}
-
-long octavo_choose_scratch_bytes(long size, int num_threads) {
-    Scratch scratch;
-    return lay_out(size, 0, &scratch) * num_threads;
-}
-
-// A block of a row; the last one, if it is short, in `padded`, filled up with -inf.
-INLINE const float *block_of(const float *scores, long size, long block, float *padded) {
-    long count = size - block * BLOCK;
-    if (count >= BLOCK) return scores + block * BLOCK;
-    for (long i = 0; i < BLOCK; i++) padded[i] = i < count ? scores[block * BLOCK + i] : -INFINITY;
-    return padded;
-}
-
-// Write the maxima of the blocks; return the largest. NaN is passed over.
-static float find_maxima(const float *scores, long size, float *maxima) {
-    float padded[BLOCK], top = -INFINITY;
-    for (long block = 0; block < ceil_div(size, BLOCK); block++) {
-        const float *p = block_of(scores, size, block, padded);
-        vfloat most = vf_all(-INFINITY);
-        for (long i = 0; i < BLOCK; i += LANES) most = vf_max(vf_load(p + i), most);
-        maxima[block] = vf_largest(most);
-        top = maxima[block] > top ? maxima[block] : top;
-    }
-    return top;
-}
-
-// Sum up the weights of a row. with_moment: the moment too; sums: NULL, or the blocks' sums are written there.
-INLINE Mass weigh_row(const float *scores, long size, float temperature, float top, const float *maxima,
-                      bool with_moment, float *sums) {
-    Mass mass = {0.0, 0.0};
-    float padded[BLOCK];
-    vfloat sum = vf_zero(), moment = vf_zero();
-    long num_blocks = ceil_div(size, BLOCK);
-    for (long block = 0; block < num_blocks; block++) {
-        if (maxima[block] / temperature - top >= FLOOR) {
-            const float *p = block_of(scores, size, block, padded);
-            for (long i = 0; i < BLOCK; i += LANES) {
-                vfloat shifted = vf_sub(vf_div(vf_load(p + i), vf_all(temperature)), vf_all(top));
-                vfloat weights = weights_of(shifted);
-                sum = vf_add(sum, weights);
-                if (with_moment) moment = vf_fma(weights, vf_max(shifted, vf_all(FLOOR)), moment);
-            }
+// The first of the largest scores. NaN is passed over; 0 if there is no number.
+static long argmax(const float *scores, long size) {
+    float top = -INFINITY;
+    long found = 0;  // where the chunk begins that has it
+    for (long begin = 0; begin < size; begin += CHUNK) {
+        vfloat most[4] = {vf_all(-INFINITY), vf_all(-INFINITY), vf_all(-INFINITY), vf_all(-INFINITY)};
+        float largest = -INFINITY;
+        if (size - begin >= CHUNK) {
+            for (long i = 0; i < CHUNK; i += 4 * LANES)
+                for (long j = 0; j < 4; j++) most[j] = vf_max(vf_load(scores + begin + i + j * LANES), most[j]);
+            largest = vf_largest(vf_max(vf_max(most[0], most[1]), vf_max(most[2], most[3])));
+        } else {
+            for (long i = begin; i < size; i++) largest = scores[i] > largest ? scores[i] : largest;
         }
-        // Few floats are added up before the sum goes on in double.
-        if (!sums && (block + 1) % 16 && block + 1 < num_blocks) continue;
-        float total = vf_sum(sum);
-        mass.total += total;
-        if (with_moment) mass.moment += vf_sum(moment);
-        if (sums) sums[block] = total;
-        sum = moment = vf_zero();
+        if (!(largest > top)) continue;
+        top = largest;
+        found = begin;
     }
-    return mass;
+    for (long i = found; i < size; i++)
+        if (scores[i] == top) return i;
+    return 0;
 }
 
 static Mass weigh_candidates(const Scratch *scratch, float top) {
@@ -192,9 +108,10 @@ static long draw_from_row(const float *scores, long size, float temperature, flo
 
 // Keep the candidates whose information is nearest to the entropy; the mass is of all that previous filters left.
 static void keep_typical(Scratch *scratch, float top, Mass mass, double typical_p) {
-    float log_total = (float)log(mass.total), entropy = (float)(log(mass.total) - mass.moment / mass.total);
+    double log_total = log_of(mass.total);
+    float entropy = (float)(log_total - mass.moment / mass.total);
     for (long i = 0; i < scratch->num_candidates; i++)
-        scratch->closeness[i] = -fabsf(scratch->keys[i] - top - log_total + entropy);
+        scratch->closeness[i] = -fabsf(scratch->keys[i] - top - (float)log_total + entropy);
     keep(scratch, scratch->closeness,
          last_key(scratch->closeness, scratch->weights, scratch->num_candidates, typical_p * mass.total,
                   scratch->buckets));
@@ -208,14 +125,14 @@ static double least_key(const Choice *how, long size, bool limits_number, float 
         if (how->top_k > num_blocks) return -FLT_MAX;
         return last_key(scratch->maxima, NULL, num_blocks, how->top_k, scratch->buckets) / temperature;
     }
-    if (how->top_p >= 1.0f && how->min_p > 0.0f) return top + logf(how->min_p);
+    if (how->top_p >= 1.0f && how->min_p > 0.0f) return top + (float)log_of(how->min_p);
     // Tokens less likely than (1 - p) / size weigh less than 1 - p together, so that a nucleus of p has none of them.
-    double p = how->top_p < 1.0f ? how->top_p : how->typical_p, log_total = log(mass.total);
-    double depth = log((double)size / (1.0 - p));
+    double p = how->top_p < 1.0f ? how->top_p : how->typical_p, log_total = log_of(mass.total);
+    double depth = log_of((double)size / (1.0 - p));
     // Typical tokens lie in a band around minus the entropy. Once it reaches down to twice that it reaches up to 0,
     // so that at this depth, if not before, it holds such a nucleus.
     if (how->top_p >= 1.0f) depth = fmax(depth, 2.0 * (log_total - mass.moment / mass.total));
-    return top + log_total - depth + log(MARGIN);
+    return top + log_total - depth + log_of(MARGIN);
 }
 
 static long choose(const float *scores, long size, const Choice *how, Scratch *scratch) {
@@ -241,7 +158,7 @@ static long choose(const float *scores, long size, const Choice *how, Scratch *s
         keep(scratch, scratch->keys,
              last_key(scratch->keys, scratch->weights, scratch->num_candidates, how->top_p * mass.total,
                       scratch->buckets));
-    if (has_least) keep(scratch, scratch->keys, top + logf(how->min_p));
+    if (has_least) keep(scratch, scratch->keys, top + (float)log_of(how->min_p));
     if (is_typical) {
         if (has_nucleus || has_least) mass = weigh_candidates(scratch, top);
         keep_typical(scratch, top, mass, how->typical_p);
@@ -252,44 +169,27 @@ static long choose(const float *scores, long size, const Choice *how, Scratch *s
 }
 
 // Choose a token for each of `num_choices`. scores: [any, size]; token_ids: [num_choices], written.
-void octavo_choose(const float *scores, long size, long num_choices, const Choice *choices, int32_t *token_ids,
-                   void *scratch_memory, int num_threads) {
-#pragma omp parallel num_threads(num_threads)
+void octavo_choose(const float *scores, long size, long num_choices, const Choice *choices,
+                   const Processing *processings, const TokenLists *lists, int32_t *token_ids, void *scratch_memory,
+                   int num_threads) {
+#pragma omp parallel num_threads(threads_for(num_choices, num_threads))
     {
-        Scratch scratch;
-        long bytes = lay_out(size, 0, &scratch);
-        lay_out(size, (uintptr_t)scratch_memory + (uintptr_t)(bytes * omp_get_thread_num()), &scratch);
+        Scratch scratch = own_scratch(size, scratch_memory);
 #pragma omp for schedule(dynamic)
-        for (long i = 0; i < num_choices; i++)
-            token_ids[i] = (int32_t)choose(scores + choices[i].row * size, size, choices + i, &scratch);
-    }
-}
-
-// Write for each row of scores, [num_rows, size], the maxima of its blocks, [num_rows, num_blocks], and the logarithm
-// of the sum of exp(score), [num_rows].
-void octavo_log_totals(const float *scores, long size, long num_rows, float *maxima, double *log_totals,
-                       int num_threads) {
-#pragma omp parallel for schedule(dynamic) num_threads(num_threads)
-    for (long row = 0; row < num_rows; row++) {
-        float *own = maxima + row * ceil_div(size, BLOCK), top = find_maxima(scores + row * size, size, own);
-        log_totals[row] = log(weigh_row(scores + row * size, size, 1.0f, top, own, false, NULL).total) + top;
-    }
-}
-
-// Set to -inf what is not in a row's list of allowed tokens.
-// rows: [num_rows] of scores, each once; masks: a bit a token, the lowest first, [num_rows, ceil(size / 8)].
-void octavo_keep_allowed(float *scores, long size, long num_rows, const int64_t *rows, const uint8_t *masks,
-                         int num_threads) {
-#pragma omp parallel for schedule(dynamic) num_threads(num_threads)
-    for (long i = 0; i < num_rows; i++) {
-        float *own = scores + rows[i] * size;
-        const uint8_t *mask = masks + i * ceil_div(size, 8);
-        for (long byte = 0; byte < size / 8; byte++)
-            for (int bit = 0; bit < 8; bit++) {
-                float *score = own + 8 * byte + bit;
-                *score = mask[byte] >> bit & 1 ? *score : -INFINITY;
+        for (long i = 0; i < num_choices; i++) {
+            const float *row = scores + choices[i].row * size;
+            if (choices[i].processing >= 0) {
+                memcpy(scratch.processed, row, (size_t)size * sizeof *row);
+                row = scratch.processed;
+                process_row(scratch.processed, size, processings + choices[i].processing, lists, scratch.counts);
             }
-        for (long id = size / 8 * 8; id < size; id++)
-            if (!(mask[id / 8] >> id % 8 & 1)) own[id] = -INFINITY;
+            bool is_greedy = choices[i].temperature <= 0.0f;
+            token_ids[i] = (int32_t)(is_greedy ? argmax(row, size) : choose(row, size, choices + i, &scratch));
+        }
     }
+}
+
+long octavo_sampling_scratch_bytes(long size, int num_threads) {
+    Scratch scratch;
+    return lay_out(size, 0, &scratch) * num_threads;
 }

@@ -11,7 +11,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from executor_svc.sampler.drawing import draw
 from executor_svc.sampler.filters import WIDTHS, filtered_scores
-from executor_svc.sampler.logprobs import Alternatives
+from executor_svc.sampler.interface import Alternatives
 from executor_svc.sampler.sample_rows import SampleRows, uniforms
 from executor_svc.sampler.sampler import Sampled, Sampler
 from shared.step import SAMPLING_ROW, Int32Array, SamplingRow
@@ -329,7 +329,7 @@ def test_the_memory_of_sampling_has_a_bound_and_the_bound_changes_nothing(monkey
         )
 
     at_once, candidates_at_once = run()
-    monkeypatch.setattr("executor_svc.sampler.logprobs.VALUES_AT_ONCE", 3 * vocab_size + 1)
+    monkeypatch.setattr("executor_svc.sampler.torch_backend.VALUES_AT_ONCE", 3 * vocab_size + 1)
     with LargestTensor() as largest:
         sampled, candidates = run()
 

@@ -1,0 +1,33 @@
+// What changes a row of scores by what came before it and by its rules; executor_svc/sampler/processors.py in torch.
+#ifndef OCTAVO_PROCESSORS_H
+#define OCTAVO_PROCESSORS_H
+
+#include <stdint.h>
+
+// One row. Begins are places in the lists of `TokenLists`.
+typedef struct {
+    int64_t history_begin;
+    int64_t mask_begin;  // -1: every token is allowed
+    int64_t biases_begin, num_biases;
+    int64_t forbidden_begin, num_forbidden;
+    int32_t num_tokens;         // of the history: prompt, then output
+    int32_t num_prompt_tokens;
+    // The processors of shared/sampling_parameters.py, in its order.
+    float repetition_penalty;  // 1: off
+    float presence_penalty;    // 0: off
+    float frequency_penalty;   // 0: off
+} Processing;
+
+// What belongs to the rows of a call, one after the other.
+typedef struct {
+    const int32_t *histories;
+    const uint8_t *masks;  // a bit for each token, the lowest first
+    const int32_t *biased_ids;  // distinct in a row
+    const float *biases;
+    const int32_t *forbidden_ids;
+} TokenLists;
+
+// Change a row of `size` scores. counts: [size], overwritten.
+void process_row(float *scores, long size, const Processing *how, const TokenLists *lists, int32_t *counts);
+
+#endif
