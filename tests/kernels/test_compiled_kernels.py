@@ -141,6 +141,7 @@ def test_groups_of_every_size_keep_within_the_budgets(
 # The kernels for sampling and for the dense part ---------------------------------------------------------
 
 SHARED_BYTES_OF_ALL = 48 * 1024  # that every device has
+SHARED_BYTES_OF_PRODUCTS = 99 * 1024  # that a program may have on every device
 
 
 def test_kernels_fit_a_device(tmp_path: Path) -> None:
@@ -155,8 +156,9 @@ def test_kernels_fit_a_device(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     needs = json.loads(done.stdout)
-    assert len(needs) >= 18
+    assert len(needs) >= 26
     for case in needs:
         assert 0 < case["registers"] <= 255, case
         assert case["spilled"] == 0, case
-        assert case["shared"] <= SHARED_BYTES_OF_ALL, case
+        is_product = case["name"].startswith("matmul_kernel")
+        assert case["shared"] <= (SHARED_BYTES_OF_PRODUCTS if is_product else SHARED_BYTES_OF_ALL), case
