@@ -71,7 +71,7 @@ class TritonAttentionBackend:
         is_decode = lengths == 1
         num_decodes = int(is_decode.sum())
         rest = np.flatnonzero(~is_decode)
-        visible, token_ids, decode_tables, chunk_tables = _to_device_at_once(
+        visible, token_ids, decode_tables, chunk_tables = copy_at_once(
             [
                 starts[is_decode] + 1,
                 first_tokens[is_decode],
@@ -200,7 +200,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
-def _to_device_at_once(arrays: list[npt.NDArray[np.integer]], device: torch.device) -> list[torch.Tensor]:
+def copy_at_once(arrays: list[npt.NDArray[np.integer]], device: torch.device) -> list[torch.Tensor]:
     """Copy arrays to a device in one piece, int32, without waiting."""
     ends = np.cumsum([-(-array.size // ALIGNMENT) * ALIGNMENT for array in arrays]).tolist()
     begins = [0, *ends[:-1]]

@@ -2,6 +2,9 @@
 
 They are bound by memory: what is read once and written once is as fast as it can be. All compute in float32, whatever
 the number format, and round once, when they write.
+
+No row depends on the others: a program has one row, or a part of one, and the machine code follows from the length of a
+row and from whether rows begin at multiples of 16 bytes. In a model they always do, or never.
 """
 
 import torch

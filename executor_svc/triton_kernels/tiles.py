@@ -17,6 +17,9 @@ WIDEST_WINDOW: Final = 2**31 - 1
 MAX_SPLITS: Final = 32
 # Of `resident_programs`.
 MAX_RESIDENT_PROGRAMS: Final = 3
+# Of the invariant attention: positions that are added up together, by any program. A split is enough work to be worth a
+# program: 256 KiB of keys and values in 16 bits and 128 dimensions.
+SPLIT_KEYS: Final = 512
 # What the tensor cores take.
 MIN_MATRIX_ROWS: Final = 16
 
@@ -36,6 +39,16 @@ class PrefillTile:
 
     num_queries: int  # tokens times heads of a group
     num_keys: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class InvariantTile:
+    """How a program of `attend_kernel` works: on chunks and decodes alike, on every device."""
+
+    num_queries: int  # tokens times heads of a group
+    num_keys: int  # a divisor of SPLIT_KEYS
     num_warps: int
     num_stages: int
 
@@ -75,6 +88,22 @@ _PREFILL_FLOAT32: Final = {
     64: PrefillTile(16, 32, 4, 5),
     128: PrefillTile(16, 16, 4, 5),
     256: PrefillTile(16, 16, 8, 5),
+}
+# 64 queries are the least that the products of Hopper take. A decode fills only a few of them, and reads no more for
+# the others.
+_INVARIANT_16_BITS: Final = {
+    16: InvariantTile(64, 64, 4, 5),
+    32: InvariantTile(64, 64, 4, 5),
+    64: InvariantTile(64, 64, 4, 5),
+    128: InvariantTile(64, 32, 4, 5),
+    256: InvariantTile(64, 16, 8, 5),
+}
+_INVARIANT_FLOAT32: Final = {
+    16: InvariantTile(16, 32, 4, 5),
+    32: InvariantTile(16, 32, 4, 5),
+    64: InvariantTile(16, 32, 4, 5),
+    128: InvariantTile(16, 16, 4, 5),
+    256: InvariantTile(16, 16, 8, 5),
 }
 
 
@@ -123,3 +152,12 @@ def prefill_tile(head_dim: int, group: int, itemsize: int, capability: tuple[int
 def reduce_warps(head_dim: int) -> int:
     """Return the warps of a program of `reduce_kernel`: each thread has up to 32 numbers."""
     return max(1, MAX_SPLITS * pad(head_dim) // 1024)
+
+
+def invariant_tile(head_dim: int, group: int, itemsize: int) -> InvariantTile:
+    """Return the tile for a group of so many heads of `head_dim` numbers of `itemsize` bytes, on any device."""
+    tile = (_INVARIANT_FLOAT32 if itemsize == 4 else _INVARIANT_16_BITS)[pad(head_dim)]
+    if pad(group) <= tile.num_queries:
+        return tile
+    # At least one token.
+    return InvariantTile(pad(group), min(16, tile.num_keys) if itemsize == 4 else tile.num_keys, 8, tile.num_stages)

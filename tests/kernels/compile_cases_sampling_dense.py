@@ -1,6 +1,6 @@
 """What the kernels for sampling and for the dense part are compiled for: representative calls. It needs no GPU.
 
-A case is a kernel, the types of its arguments, its constants, and its number of warps.
+A case is a kernel, the types of its arguments, its constants, its number of warps, and that of its stages.
 
 `python -m tests.kernels.compile_cases_sampling_dense 80 90` compiles all of them for those compute capabilities and
 prints what each needs. TRITON_INTERPRET must not be set.
@@ -20,10 +20,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from executor_svc.sampler.device_sampling import NUM_PIVOTS, NUM_WARPS, TILE
+from executor_svc.triton_kernels import log_total
 from executor_svc.triton_kernels.dense import ACTIVATION_TILE, activation_kernel, norm_kernel, num_warps_of_norm
+from executor_svc.triton_kernels.log_total import log_total_kernel
+from executor_svc.triton_kernels.matmul import matmul_kernel, matmul_tile
+from executor_svc.triton_kernels.routing import route_kernel
 from executor_svc.triton_kernels.sampling import sample_rows
 
-Case = tuple[Any, Mapping[str, str], Mapping[str, Any], int]
+Case = tuple[Any, Mapping[str, str], Mapping[str, Any], int, int]
 
 
 def compile_cases() -> list[Case]:
@@ -37,6 +41,10 @@ def compile_cases() -> list[Case]:
         _norm(3072, "bf16", "bf16", has_addend=False),
         *(_activation(name, "bf16") for name in ("silu", "gelu", "gelu_tanh")),
         _activation("relu", "fp16", has_up=False),
+        _matmul(28_672, 4096, "bf16"),
+        _matmul(4096, 2000, "fp32", has_bias=True),
+        _route(),
+        _log_total(),
     ]
 
 
@@ -47,6 +55,7 @@ def _sampling() -> Case:
         types | {"limits": "*i32", "draws": "*fp64", "token_ids": "*i64"},
         {"TILE": TILE, "NUM_PIVOTS": NUM_PIVOTS},
         NUM_WARPS,
+        3,
     )
 
 
@@ -63,7 +72,7 @@ def _norm(size: int, dtype: str, weight_dtype: str, *, is_layer_norm: bool = Fal
             constants[name] = None
         else:
             types[name] = f"*{dtype_or_none}"
-    return norm_kernel, types, constants, num_warps_of_norm(size_padded)
+    return norm_kernel, types, constants, num_warps_of_norm(size_padded), 3
 
 
 def _activation(name: str, dtype: str, *, has_up: bool = True) -> Case:
@@ -73,17 +82,41 @@ def _activation(name: str, dtype: str, *, has_up: bool = True) -> Case:
         types["up"] = f"*{dtype}"
     else:
         constants["up"] = None
-    return activation_kernel, types, constants, 4
+    return activation_kernel, types, constants, 4, 3
+
+
+def _matmul(num_outputs: int, num_inputs: int, dtype: str, *, has_bias: bool = False) -> Case:
+    tile = matmul_tile(num_outputs, 4 if dtype == "fp32" else 2)
+    types = {"x": f"*{dtype}", "x_stride": "i32", "weight": f"*{dtype}", "output": f"*{dtype}", "num_rows": "i32"}
+    constants: dict[str, Any] = {"NUM_OUTPUTS": num_outputs, "NUM_INPUTS": num_inputs, "TILE_ROWS": tile.num_rows}
+    constants |= {"TILE_COLUMNS": tile.num_columns, "TILE_INPUTS": tile.num_inputs}
+    if has_bias:
+        types["bias"] = f"*{dtype}"
+    else:
+        constants["bias"] = None
+    return matmul_kernel, types, constants, tile.num_warps, tile.num_stages
+
+
+def _route() -> Case:
+    types = {"scores": "*bf16", "weights": "*bf16", "chosen": "*i32"}
+    constants = {"NUM_EXPERTS": 60, "EXPERTS_PADDED": 64, "NUM_CHOSEN": 8, "CHOSEN_PADDED": 8, "IS_NORMALIZED": True}
+    return route_kernel, types, constants, 1, 3
+
+
+def _log_total() -> Case:
+    types = {"logits": "*fp32", "row_stride": "i32", "size": "i32", "totals": "*fp64"}
+    return log_total_kernel, types, {"TILE": log_total.TILE}, log_total.NUM_WARPS, 3
 
 
 def needs_of(case: Case, capability: int) -> dict[str, Any]:
     """Compile a case; return its name, and registers a thread, spilled bytes, and bytes of shared memory."""
-    kernel, types, constants, num_warps = case
+    kernel, types, constants, num_warps, num_stages = case
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     # Pointers, sizes and strides are multiples of 16, as they are for most models.
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind[0] in "*i"}
+    options = {"num_warps": num_warps, "num_stages": num_stages}
     source = ASTSource(kernel, signature, dict(constants), aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": num_warps})
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     dump = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])

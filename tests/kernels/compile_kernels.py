@@ -5,12 +5,13 @@ launchers of `executor_svc.triton_kernels` with a driver that launches nothing: 
 TRITON_INTERPRET must not be in the environment.
 """
 
+import hashlib
 import json
 import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from triton.runtime.jit import JITFunction
 from executor_svc.attention.interface import AttentionLayer, LayerCache, Rotation
 from executor_svc.triton_kernels.block_copy import BlockCopier
 from executor_svc.triton_kernels.decode import DecodeRows, PartialResults, decode
+from executor_svc.triton_kernels.invariant_attention import QueryTiles, SplitStates, attend
 from executor_svc.triton_kernels.key_value_write import write_in_triton
 from executor_svc.triton_kernels.prefill import PrefillRows, prefill
-from executor_svc.triton_kernels.tiles import prefill_tile
+from executor_svc.triton_kernels.tiles import invariant_tile, prefill_tile
 
 NUM_KV_HEADS = 8
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -42,6 +44,7 @@ class Case:
     block_size: int
     has_options: bool  # window, soft cap and ALiBi
     group: int = 4  # query heads of a KV head
+    has_invariant: bool = True  # whether the invariant attention is compiled too
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class CompiledKernel:
     num_wide_loads: int  # of 16 bytes
     num_narrow_loads: int  # of 1 or 2 bytes
     num_warpgroup_products: int  # of Hopper
+    digest: str  # of the machine code
 
 
 class _AbsentDevice:
@@ -88,7 +92,7 @@ def compile_for(case: Case) -> list[CompiledKernel]:
     JITFunction.run = compile_only
     driver.set_active(_AbsentDevice(case.capability))
     try:
-        for launch in (_write, _decode, _prefill, _copy):
+        for launch in (_write, _decode, _prefill, _copy, *((_invariant,) if case.has_invariant else ())):
             launch(case)
     finally:
         JITFunction.run = run
@@ -130,6 +134,22 @@ def _prefill(case: Case) -> None:
     prefill(rows, qkv[:, : case.group * NUM_KV_HEADS], cache, layer, slopes, torch.empty_like(qkv))
 
 
+def _invariant(case: Case) -> None:
+    """Attend in one order of sums: with decodes of one and of several programs a row, then with a chunk."""
+    qkv, cache, layer, slopes = _inputs(case)
+    num_heads = case.group * NUM_KV_HEADS
+    shape = invariant_tile(case.head_dim, case.group, qkv.dtype.itemsize)
+    tables, four = torch.zeros(4, 2, dtype=torch.int32), torch.ones(4, dtype=torch.int32)
+    states = SplitStates(8, 8, torch.empty(4 * num_heads * 8 * case.head_dim), torch.empty(4 * num_heads * 8 * 2))
+    one = torch.ones(1, dtype=torch.int32)
+    for tiles, shared in (
+        (QueryTiles(four, four, four, four, tables), states),
+        (QueryTiles(four, four, four, four, tables), replace(states, num_programs=1, num_splits=1)),
+        (QueryTiles(one, one, one * 3, one * 3, tables), replace(states, num_programs=1, num_splits=1)),
+    ):
+        attend(tiles, shape, qkv[:, :num_heads], cache, layer, slopes, shared, torch.empty_like(qkv))
+
+
 def _copy(case: Case) -> None:
     _, cache, _, _ = _inputs(case)
     BlockCopier([cache.keys, cache.values]).copy_blocks(np.array([(0, 1)], np.int32))
@@ -155,6 +175,7 @@ def _describe(case: Case, kernel: Any) -> CompiledKernel:
         num_wide_loads=_count(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64", ptx),
         num_narrow_loads=_count(r"ld\.global\S*\.[bu](8|16) ", ptx),
         num_warpgroup_products=_count(r"wgmma\.mma_async", ptx),
+        digest=hashlib.sha256(kernel.asm["cubin"]).hexdigest()[:16],
     )
 
 

@@ -1,0 +1,164 @@
+"""Paged attention whose bits do not depend on the schedule; see `executor_svc/triton_kernels/invariant_attention.py`.
+
+What depends on the batch here is who computes a split of keys, never how it is added up.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from executor_svc.attention.explicit_attention import slopes_on
+from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, DecodeBatch, LayerCache, Rotation
+from executor_svc.attention.triton_backend import copy_at_once, number_of_splits
+from executor_svc.triton_kernels.invariant_attention import QueryTiles, SplitStates, attend
+from executor_svc.triton_kernels.key_value_write import write_in_triton
+from executor_svc.triton_kernels.prefill import query_tiles
+from executor_svc.triton_kernels.tiles import SPLIT_KEYS, invariant_tile
+
+# Programs that a multiprocessor works on at once: 80 KiB of shared memory each, with heads of 128 numbers in 16 bits.
+RESIDENT_PROGRAMS = 2
+
+
+class InvariantTritonBackend:
+    """Plans for caches on torch's current CUDA device. Steps run one after the other, on one stream.
+
+    Args:
+        num_multiprocessors: Of the device; None: ask it.
+    """
+
+    def __init__(self, num_multiprocessors: int | None = None) -> None:
+        self._num_multiprocessors = num_multiprocessors
+        self._memory: SplitMemory | None = None
+
+    def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> "InvariantTritonPlan":
+        """Prepare a step."""
+        starts, lengths = metadata.starts, metadata.lengths
+        first_tokens = np.cumsum(lengths) - lengths
+        decodes = np.flatnonzero(lengths == 1)
+        rows, firsts, counts, ends, tables = copy_at_once(
+            [decodes, first_tokens[decodes], lengths[decodes], starts[decodes] + 1, metadata.block_tables],
+            cache.keys.device,
+        )
+        decode_tiles = QueryTiles(rows, firsts, counts, ends, tables) if len(decodes) else None
+        chunks = None if len(decodes) == len(starts) else Chunks(starts, lengths, first_tokens, tables)
+        return InvariantTritonPlan(metadata.slot_mapping, decode_tiles, chunks, self._split_memory(cache))
+
+    def decode_plan(self, batch: DecodeBatch, cache: LayerCache) -> "InvariantTritonPlan":
+        """Prepare decodes that depend on nothing on the host; see `DecodePlanner`.
+
+        The backend must live as long as a CUDA graph of the plan.
+        """
+        rows = torch.arange(len(batch.num_visible_tokens), dtype=torch.int32, device=cache.keys.device)
+        tiles = QueryTiles(rows, rows, torch.ones_like(rows), batch.num_visible_tokens, batch.block_tables)
+        return InvariantTritonPlan(batch.slot_mapping, tiles, None, self._split_memory(cache))
+
+    def _split_memory(self, cache: LayerCache) -> "SplitMemory":
+        if self._memory is None:
+            device, number = cache.keys.device, self._num_multiprocessors
+            if number is None:
+                number = torch.cuda.get_device_properties(device).multi_processor_count
+            self._memory = SplitMemory(RESIDENT_PROGRAMS * number, device)
+        return self._memory
+
+
+class SplitMemory:
+    """Shares the splits of decodes out to programs, and keeps room for their states: CUDA graphs have its address.
+
+    Args:
+        num_places: Programs that the device runs at once.
+        device: Where the room is.
+    """
+
+    def __init__(self, num_places: int, device: torch.device) -> None:
+        self._num_places = num_places
+        self._device = device
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = [self._make(1, 1)]
+
+    def take(self, num_tiles: int, num_kv_heads: int, group: int, head_dim: int, num_positions: int) -> SplitStates:
+        """Return how tiles of one token are shared out, and the room for it.
+
+        Where there are as many tiles as places, each has one program: the others would only wait.
+
+        Args:
+            num_tiles: 1 or more.
+            num_kv_heads: Of the layer.
+            group: Query heads of a KV head.
+            head_dim: Of the layer.
+            num_positions: Of the longest row that there can be.
+        """
+        num_splits = -(-num_positions // SPLIT_KEYS) + 1  # a window may begin and end inside of one
+        num_programs = 1
+        if num_tiles * num_kv_heads < self._num_places:
+            num_programs = min(num_splits, number_of_splits(num_tiles, num_kv_heads, self._num_places))
+        if num_programs == 1:
+            return self.whole()
+        # Enough for every number of tiles, so that it grows with the longest row alone.
+        outputs, scores = self._kept[-1]
+        num_states = self._num_places * group * num_splits
+        if len(outputs) < num_states * head_dim or len(scores) < num_states * 2:
+            outputs, scores = self._make(num_states * head_dim, num_states * 2)
+            self._kept.append((outputs, scores))
+        return SplitStates(num_programs, num_splits, outputs, scores)
+
+    def whole(self) -> SplitStates:
+        """Return that one program takes all splits of a tile."""
+        return SplitStates(1, 1, *self._kept[0])
+
+    def _make(self, num_outputs: int, num_scores: int) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = torch.empty(num_outputs, dtype=torch.float32, device=self._device)
+        return outputs, torch.empty(num_scores, dtype=torch.float32, device=self._device)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """All rows of a step; those of several tokens are chunks. The arrays are on the host, [num_rows]."""
+
+    starts: npt.NDArray[np.int32]  # position of the first token
+    lengths: npt.NDArray[np.int32]
+    first_tokens: npt.NDArray[np.int64]  # index of the first token in the step
+    block_tables: torch.Tensor  # [num_rows, max_num_blocks] int32, on the device
+
+
+class InvariantTritonPlan:
+    """One step, prepared; see `executor_svc.attention.interface.AttentionPlan`."""
+
+    def __init__(
+        self, slot_mapping: torch.Tensor, decodes: QueryTiles | None, chunks: Chunks | None, memory: SplitMemory
+    ) -> None:
+        self._slot_mapping = slot_mapping
+        self._decodes = decodes
+        self._chunks = chunks
+        self._memory = memory
+        self._chunk_tiles: QueryTiles | None = None  # made by the first layer, which knows the number of heads
+
+    def attend(
+        self, qkv: torch.Tensor, rotation: Rotation | None, cache: LayerCache, layer: AttentionLayer
+    ) -> torch.Tensor:
+        """Rotate, write the keys and values of all tokens into the cache, then attend; see `AttentionPlan`."""
+        query = write_in_triton(qkv, rotation, self._slot_mapping, cache).query
+        num_tokens, num_heads, head_dim = query.shape
+        num_kv_heads = cache.keys.shape[2]
+        group = num_heads // num_kv_heads
+        shape = invariant_tile(head_dim, group, query.dtype.itemsize)
+        output = torch.empty(num_tokens, num_heads * head_dim, dtype=query.dtype, device=query.device)
+        slopes = None if layer.alibi_slopes is None else slopes_on(query.device, query.dtype, layer.alibi_slopes)
+        if self._decodes is not None:
+            num_positions = self._decodes.block_tables.shape[1] * cache.block_size
+            states = self._memory.take(len(self._decodes.rows), num_kv_heads, group, head_dim, num_positions)
+            attend(self._decodes, shape, query, cache, layer, slopes, states, output)
+        if self._chunks is not None:
+            if self._chunk_tiles is None:
+                self._chunk_tiles = tiles_of(self._chunks, shape.num_queries // group)
+            attend(self._chunk_tiles, shape, query, cache, layer, slopes, self._memory.whole(), output)
+        return output
+
+
+def tiles_of(chunks: Chunks, num_tokens: int) -> QueryTiles:
+    """Cut the rows of several tokens into tiles of up to `num_tokens`."""
+    several = np.flatnonzero(chunks.lengths > 1)
+    found = query_tiles(chunks.starts[several], chunks.lengths[several], chunks.first_tokens[several], num_tokens)
+    arrays: list[npt.NDArray[np.integer]] = [several[found[:, 0]], found[:, 1], found[:, 2], found[:, 3] + found[:, 2]]
+    rows, first_tokens, num_tokens_of, ends = copy_at_once(arrays, chunks.block_tables.device)
+    return QueryTiles(rows, first_tokens, num_tokens_of, ends, chunks.block_tables)

@@ -1,0 +1,302 @@
+"""Attention whose sums depend on nothing but the query's own position: one kernel for decodes and for chunks.
+
+How a query adds up its keys:
+
+1. Positions are cut into tiles, tiles into splits; both begin at fixed multiples, whatever the row, the chunk, the
+   block size and the device.
+2. Inside a split, a softmax that is corrected as it goes takes one tile after the other, beginning with nothing.
+3. The splits of a query are folded into one result, from the first to the last, by `fold`.
+
+A tile or split of which a query sees nothing changes nothing in its state, to the bit: the weights are 0, the factors
+are 1. So the other queries of a program have no say, and it does not matter who folds: a program that goes over all
+splits of its queries, or `fold_kernel`, to which many programs left one split each. How many programs share a row is
+free, then, and follows the batch and the device.
+
+A decoded token is a chunk of one token: the same machine code, with tiles of the same size, computes both, since the
+order inside a product of matrices belongs to the instruction, and that follows from the tile. Nothing is contracted to
+fused operations (`enable_fp_fusion`): where that happens is up to the compiler, and kernels could differ.
+
+Keys and values that a query does not see must be finite where another query of its chunk sees them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from executor_svc.attention.interface import AttentionLayer, LayerCache
+from executor_svc.triton_kernels.common import LOG2_E, LOWEST_SCORE, dot, shape_scores, slot_offsets
+from executor_svc.triton_kernels.tiles import (
+    SPLIT_KEYS,
+    WIDEST_WINDOW,
+    InvariantTile,
+    pad,
+)
+
+
+@triton.jit
+def fold(state, part):
+    """Return the state of queries that saw what both saw: highest scores, totals, weighted values."""
+    highest, total, weighted = state
+    part_highest, part_total, part_weighted = part
+    new_highest = tl.maximum(highest, part_highest)
+    factor = tl.exp2(highest - new_highest)
+    part_factor = tl.exp2(part_highest - new_highest)
+    return (
+        new_highest,
+        total * factor + part_total * part_factor,
+        weighted * factor[:, None] + part_weighted * part_factor[:, None],
+    )
+
+
+@triton.jit
+def nothing(NUM_QUERIES: tl.constexpr, DIM_PADDED: tl.constexpr):
+    """Return the state of queries that saw no key."""
+    return (
+        tl.full([NUM_QUERIES], LOWEST_SCORE, tl.float32),
+        tl.full([NUM_QUERIES], 0.0, tl.float32),
+        tl.full([NUM_QUERIES, DIM_PADDED], 0.0, tl.float32),
+    )
+
+
+@triton.jit
+def result_of(state):
+    """Return what was attended. A zero is positive: a tile of which nothing is seen turns one that is negative."""
+    _, total, weighted = state
+    return weighted / total[:, None] + 0.0
+
+
+@triton.jit(do_not_specialize=["table_stride", "window", "num_programs", "num_splits"])
+def attend_kernel(
+    query,
+    query_stride,
+    keys,
+    values,
+    block_tables,
+    table_stride,
+    rows,
+    first_tokens,
+    num_tokens,
+    end_positions,
+    slopes,
+    output,
+    partial_outputs,
+    partial_scores,
+    scale,
+    soft_cap,
+    window,
+    num_programs,
+    num_splits,
+    HAS_SOFT_CAP: tl.constexpr,
+    GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_QUERIES: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+):
+    """Attend with a tile of queries of one group to every `num_programs`-th split of its keys.
+
+    The grid is (KV heads, tiles of queries, `num_programs`). One program a tile writes the result; several leave the
+    state of each split, of tiles of one token only.
+    """
+    kv_head = tl.program_id(0)
+    index = tl.program_id(1)
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
+    count = tl.load(num_tokens + index)
+    end_position = tl.load(end_positions + index)
+    start = end_position - count
+    queries = tl.arange(0, TILE_QUERIES)
+    dims = tl.arange(0, DIM_PADDED)
+    is_dim = dims < HEAD_DIM
+    tokens = queries // GROUP
+    heads = kv_head * GROUP + queries % GROUP
+    is_query = (tokens < count)[:, None] & is_dim[None, :]
+    token_offsets = (tl.load(first_tokens + index) + tokens).to(tl.int64)
+    query_rows = query + token_offsets * query_stride + heads * HEAD_DIM
+    q = tl.load(query_rows[:, None] + dims[None, :], mask=is_query, other=0.0)
+    slope = 0.0
+    if slopes is not None:
+        slope = tl.load(slopes + heads)[:, None] * LOG2_E
+    block_table = block_tables + tl.load(rows + index).to(tl.int64) * table_stride
+    # Rows beyond the last token look where it does: some key is visible to each.
+    query_positions = start + tl.minimum(tokens, count - 1)
+    first_position = tl.maximum(start + 1 - window, 0)
+    first_split = first_position // SPLIT_KEYS
+    state = nothing(TILE_QUERIES, DIM_PADDED)
+    for split in tl.range(first_split + tl.program_id(2), tl.cdiv(end_position, SPLIT_KEYS), num_programs):
+        begin = tl.maximum(split * (SPLIT_KEYS // TILE_KEYS), first_position // TILE_KEYS)
+        end = tl.minimum((split + 1) * (SPLIT_KEYS // TILE_KEYS), tl.cdiv(end_position, TILE_KEYS))
+        highest, total, weighted = nothing(TILE_QUERIES, DIM_PADDED)
+        for tile in tl.range(begin, end):
+            positions = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
+            # Whether any query sees the key; what none sees may be NaN, and 0 * NaN is NaN: it is not read.
+            is_read = (positions >= first_position) & (positions < end_position)
+            slots = slot_offsets(block_table, positions, is_read, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE)
+            offsets = slots[:, None] + (kv_head * HEAD_DIM + dims)[None, :]
+            is_element = is_read[:, None] & is_dim[None, :]
+            k = tl.load(keys + offsets, mask=is_element, other=0.0)
+            v = tl.load(values + offsets, mask=is_element, other=0.0)
+            products = dot(q, tl.trans(k), tl.full([TILE_QUERIES, TILE_KEYS], 0.0, tl.float32))
+            distances = positions[None, :] - query_positions[:, None]
+            scores = shape_scores(
+                products, distances.to(tl.float32), slope, scale, soft_cap, HAS_SOFT_CAP, slopes is not None
+            )
+            scores = tl.where((distances <= 0) & (distances > -window), scores, float("-inf"))
+            new_highest = tl.maximum(highest, tl.max(scores, 1))
+            weights = tl.exp2(scores - new_highest[:, None])
+            correction = tl.exp2(highest - new_highest)
+            total = total * correction + tl.sum(weights, 1)
+            weighted = dot(weights.to(v.dtype), v, weighted * correction[:, None])
+            highest = new_highest
+        if num_programs == 1:
+            state = fold(state, (highest, total, weighted))
+        else:
+            partial = (index.to(tl.int64) * NUM_HEADS + heads) * num_splits + (split - first_split)
+            is_head = tokens < count
+            tl.store(partial_scores + partial * 2, highest, mask=is_head)
+            tl.store(partial_scores + partial * 2 + 1, total, mask=is_head)
+            tl.store(partial_outputs + partial[:, None] * HEAD_DIM + dims[None, :], weighted, mask=is_query)
+    if num_programs == 1:
+        output_rows = output + token_offsets * (NUM_HEADS * HEAD_DIM) + heads * HEAD_DIM
+        tl.store(output_rows[:, None] + dims[None, :], result_of(state).to(output.dtype.element_ty), mask=is_query)
+
+
+@triton.jit(do_not_specialize=["window", "num_splits"])
+def fold_kernel(
+    partial_outputs,
+    partial_scores,
+    first_tokens,
+    end_positions,
+    output,
+    window,
+    num_splits,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+):
+    """Fold the splits of one head of a tile of one token; the grid is (heads, tiles)."""
+    head = tl.program_id(0)
+    index = tl.program_id(1)
+    end_position = tl.load(end_positions + index)
+    first_split = tl.maximum(end_position - window, 0) // SPLIT_KEYS
+    num_used_splits = tl.cdiv(end_position, SPLIT_KEYS) - first_split
+    dims = tl.arange(0, DIM_PADDED)
+    is_dim = (dims < HEAD_DIM)[None, :]
+    one = tl.arange(0, 1)
+    first = (index.to(tl.int64) * NUM_HEADS + head) * num_splits
+    state = nothing(1, DIM_PADDED)
+    for split in tl.range(0, num_used_splits):
+        partial = first + split + one
+        highest = tl.load(partial_scores + partial * 2)
+        total = tl.load(partial_scores + partial * 2 + 1)
+        weighted = tl.load(partial_outputs + partial[:, None] * HEAD_DIM + dims[None, :], mask=is_dim, other=0.0)
+        state = fold(state, (highest, total, weighted))
+    output_row = output + (tl.load(first_tokens + index).to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
+    result = result_of(state).to(output.dtype.element_ty)
+    tl.store(output_row + (one[:, None] + dims[None, :]), result, mask=is_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTiles:
+    """Consecutive tokens of rows that a program takes together, on the device; each array begins at 16 bytes."""
+
+    rows: torch.Tensor  # [num_tiles] int32 of the block tables
+    first_tokens: torch.Tensor  # [num_tiles] int32 index of the first token in the step
+    num_tokens: torch.Tensor  # [num_tiles] int32, 1 or more
+    end_positions: torch.Tensor  # [num_tiles] int32: behind the last token
+    block_tables: torch.Tensor  # [num_rows or more, max_num_blocks] int32
+
+
+@dataclass(frozen=True, slots=True)
+class SplitStates:
+    """How the splits of each tile are shared out, and room for their states.
+
+    Tiles have one token where there are several programs.
+    """
+
+    num_programs: int  # of each tile and KV head
+    num_splits: int  # most of a tile
+    outputs: torch.Tensor  # [num_tiles * num_heads * num_splits * head_dim] or more float32; of one program: unused
+    scores: torch.Tensor  # [num_tiles * num_heads * num_splits * 2] or more float32: highest score, total
+
+
+def attend(
+    tiles: QueryTiles,
+    shape: InvariantTile,
+    query: torch.Tensor,
+    cache: LayerCache,
+    layer: AttentionLayer,
+    slopes: torch.Tensor | None,
+    states: SplitStates,
+    output: torch.Tensor,
+) -> None:
+    """Attend with some tiles of queries; launches one kernel, or two if several programs share a tile.
+
+    Args:
+        tiles: At least one.
+        shape: Of a tile; `tiles` have up to `shape.num_queries // group` tokens.
+        query: After rotation, [num_tokens, num_heads, head_dim]; its last two dimensions are contiguous.
+        cache: Contiguous; the tokens' own keys and values are in it.
+        layer: How to attend.
+        slopes: Of the layer, [num_heads] float32 on the device; None: no ALiBi.
+        states: How the splits are shared out.
+        output: [num_tokens, num_heads * head_dim]; the tokens of the tiles are written.
+    """
+    num_tiles = len(tiles.rows)
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads, dim_padded = cache.keys.shape[2], pad(head_dim)
+    window = WIDEST_WINDOW if layer.window_tokens is None else min(layer.window_tokens, WIDEST_WINDOW)
+    attend_kernel[(num_kv_heads, num_tiles, states.num_programs)](
+        query,
+        query.stride(0),
+        cache.keys,
+        cache.values,
+        tiles.block_tables,
+        tiles.block_tables.stride(0),
+        tiles.rows,
+        tiles.first_tokens,
+        tiles.num_tokens,
+        tiles.end_positions,
+        slopes,
+        output,
+        states.outputs,
+        states.scores,
+        layer.scale if layer.soft_cap is not None else layer.scale * LOG2_E.value,
+        layer.soft_cap or 0.0,
+        window,
+        states.num_programs,
+        states.num_splits,
+        HAS_SOFT_CAP=layer.soft_cap is not None,
+        GROUP=num_heads // num_kv_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        DIM_PADDED=dim_padded,
+        BLOCK_SIZE=cache.block_size,
+        TILE_QUERIES=shape.num_queries,
+        TILE_KEYS=shape.num_keys,
+        SPLIT_KEYS=SPLIT_KEYS,
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+        enable_fp_fusion=False,
+    )
+    if states.num_programs > 1:
+        fold_kernel[(num_heads, num_tiles)](
+            states.outputs,
+            states.scores,
+            tiles.first_tokens,
+            tiles.end_positions,
+            output,
+            window,
+            states.num_splits,
+            NUM_HEADS=num_heads,
+            HEAD_DIM=head_dim,
+            DIM_PADDED=dim_padded,
+            SPLIT_KEYS=SPLIT_KEYS,
+            num_warps=1,
+            enable_fp_fusion=False,
+        )

@@ -1,0 +1,135 @@
+"""A product with a weight whose rows never depend on how many there are.
+
+A library chooses its kernel by the number of rows: another size of tiles, sums over inputs in several parts when rows
+are few. So a token decoded alone and the same token in a chunk have other bits. Here one kernel serves every number of
+rows; its tiles follow from the weight's shape and number format, and one program goes over all inputs of its tile from
+the first to the last. Nothing is tuned at run time: that would choose by the number of rows again.
+Source of the idea: He et al. 2025, "Defeating Nondeterminism in LLM Inference" (Thinking Machines Lab).
+
+Programs are as many as the device runs at once, and take one tile of the output after the other. Neighbours take the
+same columns of different rows, so that a weight comes from memory once.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from executor_svc.triton_kernels.common import dot
+
+# Programs on a multiprocessor at once: each has 48 to 96 KiB of shared memory.
+RESIDENT_PROGRAMS: Final = 2
+# Narrower tiles, where wider ones would leave most of a device idle when rows are few.
+LEAST_COLUMN_TILES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulTile:
+    """How a program of `matmul_kernel` works."""
+
+    num_rows: int
+    num_columns: int  # outputs
+    num_inputs: int  # that are multiplied at once
+    num_warps: int
+    num_stages: int
+
+
+def matmul_tile(num_outputs: int, itemsize: int) -> MatmulTile:
+    """Return the tile for a weight of so many outputs, of numbers of `itemsize` bytes.
+
+    64 rows are the least that the products of Hopper take. Float32 has no tensor cores without rounding.
+    """
+    if itemsize == 4:
+        return MatmulTile(16, 64, 32, 4, 3)
+    widest = next((width for width in (128, 64) if num_outputs >= LEAST_COLUMN_TILES * width), 32)
+    return MatmulTile(64, widest, 64, 4, 4)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def matmul_kernel(
+    x,
+    x_stride,
+    weight,
+    bias,
+    output,
+    num_rows,
+    NUM_OUTPUTS: tl.constexpr,
+    NUM_INPUTS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    TILE_INPUTS: tl.constexpr,
+):
+    """Write x @ weight.T + bias; any number of programs.
+
+    Args:
+        x: [num_rows, NUM_INPUTS], rows `x_stride` apart.
+        x_stride: In elements.
+        weight: [NUM_OUTPUTS, NUM_INPUTS], contiguous.
+        bias: [NUM_OUTPUTS], or None.
+        output: [num_rows, NUM_OUTPUTS], contiguous, written.
+        num_rows: 1 or more.
+        NUM_OUTPUTS: Of the weight.
+        NUM_INPUTS: Of the weight.
+        TILE_ROWS: See `MatmulTile`; so are the other two.
+        TILE_COLUMNS: See there.
+        TILE_INPUTS: See there.
+    """
+    num_row_tiles = tl.cdiv(num_rows, TILE_ROWS)
+    IS_EVEN: tl.constexpr = NUM_INPUTS % TILE_INPUTS == 0
+    for tile in tl.range(tl.program_id(0), num_row_tiles * tl.cdiv(NUM_OUTPUTS, TILE_COLUMNS), tl.num_programs(0)):
+        rows = tile % num_row_tiles * TILE_ROWS + tl.arange(0, TILE_ROWS)
+        columns = tile // num_row_tiles * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+        is_row, is_column = rows < num_rows, columns < NUM_OUTPUTS
+        x_rows = x + rows.to(tl.int64)[:, None] * x_stride
+        weight_rows = weight + columns.to(tl.int64)[:, None] * NUM_INPUTS
+        sums = tl.full([TILE_ROWS, TILE_COLUMNS], 0.0, tl.float32)
+        for begin in tl.range(0, NUM_INPUTS, TILE_INPUTS):
+            inputs = begin + tl.arange(0, TILE_INPUTS)
+            # What is beyond the last input adds zeros.
+            is_input = tl.full([TILE_INPUTS], True, tl.int1) if IS_EVEN else inputs < NUM_INPUTS
+            left = tl.load(x_rows + inputs[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0)
+            right = tl.load(weight_rows + inputs[None, :], mask=is_column[:, None] & is_input[None, :], other=0.0)
+            sums = dot(left, tl.trans(right), sums)
+        if bias is not None:
+            sums += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        places = output + rows.to(tl.int64)[:, None] * NUM_OUTPUTS + columns[None, :]
+        tl.store(places, sums.to(output.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+def matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_multiprocessors: int) -> torch.Tensor:
+    """Return x @ weight.T + bias, [num_rows, num_outputs], contiguous; summed in float32 and rounded once.
+
+    Args:
+        x: [num_rows, num_inputs], of the number format of the weight.
+        weight: [num_outputs, num_inputs], contiguous.
+        bias: [num_outputs]; None: nothing is added.
+        num_multiprocessors: Of the device; more or fewer change no bit.
+    """
+    x = x if x.stride(1) == 1 else x.contiguous()
+    num_rows, (num_outputs, num_inputs) = len(x), weight.shape
+    assert x.dtype == weight.dtype, "they are multiplied as they are"
+    assert weight.is_contiguous(), "inputs lie one after the other"
+    output = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
+    if not num_rows:
+        return output
+    tile = matmul_tile(num_outputs, x.dtype.itemsize)
+    num_tiles = triton.cdiv(num_rows, tile.num_rows) * triton.cdiv(num_outputs, tile.num_columns)
+    matmul_kernel[(min(num_tiles, RESIDENT_PROGRAMS * num_multiprocessors),)](
+        x,
+        # That of a single row may be anything.
+        x.stride(0) if num_rows > 1 else num_inputs,
+        weight,
+        bias,
+        output,
+        num_rows,
+        NUM_OUTPUTS=num_outputs,
+        NUM_INPUTS=num_inputs,
+        TILE_ROWS=tile.num_rows,
+        TILE_COLUMNS=tile.num_columns,
+        TILE_INPUTS=tile.num_inputs,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return output

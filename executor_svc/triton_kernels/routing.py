@@ -1,0 +1,76 @@
+"""Which experts a token goes to, and with which weights; a program a token, so that no other token has a say.
+
+Torch sums the chosen weights in an order that may follow the number of tokens, and leaves open which of two equally
+likely experts it takes.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def route_kernel(
+    scores,
+    weights,
+    chosen,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS_PADDED: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
+    CHOSEN_PADDED: tl.constexpr,
+    IS_NORMALIZED: tl.constexpr,
+):
+    """Write the likeliest experts of a token, likeliest first, of equal ones the first, and their probabilities."""
+    row = tl.program_id(0).to(tl.int64)
+    experts = tl.arange(0, EXPERTS_PADDED)
+    places = tl.arange(0, CHOSEN_PADDED)
+    is_expert = experts < NUM_EXPERTS
+    x = tl.load(scores + row * NUM_EXPERTS + experts, mask=is_expert, other=-float("inf")).to(tl.float32)
+    powers = tl.exp(x - tl.max(x, 0))
+    left = tl.where(is_expert, powers / tl.sum(powers, 0), -1.0)
+    best = tl.full([CHOSEN_PADDED], 0.0, tl.float32)
+    best_experts = tl.full([CHOSEN_PADDED], 0, tl.int32)
+    total = 0.0
+    for place in tl.static_range(NUM_CHOSEN):
+        largest = tl.max(left, 0)
+        # Of a row of NaN, the last one.
+        expert = tl.min(tl.where(left == largest, experts, NUM_EXPERTS - 1), 0)
+        best = tl.where(places == place, largest, best)
+        best_experts = tl.where(places == place, expert, best_experts)
+        total += largest
+        left = tl.where(experts == expert, -1.0, left)
+    if IS_NORMALIZED:
+        best = best / total
+    is_place = places < NUM_CHOSEN
+    tl.store(weights + row * NUM_CHOSEN + places, best.to(weights.dtype.element_ty), mask=is_place)
+    tl.store(chosen + row * NUM_CHOSEN + places, best_experts, mask=is_place)
+
+
+def route(scores: torch.Tensor, num_chosen: int, *, is_normalized: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights of each token's experts, of the number format of the scores, and the experts, int32.
+
+    Args:
+        scores: Of the router, [num_tokens, num_experts], contiguous.
+        num_chosen: Experts of a token.
+        is_normalized: Whether the weights are scaled to a sum of 1.
+
+    Returns:
+        [num_tokens, num_chosen] both.
+    """
+    assert scores.is_contiguous(), "the scores of a token lie one after the other"
+    num_tokens, num_experts = scores.shape
+    weights = torch.empty((num_tokens, num_chosen), dtype=scores.dtype, device=scores.device)
+    chosen = torch.empty((num_tokens, num_chosen), dtype=torch.int32, device=scores.device)
+    if num_tokens:
+        route_kernel[(num_tokens,)](
+            scores,
+            weights,
+            chosen,
+            NUM_EXPERTS=num_experts,
+            EXPERTS_PADDED=triton.next_power_of_2(num_experts),
+            NUM_CHOSEN=num_chosen,
+            CHOSEN_PADDED=triton.next_power_of_2(num_chosen),
+            IS_NORMALIZED=is_normalized,
+            num_warps=1,
+        )
+    return weights, chosen

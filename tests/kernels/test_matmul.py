@@ -1,0 +1,101 @@
+"""A row of a product has the same bits alone and among any number of others."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from executor_svc.triton_kernels import matmul as module
+from executor_svc.triton_kernels.matmul import matmul, matmul_tile
+from tests.kernels.device import DEVICE, SLOW_IF_INTERPRETED
+from tests.kernels.products import add_up_rows_alike
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def row_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_up_rows_alike(monkeypatch)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_is_the_same_alone_and_among_others(dtype: torch.dtype, has_bias: bool) -> None:
+    """Sizes that no tile divides, on devices that have one program and many."""
+    x, weight = random(130, 70, dtype=dtype), random(40, 70, dtype=dtype, seed=1)
+    bias = random(40, dtype=dtype, seed=2) if has_bias else None
+    among_130 = matmul(x, weight, bias, 132)
+
+    exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+    torch.testing.assert_close(among_130.double(), exact, rtol=tolerance, atol=tolerance)
+    for begin, num_rows in ((0, 1), (77, 1), (129, 1), (50, 3), (13, 17), (64, 64)):
+        some = matmul(x[begin : begin + num_rows].clone(), weight, bias, 1)
+        assert torch.equal(some, among_130[begin : begin + num_rows])
+
+
+def test_rows_of_any_layout_are_multiplied() -> None:
+    wide, weight = random(20, 90), random(8, 30, seed=1)
+    expected = matmul(wide[:, 10:40].contiguous(), weight, None, 1)
+
+    assert torch.equal(matmul(wide[:, 10:40], weight, None, 1), expected)
+    assert torch.equal(matmul(wide[:, 10:40].t().contiguous().t(), weight, None, 1), expected)
+    assert torch.equal(matmul(wide[3:4, 10:40], weight, None, 1), expected[3:4])
+    assert matmul(wide[:0, :30], weight, None, 1).shape == (0, 8)
+
+
+def test_a_row_that_is_no_number_harms_no_other() -> None:
+    x, weight = random(5, 33), random(7, 33, seed=1)
+    expected = matmul(x, weight, None, 1)
+    x[2] = torch.nan
+
+    result = matmul(x, weight, None, 1)
+
+    assert torch.equal(result[[0, 1, 3, 4]], expected[[0, 1, 3, 4]])
+    assert bool(result[2].isnan().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(128, 512), (1024, 64), (4096, 64), (8192, 64), (50_257, 32)])
+def test_only_the_weight_chooses_tiles(
+    num_outputs: int, num_inputs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the rows and the device: one set of constants, hence one machine code; the programs cover all tiles."""
+    seen: set[Any] = set()
+    grids: list[int] = []
+
+    class Launch:
+        def __getitem__(self, grid: tuple[int]) -> Any:
+            grids.append(grid[0])
+            return lambda *_, **constants: seen.add(tuple(sorted(constants.items())))
+
+    monkeypatch.setattr(module, "matmul_kernel", Launch())
+    weight = torch.empty(num_outputs, num_inputs, dtype=dtype)
+    for num_rows in (1, 2, 3, 16, 17, 64, 65, 130, 512, 2048):
+        for num_multiprocessors in (1, 46, 132):
+            matmul(torch.empty(num_rows, num_inputs, dtype=dtype), weight, None, num_multiprocessors)
+
+    assert len(seen) == 1
+    assert min(grids) >= 1
+    assert max(grids) <= 264
+
+
+@pytest.mark.parametrize(
+    ("num_outputs", "width"), [(8, 32), (4095, 32), (4096, 64), (8191, 64), (8192, 128), (200_000, 128)]
+)
+def test_columns_of_a_tile(num_outputs: int, width: int) -> None:
+    assert matmul_tile(num_outputs, 2).num_columns == width
+
+
+@pytest.mark.parametrize("num_inputs", [pytest.param(64, marks=SLOW_IF_INTERPRETED)])
+def test_tiles_that_follow_the_rows_are_found(num_inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first test must notice: another number of inputs at once is another order of sums."""
+    x, weight = random(3, num_inputs), random(8, num_inputs, seed=1)
+    expected = matmul(x, weight, None, 1)
+    monkeypatch.setattr(module, "matmul_tile", lambda *_: module.MatmulTile(16, 64, 16, 4, 3))
+
+    assert not torch.equal(matmul(x, weight, None, 1), expected)
