@@ -18,7 +18,7 @@ from executor_svc.attention.interface import AttentionMetadata, LayerCache
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.kernels import MadeModel
 from executor_svc.numerics.probe_models import MAX_POSITION_EMBEDDINGS, CountedWeights, counted_values, probe_models
-from executor_svc.sampler.logprobs import Alternatives
+from executor_svc.sampler.interface import Alternatives
 from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.sampler.sampler import Sampler
 from shared.step import NO_LOGPROBS, SAMPLING_ROW, Int32Array, SamplingRow
