@@ -70,7 +70,7 @@ def make_model(
         config: Of the model.
         dtype: Number format of activations and cache.
         device: Where it runs.
-        cpu_kernels: "native": the C library; "torch": torch; "auto": the C library for all that it has.
+        cpu_kernels: "native": the C library; "torch": torch; "auto": the C library if it can be had.
         quantization: "int8": weights are quantized as they are loaded.
         group: The ranks that share the model.
         attention: None: that of the C library, or without one that of torch.
@@ -81,24 +81,17 @@ def make_model(
     is_int8 = quantization == "int8"
     found = found or find_library(dtype, device, cpu_kernels)
     attention = attention or make_attention(found.library)
-    missing = "tensor parallelism" if group.size > 1 else None
-    if found.library is not None and missing is None:
-        dense = NativeDense(found.library, is_int8=is_int8)
-        has_loop = isinstance(attention, NativeAttentionBackend)
-        make_layer_loop = partial(NativeLayers, found.library) if has_loop else None
-        model = Decoder(config, dense, make_layer_loop=make_layer_loop)
+    if found.library is not None:
+        dense = NativeDense(found.library, is_int8=is_int8, group=group)
+        has_loop = group.size == 1 and isinstance(attention, NativeAttentionBackend)
+        model = Decoder(config, dense, group, partial(NativeLayers, found.library) if has_loop else None)
         path = compute_path(device, dtype, "C", attention, found)
         kernels = describe_kernels(found, attention, device, in_c=(_DENSE,))
         return MadeModel(model, attention, kernels, path, found.library)
-    if cpu_kernels == "native":
-        raise ModelLoadError(
-            f"cpu_kernels is native, but the kernels in C do not have {missing}; leave out --cpu-kernels"
-        )
-    library = find_int8_library(found, device, cpu_kernels) if is_int8 else None
+    library = find_int8_library(device, cpu_kernels) if is_int8 else None
     model = Decoder(config, _make_dense(dtype, device, is_int8, library, group), group)
-    reason = found.reason or f"those in C do not have {missing}"
     in_c = () if library is None else ("int8 products",)
-    in_use = FoundLibrary(found.library or library, reason)
+    in_use = FoundLibrary(library, found.reason)
     path = compute_path(device, dtype, "torch", attention, in_use)
     kernels = describe_kernels(in_use, attention, device, in_c=in_c)
     return MadeModel(model, attention, kernels, path, in_use.library)
@@ -149,18 +142,17 @@ def find_library(dtype: torch.dtype, device: torch.device, cpu_kernels: CpuKerne
         return FoundLibrary(None, str(error))
 
 
-def find_int8_library(found: FoundLibrary, device: torch.device, cpu_kernels: CpuKernels) -> NativeLibrary | None:
-    """Return the C library for products with int8 weights, whose inputs may have any number format.
+def find_int8_library(device: torch.device, cpu_kernels: CpuKernels) -> NativeLibrary | None:
+    """Return the C library for products with int8 weights, of a model whose number format it does not have otherwise.
 
     Args:
-        found: What the rest of the model uses.
         device: Where the model runs; None is returned for a GPU.
         cpu_kernels: "torch" was asked for: None.
 
     Raises: ModelLoadError: it cannot be had: without it int8 would be several times as slow as float32.
     """
-    if device.type != "cpu" or cpu_kernels == "torch" or found.library is not None:
-        return found.library
+    if device.type != "cpu" or cpu_kernels == "torch":
+        return None
     try:
         return load_library(torch.get_num_threads())
     except NativeUnavailableError as error:

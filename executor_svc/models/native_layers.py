@@ -11,7 +11,7 @@ import torch
 from executor_svc.attention.interface import AttentionLayer, AttentionPlan, LayerCache, Rotation
 from executor_svc.attention.native_backend import NativeAttentionPlan
 from executor_svc.models.dense import Segment
-from executor_svc.models.native_dense import NativeSegment
+from executor_svc.models.native_segments import NativeSegment
 from executor_svc.native.library import LayerStruct, NativeLibrary, StepStruct
 
 

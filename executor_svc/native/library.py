@@ -9,7 +9,7 @@ import torch
 
 from executor_svc.native.binding import FLOAT, INT, LONG, POINTER, Function, ScratchMemory, bind
 from executor_svc.native.build import build_library, cache_directory
-from executor_svc.native.structs import EmbeddingStruct, MatrixStruct, SegmentStruct
+from executor_svc.native.structs import EmbeddingStruct, MatrixStruct, NormStruct, SegmentStruct
 
 
 class StepStruct(ctypes.Structure):
@@ -78,6 +78,8 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_linear", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_segment_scratch_bytes", LONG, (POINTER, LONG)),
     ("octavo_segment", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER, POINTER)),
+    ("octavo_mlp", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER)),
+    ("octavo_add_parts", None, (POINTER, LONG, LONG, LONG, POINTER, POINTER, INT)),
     ("octavo_attention_scratch_bytes", LONG, (POINTER, INT)),
     ("octavo_attention", None, (POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_layers_scratch_bytes", LONG, (POINTER, LONG, LONG, INT)),
@@ -173,6 +175,27 @@ class NativeLibrary:
             None if out is None else out.data_ptr(),
             self._scratch.address(num_bytes),
             byref(self._team),
+        )
+
+    def mlp(self, segment: SegmentStruct, residual: torch.Tensor, out: torch.Tensor) -> None:
+        """Run the MLP of a segment's layer end alone; see octavo_mlp in segment.c. Both tensors have one shape."""
+        assert residual.is_contiguous(), "rows lie one after the other"
+        num_rows = residual.shape[0]
+        num_bytes = self._library.octavo_segment_scratch_bytes(byref(segment), num_rows)
+        self._library.octavo_mlp(
+            byref(segment),
+            num_rows,
+            residual.data_ptr(),
+            out.data_ptr(),
+            self._scratch.address(num_bytes),
+            byref(self._team),
+        )
+
+    def add_parts(self, norm: NormStruct, parts: torch.Tensor, residual: torch.Tensor) -> None:
+        """Add the norm of the sum of `parts`, [num_parts, num_rows, size], to `residual`; see octavo_add_parts."""
+        assert residual.is_contiguous(), "rows lie one after the other"
+        self._library.octavo_add_parts(
+            byref(norm), *parts.shape, parts.data_ptr(), residual.data_ptr(), self.num_threads
         )
 
     def attention(

@@ -20,7 +20,10 @@ class TensorParallelGroup(Protocol):
         """Number of ranks."""
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all ranks, in place of `partial`."""
+        """Return the sum over all ranks, in place of `partial`; it is added in any order."""
+
+    def gather(self, part: torch.Tensor, parts: torch.Tensor) -> None:
+        """Write the parts of all ranks to `parts`, [size, *shape of a part], in the order of the ranks."""
 
     def gather_columns(self, part: torch.Tensor) -> torch.Tensor | None:
         """Return the parts of all ranks side by side at rank 0, [num_rows, size * num_columns]; None elsewhere."""
@@ -41,6 +44,10 @@ class SingleRank:
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         """Return `partial`."""
         return partial
+
+    def gather(self, part: torch.Tensor, parts: torch.Tensor) -> None:
+        """Copy `part`."""
+        parts[0].copy_(part)
 
     def gather_columns(self, part: torch.Tensor) -> torch.Tensor | None:
         """Return `part`."""
@@ -82,6 +89,10 @@ class DistributedGroup:
         partial = partial.contiguous()
         dist.all_reduce(partial)
         return partial
+
+    def gather(self, part: torch.Tensor, parts: torch.Tensor) -> None:
+        """Write the parts of all ranks to `parts`, [size, *shape of a part], in the order of the ranks."""
+        dist.all_gather(list(parts.unbind()), part.contiguous())
 
     def gather_columns(self, part: torch.Tensor) -> torch.Tensor | None:
         """Return the parts of all ranks side by side at rank 0, [num_rows, size * num_columns]; None elsewhere."""

@@ -16,11 +16,15 @@ from executor_svc.models.dense import DenseKernels, Experts, LayerEnd, Mlp, Norm
 from executor_svc.models.families import parse_config
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.rotary_embedding import inverse_frequencies
+from executor_svc.models.sharding import Shard
 from executor_svc.models.torch_dense import TorchDense
 from executor_svc.native.library import NativeLibrary
+from executor_svc.native.structs import NormStruct
+from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import LANES, library_path, native_library
+from tests.numerics.threaded_group import run_ranks
 
 NUM_ROWS = 130  # more than one task takes of a panel
 # The rows of one call and of its parts, [begin, end).
@@ -44,18 +48,24 @@ def library_of(lanes: str, num_threads: int) -> NativeLibrary:
     return NativeLibrary(library_path(lanes), num_threads)
 
 
+def torch_kernels() -> TorchDense:
+    return TorchDense(torch.float32, torch.device("cpu"))
+
+
 class DensePart:
     """All that is not attention: embedding and rotations, the second segment, the last one and the head."""
 
-    def __init__(self, directory: Path, kernels: DenseKernels[Any]) -> None:
+    def __init__(self, directory: Path, kernels: DenseKernels[Any], group: TensorParallelGroup = SINGLE_RANK) -> None:
         path = directory / "config.json"
         self.config = parse_config(json.loads(path.read_text(encoding="utf-8")), path)
-        self._model = Decoder(self.config, kernels)
+        self._heads = slice(*Shard.of(self.config, group.rank, group.size).heads)
+        self._model = Decoder(self.config, kernels, group)
         self._model.load(Checkpoint(directory))
 
     def __call__(self, begin: int, end: int) -> list[torch.Tensor]:
-        """Return all results for the rows [begin, end) of NUM_ROWS random ones."""
-        token_ids, positions, attended, residual = (values[begin:end].clone() for values in self._inputs())
+        """Return all results for the rows [begin, end) of NUM_ROWS random ones, the logits at rank 0 only."""
+        token_ids, positions, heads, residual = (values[begin:end].clone() for values in self._inputs())
+        attended = heads[:, self._heads].reshape(end - begin, -1).contiguous()
         weights, model = self._model._weights, self._model
         rotations = [model._kernels.rotations(positions, f) for f in model._frequencies.values()]
         embedded = weights.embed(token_ids, positions)
@@ -63,16 +73,15 @@ class DensePart:
         between = residual.clone()
         weights.last_segment(attended, residual)
         logits = model.logits(residual)
-        assert logits is not None
         turned = [values for rotation in rotations for values in (rotation.cos, rotation.signed_sin)]
-        return [*turned, embedded, projected, between, residual, logits]
+        return [embedded, between, residual, *turned, projected, *([] if logits is None else [logits])]
 
     def _inputs(self) -> tuple[torch.Tensor, ...]:
         generator, config = torch.Generator().manual_seed(1), self.config
         return (
             torch.randint(config.vocab_size, (NUM_ROWS,), generator=generator),
             torch.randint(config.max_position_embeddings, (NUM_ROWS,), generator=generator),
-            torch.randn(NUM_ROWS, config.num_attention_heads * config.head_dim, generator=generator),
+            torch.randn(NUM_ROWS, config.num_attention_heads, config.head_dim, generator=generator),
             torch.randn(NUM_ROWS, config.hidden_size, generator=generator),
         )
 
@@ -104,6 +113,49 @@ def test_a_row_has_the_same_bits_in_every_company(
         for begin, end in PARTS:
             for our, whole in zip(part(begin, end), expected, strict=True):
                 assert torch.equal(our, whole[begin:end])
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+@formats
+@families
+def test_ranks_that_share_a_model_give_a_row_the_same_bits(
+    name: str, is_int8: bool, tp: int, directories: dict[str, Path]
+) -> None:
+    def run(group: TensorParallelGroup) -> list[list[torch.Tensor]]:
+        library = NativeLibrary(library_path("widest"), num_threads=1)  # each rank has memory of its own
+        part = DensePart(directories[name], NativeDense(library, is_int8=is_int8, group=group), group)
+        return [part(begin, end) for begin, end in PARTS]
+
+    ranks = run_ranks(tp, run)
+
+    for *parts, whole in ranks:
+        for (begin, end), part in zip(PARTS, parts, strict=False):
+            for our, all_rows in zip(part, whole, strict=True):
+                assert torch.equal(our, all_rows[begin:end])
+    for rank in ranks:
+        for our, of_first in zip(rank[-1][:3], ranks[0][-1], strict=False):  # what all ranks have whole
+            assert torch.equal(our, of_first)
+    if is_int8:
+        return  # ranks share out the groups of inputs, so that weights are rounded otherwise
+    embedded, between, residual, *_, logits = ranks[0][-1]
+    *expected, expected_logits = DensePart(directories[name], torch_kernels())(0, NUM_ROWS)
+    for our, their in zip((embedded, between, residual, logits), (*expected[:3], expected_logits), strict=True):
+        torch.testing.assert_close(our, their, rtol=5e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 5])
+def test_parts_are_added_in_the_order_of_the_ranks(num_parts: int) -> None:
+    library = native_library("widest")
+    for num_rows in (1, 300):
+        parts, residual = 10 ** (4 * torch.rand(num_parts, num_rows, 70)), torch.randn(num_rows, 70)
+        total = parts[0].clone()
+        for part in parts[1:]:
+            total += part
+        expected = residual + total
+
+        library.add_parts(NormStruct(), parts, residual)
+
+        assert torch.equal(residual, expected)
 
 
 HIDDEN_SIZE, INTERMEDIATE_SIZE, ATTENDED_SIZE = 300, 140, 24  # sums of more inputs than are multiplied at once
@@ -138,10 +190,6 @@ def run_mixture(segment: Any, num_rows: int, begin: int = 0, end: int | None = N
     residual = torch.randn(num_rows, HIDDEN_SIZE, generator=generator)[begin:end].clone()
     segment(torch.randn(num_rows, ATTENDED_SIZE, generator=generator)[begin:end].clone(), residual)
     return residual
-
-
-def torch_kernels() -> TorchDense:
-    return TorchDense(torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("num_experts", "num_chosen"), [(1, 1), (4, 4), (17, 3), (33, 8)])

@@ -7,10 +7,10 @@ import torch
 
 from executor_svc.attention.interface import AttentionLayer, LayerCache, Rotation
 from executor_svc.attention.native_backend import NativeAttentionBackend
-from executor_svc.models.dense import HeadNorms, LayerEnd, Mlp, Norm
+from executor_svc.models.dense import HeadNorms, LayerEnd, Mlp, Norm, Segment
 from executor_svc.models.families.common import alibi_slopes
 from executor_svc.models.layer_loop import LayerByLayer, LayerLoop
-from executor_svc.models.native_dense import NativeDense, NativeSegment
+from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.native_layers import NativeLayers
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
@@ -29,7 +29,7 @@ LAYERS = [
 IS_ROTATED = [True, True, False, False]  # layers that attend alike may differ in this
 
 
-def make_segments(library: NativeLibrary, *, is_int8: bool) -> list[NativeSegment]:
+def make_segments(library: NativeLibrary, *, is_int8: bool) -> list[Segment]:
     """Return the segments of a model of as many layers as LAYERS."""
     generator = torch.Generator().manual_seed(3)
     kernels = NativeDense(library, is_int8=is_int8)

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +16,8 @@ from shared.executor_info import ExecutorInfo, TokenizerFile
 from shared.step import Step
 
 TIMEOUT_S = 30.0
+
+Result = TypeVar("Result")
 
 
 class Exchange:
@@ -49,6 +51,9 @@ class ThreadedGroup:
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         return torch.stack(self._exchange.all_of(self.rank, partial.clone())).sum(0)
+
+    def gather(self, part: torch.Tensor, parts: torch.Tensor) -> None:
+        torch.stack(self._exchange.all_of(self.rank, part.clone()), out=parts)
 
     def gather_columns(self, part: torch.Tensor) -> torch.Tensor | None:
         parts = self._exchange.all_of(self.rank, part.clone())
@@ -93,13 +98,22 @@ class ThreadedRanks:
         self._threads.shutdown()
 
     def _on_all(self, run: Callable[[int], Any]) -> list[Any]:
-        def run_or_abort(rank: int) -> Any:
-            try:
-                return run(rank)
-            except BaseException:
-                self._exchange.abort()
-                raise
+        return _run_all(self._exchange, self._threads, run)
 
-        return [
-            future.result() for future in [self._threads.submit(run_or_abort, i) for i in range(self._exchange.size)]
-        ]
+
+def run_ranks(size: int, run: Callable[[ThreadedGroup], Result]) -> list[Result]:
+    """Return what `run` returns on each rank of a new group."""
+    exchange = Exchange(size)
+    with ThreadPoolExecutor(size) as threads:
+        return _run_all(exchange, threads, lambda rank: run(ThreadedGroup(exchange, rank)))
+
+
+def _run_all(exchange: Exchange, threads: ThreadPoolExecutor, run: Callable[[int], Result]) -> list[Result]:
+    def run_or_abort(rank: int) -> Result:
+        try:
+            return run(rank)
+        except BaseException:
+            exchange.abort()
+            raise
+
+    return [future.result() for future in [threads.submit(run_or_abort, i) for i in range(exchange.size)]]

@@ -3,6 +3,9 @@
 
 #include <math.h>
 
+// Values that are worth a second thread.
+#define ALONE 20000l
+
 static float mean_of(const float *x, long size) {
     vfloat sum = vf_zero();
     for (long i = 0; i < size; i += LANES) sum = vf_add(sum, vf_load_part(x + i, size - i));
@@ -48,5 +51,18 @@ void add_normed_rows(const Norm *norm, float *in, long size, float *residual, lo
         if (norm->weight) normalize(norm, from, size, from);
         for (long i = 0; i < size; i += LANES)
             vf_store_part(to + i, vf_add(vf_load_part(to + i, size - i), vf_load_part(from + i, size - i)), size - i);
+    }
+}
+
+// residual[num_rows][size] += norm(sum of parts[num_parts][num_rows][size]), which are added in their order; what is in
+// `parts` is lost.
+void octavo_add_parts(const Norm *norm, long num_parts, long num_rows, long size, float *parts, float *residual,
+                      int num_threads) {
+#pragma omp parallel for num_threads(num_threads) if (num_parts * num_rows * size >= ALONE)
+    for (long row = 0; row < num_rows; row++) {
+        float *sum = parts + row * size;
+        for (long part = 1; part < num_parts; part++)
+            for (long i = 0; i < size; i++) sum[i] += sum[part * num_rows * size + i];
+        add_normed_rows(norm, sum, size, residual + row * size, 0, 1);
     }
 }

@@ -128,6 +128,24 @@ void octavo_segment(const Segment *segment, long num_rows, float *attended, floa
     close_meeting(&meeting);
 }
 
+// out[num_rows][hidden_size] = mlp(norm(residual)), of a segment with a layer's end: what one of several ranks has of it.
+// scratch as of octavo_segment.
+void octavo_mlp(const Segment *segment, long num_rows, const float *residual, float *out, void *memory, Team *team) {
+    Scratch scratch;
+    lay_out(segment, num_rows, (uintptr_t)memory, &scratch);
+    Meeting meeting;
+    open_meeting(&meeting, team);
+#pragma omp parallel num_threads(team->size)
+    {
+        const Member member = join_meeting(&meeting);
+        long begin, end;
+        share(&member, num_rows, &begin, &end);
+        run_mlp(segment, residual, &scratch, out, false, begin, end, &member);
+        leave_meeting(&member);
+    }
+    close_meeting(&meeting);
+}
+
 // Columns of a panel, and floats in a vector: what the packing side needs to know.
 long octavo_panel_columns(void) { return PANEL_COLUMNS; }
 long octavo_lanes(void) { return LANES; }
