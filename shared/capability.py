@@ -31,5 +31,5 @@ def name_of(number: int) -> str:
 
 
 def names_of(numbers: Iterable[int]) -> str:
-    """Return capabilities in words, joined by commas."""
-    return ",".join(name_of(number) for number in sorted(numbers))
+    """Return capabilities in words, joined by commas; at most 64 of them, whatever a peer sends."""
+    return ",".join(name_of(number) for number in sorted(numbers)[:64])

@@ -194,8 +194,9 @@ class ExecuteModelRequest(_message.Message):
     @_builtins.property
     def allowances(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """CAPABILITY_VARIABLE_TOKENS: flat (slot, allowance) pairs. The slot may get so many tokens in each
-        step from this one on; range 1 to max_allowance, clipped to the room that the sequence has left. No
-        beam slot, and no slot twice. A slot has 1 at its admission or fork.
+        step from this one on; range 1 to max_allowance. The scheduler lowers it in time: no sequence may
+        pass max_model_len or its blocks. No beam slot, and no slot twice. A slot has 1 at its admission or
+        fork.
         """
 
     @_builtins.property
