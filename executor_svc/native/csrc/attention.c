@@ -6,42 +6,38 @@
 #include <math.h>
 #include <string.h>
 
+#include "arena.h"
 #include "attention_block.h"
 #include "layers.h"
 
 static long most_rows(const Step *step) { return step->most_tokens * (step->num_heads / step->num_kv_heads); }
 
-// The next `count` floats from an address, which moves on by whole cache lines.
-static float *take(uintptr_t *address, long count) {
-    float *taken = (float *)*address;
-    *address += (uintptr_t)round_up(count, 16) * sizeof(float);
-    return taken;
-}
+static float *take_floats(Arena *arena, long count) { return take(arena, count * (long)sizeof(float)); }
 
-static Softmax take_softmax(const Step *step, uintptr_t *address) {
+static Softmax take_softmax(const Step *step, Arena *arena) {
     long rows = most_rows(step);
-    float *sums = take(address, rows * step->head_dim), *largest = take(address, rows);
-    return (Softmax){.sums = sums, .largest = largest, .weights = take(address, rows)};
+    float *sums = take_floats(arena, rows * step->head_dim), *largest = take_floats(arena, rows);
+    return (Softmax){.sums = sums, .largest = largest, .weights = take_floats(arena, rows)};
 }
 
 // Lay out the memory of one thread at `address` (0: only measure); return its size in bytes.
 static long lay_out(const Step *step, uintptr_t address, Work *work) {
-    uintptr_t begin = address;
+    Arena arena = {address, address};
     long rows = most_rows(step), dim = step->head_dim;
-    work->queries = take(&address, rows * padded_dim(step));
-    work->scores = take(&address, rows * BLOCK_KEYS);
-    work->keys = take(&address, BLOCK_KEYS * padded_dim(step));
-    work->values = take(&address, BLOCK_KEYS * round_up(dim, TILE_COLUMNS));
-    work->total = take_softmax(step, &address);
-    work->part = take_softmax(step, &address);
-    return (long)(address - begin);
+    work->queries = take_floats(&arena, rows * padded_dim(step));
+    work->scores = take_floats(&arena, rows * BLOCK_KEYS);
+    work->keys = take_floats(&arena, BLOCK_KEYS * padded_dim(step));
+    work->values = take_floats(&arena, BLOCK_KEYS * round_up(dim, TILE_COLUMNS));
+    work->total = take_softmax(step, &arena);
+    work->part = take_softmax(step, &arena);
+    return used_bytes(&arena);
 }
 
 // Bytes of the softmax of one part that is kept until all are there.
 static long partial_bytes(const Step *step) {
-    uintptr_t address = 0;
-    take_softmax(step, &address);
-    return (long)address;
+    Arena arena = {0, 0};
+    take_softmax(step, &arena);
+    return used_bytes(&arena);
 }
 
 long octavo_attention_scratch_bytes(const Step *step, int num_threads) {
@@ -180,7 +176,7 @@ static void attend_tile(const Step *step, const QueryTile *tile, long head, cons
 static Softmax partial_of(const Step *step, const QueryTile *tile, long index, long head, char *partials) {
     uintptr_t address =
         (uintptr_t)(partials + ((tile->first_partial + index) * step->num_kv_heads + head) * partial_bytes(step));
-    return take_softmax(step, &address);
+    return take_softmax(step, &(Arena){address, address});
 }
 
 // Join the parts of a tile and head, in order, into the first of them.

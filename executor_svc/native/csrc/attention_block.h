@@ -68,23 +68,6 @@ INLINE void fetch_vector(const float *vector, long dim) {
     for (long d = 0; d < dim; d += 16) FETCH_LINE(d);
 }
 
-// tanh(x), relative error below 4e-7.
-// Source: Eigen, ptanh_float: an odd polynomial divided by an even one; beyond the bounds it is 1 in float32.
-INLINE vfloat vf_tanh(vfloat x) {
-    x = vf_min(vf_max(x, vf_all(-7.90531110763549805f)), vf_all(7.90531110763549805f));
-    vfloat square = vf_mul(x, x), p = vf_all(-2.76076847742355e-16f), q = vf_all(1.19825839466702e-06f);
-    p = vf_fma(p, square, vf_all(2.00018790482477e-13f));
-    p = vf_fma(p, square, vf_all(-8.60467152213735e-11f));
-    p = vf_fma(p, square, vf_all(5.12229709037114e-08f));
-    p = vf_fma(p, square, vf_all(1.48572235717979e-05f));
-    p = vf_fma(p, square, vf_all(6.37261928875436e-04f));
-    p = vf_fma(p, square, vf_all(4.89352455891786e-03f));
-    q = vf_fma(q, square, vf_all(1.18534705686654e-04f));
-    q = vf_fma(q, square, vf_all(2.26843463243900e-03f));
-    q = vf_fma(q, square, vf_all(4.89352518554385e-03f));
-    return vf_div(vf_mul(x, p), q);
-}
-
 // Cap the scores of one query and shift them by ALiBi, in whole vectors; `distance` is the position of the block less
 // that of the query.
 static void shape_scores(float *scores, long first, long last, float soft_cap, float slope, long distance) {

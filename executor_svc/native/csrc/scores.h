@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "arena.h"
 #include "select.h"
 #include "vec.h"
 
@@ -35,17 +36,11 @@ typedef struct {
 
 #if LANES == 16
 INLINE uint32_t at_least(vfloat a, vfloat b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }  // a bit a lane
-INLINE vfloat zero_below(vfloat v, vfloat x, float least) {  // v where x >= least, else 0
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, vf_all(least), _CMP_GE_OQ), v);
-}
 #else
 INLINE uint32_t at_least(vfloat a, vfloat b) { return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
-INLINE vfloat zero_below(vfloat v, vfloat x, float least) {
-    return _mm256_and_ps(v, _mm256_cmp_ps(x, vf_all(least), _CMP_GE_OQ));
-}
 #endif
 
-INLINE vfloat weights_of(vfloat shifted) { return zero_below(vf_exp(shifted), shifted, FLOOR); }
+INLINE vfloat weights_of(vfloat shifted) { return vf_zero_below(vf_exp(shifted), shifted, FLOOR); }
 
 // The natural logarithm, to a few units in the last place. Ours: that of the C library differs between its versions.
 INLINE double log_of(double x) {
@@ -63,27 +58,20 @@ INLINE double log_of(double x) {
     return (double)exponent * 0.69314718055994530942 + 2.0 * (s + s * (s * s) * sum);
 }
 
-// The next `num_bytes` from an address, which moves on.
-INLINE void *take(uintptr_t *address, long num_bytes) {
-    void *taken = (void *)*address;
-    *address += (uintptr_t)round_up(num_bytes, 64);
-    return taken;
-}
-
 // Lay out a thread's scratch memory at `address` (0: only measure); return its size in bytes.
 INLINE long lay_out(long size, uintptr_t address, Scratch *scratch) {
-    uintptr_t begin = address;
-    scratch->maxima = take(&address, 4 * ceil_div(size, BLOCK));
-    scratch->sums = take(&address, 4 * ceil_div(size, BLOCK));
-    scratch->buckets = take(&address, 8 * NUM_BUCKETS);
-    scratch->token_ids = take(&address, 4 * size);
-    scratch->keys = take(&address, 4 * size);
-    scratch->weights = take(&address, 4 * size);
-    scratch->closeness = take(&address, 4 * size);
-    scratch->processed = take(&address, 4 * size);
-    scratch->counts = take(&address, 4 * size);
-    scratch->sorted = take(&address, 8 * size);
-    return (long)(address - begin);
+    Arena arena = {address, address};
+    scratch->maxima = take(&arena, 4 * ceil_div(size, BLOCK));
+    scratch->sums = take(&arena, 4 * ceil_div(size, BLOCK));
+    scratch->buckets = take(&arena, 8 * NUM_BUCKETS);
+    scratch->token_ids = take(&arena, 4 * size);
+    scratch->keys = take(&arena, 4 * size);
+    scratch->weights = take(&arena, 4 * size);
+    scratch->closeness = take(&arena, 4 * size);
+    scratch->processed = take(&arena, 4 * size);
+    scratch->counts = take(&arena, 4 * size);
+    scratch->sorted = take(&arena, 8 * size);
+    return used_bytes(&arena);
 }
 
 // The scratch memory of this thread of a region.

@@ -1,5 +1,5 @@
 // The soft cap of logits.
-#include "attention_block.h"
+#include "vec.h"
 
 // Values that are worth a second thread.
 #define ALONE 20000l
