@@ -108,6 +108,7 @@ class Client(SchedulerChannel):
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        include_provenance: bool = False,
         timeout_s: float | None = None,
         **keywords: Any,
     ) -> AsyncGenerator[Event, None]:
@@ -125,6 +126,7 @@ class Client(SchedulerChannel):
             priority: A lower number is served first.
             tenant: On whose account the request runs; tenants share the scheduler fairly.
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
+            include_provenance: Whether to say which kind of executor made which tokens: `Output.provenance`.
             timeout_s: Time limit for the whole answer, in seconds; None: none.
             keywords: Fields of SamplingParams, such as `temperature=0`; they win over those of `sampling_params`.
 
@@ -141,6 +143,7 @@ class Client(SchedulerChannel):
         )
         if timeout_s is not None:
             timeout_s = _grpc_timeout(timeout_s)
+        request.include_provenance = include_provenance
         request.lean_finished = self._takes_lean_finished
         try:
             async with aclosing(self._events(request, timeout_s)) as events:
@@ -184,6 +187,7 @@ class Client(SchedulerChannel):
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        include_provenance: bool = False,
         timeout_s: float | None = None,
         **keywords: Any,
     ) -> RequestOutput:
@@ -197,12 +201,20 @@ class Client(SchedulerChannel):
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            include_provenance=include_provenance,
             timeout_s=timeout_s,
         ):
             if isinstance(event, Accepted):
                 accepted_id = event.request_id
             elif isinstance(event, Finished):
-                return RequestOutput(accepted_id, prompt, event.outputs, event.usage, event.prompt_logprobs)
+                return RequestOutput(
+                    accepted_id,
+                    prompt,
+                    event.outputs,
+                    event.usage,
+                    event.prompt_logprobs,
+                    event.continued_on_other_numerics,
+                )
         raise AssertionError("stream() ends with a Finished event or raises")
 
     async def abort(self, request_id: str) -> bool:

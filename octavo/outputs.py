@@ -62,6 +62,21 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Provenance:
+    """Which kind of executor made the tokens of an output from `first_token` on, up to the next span or the end.
+
+    Attributes:
+        first_token: Index in `Output.token_ids`.
+        numerics_id: Of the executor's arithmetic; empty: it did not say it.
+        weights_digest: Of all bytes of its weights; empty: it did not say it.
+    """
+
+    first_token: int
+    numerics_id: str
+    weights_digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """One finished output.
 
@@ -77,6 +92,7 @@ class Output:
         beam_score: What hypotheses are ranked by, with the length penalty; None without a beam search.
         alternatives: The likeliest tokens in the place of each of `token_ids`, likeliest first; empty unless
             asked for.
+        provenance: Which kind of executor made which tokens; empty unless asked for.
     """
 
     output_index: int
@@ -88,6 +104,7 @@ class Output:
     cumulative_logprob: float | None = None
     beam_score: float | None = None
     alternatives: tuple[tuple[TokenLogprob, ...], ...] = ()
+    provenance: tuple[Provenance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +145,16 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Last event: all outputs, by `output_index`; `prompt_logprobs` of the whole prompt, if they were asked for."""
+    """Last event: all outputs, by `output_index`; `prompt_logprobs` of the whole prompt, if they were asked for.
+
+    `continued_on_other_numerics`: the request was moved while it ran, to an executor of another kind; its outputs may
+    be none that one executor gives.
+    """
 
     outputs: tuple[Output, ...]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
+    continued_on_other_numerics: bool = False
 
 
 # PromptLogprobs come before the first Delta, each token once.
@@ -141,13 +163,14 @@ Event: TypeAlias = Accepted | PromptLogprobs | Delta | Finished
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What became of one prompt."""
+    """What became of one prompt; fields as in `Finished`."""
 
     request_id: str
     prompt: Prompt
     outputs: tuple[Output, ...]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
+    continued_on_other_numerics: bool = False
 
     @property
     def error(self) -> None:
@@ -179,6 +202,11 @@ class FailedRequest:
         """There are none: raises `error`."""
         raise self.error
 
+    @property
+    def continued_on_other_numerics(self) -> bool:
+        """There is no answer: raises `error`."""
+        raise self.error
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -192,6 +220,11 @@ class ModelInfo:
         dtype: Number format of the weights.
         takes_token_ids_only: Whether it has no tokenizer: prompts must be token ids, and outputs have no text.
         default_sampling_params: What requests get that leave a field unset, where the model says it.
+        is_reproducible: Whether equal requests with equal seeds get equal outputs and log-probabilities, to the bit, at
+            any time and on any executor.
+        why_not_reproducible: Why not, in a few words; empty: they do, or the scheduler is of release 0.1.0.
+        numerics_ids: Of the executors, sorted, each once.
+        weights_digest: Of all bytes of the weights; empty: no executor says it.
     """
 
     model_id: str
@@ -201,6 +234,10 @@ class ModelInfo:
     dtype: str
     takes_token_ids_only: bool = False
     default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    is_reproducible: bool = False
+    why_not_reproducible: str = ""
+    numerics_ids: tuple[str, ...] = ()
+    weights_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +283,7 @@ def event_from_proto(response: generation_service_pb2.GenerateResponse) -> Event
                     if response.finished.HasField("prompt_logprobs")
                     else None
                 ),
+                continued_on_other_numerics=response.finished.continued_on_other_numerics,
             )
         case _:
             raise InternalError("the scheduler sent an event that this client does not know; update the client")
@@ -261,6 +299,10 @@ def model_from_proto(response: generation_service_pb2.GetModelResponse) -> Model
         dtype=response.dtype,
         takes_token_ids_only=response.takes_token_ids_only,
         default_sampling_params=_defaults_from_proto(response.default_sampling_params),
+        is_reproducible=response.is_reproducible,
+        why_not_reproducible=response.why_not_reproducible,
+        numerics_ids=tuple(response.numerics_ids),
+        weights_digest=response.weights_digest,
     )
 
 
@@ -290,6 +332,7 @@ def _output_from_proto(output: generation_pb2.Output) -> Output:
         cumulative_logprob=output.cumulative_logprob if output.HasField("cumulative_logprob") else None,
         beam_score=output.beam_score if output.HasField("beam_score") else None,
         alternatives=_alternatives_from_proto(output, len(output.token_ids)),
+        provenance=tuple(Provenance(s.first_token, s.numerics_id, s.weights_digest) for s in output.provenance),
     )
 
 

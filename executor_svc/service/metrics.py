@@ -38,7 +38,16 @@ INFO = Metric(
     "octavo_executor_info",
     "gauge",
     "Always 1; what the executor runs. Absent while the model loads.",
-    ("model_id", "dtype", "block_size_tokens", "num_device_blocks", "num_host_blocks", "max_model_len", "tp_size"),
+    (
+        "model_id",
+        "dtype",
+        "block_size_tokens",
+        "num_device_blocks",
+        "num_host_blocks",
+        "max_model_len",
+        "tp_size",
+        "numerics_id",
+    ),
 )
 
 METRICS = (ATTACHED, BUSY, IDLE, STEPS, STEP_DURATION, TOKENS, INFO)

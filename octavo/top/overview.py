@@ -110,6 +110,8 @@ def _identity_line(picture: Picture, address: str, width: int) -> Text:
         readiness,
         f"   up {span_text(state.uptime_ms)}   {len(attached)} of {counted(len(state.executors), 'executor')}",
     )
+    if state.has_mixed_numerics:
+        line.append("   several numerics ids", "yellow")
     room = width - line.cell_len - 3
     if room >= len(address):
         line.append(address.rjust(width - line.cell_len), "dim")

@@ -82,6 +82,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             version=octavo.__version__,
             max_waiting_requests=engine.settings.max_waiting_requests,
             num_refused_requests=engine.waiting.num_refused,
+            has_mixed_numerics=len({core.numerics for core in engine.fleet.cores}) > 1,
         )
 
     async def Drain(  # noqa: N802

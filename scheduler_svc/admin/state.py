@@ -76,6 +76,9 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
     state.instance_id = session.info.instance_id
     state.epoch = session.epoch
     state.model_id = session.info.model_id
+    state.numerics_id = session.info.numerics_id
+    state.is_invariant = session.info.is_invariant
+    state.weights_digest = session.info.weights_digest
     state.num_running_requests = len(core.batch.running)
     state.num_swapped_requests = len(core.swapped)
     state.num_preempted_requests = len(core.preempted.groups)

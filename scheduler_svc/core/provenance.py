@@ -59,9 +59,14 @@ class Provenance:
 
     def of_output(self, index: int, num_tokens: int) -> list[tuple[int, Numerics]]:
         """Return the first token and the kind of each span of a sequence, or with index 0 of a hypothesis."""
-        begins = [span.begin.num_tokens[index] for span in self.spans]
-        spans = zip(self.spans, begins, [*begins[1:], num_tokens], strict=True)
-        return [(begin, span.numerics) for span, begin, end in spans if begin < min(end, num_tokens)]
+        found: list[tuple[int, Numerics]] = []
+        end = num_tokens
+        for span in reversed(self.spans):
+            begin = span.begin.num_tokens[index]
+            if begin < end:
+                found.append((begin, span.numerics))
+                end = begin
+        return found[::-1]
 
     def has_mixed_prompt_logprobs(self, num_prompt_logprobs: int) -> bool:
         """Return whether the log-probabilities of the prompt, so many, are of several kinds."""

@@ -10,16 +10,17 @@ on one event loop, and none of them waits.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from scheduler_svc.core.beams.beam_search import BeamSearchParams, EarlyStopping, Hypothesis
+from scheduler_svc.core.provenance import Numerics, Provenance
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.results import Alternatives
 from scheduler_svc.core.stopping import FinishReason, StopConditions
 from scheduler_svc.engine.request_life import LifeEvent
 from scheduler_svc.engine.request_times import RequestTimes
-from scheduler_svc.executors.served_model import ServedModel
+from scheduler_svc.executors.served_model import Reproducibility, ServedModel
 from shared.errors import OctavoServiceError
 from shared.step import NO_LOGPROBS, Int32Array, SamplingRow
 from shared.token_rules import TokenRules
@@ -35,6 +36,9 @@ __all__ = [
     "FinishReason",
     "Hypothesis",
     "LifeEvent",
+    "Numerics",
+    "Provenance",
+    "Reproducibility",
     "RequestTimes",
     "ServedModel",
     "StopConditions",
@@ -93,6 +97,7 @@ class EndedRequest:
         error_code: The name of the status of its error; None: it finished.
         error_message: The sentence of its error; empty: it finished.
         trace_id: The trace of its span; None: it has none.
+        provenance: Which kind of executor made which of its tokens.
     """
 
     request_id: str
@@ -110,6 +115,7 @@ class EndedRequest:
     error_code: str | None
     error_message: str
     trace_id: str | None = None
+    provenance: Provenance = field(default_factory=Provenance)
 
     @property
     def has_failed(self) -> bool:

@@ -114,4 +114,5 @@ class LiveRequest:
             error_code=None if self.error is None else status_code(self.error).name,
             error_message="" if self.error is None else str(self.error),
             trace_id=self.trace_id,
+            provenance=group.provenance,
         )

@@ -7,6 +7,7 @@ it was last attached counts. So it does not matter who comes first. Read next: `
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -14,10 +15,14 @@ from typing import TypeAlias
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.provenance import Numerics
 from scheduler_svc.executors.client import ExecutorRefusedError
-from scheduler_svc.executors.served_model import CoreSettings, ServedModel, serving_limits
+from scheduler_svc.executors.served_model import CoreSettings, Reproducibility, ServedModel, serving_limits
 from scheduler_svc.executors.session import ExecutorSession
+from shared.events import Event
 from shared.executor_info import ExecutorInfo, TokenizerFile
+
+log = logging.getLogger(__name__)
 
 FetchFiles: TypeAlias = Callable[[], Awaitable[tuple[TokenizerFile, ...]]]
 
@@ -73,12 +78,15 @@ class FleetModel:
                 await self._serve_model_of(session, limits)
             self._members[address] = _Member(session.info, limits.max_model_len, limits.max_num_seqs)
             self.update_limits()
-            return self._fleet.join(limits, session.epoch, address)
+            numerics = Numerics(session.info.numerics_id, session.info.weights_digest)
+            self._report_kinds(numerics, address)
+            return self._fleet.join(limits, session.epoch, address, numerics)
 
     def update_limits(self) -> None:
         """Serve as much as the executors can that are attached or ought to be: one came, or the addresses changed."""
         addresses = self._addresses()
-        members = [member for address, member in self._members.items() if address in addresses]
+        infos = {address: member.info for address, member in self._members.items() if address in addresses}
+        members = [self._members[address] for address in infos]
         if self.model is None or not members:
             return
         largest = max(members, key=lambda member: member.max_model_len)
@@ -87,7 +95,7 @@ class FleetModel:
         defaults = next((member.info.sampling_defaults for member in members if member.info.sampling_defaults), {})
         digest = next((member.info.weights_digest for member in members if member.info.weights_digest), "")
         info = replace(largest.info, sampling_defaults=defaults, weights_digest=digest)
-        self.model = ServedModel(info, largest.max_model_len, most, self._served_name)
+        self.model = ServedModel(info, largest.max_model_len, most, self._served_name, Reproducibility.of(infos))
 
     def _require_same_model(self, session: ExecutorSession, address: str, *, is_first: bool) -> None:
         """Refuse another model as long as an executor serves ours, or did when it was last attached, and may return."""
@@ -103,6 +111,14 @@ class FleetModel:
             raise ExecutorRefusedError(
                 f"{difference}; the fleet serves {served.info.model_id} from {', '.join(expected)}"
             )
+
+    def _report_kinds(self, numerics: Numerics, address: str) -> None:
+        """Write to the log that an executor joins others of which none is of its kind."""
+        others = {core.numerics for core in self._fleet.cores}
+        if others and numerics not in others:
+            ids = ",".join(sorted({other.numerics_id for other in others}))
+            event = Event("mixed_numerics", executor=address, numerics_id=numerics.numerics_id, others=ids)
+            log.warning(event)
 
     async def _serve_model_of(self, session: ExecutorSession, limits: CoreLimits) -> None:
         """Serve what this executor, the first one, has; requests for anything else end."""

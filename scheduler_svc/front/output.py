@@ -51,7 +51,7 @@ class Output:
     """One output: its tokens, its text, how it ended, and how much of it was taken as deltas.
 
     Args:
-        output_index: Its place in the answer; of ranked outputs, once that is known.
+        output_index: Its place in the answer; of ranked outputs, once that is known. Until then which sequence it is.
         returns_logprobs: Whether to keep the log-probability of each token.
     """
 
@@ -67,12 +67,13 @@ class Output:
         "finish_reason",
         "logprobs",
         "output_index",
+        "sequence_index",
         "stop_string",
         "token_ids",
     )
 
     def __init__(self, output_index: int, returns_logprobs: bool) -> None:
-        self.output_index = output_index
+        self.output_index = self.sequence_index = output_index
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.alternatives = Alternatives([], [])

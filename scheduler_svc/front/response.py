@@ -13,7 +13,14 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from scheduler_svc.engine.interface import Alternatives, EndedRequest, EngineRequest, FinishReason, Hypothesis
+from scheduler_svc.engine.interface import (
+    Alternatives,
+    EndedRequest,
+    EngineRequest,
+    FinishReason,
+    Hypothesis,
+    Numerics,
+)
 from scheduler_svc.front.output import AnswerOptions, Delta, Output, PromptDelta
 from scheduler_svc.front.text.output_text import OutputText
 from scheduler_svc.front.text.tokenizer import Tokenizer
@@ -61,6 +68,19 @@ class Response:
     def outputs(self) -> Sequence[Output]:
         """The outputs in the answer, by output index; ranked ones are there once the last one has finished."""
         return self._returned
+
+    def provenance_of(self, output: Output) -> list[tuple[int, Numerics]]:
+        """Return the first token and the kind of executor of each span of an output; the request has finished."""
+        assert self.ended is not None, "until then it may be moved"
+        return self.ended.provenance.of_output(output.sequence_index, len(output.token_ids))
+
+    @property
+    def was_continued_on_other_numerics(self) -> bool:
+        """Whether executors of several kinds made the answer; the request has finished."""
+        assert self.ended is not None, "until then it may be moved"
+        if self.ended.provenance.has_mixed_prompt_logprobs(len(self.prompt_logprobs)):
+            return True
+        return any(len(self.provenance_of(output)) > 1 for output in self.outputs)
 
     def push(
         self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None

@@ -12,7 +12,7 @@ def log_end(ended: EndedRequest) -> None:
     """Log that a request has ended: how, how large it was, and how long it took, in seconds."""
     if not log.isEnabledFor(logging.INFO):
         return
-    times, reason = ended.times, ended.finish_reason
+    times, reason, num_kinds = ended.times, ended.finish_reason, len(ended.provenance.spans)
     log.info(
         Event(
             "request_ended",
@@ -26,6 +26,7 @@ def log_end(ended: EndedRequest) -> None:
             queue_s=_rounded(times.queue_s),
             ttft_s=_rounded(times.time_to_first_token_s),
             duration_s=_rounded(times.duration_s),
+            num_numerics=num_kinds if num_kinds > 1 else None,
             trace_id=ended.trace_id,
         )
     )

@@ -72,7 +72,11 @@ async def test_every_served_value_of_an_executor_is_the_true_one() -> None:
         ("octavo_executor_step_duration_seconds_sum", {}, 1.0),
         ("octavo_executor_tokens_total", {"kind": "prefill"}, 100),
         ("octavo_executor_tokens_total", {"kind": "decode"}, 10),
-        ("octavo_executor_info", {"model_id": "fake", "dtype": "float32", "tp_size": "1", **sizes}, 1),
+        (
+            "octavo_executor_info",
+            {"model_id": "fake", "dtype": "float32", "tp_size": "1", "numerics_id": "fake-1", **sizes},
+            1,
+        ),
     ]
 
 

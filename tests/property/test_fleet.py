@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.provenance import Numerics
+from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle
 from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
-from tests.support.fleet import FoundHypothesis, Member, VirtualFleet
+from tests.support.fleet import FoundHypothesis, Member, Output, VirtualFleet
 from tests.support.placement import PlacementCheck, fits_when_empty
 from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone
 from tests.support.workloads import VOCAB_SIZE, Request, limits, requests_within
@@ -54,6 +56,8 @@ class FleetWorkload:
     drains: list[bool]
     policy: Policy
     tenant_weights: dict[str, float] = field(default_factory=dict)
+    num_numerics: int = 1
+    """Executors are of so many kinds of arithmetic, by turns; all give the same tokens."""
 
 
 @st.composite
@@ -76,6 +80,7 @@ def fleet_workloads(draw: st.DrawFn) -> FleetWorkload:
         drains=draw(st.lists(st.booleans(), min_size=1, max_size=6)),
         policy=draw(st.sampled_from(POLICIES)),
         tenant_weights=draw(st.sampled_from([{}, {"x": 3.0}])),
+        num_numerics=draw(st.sampled_from([2, 1])),
     )
 
 
@@ -120,11 +125,14 @@ class Run:
         self.num_steps_in_flight = num_steps_in_flight
         self.fleet = VirtualFleet(workload.policy, workload.tenant_weights)
         self.refused: set[int] = set()
+        self.num_joins = 0
         for kind in workload.kinds:
             self.join(kind)
 
     def join(self, kind: CoreLimits) -> None:
-        self.fleet.join(kind, ToyExecutor(kind, hashed_next_token(VOCAB_SIZE)))
+        numerics = Numerics(str(self.num_joins % self.workload.num_numerics))
+        self.fleet.join(kind, ToyExecutor(kind, hashed_next_token(VOCAB_SIZE)), numerics=numerics)
+        self.num_joins += 1
 
     def play(self) -> None:
         """Play the workload to its end."""
@@ -236,11 +244,24 @@ def check_outputs(run: Run, arrival: int, request: Request) -> None:
     for index in range(request.num_sequences):
         alone = generate_alone(request.prompt, request.conditions, bounds, hashed_next_token(VOCAB_SIZE), index)
         output = fleet.outputs[arrival, index]
+        assert_provenance(fleet.groups[arrival], index, output)
         was_cut_short = (arrival, index) in fleet.cut_short or arrival in fleet.failures
         if was_cut_short and output.reason is None:
             assert output.token_ids == alone[0][: len(output.token_ids)]
         else:
             assert (output.token_ids, output.reason) == alone
+
+
+def assert_provenance(group: SequenceGroup, index: int, output: Output) -> None:
+    """Assert that the spans say of each token which kind of executor made it, and that no two of one kind meet."""
+    spans = group.provenance.of_output(index, len(output.token_ids))
+    said: list[Numerics] = []
+    for number, (begin, numerics) in enumerate(spans):
+        assert begin == len(said)
+        assert not said or said[-1] != numerics
+        end = spans[number + 1][0] if number + 1 < len(spans) else len(output.token_ids)
+        said += [numerics] * (end - begin)
+    assert said == output.made_by
 
 
 def check_search(run: Run, arrival: int, request: Request) -> None:
@@ -253,7 +274,7 @@ def check_search(run: Run, arrival: int, request: Request) -> None:
     assert fleet.searches[arrival] == [FoundHypothesis.of(hypothesis) for hypothesis in alone]
 
 
-@settings(max_examples=10)
+@settings(max_examples=10, phases=[__import__("hypothesis").Phase.reuse, __import__("hypothesis").Phase.generate])
 @given(fleet_workloads())
 def test_every_output_is_the_one_computed_alone_whatever_befalls_the_fleet(workload: FleetWorkload) -> None:
     check(workload)

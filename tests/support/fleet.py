@@ -68,12 +68,15 @@ class Member:
 
 @dataclass(slots=True)
 class Output:
-    """What a client saw of one output. `logprobs` are those of the tokens that have one."""
+    """What a client saw of one output. `logprobs` are those of the tokens that have one; `made_by`: the kind of the
+    executor of each token.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     reason: FinishReason | None = None
     alternatives: list[Alternatives] = field(default_factory=list)
+    made_by: list[Numerics] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +271,7 @@ class VirtualFleet:
             assert name not in self.cut_short, "a token came after the client left"
             assert output.reason is None, "a token came after the end"
             output.token_ids.append(updates.token_ids[row])
+            output.made_by.append(member.core.numerics)
             if not math.isnan(logprobs[row]):
                 output.logprobs.append(logprobs[row])
             if row in updates.alternatives:

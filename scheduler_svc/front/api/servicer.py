@@ -103,7 +103,10 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             )
             while (delta := await response.next_delta()) is not None:
                 yield event_message(delta)
-            yield pb.GenerateResponse(finished=finished_message(response, is_lean=request.lean_finished))
+            finished = finished_message(
+                response, is_lean=request.lean_finished, shows_provenance=request.include_provenance
+            )
+            yield pb.GenerateResponse(finished=finished)
         finally:
             if response.ended is None:  # cancelled, past its deadline, or the connection is gone
                 remaining_s = context.time_remaining()
@@ -151,7 +154,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     ) -> pb.GetModelResponse:
         """Describe the model."""
         model, limits = self._served()
-        defaults = limits.sampling_defaults
+        defaults, reproducibility = limits.sampling_defaults, model.reproducibility
         return pb.GetModelResponse(
             model_id=model.name,
             max_model_len=model.max_model_len,
@@ -160,6 +163,10 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             dtype=model.info.dtype,
             takes_token_ids_only=model.tokenizer.is_absent,
             default_sampling_params=generation_pb2.SamplingParams(**defaults) if defaults else None,  # type: ignore[arg-type]
+            is_reproducible=not reproducibility.why_not,
+            why_not_reproducible=reproducibility.why_not,
+            numerics_ids=reproducibility.numerics_ids,
+            weights_digest=reproducibility.weights_digest,
         )
 
     async def Tokenize(  # type: ignore[override]  # noqa: N802 (gets the body)
@@ -234,7 +241,7 @@ def prompt_message(logprobs: list[float], alternatives: Alternatives) -> generat
     )
 
 
-def finished_message(response: Response, *, is_lean: bool) -> pb.RequestFinished:
+def finished_message(response: Response, *, is_lean: bool, shows_provenance: bool = False) -> pb.RequestFinished:
     """Return the last event of a request that has finished; a lean one leaves out what the deltas brought."""
     ended = response.ended
     assert ended is not None, "it has finished"
@@ -244,8 +251,16 @@ def finished_message(response: Response, *, is_lean: bool) -> pb.RequestFinished
         num_cached_tokens=ended.num_cached_tokens,
     )
     finished = pb.RequestFinished(
-        outputs=[output_message(output, is_lean=is_lean) for output in response.outputs], usage=usage
+        outputs=[output_message(output, is_lean=is_lean) for output in response.outputs],
+        usage=usage,
+        continued_on_other_numerics=response.was_continued_on_other_numerics,
     )
+    if shows_provenance:
+        for message, output in zip(finished.outputs, response.outputs, strict=True):
+            message.provenance.extend(
+                generation_pb2.Provenance(first_token=first_token, **numerics._asdict())
+                for first_token, numerics in response.provenance_of(output)
+            )
     has_prompt_logprobs = response.request.num_prompt_logprobs != NO_LOGPROBS
     if has_prompt_logprobs and is_lean:
         finished.prompt_logprobs.SetInParent()

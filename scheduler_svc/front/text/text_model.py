@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scheduler_svc.engine.interface import ServedModel
+from scheduler_svc.engine.interface import Reproducibility, ServedModel
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from shared.events import Event
 from shared.executor_info import ExecutorInfo, TokenizerFile
@@ -42,6 +42,11 @@ class TextModel:
     def max_num_seqs(self) -> int:
         """The most sequences that run at once on one executor."""
         return self.served.max_num_seqs
+
+    @property
+    def reproducibility(self) -> Reproducibility:
+        """Whether equal requests get equal outputs."""
+        return self.served.reproducibility
 
 
 class ModelTokenizer:
