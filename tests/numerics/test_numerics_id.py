@@ -15,7 +15,7 @@ from executor_svc.native.library import NativeLibrary
 from executor_svc.numerics import identity, probe
 from executor_svc.numerics.identity import Numerics, find_numerics, probe_native
 from executor_svc.numerics.probe_models import MAX_POSITION_EMBEDDINGS
-from executor_svc.sampler import sampler as sampler_module
+from executor_svc.sampler import torch_backend
 from executor_svc.sampler.filters import SamplingRows, filtered_scores
 from executor_svc.sampler.sampler import Sampler
 from executor_svc.worker.loading import load_worker
@@ -85,7 +85,6 @@ def test_weights_are_no_kind_and_have_a_digest(tiny_models: dict[str, TinyModel]
     assert all(info.is_invariant for info in infos)
 
 
-@pytest.mark.xfail(reason="attention splits keys by the number of threads", strict=False)
 @pytest.mark.parametrize("weights", record_numerics.FORMATS)
 def test_threads_blocks_and_what_ran_before_are_no_kind(weights: Quantization, monkeypatch: pytest.MonkeyPatch) -> None:
     bits = [probe_native(NativeLibrary(library_path("widest"), num_threads), weights) for num_threads in (1, 2, 3)]
@@ -109,7 +108,7 @@ def test_another_order_of_filters_is_another_kind(chosen: ChosenModel, monkeypat
 
 def test_the_probe_sees_another_order_of_filters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two filters change places at a time, in the sampler itself; the shortcut for likely tokens is off."""
-    monkeypatch.setattr(sampler_module, "WIDTHS", ())
+    monkeypatch.setattr(torch_backend, "WIDTHS", ())
     order = [parameter.name for parameter in of_stage(Stage.FILTER) if parameter.name != "temperature"]
     found = {sampled_in_order(order, monkeypatch)}
     for place in range(len(order) - 1):
@@ -130,7 +129,7 @@ def sampled_in_order(order: list[str], monkeypatch: pytest.MonkeyPatch) -> bytes
             scores = filtered_scores(scores, alone)
         return scores
 
-    monkeypatch.setattr(sampler_module, "filtered_scores", filtered)
+    monkeypatch.setattr(torch_backend, "filtered_scores", filtered)
     token_ids = probe._sample(Sampler())[0]
     assert isinstance(token_ids, np.ndarray)
     return token_ids.tobytes()
