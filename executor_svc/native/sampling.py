@@ -15,6 +15,7 @@ import torch
 
 from executor_svc.native.binding import INT, LONG, POINTER, Function, ScratchMemory, bind
 from executor_svc.native.build import build_library, cache_directory
+from executor_svc.native.library import TeamStruct
 from shared.sampling_parameters import SamplingParameter, Stage, of_stage
 
 Integers = npt.NDArray[np.integer]
@@ -80,9 +81,9 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_choice_bytes", LONG, ()),
     ("octavo_processing_bytes", LONG, ()),
     ("octavo_wanted_bytes", LONG, ()),
-    ("octavo_choose", None, (POINTER, LONG, LONG, POINTER, POINTER, POINTER, POINTER, POINTER, INT)),
-    ("octavo_logprobs", None, (POINTER, LONG, LONG, POINTER, POINTER, POINTER, POINTER, POINTER, INT)),
-    ("octavo_candidates", None, (POINTER, LONG, LONG, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, INT)),
+    ("octavo_choose", None, (POINTER, LONG, LONG, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER)),
+    ("octavo_logprobs", None, (POINTER, LONG, LONG, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER)),
+    ("octavo_candidates", None, (POINTER, LONG, LONG, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER)),
 )
 
 
@@ -106,7 +107,7 @@ class NativeSampling:
 
     Args:
         path: The compiled library.
-        num_threads: Threads of every parallel region.
+        num_threads: Most threads of a parallel region; where other work wants the cores too, they become fewer.
 
     Raises: NativeUnavailableError: the file cannot be loaded.
     """
@@ -116,7 +117,7 @@ class NativeSampling:
         for name, record in (("choice", _CHOICE), ("processing", PROCESSING), ("wanted", _WANTED)):
             num_bytes = getattr(self._library, f"octavo_{name}_bytes")()
             assert num_bytes == record.itemsize, f"a {name} has {num_bytes} bytes in C, and {record.itemsize} here"
-        self._num_threads = num_threads
+        self._team = TeamStruct(num_threads=num_threads, size=num_threads)
         self._scratch = ScratchMemory()
 
     def choose(
@@ -208,10 +209,10 @@ class NativeSampling:
         )
         return token_ids, logprobs
 
-    def _memory(self, vocab_size: int) -> tuple[int, int]:
-        """Return the last two arguments of every function: scratch memory, and the number of threads."""
-        num_bytes = self._library.octavo_sampling_scratch_bytes(vocab_size, self._num_threads)
-        return self._scratch.address(num_bytes), self._num_threads
+    def _memory(self, vocab_size: int) -> tuple[int, object]:
+        """Return the last two arguments of every function: scratch memory, and the threads."""
+        num_bytes = self._library.octavo_sampling_scratch_bytes(vocab_size, self._team.num_threads)
+        return self._scratch.address(num_bytes), byref(self._team)
 
 
 def _address(logits: torch.Tensor) -> int:
@@ -246,7 +247,7 @@ def load_sampling(num_threads: int) -> NativeSampling:
     """Return the functions, compiled first if the user's cache does not have the library.
 
     Args:
-        num_threads: Threads of every parallel region.
+        num_threads: Most threads of a parallel region.
 
     Raises: NativeUnavailableError: they cannot be had on this machine; the message says why.
     """

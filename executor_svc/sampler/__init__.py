@@ -11,7 +11,6 @@
       logprobs.py      log-probabilities of the raw logits
       likeliest.py     the largest of a row, found by blocks
     device_sampling.py filters and draw in one Triton kernel, for a GPU
-    revision.py        what a change of an output is known by
 
 Nothing of a row's result depends on the other rows, down to the last bit: sums run over fixed blocks.
 """

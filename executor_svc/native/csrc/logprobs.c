@@ -68,12 +68,16 @@ static void find_likeliest(const float *scores, long size, long count, Scratch *
 // Write the log-probability of a token of each row, [num_rows], and its likeliest tokens with theirs.
 // logits: [any, size]; token_ids, likeliest: as many as the counts add up to.
 void octavo_logprobs(const float *logits, long size, long num_rows, const Wanted *wanted, float *logprobs,
-                     int32_t *token_ids, float *likeliest, void *scratch_memory, int num_threads) {
-#pragma omp parallel num_threads(threads_for(num_rows, num_threads))
+                     int32_t *token_ids, float *likeliest, void *scratch_memory, Team *team) {
+    Team alone = {.num_threads = 1, .size = 1};
+    if (num_rows * size < ALONE) team = &alone;
+    Meeting meeting;
+    open_meeting(&meeting, team);
+#pragma omp parallel num_threads(team->size)
     {
-        Scratch scratch = own_scratch(size, scratch_memory);
-#pragma omp for schedule(dynamic)
-        for (long i = 0; i < num_rows; i++) {
+        const Member member = join_meeting(&meeting);
+        Scratch scratch = own_scratch(size, scratch_memory, &member);
+        for (long i = member.thread; i < num_rows; i = next_task(&member)) {
             const float *scores = logits + wanted[i].row * size;
             double log_total = log_total_of(scores, size, scratch.maxima);
             float *values = likeliest + wanted[i].begin;
@@ -81,19 +85,25 @@ void octavo_logprobs(const float *logits, long size, long num_rows, const Wanted
             find_likeliest(scores, size, wanted[i].count, &scratch, token_ids + wanted[i].begin, values);
             for (long j = 0; j < wanted[i].count; j++) values[j] = logprob_of(values[j], log_total);
         }
+        leave_meeting(&member);
     }
+    close_meeting(&meeting);
 }
 
 // Write the likeliest tokens of beams: of the log-probabilities of a row after the processors, not normalised again.
 // processings: what `wanted` names; the rest as in octavo_logprobs.
 void octavo_candidates(const float *logits, long size, long num_rows, const Wanted *wanted,
                        const Processing *processings, const TokenLists *lists, int32_t *token_ids, float *likeliest,
-                       void *scratch_memory, int num_threads) {
-#pragma omp parallel num_threads(threads_for(num_rows, num_threads))
+                       void *scratch_memory, Team *team) {
+    Team alone = {.num_threads = 1, .size = 1};
+    if (num_rows * size < ALONE) team = &alone;
+    Meeting meeting;
+    open_meeting(&meeting, team);
+#pragma omp parallel num_threads(team->size)
     {
-        Scratch scratch = own_scratch(size, scratch_memory);
-#pragma omp for schedule(dynamic)
-        for (long i = 0; i < num_rows; i++) {
+        const Member member = join_meeting(&meeting);
+        Scratch scratch = own_scratch(size, scratch_memory, &member);
+        for (long i = member.thread; i < num_rows; i = next_task(&member)) {
             const float *scores = logits + wanted[i].row * size;
             float *logprobs = scratch.processed;
             double log_total = log_total_of(scores, size, scratch.maxima);
@@ -104,5 +114,7 @@ void octavo_candidates(const float *logits, long size, long num_rows, const Want
             find_likeliest(logprobs, size, wanted[i].count, &scratch, token_ids + wanted[i].begin,
                            likeliest + wanted[i].begin);
         }
+        leave_meeting(&member);
     }
+    close_meeting(&meeting);
 }

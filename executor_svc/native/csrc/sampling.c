@@ -171,12 +171,16 @@ static long choose(const float *scores, long size, const Choice *how, Scratch *s
 // Choose a token for each of `num_choices`. scores: [any, size]; token_ids: [num_choices], written.
 void octavo_choose(const float *scores, long size, long num_choices, const Choice *choices,
                    const Processing *processings, const TokenLists *lists, int32_t *token_ids, void *scratch_memory,
-                   int num_threads) {
-#pragma omp parallel num_threads(threads_for(num_choices, num_threads))
+                   Team *team) {
+    Team alone = {.num_threads = 1, .size = 1};
+    if (num_choices * size < ALONE) team = &alone;
+    Meeting meeting;
+    open_meeting(&meeting, team);
+#pragma omp parallel num_threads(team->size)
     {
-        Scratch scratch = own_scratch(size, scratch_memory);
-#pragma omp for schedule(dynamic)
-        for (long i = 0; i < num_choices; i++) {
+        const Member member = join_meeting(&meeting);
+        Scratch scratch = own_scratch(size, scratch_memory, &member);
+        for (long i = member.thread; i < num_choices; i = next_task(&member)) {
             const float *row = scores + choices[i].row * size;
             if (choices[i].processing >= 0) {
                 memcpy(scratch.processed, row, (size_t)size * sizeof *row);
@@ -186,7 +190,9 @@ void octavo_choose(const float *scores, long size, long num_choices, const Choic
             bool is_greedy = choices[i].temperature <= 0.0f;
             token_ids[i] = (int32_t)(is_greedy ? argmax(row, size) : choose(row, size, choices + i, &scratch));
         }
+        leave_meeting(&member);
     }
+    close_meeting(&meeting);
 }
 
 long octavo_sampling_scratch_bytes(long size, int num_threads) {

@@ -5,16 +5,17 @@
 #define OCTAVO_SCORES_H
 
 #include <math.h>
-#include <omp.h>
 #include <stdbool.h>
 #include <string.h>
 
 #include "arena.h"
 #include "select.h"
+#include "team.h"
 #include "vec.h"
 
 #define BLOCK 32      // scores whose maximum is kept; BLOCK of likeliest.py
 #define FLOOR -80.0f  // exp of less is 0; FLOOR of likeliest.py
+#define ALONE 131072  // scores that one thread is faster with
 
 // A thread's memory. A key is a score divided by the temperature; a weight is exp(key - top).
 typedef struct {
@@ -74,16 +75,13 @@ INLINE long lay_out(long size, uintptr_t address, Scratch *scratch) {
     return used_bytes(&arena);
 }
 
-// The scratch memory of this thread of a region.
-INLINE Scratch own_scratch(long size, void *memory) {
+// The scratch memory of a thread of a region.
+INLINE Scratch own_scratch(long size, void *memory, const Member *member) {
     Scratch scratch;
     long bytes = lay_out(size, 0, &scratch);
-    lay_out(size, (uintptr_t)memory + (uintptr_t)(bytes * omp_get_thread_num()), &scratch);
+    lay_out(size, (uintptr_t)memory + (uintptr_t)(bytes * member->thread), &scratch);
     return scratch;
 }
-
-// Threads that some rows are worth: one row is not worth waking any.
-INLINE int threads_for(long num_rows, int num_threads) { return num_rows > 1 ? num_threads : 1; }
 
 // A block of a row; the last one, if it is short, in `padded`, filled up with -inf.
 INLINE const float *block_of(const float *scores, long size, long block, float *padded) {
