@@ -12,6 +12,7 @@ the services, for all runs in this process. Parts:
     stream       a decode step of one sequence, 8B-shaped
     throughput   256 ragged sequences beside transformers' static batches
     sampling     all filters at once
+    invariance   all logits of a sequence, bit for bit, alone, in chunks and in batches; what --numerics invariant costs
 
 A rehearsal runs the same code with tiny sizes on a CPU, kernels in Triton's interpreter; its figures mean nothing.
 """
@@ -31,7 +32,7 @@ from pathlib import Path
 from benchmarks.gpu.report import Figure, Outcome, Report
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("tests", "attention", "stream", "throughput", "sampling")
+PARTS = ("tests", "attention", "stream", "throughput", "sampling", "invariance")
 PACKAGES = ("torch", "triton", "transformers", "numpy", "flash-attn", "flash-attn-3", "xformers")
 LEAST_VERSIONS = {"torch": (2, 10), "triton": (3, 6)}
 TEST_FOLDERS = ("tests/kernels", "tests/device")
@@ -95,6 +96,7 @@ def run(parts: Sequence[str], results: Path, *, rehearse: bool) -> int:
 
     from benchmarks.gpu import measurements
     from benchmarks.gpu.backends import decode_planners
+    from benchmarks.gpu.invariance import invariance_figures
     from benchmarks.gpu.sizes import FULL, REHEARSAL
 
     device = torch.device("cpu" if rehearse else "cuda")
@@ -125,6 +127,7 @@ def run(parts: Sequence[str], results: Path, *, rehearse: bool) -> int:
         lambda: measurements.attention_figures(decode_planners(device, sizes.dtype), sizes, device, copy_rate),
     )
     measure("stream", lambda: measurements.single_stream_figures(sizes, device, copy_rate))
+    measure("invariance", lambda: invariance_figures(sizes, device))
     measure("sampling", lambda: measurements.sampling_figures(sizes, device))
     measure("throughput", lambda: measurements.throughput_figures(sizes, device))
     print("\n" + report.markdown())

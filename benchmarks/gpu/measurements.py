@@ -100,7 +100,13 @@ def copy_figure(sizes: Sizes, device: torch.device) -> Figure:
 
 
 def run_on_worker(
-    model: Mapping[str, Any], sizes: Sizes, device: torch.device, max_num_seqs: int, prompts: Sequence[Prompt]
+    model: Mapping[str, Any],
+    sizes: Sizes,
+    device: torch.device,
+    max_num_seqs: int,
+    prompts: Sequence[Prompt],
+    *,
+    numerics: str = "fast",
 ) -> Run:
     """Run prompts on a worker with random weights, and give its memory back."""
     settings = executor_settings(
@@ -110,6 +116,7 @@ def run_on_worker(
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         num_device_blocks=sizes.num_device_blocks,
         host_cache_gib=0.0,
+        numerics=numerics,
     )
     run = InProcessEngine(random_worker(model, settings, device)).generate(prompts)
     free_memory(device)

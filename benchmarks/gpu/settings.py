@@ -13,6 +13,7 @@ DEFAULTS: dict[str, Any] = {
     "dtype": "auto",
     "quantization": "none",
     "cpu_kernels": "auto",
+    "numerics": "fast",
     "attention_backend": "auto",
     "cuda_graphs": "auto",
     "tp": 1,

@@ -25,6 +25,8 @@ class Sizes:
     workload: Workload
     max_num_batched_tokens: int
     num_device_blocks: int | None  # None: what the memory has room for
+    invariant_tokens: int  # of the sequence whose logits are compared: more than a split of keys
+    invariant_batch_sizes: Sequence[int]
 
     def decode_shapes_of(self, backend: str) -> Sequence[DecodeShape]:
         """Return the shapes with blocks that a backend takes."""
@@ -60,6 +62,8 @@ FULL = Sizes(
     workload=Workload(num_requests=512, batch_size=256, max_prompt_tokens=768, max_new_tokens=512),
     max_num_batched_tokens=8192,
     num_device_blocks=None,
+    invariant_tokens=700,
+    invariant_batch_sizes=(1, 32, 256),
 )
 REHEARSAL = Sizes(
     copy_bytes=2**20,
@@ -72,4 +76,6 @@ REHEARSAL = Sizes(
     workload=Workload(num_requests=6, batch_size=4, max_prompt_tokens=32, max_new_tokens=12),
     max_num_batched_tokens=64,
     num_device_blocks=64,
+    invariant_tokens=8,
+    invariant_batch_sizes=(2,),
 )

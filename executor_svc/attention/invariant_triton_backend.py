@@ -21,7 +21,7 @@ from executor_svc.triton_kernels.tiles import SPLIT_KEYS, invariant_tile
 RESIDENT_PROGRAMS = 2
 
 
-class InvariantTritonBackend:
+class InvariantAttentionBackend:
     """Plans for caches on torch's current CUDA device. Steps run one after the other, on one stream.
 
     Args:
@@ -32,7 +32,7 @@ class InvariantTritonBackend:
         self._num_multiprocessors = num_multiprocessors
         self._memory: SplitMemory | None = None
 
-    def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> "InvariantTritonPlan":
+    def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> "InvariantAttentionPlan":
         """Prepare a step."""
         starts, lengths = metadata.starts, metadata.lengths
         first_tokens = np.cumsum(lengths) - lengths
@@ -43,16 +43,16 @@ class InvariantTritonBackend:
         )
         decode_tiles = QueryTiles(rows, firsts, counts, ends, tables) if len(decodes) else None
         chunks = None if len(decodes) == len(starts) else Chunks(starts, lengths, first_tokens, tables)
-        return InvariantTritonPlan(metadata.slot_mapping, decode_tiles, chunks, self._split_memory(cache))
+        return InvariantAttentionPlan(metadata.slot_mapping, decode_tiles, chunks, self._split_memory(cache))
 
-    def decode_plan(self, batch: DecodeBatch, cache: LayerCache) -> "InvariantTritonPlan":
+    def decode_plan(self, batch: DecodeBatch, cache: LayerCache) -> "InvariantAttentionPlan":
         """Prepare decodes that depend on nothing on the host; see `DecodePlanner`.
 
         The backend must live as long as a CUDA graph of the plan.
         """
         rows = torch.arange(len(batch.num_visible_tokens), dtype=torch.int32, device=cache.keys.device)
         tiles = QueryTiles(rows, rows, torch.ones_like(rows), batch.num_visible_tokens, batch.block_tables)
-        return InvariantTritonPlan(batch.slot_mapping, tiles, None, self._split_memory(cache))
+        return InvariantAttentionPlan(batch.slot_mapping, tiles, None, self._split_memory(cache))
 
     def _split_memory(self, cache: LayerCache) -> "SplitMemory":
         if self._memory is None:
@@ -121,7 +121,7 @@ class Chunks:
     block_tables: torch.Tensor  # [num_rows, max_num_blocks] int32, on the device
 
 
-class InvariantTritonPlan:
+class InvariantAttentionPlan:
     """One step, prepared; see `executor_svc.attention.interface.AttentionPlan`."""
 
     def __init__(

@@ -116,6 +116,12 @@ class TritonRules:
         return None
 
 
+class InvariantRules(TritonRules):
+    """The rules of `InvariantAttentionBackend`: the same kernels in another order of sums; see `BackendRules`."""
+
+    name = "invariant"
+
+
 class FlashAttention2Rules:
     """The rules of `FlashAttention2Backend`; see `BackendRules`.
 

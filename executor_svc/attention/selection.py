@@ -20,6 +20,7 @@ from executor_svc.attention.rules import (
     BackendRules,
     FlashAttention2Rules,
     FlashAttention3Rules,
+    InvariantRules,
     TorchRules,
     TritonRules,
     XformersRules,
@@ -60,6 +61,8 @@ def choose_backend(
     needs: AttentionNeeds,
     block_size: int | None = None,
     installed: InstalledLibraries | None = None,
+    *,
+    is_invariant: bool = False,
 ) -> ChosenBackend:
     """Return the backend to run a model with.
 
@@ -68,6 +71,7 @@ def choose_backend(
         needs: What the model, its settings and its device ask for.
         block_size: Tokens in a block; None: what the backend prefers.
         installed: The libraries; None: look for them.
+        is_invariant: Whether outputs must not depend on the batch. On a GPU one backend sees to that, in Triton.
 
     Raises: ModelLoadError: it cannot run the model; one sentence that names what would work.
     """
@@ -78,6 +82,8 @@ def choose_backend(
             f"dtype is bfloat16, which this device (capability {capability[0]}.{capability[1]}) lacks; "
             "--dtype float16 would work"
         )
+    if is_invariant and capability is not None:
+        return _choose_invariant(name, situation)
     problems: dict[str, str] = {}
     for rules in situation.candidates(name):
         problem = situation.why_not(rules)
@@ -88,6 +94,21 @@ def choose_backend(
     raise ModelLoadError(
         f"attention_backend is {name}, but {problems[name]}; {' or '.join(situation.what_works(name))} would work"
     )
+
+
+def _choose_invariant(name: BackendName, situation: "_Situation") -> ChosenBackend:
+    if name not in ("auto", "triton"):
+        raise ModelLoadError(
+            f"numerics is invariant, but attention_backend is {name}, which sums in an order that follows the batch; "
+            "leave out --attention-backend"
+        )
+    rules = InvariantRules()
+    problem = situation.why_not(rules)
+    if problem is not None:
+        raise ModelLoadError(
+            f"numerics is invariant, which on a GPU takes attention in Triton, but {problem}; leave out --numerics"
+        )
+    return ChosenBackend(rules, situation.block_size or rules.preferred_block_size, "numerics is invariant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +189,10 @@ def _make(rules: BackendRules) -> AttentionBackend:
     """Make the backend of some rules. What is not used is not imported: Triton takes seconds, others may be missing."""
     if isinstance(rules, TorchRules):
         return TorchAttentionBackend()
+    if isinstance(rules, InvariantRules):
+        from executor_svc.attention.invariant_triton_backend import InvariantAttentionBackend
+
+        return InvariantAttentionBackend()
     if isinstance(rules, TritonRules):
         from executor_svc.attention.triton_backend import TritonAttentionBackend
 

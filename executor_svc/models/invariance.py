@@ -1,7 +1,8 @@
 """Whether what computes a model is invariant: an output depends on its request alone, to the bit.
 
 Invariant is code that sums every number in an order that the model's shape alone decides. The kernels in C are written
-so. A library's products are not: they choose their order by the number of rows.
+so, and on a GPU those in Triton that `--numerics invariant` takes. A library's products are not: they choose their
+order by the number of rows.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Literal
 import torch
 
 # "C" is `executor_svc/native/`.
-Kernels = Literal["C", "Triton", "torch", "transformers"]
+Kernels = Literal["C", "Triton", "torch", "torchao", "transformers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class ComputePath:
         device: Where.
         dtype: Number format of the activations.
         dense: What does the dense work; "transformers" runs the model with code of its own.
-        attention: The name of what attends: "C", or a backend of `--attention-backend`.
+        attention: The name of what attends: "C", a backend of `--attention-backend`, or "invariant", in Triton.
         sampler: What makes tokens of logits.
         why_not_c: Why the kernels in C do not do all of it, if that is known.
     """
@@ -49,7 +50,12 @@ def why_not_invariant(path: ComputePath) -> str | None:
 
 
 def _why_not_on_gpu(path: ComputePath) -> str | None:
-    return f"{path.dense} does the dense work on the GPU"
+    parts = (
+        ("dense work", path.dense, "Triton"),
+        ("attention", path.attention, "invariant"),
+        ("sampling", path.sampler, "Triton"),
+    )
+    return next((f"{found} does the {part} on the GPU" for part, found, wanted in parts if found != wanted), None)
 
 
 def _because(path: ComputePath) -> str:

@@ -25,6 +25,7 @@ from shared.errors import ModelLoadError
 
 CpuKernels = Literal["auto", "native", "torch"]
 Quantization = Literal["none", "int8"]
+Numerics = Literal["fast", "invariant"]
 
 _DENSE = "dense work"
 
@@ -63,6 +64,7 @@ def make_model(
     group: TensorParallelGroup = SINGLE_RANK,
     attention: AttentionBackend | None = None,
     found: FoundLibrary | None = None,
+    numerics: Numerics = "fast",
 ) -> MadeModel:
     """Return a model with uninitialised weights, and the attention that goes with it.
 
@@ -75,6 +77,7 @@ def make_model(
         group: The ranks that share the model.
         attention: None: that of the C library, or without one that of torch.
         found: The C library, or why it is not used; None: `cpu_kernels` says.
+        numerics: "invariant": on a GPU products are ours, where they can be.
 
     Raises: ModelLoadError: the ranks cannot share it, or the C library is needed and cannot be had.
     """
@@ -89,11 +92,13 @@ def make_model(
         kernels = describe_kernels(found, attention, device, in_c=(_DENSE,))
         return MadeModel(model, attention, kernels, path, found.library)
     library = find_int8_library(device, cpu_kernels) if is_int8 else None
-    model = Decoder(config, _make_dense(dtype, device, is_int8, library, group), group)
+    is_invariant = numerics == "invariant" and device.type == "cuda" and has_triton() and not is_int8
+    model = Decoder(config, _make_dense(dtype, device, is_int8, is_invariant, library, group), group)
     in_c = () if library is None else ("int8 products",)
     in_use = FoundLibrary(library, found.reason)
-    path = compute_path(device, dtype, "torch", attention, in_use)
-    kernels = describe_kernels(in_use, attention, device, in_c=in_c)
+    products: Kernels = "Triton" if is_invariant else "torchao" if is_int8 and device.type == "cuda" else "torch"
+    path = compute_path(device, dtype, products, attention, in_use)
+    kernels = describe_kernels(in_use, attention, device, in_c=in_c, is_invariant=is_invariant)
     return MadeModel(model, attention, kernels, path, in_use.library)
 
 
@@ -101,14 +106,15 @@ def _make_dense(
     dtype: torch.dtype,
     device: torch.device,
     is_int8: bool,
+    is_invariant: bool,
     library: NativeLibrary | None,
     group: TensorParallelGroup,
 ) -> DenseKernels[TorchMatrix]:
-    """Return the dense kernels of torch; on a GPU with Triton those that leave fewer launches."""
+    """Return the dense kernels of torch; on a GPU with Triton those that leave fewer launches, or are invariant."""
     if device.type == "cuda" and has_triton():
         from executor_svc.models.triton_dense import TritonDense  # Triton takes seconds to import
 
-        return TritonDense(dtype, device, is_int8=is_int8, group=group)
+        return TritonDense(dtype, device, is_int8=is_int8, is_invariant=is_invariant, group=group)
     return TorchDense(dtype, device, is_int8=is_int8, library=library, group=group)
 
 
@@ -175,7 +181,7 @@ def compute_path(
         in_use: The C library, and why it does not do all.
     """
     is_c = isinstance(attention, NativeAttentionBackend)
-    name = "C" if is_c else type(attention).__name__.removesuffix("AttentionBackend").lower()
+    name = "C" if is_c else type(attention).__name__.removesuffix("Backend").removesuffix("Attention").lower()
     sampler: Kernels = "C" if is_c else "Triton" if device.type == "cuda" else "torch"
     return ComputePath(device, dtype, dense, name, sampler, in_use.reason)
 
@@ -187,6 +193,7 @@ def describe_kernels(
     *,
     in_c: Sequence[str] = (),
     others: str = "torch",
+    is_invariant: bool = False,
 ) -> str:
     """Say in a few words what computes a model.
 
@@ -196,7 +203,10 @@ def describe_kernels(
         device: Where it runs.
         in_c: What the C library does beside attention and sampling.
         others: What does the rest.
+        is_invariant: Whether Triton does the products too.
     """
+    if is_invariant:
+        return "Triton, invariant"
     if device.type != "cpu":
         return f"Triton and {others}" if has_triton() else others
     threads = f"{torch.get_num_threads()} threads" if torch.get_num_threads() > 1 else "1 thread"

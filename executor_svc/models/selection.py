@@ -91,7 +91,9 @@ def choose_decoder(
     layers = [shard.attention_layer(layer.attention) for layer in model_config.layers]
     sizes = (shard.num_heads, shard.num_kv_heads, model_config.head_dim)
     needs = AttentionNeeds(dtype, *sizes, layers, _capability_of(device))
-    chosen = choose_backend(config.attention_backend, needs, config.block_size_tokens)
+    chosen = choose_backend(
+        config.attention_backend, needs, config.block_size_tokens, is_invariant=config.numerics == "invariant"
+    )
     made = make_model(
         model_config,
         dtype,
@@ -100,6 +102,7 @@ def choose_decoder(
         quantization=config.quantization,
         group=group,
         attention=_make_attention(chosen, config),
+        numerics=config.numerics,
     )
     if group.rank == 0:
         _log_attention(chosen, made.attention)

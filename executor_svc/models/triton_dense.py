@@ -1,23 +1,74 @@
-"""The dense part of a model on a GPU: matrix products by torch, what is between them by kernels in Triton.
+"""The dense part of a model on a GPU: matrix products, and what is between them by kernels in Triton.
 
 A layer of a Llama launches, beside its attention, four matrix products (output, gate and up, down, next projection) and
-three kernels: add and norm, activation and product, add and norm.
+three kernels: add and norm, activation and product, add and norm. The products are torch's, which chooses how to sum by
+the number of rows, or ours, where a row is the same among any others. Nothing else here depends on other rows.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 
+import numpy as np
 import torch
 
-from executor_svc.models.dense import Experts, HeadNorms, LayerEnd, Mlp, Norm
-from executor_svc.models.torch_dense import TorchDense, TorchLastSegment, TorchMatrix, gate_and_up, norm_heads
-from executor_svc.parallel.group import TensorParallelGroup
+from executor_svc.models.dense import (
+    Embedding,
+    EmbeddingWeights,
+    Experts,
+    HeadNorms,
+    LayerEnd,
+    MatrixRole,
+    Mlp,
+    Norm,
+)
+from executor_svc.models.linear import Linear
+from executor_svc.models.torch_dense import TorchDense, TorchEmbedding, TorchMatrix, gate_and_up
+from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation, plain_activation
+from executor_svc.triton_kernels.matmul import matmul
+from executor_svc.triton_kernels.routing import route
 
 
 class TritonDense(TorchDense):
-    """Matrices and segments on a CUDA device, of every model that `TorchDense` has."""
+    """Matrices and segments on a CUDA device, of every model that `TorchDense` has.
+
+    Args:
+        dtype: See `TorchDense`.
+        device: The same.
+        is_int8: The same.
+        is_invariant: Whether products are ours, so that no row depends on others; not with int8.
+        group: See `TorchDense`.
+    """
 
     merges_gate_and_up = True
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_int8: bool = False,
+        is_invariant: bool = False,
+        group: TensorParallelGroup = SINGLE_RANK,
+    ) -> None:
+        assert not (is_int8 and is_invariant), "int8 is torchao's"
+        super().__init__(dtype, device, is_int8=is_int8, group=group)
+        self._is_invariant = is_invariant
+
+    def matrix(
+        self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, role: MatrixRole = "layer"
+    ) -> TorchMatrix:
+        """Return a map with uninitialised weights; see `DenseKernels`."""
+        if self._is_invariant:
+            return InvariantLinear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
+        return super().matrix(num_inputs, sizes, has_bias=has_bias, role=role)
+
+    def embedding(self, weights: EmbeddingWeights[TorchMatrix]) -> Embedding:
+        """Join the weights to an embedding; see `DenseKernels`."""
+        look_up = TorchEmbedding(replace(weights, norm=None), self.dtype, self._group)
+        norm = weights.norm
+        return look_up if norm is None else lambda ids, positions: _add_and_norm(look_up(ids, positions), None, norm)
 
     def segment(
         self,
@@ -34,6 +85,14 @@ class TritonDense(TorchDense):
         return TritonLastSegment(layer_end, self._group)
 
 
+class InvariantLinear(Linear):
+    """A linear map whose rows have the same bits alone and among any others."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [num_rows, num_inputs] to [num_rows, num_outputs]."""
+        return matmul(x, self._weight, self._bias, _num_multiprocessors(x.device))
+
+
 @dataclass(frozen=True, slots=True)
 class TritonLastSegment:
     """See `executor_svc.models.dense.LastSegment`."""
@@ -43,24 +102,20 @@ class TritonLastSegment:
 
     def __call__(self, attended: torch.Tensor, residual: torch.Tensor) -> None:
         """End a layer."""
-        output = self.run(attended, residual)
-        if output is not None:
-            residual += output
+        residual += self.run(attended, residual)
 
-    def run(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor | None:
+    def run(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Do all but the last addition to the residual stream, which joins the norm that follows.
 
         Returns:
-            What is still to be added, [num_tokens, hidden_size]; None: nothing.
+            What is still to be added, [num_tokens, hidden_size].
         """
-        layer = self.layer_end
-        if isinstance(layer.mlp, Experts):
-            TorchLastSegment(layer, self.group)(attended, residual)
-            return None
+        layer, mlp = self.layer_end, self.layer_end.mlp
         output = self.group.all_reduce(layer.attention_output(attended))
         output = _normed_output(output, layer.attention_output_norm)
-        output = self.group.all_reduce(_run_mlp(layer.mlp, _add_and_norm(residual, output, layer.mlp_norm)))
-        return _normed_output(output, layer.mlp_output_norm)
+        normed = _add_and_norm(residual, output, layer.mlp_norm)
+        output = _run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed)
+        return _normed_output(self.group.all_reduce(output), layer.mlp_output_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +133,8 @@ class TritonSegment:
         if self.layer_end is not None:
             assert attended is not None, "only where no layer ends there is no attention before"
             output = self.layer_end.run(attended, residual)
-        return norm_heads(self.projection(_add_and_norm(residual, output, self.norm)), self.head_norms)
+        projected = self.projection(_add_and_norm(residual, output, self.norm))
+        return projected if self.head_norms is None else _norm_heads(projected, self.head_norms)
 
 
 def _add_and_norm(residual: torch.Tensor, output: torch.Tensor | None, norm: Norm) -> torch.Tensor:
@@ -93,9 +149,42 @@ def _normed_output(output: torch.Tensor, norm: Norm | None) -> torch.Tensor:
     return output if norm is None else _add_and_norm(output.contiguous(), None, norm)
 
 
+def _norm_heads(projected: torch.Tensor, norms: HeadNorms) -> torch.Tensor:
+    """Return queries, keys and values, [num_tokens, all heads * head_dim], the queries and keys normed head by head.
+
+    Heads are copied aside even where they lie together, as in a step of one token: their rows then begin at multiples
+    of 16 bytes in every step, and the norm is the same machine code.
+    """
+    heads = projected.contiguous().view(projected.shape[0], -1, len(norms.query.weight))
+    queries, keys = heads[:, : norms.num_heads], heads[:, norms.num_heads :][:, : norms.num_kv_heads]
+    for part, norm in ((queries, norms.query), (keys, norms.key)):
+        aside = part.clone(memory_format=torch.contiguous_format)
+        part.copy_(_add_and_norm(aside.flatten(0, 1), None, norm).view(part.shape))
+    return heads.view(projected.shape)
+
+
 def _run_mlp(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
     """Map [num_rows, hidden_size] to the same shape."""
     gate, up = gate_and_up(mlp, x)
     if gate is None:
         return mlp.down(plain_activation(up, mlp.activation))
     return mlp.down(gated_activation(gate, up, mlp.activation))
+
+
+def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
+    """Send each row of [num_rows, hidden_size] to the experts that the router chooses; return their weighted sum.
+
+    A row adds up its experts in their order, whoever else goes to them.
+    """
+    weights, chosen = route(mixture.router(x), mixture.num_chosen, is_normalized=mixture.is_normalized)
+    result = torch.zeros_like(x)
+    for expert in np.unique(chosen.cpu().numpy()).tolist():
+        rows, choices = (chosen == expert).nonzero(as_tuple=True)
+        result[rows] += _run_mlp(mixture.experts[expert], x[rows]) * weights[rows, choices, None]
+    return result
+
+
+@cache
+def _num_multiprocessors(device: torch.device) -> int:
+    """Return those of a GPU; the interpreter has none, and any number is right there."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

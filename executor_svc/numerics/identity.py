@@ -9,6 +9,7 @@ computes nothing. So it covers what computes on this executor's path, and nothin
 - code: the machine code and constants of the C library, as compiled here. So compiler, flags and processor count as far
   as they change code, and a comment in a source does not (`executor_svc/native/compiled_code.py`).
 - libm: the release of the system's maths, whose logarithms the kernels call.
+- triton, kernels: on a GPU, the release that compiles our kernels, and their sources (`triton_code.py`).
 - torch, processor: only if torch computes something; on the invariant path it only allocates and moves.
 - weights, cache: number formats.
 - ranks: of tensor parallelism, since each number of them adds up in an order of its own.
@@ -39,6 +40,7 @@ from executor_svc.native.compiled_code import code_digest
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.sampling import NativeSampling
 from executor_svc.numerics.probe import probe_bits
+from executor_svc.numerics.triton_code import triton_parts
 from executor_svc.sampler.sampler import Sampler
 from shared.events import Event
 from shared.sampling_parameters import Stage, of_stage
@@ -89,6 +91,8 @@ def find_numerics(chosen: ChosenModel, quantization: Quantization, num_ranks: in
         parts |= {"code": code_digest(library.path), "libm": os.confstr("CS_GNU_LIBC_VERSION") or "unknown"}
     if uses_torch:
         parts |= {"torch": torch.__version__, "processor": _processor(device)}
+    if device.type == "cuda":
+        parts |= triton_parts()
     number_format = str(path.dtype).removeprefix("torch.")
     parts["weights"] = number_format if quantization == "none" else quantization
     parts |= {"cache": number_format, "ranks": str(num_ranks), "filters": filter_order()}
@@ -99,7 +103,9 @@ def find_numerics(chosen: ChosenModel, quantization: Quantization, num_ranks: in
 
 def log_numerics(numerics: Numerics, weights_digest: str) -> None:
     """Write a line to the log: two that differ show why two executors are of different kinds."""
-    parts = {name: value[:16] if name in ("code", "probe") else value for name, value in numerics.parts.items()}
+    parts = {
+        name: value[:16] if name in ("code", "kernels", "probe") else value for name, value in numerics.parts.items()
+    }
     ids = {"numerics_id": numerics.numerics_id, "weights_digest": weights_digest}
     why_not = numerics.why_not_invariant
     _logger.info(Event("numerics", **ids, is_invariant=why_not is None, because=why_not, **parts))

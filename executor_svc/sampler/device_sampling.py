@@ -48,7 +48,8 @@ def sample_on_device(
     token_ids = torch.empty(len(sampling), dtype=torch.int64, device=logits.device)
     sample_rows[(len(sampling),)](
         logits,
-        logits.stride(0),
+        # That of a single row may be anything, and another one may be another machine code.
+        logits.stride(0) if len(logits) > 1 else vocab_size,
         vocab_size,
         to_device(numbers.astype(np.float32), logits.device),
         numbers.shape[1],

@@ -4,7 +4,7 @@
 they are. A row's result depends on that row alone, to the last bit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,9 @@ from executor_svc.sampler.sample_rows import SampleRows
 from shared.step import Int32Array
 
 Float32Array = npt.NDArray[np.float32]
+
+# (logits, row of the logits of each sample row, how each is sampled, its draw) -> token ids on the device.
+DrawOnDevice = Callable[[torch.Tensor, Int32Array, npt.NDArray[np.void], npt.NDArray[np.float64]], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)

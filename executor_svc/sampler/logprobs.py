@@ -1,6 +1,6 @@
 """Log-probabilities in torch: log-softmax of the raw float32 logits, of chosen tokens and of the likeliest ones.
 
-All are the logit less `log_totals`, in float64, then rounded: a token has one log-probability, whoever asks.
+All are the logit less `totals_of_rows`, in float64, then rounded: a token has one log-probability, whoever asks.
 """
 
 import numpy as np
@@ -30,9 +30,18 @@ def log_totals(
     return block_sums(weights_of(shifted)).sum(-1, keepdim=True).log_() + top
 
 
+def totals_of_rows(logits: torch.Tensor, maxima: torch.Tensor | None = None) -> torch.Tensor:
+    """Return `log_totals`, of each row as if it were alone: on a GPU torch's sums follow the number of rows."""
+    if not logits.is_cuda:
+        return log_totals(logits, maxima=maxima)
+    from executor_svc.triton_kernels.log_total import log_totals_on_device  # Triton takes seconds to import
+
+    return log_totals_on_device(logits)
+
+
 def log_softmax(scores: torch.Tensor) -> torch.Tensor:
     """Return the log-probability of every token, [num_rows, vocab_size] float32."""
-    return (scores - log_totals(scores)).float()
+    return (scores - totals_of_rows(scores)).float()
 
 
 def logprobs_of(
@@ -53,7 +62,7 @@ def logprobs_of(
     distinct, inverse = np.unique(rows, return_inverse=True)
     selected = rows_of(logits, distinct)
     maxima = block_maxima(selected)
-    totals = log_totals(selected, maxima=maxima)
+    totals = totals_of_rows(selected, maxima)
     chosen = logits[_index(rows, logits.device), _index(token_ids, logits.device)].cpu().numpy()
     logprobs = (chosen - totals[:, 0].cpu().numpy()[inverse]).astype(np.float32)
     most = int(num_alternatives.max())

@@ -7,9 +7,13 @@ import numpy as np
 import torch
 
 from executor_svc.native.sampling import NativeSampling
-from executor_svc.sampler.drawing import Draws
-from executor_svc.sampler.filters import SamplingRows
-from executor_svc.sampler.interface import Alternatives, Float32Array, SamplingBackend, join_alternatives
+from executor_svc.sampler.interface import (
+    Alternatives,
+    DrawOnDevice,
+    Float32Array,
+    SamplingBackend,
+    join_alternatives,
+)
 from executor_svc.sampler.native_backend import NativeBackend
 from executor_svc.sampler.sample_rows import SampleRows, uniforms
 from executor_svc.sampler.torch_backend import TorchBackend
@@ -17,9 +21,6 @@ from shared.step import NO_LOGPROBS, Int32Array
 
 # Logits of a prompt that exist at once, in rows: a whole chunk's would be hundreds of MiB.
 PROMPT_TOKENS_AT_ONCE = 128
-
-# (logits, row of the logits of each sample row, how each is sampled, its draw) -> token ids on the device.
-DrawOnDevice = Callable[[torch.Tensor, Int32Array, SamplingRows, Draws], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,12 @@ class Sampler:
     Args:
         native: The C library, for logits on a CPU; None: torch does it all, on any device. The two give the same
             tokens, but where a draw falls on the edge between two, up to rounding.
-        draw_on_device: What samples on a GPU without the host; None: the host waits for each step.
+        draw_on_device: What samples on a GPU: without the host where nothing but tokens is asked for, and in all
+            other steps too, so that a row's token does not depend on what others ask for. None: torch does it.
     """
 
     def __init__(self, native: NativeSampling | None = None, draw_on_device: DrawOnDevice | None = None) -> None:
-        self._backend: SamplingBackend = TorchBackend() if native is None else NativeBackend(native)
+        self._backend: SamplingBackend = TorchBackend(draw_on_device) if native is None else NativeBackend(native)
         self._draw_on_device = draw_on_device
 
     @property

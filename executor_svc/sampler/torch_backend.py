@@ -4,6 +4,7 @@ Some rows at a time, so that the memory for it has a bound that does not grow wi
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from executor_svc.sampler.filters import (
     filtered_scores,
     likeliest_survivors,
 )
-from executor_svc.sampler.interface import Alternatives, Float32Array, join_alternatives
+from executor_svc.sampler.interface import Alternatives, DrawOnDevice, Float32Array, join_alternatives
 from executor_svc.sampler.likeliest import largest_index, likeliest
 from executor_svc.sampler.logprobs import log_softmax, logprobs_of, rows_of, take_first
 from executor_svc.sampler.processors import process
@@ -28,14 +29,35 @@ VALUES_AT_ONCE = 4 * 2**20
 
 
 class TorchBackend:
-    """`SamplingBackend` by torch."""
+    """`SamplingBackend` by torch.
+
+    Args:
+        draw_on_device: What filters and draws on a GPU, one row like another; None: torch does, whose sums on a GPU
+            choose their order by the number of rows.
+    """
+
+    def __init__(self, draw_on_device: DrawOnDevice | None = None) -> None:
+        self._choose_from = _choose_from if draw_on_device is None else partial(_choose_on_device, draw_on_device)
 
     def choose(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Int32Array:
         """Return a token for each row; see `SamplingBackend`."""
         logits = logits.contiguous()
         token_ids = np.empty(len(rows), np.int32)
         for span in _row_spans(len(rows), logits.shape[1]):
-            token_ids[span] = _choose(logits, logit_rows[span], rows[span])
+            token_ids[span] = self._choose(logits, logit_rows[span], rows[span])
+        return token_ids
+
+    def _choose(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Int32Array:
+        token_ids = np.empty(len(rows), np.int32)
+        is_greedy, is_processed = rows.sampling["temperature"] <= 0, rows.are_processed()
+        plain = np.flatnonzero(is_greedy & ~is_processed)
+        if len(plain):
+            distinct, inverse = np.unique(logit_rows[plain], return_inverse=True)
+            token_ids[plain] = largest_index(rows_of(logits, distinct)).cpu().numpy()[inverse]
+        others = np.flatnonzero(~is_greedy | is_processed)
+        if len(others):
+            scores, of_scores = _processed(logits, logit_rows[others], rows[others], is_processed[others])
+            token_ids[others] = self._choose_from(scores, of_scores, rows[others])
         return token_ids
 
     def logprobs(
@@ -72,20 +94,6 @@ def _row_spans(num_rows: int, vocab_size: int) -> Iterator[slice]:
         yield slice(begin, min(begin + num_at_once, num_rows))
 
 
-def _choose(logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Int32Array:
-    token_ids = np.empty(len(rows), np.int32)
-    is_greedy, is_processed = rows.sampling["temperature"] <= 0, rows.are_processed()
-    plain = np.flatnonzero(is_greedy & ~is_processed)
-    if len(plain):
-        distinct, inverse = np.unique(logit_rows[plain], return_inverse=True)
-        token_ids[plain] = largest_index(rows_of(logits, distinct)).cpu().numpy()[inverse]
-    others = np.flatnonzero(~is_greedy | is_processed)
-    if len(others):
-        scores, of_scores = _processed(logits, logit_rows[others], rows[others], is_processed[others])
-        token_ids[others] = _choose_from(scores, of_scores, rows[others])
-    return token_ids
-
-
 def _processed(
     logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, is_processed: BoolArray
 ) -> tuple[torch.Tensor, Int32Array]:
@@ -109,6 +117,15 @@ def _choose_from(scores: torch.Tensor, of_scores: Int32Array, rows: SampleRows) 
         draws = uniforms(sampling["seed"], sampling["output_index"], rows.num_output_tokens)[drawing]
         token_ids[drawing] = _draw(rows_of(scores, of_scores[drawing]), sampling[drawing], draws)
     return token_ids
+
+
+def _choose_on_device(
+    draw_on_device: DrawOnDevice, scores: torch.Tensor, of_scores: Int32Array, rows: SampleRows
+) -> Int32Array:
+    """Return what `_choose_from` does, by the kernel that serves steps in which nothing but tokens is asked for."""
+    sampling = rows.sampling
+    draws = uniforms(sampling["seed"], sampling["output_index"], rows.num_output_tokens)
+    return draw_on_device(scores, of_scores, sampling, draws).cpu().numpy().astype(np.int32)
 
 
 def _draw(scores: torch.Tensor, sampling: SamplingRows, draws: Draws) -> Int32Array:

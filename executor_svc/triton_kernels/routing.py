@@ -50,14 +50,14 @@ def route(scores: torch.Tensor, num_chosen: int, *, is_normalized: bool) -> tupl
     """Return the weights of each token's experts, of the number format of the scores, and the experts, int32.
 
     Args:
-        scores: Of the router, [num_tokens, num_experts], contiguous.
+        scores: Of the router, [num_tokens, num_experts].
         num_chosen: Experts of a token.
         is_normalized: Whether the weights are scaled to a sum of 1.
 
     Returns:
         [num_tokens, num_chosen] both.
     """
-    assert scores.is_contiguous(), "the scores of a token lie one after the other"
+    scores = scores.contiguous()  # products are, on a GPU
     num_tokens, num_experts = scores.shape
     weights = torch.empty((num_tokens, num_chosen), dtype=scores.dtype, device=scores.device)
     chosen = torch.empty((num_tokens, num_chosen), dtype=torch.int32, device=scores.device)

@@ -27,7 +27,8 @@ from executor_svc.device.probe import device_probe
 from executor_svc.models.selection import ChosenModel
 from executor_svc.native.sampling import load_sampling
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
-from executor_svc.sampler.sampler import DrawOnDevice, Sampler
+from executor_svc.sampler.interface import DrawOnDevice
+from executor_svc.sampler.sampler import Sampler
 from executor_svc.worker.decode_graphs import (
     Capture,
     DecodeGraphs,

@@ -14,6 +14,7 @@ from executor_svc.attention.interface import DecodePlanner
 from shared.step import SamplingRow
 from tests.device.conftest import MODELS
 from tests.device.workers import DEVICE, IS_GPU, worker_with
+from tests.kernels.products import add_up_rows_alike
 
 SavedModel = Callable[[str], tuple[Path, Any]]
 TIE = 1e-3  # of logits that were multiplied up; float32 sums in another order
@@ -27,6 +28,9 @@ CASES = [
     for name in MODELS
     for backend in FLOAT_BACKENDS
 ]
+
+
+SLOW_ON_A_CPU = [pytest.param(torch.float32, marks=pytest.mark.slow)]
 
 
 def prompts_of(lengths: Sequence[int], sampling: SamplingRow = GREEDY) -> list[Prompt]:
@@ -79,6 +83,25 @@ def test_the_batch_and_the_steps_in_flight_change_no_token(
     together = outputs(3, at_once=True, cuda_graphs="auto")
     # Other batches round otherwise: a draw may fall on the other side of an edge, but hardly ever does.
     assert sum(ours == theirs for ours, theirs in zip(alone, together, strict=True)) >= len(prompts) - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if IS_GPU else SLOW_ON_A_CPU, ids=str)
+def test_invariant_numerics_draw_the_same_tokens_in_every_batch(
+    dtype: torch.dtype, saved_model: SavedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bits are equal, so not one draw may fall on the other side of an edge."""
+    add_up_rows_alike(monkeypatch)
+    directory, _ = saved_model("qwen3, norms of queries and keys")
+    prompts = prompts_of(LENGTHS, SamplingRow(temperature=1.5, seed=11))
+
+    def outputs(num_steps_in_flight: int, at_once: bool, cuda_graphs: str) -> list[list[int]]:
+        worker, _ = worker_with("invariant", directory, dtype, monkeypatch, cuda_graphs=cuda_graphs)
+        engine = InProcessEngine(worker, num_steps_in_flight=num_steps_in_flight)
+        if at_once:
+            return engine.generate(prompts).outputs
+        return [engine.generate([prompt]).outputs[0] for prompt in prompts]
+
+    assert outputs(1, at_once=False, cuda_graphs="off") == outputs(3, at_once=True, cuda_graphs="auto")
 
 
 def test_a_pool_that_is_too_small_preempts_and_changes_no_token(

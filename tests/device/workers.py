@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.gpu.backends import usable_backends
 from benchmarks.gpu.settings import executor_settings
+from executor_svc.attention.invariant_triton_backend import InvariantAttentionBackend
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.families import parse_config
@@ -54,8 +55,14 @@ class CountedCapture:
 def worker_with(
     backend: str, directory: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, **changes: Any
 ) -> tuple[TorchWorker, CountedCapture]:
-    """Return a worker of the model in a directory, and what counts its replays."""
-    attention, block_size = usable_backends(DEVICE, dtype)[backend]
+    """Return a worker of the model in a directory, and what counts its replays.
+
+    The backend "invariant" is that of `--numerics invariant`, with the products that go with it.
+    """
+    is_invariant = backend == "invariant"
+    attention, block_size = usable_backends(DEVICE, dtype)["triton" if is_invariant else backend]
+    if is_invariant:
+        attention = InvariantAttentionBackend(None if IS_GPU else 4)
     config = executor_settings(
         model=str(directory),
         device=DEVICE.type,
@@ -66,6 +73,7 @@ def worker_with(
             "max_num_seqs": 8 if IS_GPU else 3,
             "max_num_batched_tokens": 64,
             "host_cache_gib": 0.0,
+            "numerics": "invariant" if is_invariant else "fast",
             **changes,
         },
     )
@@ -76,7 +84,7 @@ def worker_with(
     if IS_GPU:
         chosen = choose_decoder(model_config, config, DEVICE)
     else:
-        model = Decoder(model_config, TritonDense(dtype, DEVICE))
+        model = Decoder(model_config, TritonDense(dtype, DEVICE, is_invariant=is_invariant))
         path = compute_path(DEVICE, dtype, "Triton", attention, FoundLibrary(None))
         chosen = ChosenModel(model, attention, block_size, path, model.load)
     chosen.load(Checkpoint(directory))

@@ -18,7 +18,8 @@ from executor_svc.models.torch_dense import ACTIVATIONS, TorchDense
 from executor_svc.models.triton_dense import TritonDense
 from executor_svc.parallel.group import SINGLE_RANK, SingleRank
 from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation, plain_activation
-from tests.kernels.device import DEVICE
+from tests.kernels.device import DEVICE, SLOW_IF_INTERPRETED
+from tests.kernels.products import add_up_rows_alike
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 
@@ -163,19 +164,24 @@ class Doubling(SingleRank):
         return partial.add_(partial.clone())
 
 
-def run_segments(config: ModelConfig, kernels: TorchDense | TritonDense, group: SingleRank) -> list[torch.Tensor]:
-    """Return what each segment of a model gives, and the residual stream after it; weights are random, of one seed."""
+def run_segments(
+    config: ModelConfig, kernels: TorchDense | TritonDense, group: SingleRank, rows: slice = slice(None)
+) -> list[torch.Tensor]:
+    """Return what each segment of a model gives, and the residual stream after it; weights are random, of one seed.
+
+    Of `NUM_ROWS` tokens some are in the step.
+    """
     weights = DecoderWeights[Any](config, kernels, Shard.of(config, group.rank, group.size))
     generator = torch.Generator().manual_seed(5)
     for name, target in weights.map.targets.items():
         is_norm = len(target.shape) == 1 and name.endswith("weight")
         target.fill(torch.randn(target.shape, generator=generator) * 0.2 + float(is_norm))
     attended_size = config.num_attention_heads * config.head_dim // group.size
-    residual, results = random(NUM_ROWS, config.hidden_size, dtype=kernels.dtype), []
+    residual, results = random(NUM_ROWS, config.hidden_size, dtype=kernels.dtype)[rows].clone(), []
     for index, segment in enumerate(weights.segments):
-        attended = random(NUM_ROWS, attended_size, dtype=kernels.dtype, seed=index)
+        attended = random(NUM_ROWS, attended_size, dtype=kernels.dtype, seed=index)[rows]
         results += [segment(attended if index else None, residual), residual.clone()]
-    weights.last_segment(random(NUM_ROWS, attended_size, dtype=kernels.dtype, seed=99), residual)
+    weights.last_segment(random(NUM_ROWS, attended_size, dtype=kernels.dtype, seed=99)[rows], residual)
     return [*results, residual.clone(), weights.head(None, residual)]
 
 
@@ -202,6 +208,28 @@ if DEVICE.type == "cpu":
 @pytest.mark.parametrize(("name", "is_int8"), SEGMENTS)
 def test_segments_equal_those_of_torch(name: str, is_int8: bool, configs: dict[str, ModelConfig]) -> None:
     check_segments(configs[name], torch.float32, (SINGLE_RANK, SINGLE_RANK), is_int8=is_int8)
+
+
+QUICK_INVARIANT = ("Qwen3ForCausalLM", "MixtralForCausalLM")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK_INVARIANT else SLOW_IF_INTERPRETED) for n in FAMILY_ARCHITECTURES]
+)
+def test_invariant_segments_are_those_of_torch_and_of_a_token_alone(
+    name: str, configs: dict[str, ModelConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_up_rows_alike(monkeypatch)
+    kernels = TritonDense(torch.float32, DEVICE, is_invariant=True)
+
+    ours = run_segments(configs[name], kernels, SINGLE_RANK)
+
+    theirs = run_segments(configs[name], TorchDense(torch.float32, DEVICE), SINGLE_RANK)
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, their, rtol=0, atol=1e-5 * float(their.abs().max()))
+    for rows in (slice(0, 1), slice(2, 4)):
+        some = run_segments(configs[name], kernels, SINGLE_RANK, rows)
+        assert all(torch.equal(few, our[rows]) for few, our in zip(some, ours, strict=True))
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma2ForCausalLM", "OPTForCausalLM"])

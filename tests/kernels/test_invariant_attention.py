@@ -22,7 +22,7 @@ from executor_svc.attention.interface import (
     LayerCache,
     Rotation,
 )
-from executor_svc.attention.invariant_triton_backend import InvariantTritonBackend
+from executor_svc.attention.invariant_triton_backend import InvariantAttentionBackend
 from executor_svc.triton_kernels import invariant_attention
 from executor_svc.triton_kernels.tiles import SPLIT_KEYS, invariant_tile, pad
 from tests.kernels.device import DEVICE, SLOW_IF_INTERPRETED
@@ -71,7 +71,7 @@ def tokens_of(length: int, seed: int, dtype: torch.dtype) -> tuple[torch.Tensor,
 
 def attended(schedule: Schedule, layer: AttentionLayer, backend: Any = None) -> torch.Tensor:
     """Return what the tokens of our sequence attended to, [LENGTH, num_heads * head_dim], step by step."""
-    backend = backend or InvariantTritonBackend(schedule.num_multiprocessors)
+    backend = backend or InvariantAttentionBackend(schedule.num_multiprocessors)
     lengths = (NEIGHBOURS[0], LENGTH, NEIGHBOURS[1]) if schedule.has_neighbours else (LENGTH,)
     ours = 1 if schedule.has_neighbours else 0
     sequences = [tokens_of(length, seed=length, dtype=schedule.dtype) for length in lengths]
@@ -178,7 +178,7 @@ def test_it_is_attention(num_multiprocessors: int) -> None:
     layer = AttentionLayer(0.4, 60, 1.5, (0.5, 0.1))
     inputs = LayerInput(Step(rows, 16, layer.window_tokens, DEVICE), HEADS, 18)
 
-    ours, _ = inputs.attend(InvariantTritonBackend(num_multiprocessors), layer)
+    ours, _ = inputs.attend(InvariantAttentionBackend(num_multiprocessors), layer)
 
     naive, _ = inputs.attend_naively(layer)
     torch.testing.assert_close(ours.cpu().double(), naive, rtol=1e-5, atol=5e-6)
@@ -186,7 +186,7 @@ def test_it_is_attention(num_multiprocessors: int) -> None:
 
 def test_a_decode_plan_sees_what_its_tensors_hold_later() -> None:
     """A graph is replayed with other rows in the same tensors."""
-    backend, layer = InvariantTritonBackend(4), AttentionLayer(0.25)
+    backend, layer = InvariantAttentionBackend(4), AttentionLayer(0.25)
     first, second = (Step(rows, 16, device=DEVICE) for rows in ([(70, 1), (1, 1)], [(3, 1), (70, 1)]))
     inputs = LayerInput(second, HEADS, 16)
     expected, _ = inputs.attend(backend, layer)
@@ -244,7 +244,7 @@ def test_only_the_shape_of_the_model_chooses_tiles(
         starts = rng.integers(0, 20_000, num_rows).astype(np.int32)
         lengths = np.where(rng.random(num_rows) < 0.5, 1, rng.integers(1, 50, num_rows)).astype(np.int32)
         tables = np.zeros((num_rows, -(-int((starts + lengths).max()) // 16)), np.int32)
-        backend = InvariantTritonBackend(int(rng.choice([1, 46, 108, 132])))
+        backend = InvariantAttentionBackend(int(rng.choice([1, 46, 108, 132])))
         plan = backend.plan(
             AttentionMetadata(starts, lengths, tables, torch.zeros(1, dtype=torch.int64)), LayerCache(pool, pool)
         )

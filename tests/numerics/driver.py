@@ -10,8 +10,9 @@ import torch
 
 from executor_svc.cache.cache_engine import CacheEngine, CacheShape
 from executor_svc.native.sampling import NativeSampling
+from executor_svc.sampler.interface import DrawOnDevice
 from executor_svc.sampler.sample_rows import SampleRows
-from executor_svc.sampler.sampler import DrawOnDevice, Sampled, Sampler
+from executor_svc.sampler.sampler import Sampled, Sampler
 from executor_svc.worker.interface import Worker, execute
 from shared.step import (
     Admission,

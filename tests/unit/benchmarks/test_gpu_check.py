@@ -67,7 +67,8 @@ def test_a_library_that_is_missing_or_too_old_is_named(
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gpu_check.main(["--only", "attention,speed"])
-    assert "no such part: speed; there are tests, attention, stream, throughput, sampling" in capsys.readouterr().err
+    sentence = "no such part: speed; there are tests, attention, stream, throughput, sampling, invariance"
+    assert sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,15 @@ def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
             {"decode step, 1 sequence", "idle between steps, 4 sequences", "Octavo beside transformers"},
         ),
         pytest.param("attention,sampling", set(), marks=pytest.mark.slow),
+        pytest.param(
+            "invariance",
+            {
+                "positions with other logits, invariant, the same in batches of 2",
+                "decode step, 2 sequences, invariant beside fast",
+                "step of 64 prompt tokens, invariant beside fast",
+            },
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_rehearsal_needs_only_what_an_image_has(parts: str, expected: set[str], tmp_path: Path) -> None:

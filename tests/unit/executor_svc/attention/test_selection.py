@@ -15,6 +15,7 @@ from executor_svc.attention.rules import (
     BackendRules,
     FlashAttention2Rules,
     FlashAttention3Rules,
+    InvariantRules,
     TorchRules,
     TritonRules,
     XformersRules,
@@ -45,10 +46,11 @@ class Situation:
     head_dim: int = 128
     layers: tuple[AttentionLayer, ...] = (PLAIN,)
     block_size: int | None = None
+    is_invariant: bool = False
 
     def choose(self) -> ChosenBackend:
         needs = AttentionNeeds(self.dtype, 2, 1, self.head_dim, self.layers, self.capability)
-        return choose_backend(self.name, needs, self.block_size, self.installed)
+        return choose_backend(self.name, needs, self.block_size, self.installed, is_invariant=self.is_invariant)
 
 
 CHOSEN: list[tuple[Situation, type[BackendRules], int]] = [
@@ -80,6 +82,10 @@ CHOSEN: list[tuple[Situation, type[BackendRules], int]] = [
     (Situation("flash_attn", capability=(12, 0), installed=ALL), FlashAttention2Rules, 256),
     (Situation("xformers", installed=XFORMERS), XformersRules, 64),
     (Situation("xformers", installed=XFORMERS, block_size=128), XformersRules, 128),
+    # invariant
+    (Situation(capability=(9, 0), installed=ALL, is_invariant=True), InvariantRules, 16),
+    (Situation("triton", dtype=FLOAT32, block_size=32, is_invariant=True), InvariantRules, 32),
+    (Situation(capability=None, dtype=FLOAT32, is_invariant=True), TorchRules, 16),
 ]
 
 REFUSED: list[tuple[Situation, str]] = [
@@ -196,6 +202,16 @@ REFUSED: list[tuple[Situation, str]] = [
         Situation("xformers", installed=ALL, capability=(9, 0), block_size=300),
         "attention_backend is xformers, but it takes blocks of a multiple of 64 tokens, not 300; "
         "--block-size-tokens 64 or --attention-backend flash_attn would work",
+    ),
+    (
+        Situation("flash_attn", capability=(9, 0), installed=ALL, is_invariant=True),
+        "numerics is invariant, but attention_backend is flash_attn, which sums in an order that follows the batch; "
+        "leave out --attention-backend",
+    ),
+    (
+        Situation(head_dim=512, is_invariant=True),
+        "numerics is invariant, which on a GPU takes attention in Triton, but it takes heads of 16 to 256 dimensions, "
+        "not 512; leave out --numerics",
     ),
 ]
 
