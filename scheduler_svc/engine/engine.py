@@ -19,6 +19,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
@@ -41,6 +42,8 @@ from scheduler_svc.executors.fleet_model import FleetModel, LoadTokenizer
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.served_model import ServedModel
 from scheduler_svc.executors.session import ExecutorSession
+from scheduler_svc.step_log.recording_fleet import RecordingFleet
+from scheduler_svc.step_log.writer import StepLogWriter
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.request_log import log_end
 from shared.errors import (
@@ -68,6 +71,7 @@ class Engine:
         load_tokenizer: Called before a model is served, with its executor's description and with what fetches its
             tokenizer files; refuses the executor by raising TokenizerFileError.
         set_ready: Called with whether new requests find an executor, whenever that may have changed.
+        step_log: Records the calls of the fleet; None: nobody does.
     """
 
     def __init__(
@@ -77,11 +81,13 @@ class Engine:
         settings: EngineSettings,
         load_tokenizer: LoadTokenizer,
         set_ready: Callable[[bool], Awaitable[None]],
+        step_log: StepLogWriter | None = None,
     ) -> None:
         self.settings = settings
         self.started_at_s = time.monotonic()
         self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
-        self.fleet = Fleet(
+        make_fleet = Fleet if step_log is None else partial(RecordingFleet, writer=step_log)
+        self.fleet = make_fleet(
             self.queue,
             settings.policy,
             secrets.token_bytes(PREFIX_KEY_BYTES),
@@ -90,7 +96,7 @@ class Engine:
         self.meter = Meter()
         self.drivers = Drivers(membership, connect, self, settings.driver, self.meter)
         self.ended = EndedRequests()
-        self.requests = LiveRequests(self.queue, self.dispatch, self.meter, [log_end, self.ended.add])
+        self.requests = LiveRequests(self.fleet, self.dispatch, self.meter, [log_end, self.ended.add])
         self.fleet_model = FleetModel(
             self.fleet,
             lambda: self.drivers.membership.addresses,
@@ -306,4 +312,4 @@ class Engine:
 
     def dispatch(self) -> None:
         """Groups wait: give those that stand first to cores that have room, and let their drivers look."""
-        self.drivers.wake_those_of(self.fleet.dispatcher.dispatch(time.monotonic()))
+        self.drivers.wake_those_of(self.fleet.dispatch(time.monotonic()))

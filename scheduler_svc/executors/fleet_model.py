@@ -73,7 +73,7 @@ class FleetModel:
                 await self._serve_model_of(session, limits)
             self._members[address] = _Member(session.info, limits.max_model_len, limits.max_num_seqs)
             self.update_limits()
-            return self._fleet.join(limits, session.epoch, address)
+            return self._fleet.join(limits, session.epoch, address, info=session.info)
 
     def update_limits(self) -> None:
         """Serve as much as the executors can that are attached or ought to be: one came, or the addresses changed."""
