@@ -19,7 +19,6 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
@@ -86,12 +85,12 @@ class Engine:
         self.settings = settings
         self.started_at_s = time.monotonic()
         self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
-        make_fleet = Fleet if step_log is None else partial(RecordingFleet, writer=step_log)
-        self.fleet = make_fleet(
-            self.queue,
-            settings.policy,
-            secrets.token_bytes(PREFIX_KEY_BYTES),
-            is_complete=lambda: self.drivers.is_complete,
+        key = secrets.token_bytes(PREFIX_KEY_BYTES)
+        is_complete: Callable[[], bool] = lambda: self.drivers.is_complete  # noqa: E731
+        self.fleet = (
+            Fleet(self.queue, settings.policy, key, is_complete)
+            if step_log is None
+            else RecordingFleet(self.queue, settings.policy, key, is_complete, step_log)
         )
         self.meter = Meter()
         self.drivers = Drivers(membership, connect, self, settings.driver, self.meter)

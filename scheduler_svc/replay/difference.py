@@ -63,9 +63,7 @@ def _walk(recorded: Message, found: Message, prefix: str) -> Iterator[FieldDiffe
             yield FieldDifference(path, _text(ours), _text(theirs))
 
 
-def _walk_list(
-    ours: list[Any], theirs: list[Any], path: str, field: FieldDescriptor | None
-) -> Iterator[FieldDifference]:
+def _walk_list(ours: list[Any], theirs: list[Any], path: str, field: Any) -> Iterator[FieldDifference]:
     for index in range(max(len(ours), len(theirs))):
         place = f"{path}[{index}]"
         if index >= len(ours) or index >= len(theirs):
@@ -77,7 +75,7 @@ def _walk_list(
             yield FieldDifference(place, _text(ours[index]), _text(theirs[index]))
 
 
-def _numbers_of(field: FieldDescriptor) -> str:
+def _numbers_of(field: Any) -> str:
     return next((dtype for ending, dtype in _NUMBERS.items() if field.name.endswith(ending)), "")
 
 

@@ -28,7 +28,7 @@ def decode_limits(message: pb.CoreJoined) -> CoreLimits:
 
 
 def decode_info(message: pb.CoreJoined) -> ExecutorInfo | None:
-    """Return what an executor said of itself; None: nobody asked. Raises ValueError: this release knows other things."""
+    """Return what an executor said of itself; None: nobody asked. Raises ValueError: it is nothing known here."""
     return _from_json(ExecutorInfo, message.info_json) if message.info_json else None
 
 

@@ -127,10 +127,11 @@ class RecordingFleet(Fleet):
 
     def add(self, group: SequenceGroup) -> None:
         """See `Fleet`."""
-        if self._outside.pop(group.arrival, None) is None:
+        if group.arrival not in self._outside:
             self._recorded(super().add, (group,), encoding.group_added, group)
-        else:
-            self._recorded(super().add, (group,), encoding.group_added_again, group.arrival)
+            return
+        self._recorded(super().add, (group,), encoding.group_added_again, group.arrival)
+        del self._outside[group.arrival]
 
     def withdraw(self, group: SequenceGroup) -> None:
         """See `Fleet`."""

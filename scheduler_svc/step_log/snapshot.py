@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from scheduler_svc.step_log.masking import TokenMask
 from shared.batch_table import BatchTable
 from shared.executor_info import ExecutorInfo
 from shared.sampling_row import SAMPLING_ROW
-from shared.step import Admission, TableDelta
+from shared.step import Admission, Int32Array, TableDelta
 from shared.token_rules import TokenRules
 
 # What the core imports of `shared/` and decides with.
@@ -88,7 +88,8 @@ def dump(snapshot: Snapshot, mask: TokenMask | None = None) -> bytes:
     """Return a snapshot as bytes, with masked tokens if there is a mask; the fleet is not changed."""
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, protocol=5)
-    table: dict[type, Callable[[Any], _Reduced]] = {
+    table: dict[Any, Any] = {
+        **copyreg.dispatch_table,
         np.ndarray: _reduce_array,
         types.MethodType: _reduce_method,
         type(snapshot.fleet): _reduce_fleet,
@@ -96,7 +97,7 @@ def dump(snapshot: Snapshot, mask: TokenMask | None = None) -> bytes:
     }
     if mask is not None:
         table |= _masking_reducers(mask)
-    pickler.dispatch_table = copyreg.dispatch_table | table
+    pickler.dispatch_table = table
     pickler.dump((snapshot.fleet, snapshot.core_numbers, snapshot.outside))
     return buffer.getvalue()
 
@@ -150,8 +151,9 @@ def _masking_reducers(mask: TokenMask) -> dict[type, Callable[[Any], _Reduced]]:
     }
 
     def reduce_table(table: BatchTable) -> _Reduced:
-        kind, sizes, (columns, rows) = table.__reduce__()
-        masked = {slot: (ids(token_ids), *rest) for slot, (token_ids, *rest) in rows.items()}  # type: ignore[attr-defined]
+        kind, sizes, state = table.__reduce__()
+        columns, rows = cast("tuple[Any, dict[int, tuple[Int32Array, Int32Array, TokenRules | None]]]", state)
+        masked = {slot: (ids(token_ids), *rest) for slot, (token_ids, *rest) in rows.items()}
         return kind, sizes, (columns, masked)
 
     def reduce_rules(rules: TokenRules) -> _Reduced:
@@ -169,7 +171,7 @@ def _reduce_masked(masks: dict[str, Callable[[Any], Any]], value: Any) -> _Reduc
         state = value.__getstate__()
     state = {name: masks[name](item) if name in masks else item for name, item in state.items()}
     # A pair is what objects with slots have: attributes are set one by one, whatever the class makes of it.
-    if is_dataclass(value) and type(value).__dataclass_params__.frozen:  # type: ignore[attr-defined]
+    if is_dataclass(value) and type(value).__dict__["__dataclass_params__"].frozen:
         return copyreg.__newobj__, (type(value),), list(state.values())  # type: ignore[attr-defined]
     whole = (None, state) if is_dataclass(value) else state
     return copyreg.__newobj__, (type(value),), whole  # type: ignore[attr-defined]

@@ -50,7 +50,7 @@ def test_with_masked_tokens_too(workload: FleetWorkload, depth: int, calls_per_f
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(settings.get_profile("thorough"), max_examples=300)
+@settings(settings.get_profile("thorough"), max_examples=60)
 @given(fleet_workloads(), st.integers(1, 3), st.integers(7, 200), st.booleans())
 def test_hundreds_of_recorded_fleets_decide_again(
     workload: FleetWorkload, depth: int, calls_per_file: int, masks_tokens: bool

@@ -52,7 +52,7 @@ def _rotate(fleet: RecordingFleet, writer: StepLogWriter, calls_per_file: int) -
         num_calls += 1
         writer.wants_snapshot = num_calls % calls_per_file == 0
 
-    fleet._note = counting  # type: ignore[method-assign, assignment]
+    fleet._note = counting  # type: ignore[method-assign]
 
 
 def replayed(directory: Path) -> ReplayRun:
