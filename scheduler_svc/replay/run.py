@@ -51,6 +51,7 @@ class ReplayRun:
     """
 
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self._logs = read_logs(directory)
         self.counts = Counts()
         self.difference: DifferenceError | None = None

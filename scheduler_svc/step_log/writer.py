@@ -85,7 +85,7 @@ class StepLogWriter:
         self.is_recording = True
         self.wants_snapshot = False
         self._settings = settings
-        self._pending: deque[tuple[Encoder | _FileStart, tuple[Any, ...], str, TokenMask | None]] = deque()
+        self._pending: deque[tuple[Encoder | _FileStart, tuple[Any, ...], str, TokenMask | None, float]] = deque()
         self._log_id = secrets.token_hex(16)
         self._name: FileName = begin_name(self._log_id, time.time())._replace(number=0)
         self._file_bytes = max(1, settings.max_bytes // NUM_FILES)
@@ -113,7 +113,7 @@ class StepLogWriter:
         """Take a call: how its record is made, and of what; `raised`: the class of its exception."""
         if not self.is_recording:
             return
-        self._pending.append((encode, arguments, raised, mask))
+        self._pending.append((encode, arguments, raised, mask, time.monotonic()))
         if len(self._pending) > MAX_PENDING_CALLS:
             self._stop(f"the disk is too slow: {MAX_PENDING_CALLS} calls wait to be written")
 
@@ -121,7 +121,7 @@ class StepLogWriter:
         """Begin the next file before the next call, with a snapshot of the fleet as it is now."""
         self.wants_snapshot = False
         if self.is_recording:
-            self._pending.append((_FileStart(header, snapshot), (), "", None))
+            self._pending.append((_FileStart(header, snapshot), (), "", None, 0.0))
 
     def header(self, now_s: float) -> pb.LogHeader:
         """Return the header of a file that begins now, without a snapshot."""
@@ -161,7 +161,7 @@ class StepLogWriter:
         try:
             frames: list[bytes] = []
             for _ in range(len(self._pending)):
-                encode, arguments, raised, mask = self._pending.popleft()
+                encode, arguments, raised, mask, at_s = self._pending.popleft()
                 if isinstance(encode, _FileStart):
                     self._write(frames)
                     frames = []
@@ -169,6 +169,7 @@ class StepLogWriter:
                     self._begin_file(encode.header)
                     continue
                 record = encode(mask, *arguments)
+                record.at_s = at_s
                 if raised:
                     record.raised = raised
                 frames.append(frame(record.SerializeToString()))

@@ -158,8 +158,11 @@ class LogRecord(_message.Message):
     GROUPS_DISPATCHED_FIELD_NUMBER: _builtins.int
     RESULT_TAKEN_FIELD_NUMBER: _builtins.int
     RAISED_FIELD_NUMBER: _builtins.int
+    AT_S_FIELD_NUMBER: _builtins.int
     raised: _builtins.str
     """The exception that the call raised, by its class. Empty: it returned."""
+    at_s: _builtins.float
+    """When it was recorded, in seconds, on the scheduler's monotonic clock."""
     @_builtins.property
     def core_joined(self) -> Global___CoreJoined:
         """A core joined."""
@@ -249,10 +252,11 @@ class LogRecord(_message.Message):
         groups_dispatched: Global___GroupsDispatched | None = ...,
         result_taken: Global___ResultTaken | None = ...,
         raised: _builtins.str = ...,
+        at_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "result_taken", b"result_taken", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "raised", b"raised", "result_taken", b"result_taken", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "raised", b"raised", "result_taken", b"result_taken", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["core_joined", "core_left", "core_forgotten", "takes_groups", "probing", "step_cost", "hang_noted", "group_added", "group_added_again", "group_withdrawn", "group_aborted", "sequence_finished", "loss_noted", "loss_forgiven", "step_decided", "groups_dispatched", "result_taken"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
