@@ -7,6 +7,7 @@ from octavo.execution.v1 import step_pb2
 from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.provenance import Numerics
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
@@ -149,7 +150,8 @@ class CoreReplay:
     def _core_joined(self, call: pb.CoreJoined) -> None:
         limits, info = decoding.decode_limits(call), decoding.decode_info(call)
         self.joined[call.core] = call
-        self.cores[call.core] = self.fleet.join(limits, call.epoch, call.name, info)
+        numerics = Numerics(call.numerics_id, call.weights_digest)
+        self.cores[call.core] = self.fleet.join(limits, call.epoch, call.name, numerics, info)
 
     def _core_left(self, call: pb.CoreNumber) -> Applied:
         return Applied(core=call.core, evacuated=self.fleet.leave(self.cores.pop(call.core)))

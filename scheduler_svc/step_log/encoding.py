@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.provenance import Numerics
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.step_log.masking import TokenMask
@@ -22,15 +23,19 @@ from shared.wire_rules import encode_rules
 Mask: TypeAlias = TokenMask | None
 
 
-def core_joined(
-    mask: Mask, number: int, epoch: int, name: str, limits: CoreLimits, info: ExecutorInfo | None
-) -> pb.LogRecord:
+def core_joined(mask: Mask, *description: Any) -> pb.LogRecord:
     """A core joined."""
-    return pb.LogRecord(core_joined=core_message(mask, number, epoch, name, limits, info))
+    return pb.LogRecord(core_joined=core_message(mask, *description))
 
 
 def core_message(
-    mask: Mask, number: int, epoch: int, name: str, limits: CoreLimits, info: ExecutorInfo | None
+    mask: Mask,
+    number: int,
+    epoch: int,
+    name: str,
+    limits: CoreLimits,
+    numerics: Numerics,
+    info: ExecutorInfo | None,
 ) -> pb.CoreJoined:
     """Describe a core."""
     return pb.CoreJoined(
@@ -39,6 +44,8 @@ def core_message(
         name=name,
         limits_json=_json(limits, mask),
         info_json="" if info is None else _json(info, mask),
+        numerics_id=numerics.numerics_id,
+        weights_digest=numerics.weights_digest,
     )
 
 

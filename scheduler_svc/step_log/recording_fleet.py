@@ -11,6 +11,7 @@ from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.provenance import UNKNOWN, Numerics
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost
@@ -54,17 +55,24 @@ class RecordingFleet(Fleet):
 
     # Executors -----------------------------------------------------------------------------------
 
-    def join(self, limits: CoreLimits, epoch: int, name: str = "", info: ExecutorInfo | None = None) -> ExecutorCore:
+    def join(
+        self,
+        limits: CoreLimits,
+        epoch: int,
+        name: str = "",
+        numerics: Numerics = UNKNOWN,
+        info: ExecutorInfo | None = None,
+    ) -> ExecutorCore:
         """See `Fleet`; with the first core of a vocabulary its tokens get their other names, if they are masked."""
         self._begin_file_if_wanted()
         if self._writer.masks_tokens and (self._mask is None or self._mask.vocab_size != limits.vocab_size):
             self._mask = TokenMask.make(limits.vocab_size)
-        core = super().join(limits, epoch, name, info)
+        core = super().join(limits, epoch, name, numerics, info)
         if self._mask is not None:
             core.blocks.rename_tokens(self._mask.permutation)
         self._num_cores += 1
         number = self._number_of[core] = self._num_cores
-        self._note(encoding.core_joined, number, epoch, name, limits, info)
+        self._note(encoding.core_joined, number, epoch, name, limits, numerics, info)
         return core
 
     def leave(self, core: ExecutorCore) -> list[SequenceGroup]:
@@ -186,6 +194,8 @@ class RecordingFleet(Fleet):
         header.num_earlier_calls, header.num_earlier_cores = self._num_calls, self._num_cores
         for core in self.cores:
             number = self._number_of[core]
-            described = encoding.core_message(self._mask, number, core.epoch, core.name, core.limits, core.info)
+            described = encoding.core_message(
+                self._mask, number, core.epoch, core.name, core.limits, core.numerics, core.info
+            )
             header.cores.append(described)
         return header

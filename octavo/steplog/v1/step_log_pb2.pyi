@@ -323,6 +323,8 @@ class CoreJoined(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     LIMITS_JSON_FIELD_NUMBER: _builtins.int
     INFO_JSON_FIELD_NUMBER: _builtins.int
+    NUMERICS_ID_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     core: _builtins.int
     """Its number."""
     epoch: _builtins.int
@@ -333,6 +335,10 @@ class CoreJoined(_message.Message):
     """Its limits, by the names of `CoreLimits` (scheduler_svc/core/limits.py), as JSON."""
     info_json: _builtins.str
     """What the executor said of itself, by the names of `ExecutorInfo` (shared/executor_info.py), as JSON."""
+    numerics_id: _builtins.str
+    """Kind of the executor. Empty: it is not known."""
+    weights_digest: _builtins.str
+    """Digest of its weights. Empty: it is not known."""
     def __init__(
         self,
         *,
@@ -341,10 +347,12 @@ class CoreJoined(_message.Message):
         name: _builtins.str = ...,
         limits_json: _builtins.str = ...,
         info_json: _builtins.str = ...,
+        numerics_id: _builtins.str = ...,
+        weights_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["core", b"core", "epoch", b"epoch", "info_json", b"info_json", "limits_json", b"limits_json", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["core", b"core", "epoch", b"epoch", "info_json", b"info_json", "limits_json", b"limits_json", "name", b"name", "numerics_id", b"numerics_id", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
