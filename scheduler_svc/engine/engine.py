@@ -84,6 +84,7 @@ class Engine:
     ) -> None:
         self.settings = settings
         self.started_at_s = time.monotonic()
+        self.step_log = step_log
         self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
         key = secrets.token_bytes(PREFIX_KEY_BYTES)
         is_complete: Callable[[], bool] = lambda: self.drivers.is_complete  # noqa: E731

@@ -1,6 +1,6 @@
 """Goes through the logs of a folder: which file continues which, where a snapshot is taken up, what came of it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +45,7 @@ class ReplayRun:
 
     Attributes:
         counts: What was replayed so far.
+        on_begin: Called with each fleet that is taken up, before its first call.
         difference: What is decided otherwise than recorded; the run ended there. None: nothing.
 
     Raises: NoLogError: there is no log.
@@ -54,6 +55,7 @@ class ReplayRun:
         self.directory = directory
         self._logs = read_logs(directory)
         self.counts = Counts()
+        self.on_begin: Callable[[CoreReplay], None] = lambda replay: None
         self.difference: DifferenceError | None = None
 
     @property
@@ -102,7 +104,9 @@ class ReplayRun:
         if is_gap:
             self.counts.troubles.append(f"{file.path.name}: calls before it are missing; it goes on from its snapshot")
         try:
-            return CoreReplay(file.header, file.snapshot())
+            replay = CoreReplay(file.header, file.snapshot())
         except SnapshotError as error:
             self.counts.troubles.append(str(error))
             return None
+        self.on_begin(replay)
+        return replay

@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.waiting.policy import Policy, PriorityPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.replay.run import ReplayRun
+from scheduler_svc.step_log.log_files import MAGIC, frame, read_records
 from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
 from tests.support.fleet import MakeFleet
@@ -70,3 +72,13 @@ def check_replay(directory: Path) -> ReplayRun:
         raise AssertionError(f"{run.difference.where}: {[str(place) for place in run.difference.places]}")
     assert run.counts.troubles == []
     return run
+
+
+def rewrite(path: Path, edit: Callable[[pb.LogRecord], None]) -> None:
+    """Write a file again with its calls edited, as if they had been recorded so."""
+    framed = list(read_records(path))
+    contents = [framed[0].content]
+    for record in map(pb.LogRecord.FromString, (one.content for one in framed[1:])):
+        edit(record)
+        contents.append(record.SerializeToString())
+    path.write_bytes(MAGIC + b"".join(map(frame, contents)))
