@@ -28,6 +28,7 @@ from rich.table import Table
 import octavo
 from benchmarks.machine import describe_machine
 from benchmarks.scheduler_core import BLOCK_SIZE, FIRST_ORDINARY_ID, CoreBench, limits_for
+from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.stopping import FinishReason, StopConditions
 from scheduler_svc.core.waiting.policy import FcfsPolicy
@@ -114,10 +115,10 @@ class Side:
             limits_for(num_sequences, num_blocks_each * num_sequences, num_blocks_each, budget=2**31 - 1)
         )
         self.meter = Meter()
-        self.requests = LiveRequests(self._bench.queue, lambda: None, self.meter)
+        self.requests = LiveRequests(Fleet(self._bench.queue, FcfsPolicy()), lambda: None, self.meter)
         self._responses: list[Response] = []
         self._step_log = StepLog(observe=self.meter.step_processed)
-        unwatched = _Unwatched(WaitingQueue(FcfsPolicy()), lambda: None, _Unmetered())
+        unwatched = _Unwatched(Fleet(WaitingQueue(FcfsPolicy()), FcfsPolicy()), lambda: None, _Unmetered())
         for number in range(num_sequences):
             group = SequenceGroup(
                 request_id=str(number),

@@ -30,6 +30,7 @@ _COMMANDS = {
     "list": "octavo.commands.list:list_models",
     "model": "octavo.models.command:model",
     "pull": "octavo.commands.pull:pull",
+    "replay": "octavo.commands.replay:replay",
     "serve": "octavo.commands.up:up",  # the name that other servers have for it
     "top": "octavo.commands.top:top",
     "up": "octavo.commands.up:up",

@@ -190,6 +190,21 @@ class SchedulerConfig(ServiceConfig):
         description="Time after the last heartbeat for which an executor stays reserved for this scheduler, in "
         "seconds. Five heartbeats are sent in that time.",
     )
+    step_log: Path | None = Field(
+        None,
+        description="Folder for a log of all decisions, for octavo replay. It is as secret as the prompts: files are "
+        "readable by their owner only. By default none is written.",
+    )
+    step_log_max_mb: int = Field(
+        1024,
+        ge=8,
+        description="Most megabytes (2^20 bytes) of all files in --step-log. The oldest are removed.",
+    )
+    step_log_tokens: Literal["plain", "masked"] = Field(
+        "plain",
+        description="Token ids in --step-log. masked: each stands for another one, and nobody knows for which. Such a "
+        "log cannot be run on an executor.",
+    )
     vllm_engine: bool = Field(
         False,
         description="Serve vllm.grpc.engine.VllmEngine at --listen too: the SMG gateway needs it for OpenAI's API. "

@@ -33,7 +33,8 @@ from scheduler_svc.front.api.servicer import GenerationServicer
 from scheduler_svc.front.api.vllm_engine import SERVICE_NAME as VLLM_ENGINE_SERVICE
 from scheduler_svc.front.api.vllm_engine import add_vllm_engine, generate_request_class
 from scheduler_svc.front.text.text_model import ModelTokenizer
-from scheduler_svc.telemetry.metrics import LOOP_LAG, scheduler_families
+from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
+from scheduler_svc.telemetry.metrics import LOOP_LAG, STEP_LOG, scheduler_families
 from shared.exposure import warn_if_exposed
 from shared.grpc_metrics import CallMetrics, service_families
 from shared.grpc_server import GrpcServer, Port, Ports, probe_server, shut_down
@@ -66,7 +67,7 @@ class SchedulerService:
     """One scheduler. It is ready while any executor is attached and it does not drain.
 
     Raises: OctavoServiceError: --tokenizer names a broken directory, or --vllm-engine or --tracing lacks
-        what it needs, or a file of TLS or of tokens cannot be used.
+        what it needs, or a file of TLS or of tokens, or the folder of --step-log, cannot be used.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -77,6 +78,7 @@ class SchedulerService:
         if tls := executor_tls(config):
             read_credentials(tls)  # what cannot be used ends the start, and not only every connection
         self._tracing = start_tracing(config.tracing, "octavo-scheduler")
+        self._step_log = step_log_writer(config)
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
         health = Health([*client_services(config), ADMIN_SERVICE])
@@ -87,6 +89,7 @@ class SchedulerService:
             engine_settings(config),
             tokenizer.load,
             health.set_ready,
+            self._step_log,
         )
         tracer = request_tracer(self._tracing)
         self.generation = GenerationServicer(self.engine, tokenizer, front_settings(config), tracer)
@@ -130,6 +133,8 @@ class SchedulerService:
         for task in (self._running, self._watching):
             task.cancel()
         await asyncio.gather(self._running, self._watching, return_exceptions=True)
+        if self._step_log is not None:
+            await asyncio.to_thread(self._step_log.close)
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close, deadline_s - time.monotonic())
 
@@ -142,6 +147,7 @@ class SchedulerService:
         return [
             *scheduler_families(self.engine),
             LOOP_LAG.single(self._loop_lag.longest_s),
+            *([] if self._step_log is None else [STEP_LOG.single(self._step_log.is_recording)]),
             *service_families(self._calls, self.tls),
         ]
 
@@ -195,6 +201,21 @@ def request_tracer(tracing: Tracing | None) -> "RequestTracer | None":
     from scheduler_svc.telemetry.request_tracing import RequestTracer
 
     return RequestTracer(tracing.tracer)
+
+
+def step_log_writer(config: SchedulerConfig) -> StepLogWriter | None:
+    """Return what writes the step log; None: none is asked for. Raises StepLogError: its folder cannot be used."""
+    if config.step_log is None:
+        return None
+    return StepLogWriter(
+        StepLogSettings(
+            directory=config.step_log,
+            max_bytes=config.step_log_max_mb * 2**20,
+            masks_tokens=config.step_log_tokens == "masked",
+            policy=config.policy,
+            tenant_weights=config.weights_of_tenants,
+        )
+    )
 
 
 def client_services(config: SchedulerConfig) -> list[str]:

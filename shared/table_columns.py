@@ -3,12 +3,22 @@
 Pure. Read next: `batch_table.py`, which writes them.
 """
 
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
 from shared.sampling_row import SAMPLING_ROW
 from shared.step import NO_LOGPROBS, BoolArray, Int32Array
 from shared.step_layout import IndexArray
+from shared.token_rules import TokenRules
+
+# What of a table has a value of fixed size for each slot; views of others, and what is long, are left out.
+_COPIED_COLUMNS = (
+    *("live", "active", "generation", "num_prompt_tokens", "num_tokens", "num_scheduled_tokens", "num_blocks"),
+    *("sampling", "num_prompt_logprobs", "cache_salt"),
+)
+_Row: TypeAlias = tuple[Int32Array, Int32Array, TokenRules | None]
 
 
 class TableColumns:
@@ -47,6 +57,23 @@ class TableColumns:
         self.token_rules = np.full(max_num_seqs, None, np.object_)  # of `TokenRules`, mostly None
         self.num_prompt_logprobs: Int32Array = np.full(max_num_seqs, NO_LOGPROBS, np.int32)
         self.cache_salt: npt.NDArray[np.uint64] = np.zeros(max_num_seqs, np.uint64)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Reduce to the sizes and what the live slots hold: the rest is garbage, and views are made anew."""
+        columns = {name: getattr(self, name) for name in _COPIED_COLUMNS}
+        slots = self.live.nonzero()[0].tolist()
+        rows = {slot: (self.tokens_of(slot), self.blocks_of(slot), self.token_rules[slot]) for slot in slots}
+        sizes = self.max_num_seqs, self.max_model_len, self.block_size, self.num_device_blocks
+        return type(self), sizes, (columns, rows)
+
+    def __setstate__(self, state: tuple[dict[str, npt.NDArray[np.generic]], dict[int, _Row]]) -> None:
+        columns, rows = state
+        for name, column in columns.items():
+            getattr(self, name)[:] = column
+        for slot, (token_ids, block_ids, rules) in rows.items():
+            self.token_ids[slot, : len(token_ids)] = token_ids
+            self.block_tables[slot, : len(block_ids)] = block_ids
+            self.token_rules[slot] = rules
 
     def is_current(self, slots: Int32Array | IndexArray, generations: Int32Array) -> BoolArray:
         """Return which slots still belong to the sequence that had them at that generation."""

@@ -25,7 +25,7 @@ from octavo.top.rows import ExecutorRow
 from octavo.wording import printable
 
 # Shared, used by one sequence, cached, free: told apart by their shape also where there are no colours.
-_BAR_CELLS = (("█", "#5fafd7"), ("▓", "#5f87af"), ("░", "#5f87af"), ("·", "dim"))
+BLOCK_CELLS = (("█", "#5fafd7"), ("▓", "#5f87af"), ("░", "#5f87af"), ("·", "dim"))
 _LABEL_WIDTH = 12
 _MAX_SPARKLINE = 60
 _WIDE = 100  # cells; there is room for a status in front of the numbers
@@ -78,7 +78,7 @@ def legend() -> Text:
     """Return what the shapes of a bar mean."""
     names = ("shared", "used by one", "cached", "free")
     parts = [
-        Text.assemble((cell * 2, style), f" {name}") for (cell, style), name in zip(_BAR_CELLS, names, strict=True)
+        Text.assemble((cell * 2, style), f" {name}") for (cell, style), name in zip(BLOCK_CELLS, names, strict=True)
     ]
     return Text("   ").join(parts)
 
@@ -87,7 +87,7 @@ def block_bar(row: ExecutorRow, width: int) -> Text:
     """Return the blocks of an executor as a bar of so many cells."""
     parts = (row.num_shared_blocks, row.num_used_blocks, row.num_cached_blocks, row.num_free_blocks)
     bar = Text()
-    for length, (cell, style) in zip(bar_lengths(parts, width), _BAR_CELLS, strict=True):
+    for length, (cell, style) in zip(bar_lengths(parts, width), BLOCK_CELLS, strict=True):
         bar.append(cell * length, style)
     return bar
 

@@ -4,7 +4,7 @@ Only looks: nothing here changes the engine. Next: `life.py`, what happened to a
 says why one waits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from octavo.admin.v1 import admin_pb2
@@ -50,12 +50,18 @@ class RequestLocations:
         return self._locations.get(request.group) or RequestLocation(admin_pb2.REQUEST_STATUS_WAITING)
 
     def _add_core(self, executor: str, core: ExecutorCore) -> None:
-        for groups, status in (
-            (core.batch.running, admin_pb2.REQUEST_STATUS_RUNNING),
-            (core.swapped.groups, admin_pb2.REQUEST_STATUS_SWAPPED),
-            (core.preempted.groups, admin_pb2.REQUEST_STATUS_PREEMPTED),
-        ):
-            self._locations.update((group, RequestLocation(status, executor, core)) for group in groups)
+        self._locations.update(locations_in(executor, core))
+
+
+def locations_in(executor: str, core: ExecutorCore) -> Iterator[tuple[SequenceGroup, RequestLocation]]:
+    """Yield the groups that the core of an executor has, and where they are there."""
+    for groups, status in (
+        (core.batch.running, admin_pb2.REQUEST_STATUS_RUNNING),
+        (core.swapped.groups, admin_pb2.REQUEST_STATUS_SWAPPED),
+        (core.preempted.groups, admin_pb2.REQUEST_STATUS_PREEMPTED),
+    ):
+        for group in groups:
+            yield group, RequestLocation(status, executor, core)
 
 
 def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorState:
@@ -71,14 +77,21 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
     core, session = driver.core, driver.session
     if core is None or session is None:
         return state
-    device, host = core.blocks.allocator, core.swapped.host
-    state.status = admin_pb2.EXECUTOR_STATUS_ATTACHED
     state.instance_id = session.info.instance_id
-    state.epoch = session.epoch
     state.model_id = session.info.model_id
     state.numerics_id = session.info.numerics_id
     state.is_invariant = session.info.is_invariant
     state.weights_digest = session.info.weights_digest
+    state.warning = driver.trouble(now_s)
+    set_core_state(state, core, now_s)
+    return state
+
+
+def set_core_state(state: admin_pb2.ExecutorState, core: ExecutorCore, now_s: float) -> None:
+    """Fill in what the core of an attached executor knows; `now_s` is the monotonic time."""
+    device, host = core.blocks.allocator, core.swapped.host
+    state.status = admin_pb2.EXECUTOR_STATUS_ATTACHED
+    state.epoch = core.epoch
     state.num_running_requests = len(core.batch.running)
     state.num_swapped_requests = len(core.swapped)
     state.num_preempted_requests = len(core.preempted.groups)
@@ -90,7 +103,6 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
     state.num_host_blocks = host.num_blocks
     state.num_free_host_blocks = host.num_free_blocks
     state.num_used_host_blocks = host.num_used_blocks
-    state.warning = driver.trouble(now_s)
     state.num_slots = core.limits.max_num_seqs
     state.num_free_slots = core.batch.num_free_slots
     state.num_steps_in_flight = len(core.in_flight)
@@ -98,7 +110,6 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
         state.oldest_step_age_ms = milliseconds(now_s - core.in_flight[0].scheduled_at_s)
     state.last_sent_step_id = core.last_scheduled_step_id
     state.last_processed_step_id = core.last_processed_step_id
-    return state
 
 
 def request_state(

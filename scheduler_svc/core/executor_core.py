@@ -64,6 +64,7 @@ from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.step.step_plan import Decision, StepInFlight, StepPlan
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from shared.errors import ExecutorFaultError
+from shared.executor_info import ExecutorInfo
 from shared.step import StepResult
 
 
@@ -80,6 +81,7 @@ class ExecutorCore:
         holders: The fleet's index of registered blocks; None: there is no fleet.
         name: Of the executor, its address.
         numerics: Its kind.
+        info: What the executor said of itself, for people; None: nobody asked.
 
     Attributes:
         is_probing: Whether it is in doubt that the executor works: it has one group at most, until somebody who
@@ -97,9 +99,11 @@ class ExecutorCore:
         holders: BlockHolders | None = None,
         name: str = "",
         numerics: Numerics = UNKNOWN,
+        info: ExecutorInfo | None = None,
     ) -> None:
         self.name = name
         self.numerics = numerics
+        self.info = info
         self.is_probing = False
         self.step_cost = StepCost()
         self.limits = limits

@@ -41,6 +41,8 @@ from scheduler_svc.executors.fleet_model import FleetModel, LoadTokenizer
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.served_model import ServedModel
 from scheduler_svc.executors.session import ExecutorSession
+from scheduler_svc.step_log.recording_fleet import RecordingFleet
+from scheduler_svc.step_log.writer import StepLogWriter
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.request_log import log_end
 from shared.errors import (
@@ -68,6 +70,7 @@ class Engine:
         load_tokenizer: Called before a model is served, with its executor's description and with what fetches its
             tokenizer files; refuses the executor by raising TokenizerFileError.
         set_ready: Called with whether new requests find an executor, whenever that may have changed.
+        step_log: Records the calls of the fleet; None: nobody does.
     """
 
     def __init__(
@@ -77,20 +80,23 @@ class Engine:
         settings: EngineSettings,
         load_tokenizer: LoadTokenizer,
         set_ready: Callable[[bool], Awaitable[None]],
+        step_log: StepLogWriter | None = None,
     ) -> None:
         self.settings = settings
         self.started_at_s = time.monotonic()
+        self.step_log = step_log
         self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
-        self.fleet = Fleet(
-            self.queue,
-            settings.policy,
-            secrets.token_bytes(PREFIX_KEY_BYTES),
-            is_complete=lambda: self.drivers.is_complete,
+        key = secrets.token_bytes(PREFIX_KEY_BYTES)
+        is_complete: Callable[[], bool] = lambda: self.drivers.is_complete  # noqa: E731
+        self.fleet = (
+            Fleet(self.queue, settings.policy, key, is_complete)
+            if step_log is None
+            else RecordingFleet(self.queue, settings.policy, key, is_complete, step_log)
         )
         self.meter = Meter()
         self.drivers = Drivers(membership, connect, self, settings.driver, self.meter)
         self.ended = EndedRequests()
-        self.requests = LiveRequests(self.queue, self.dispatch, self.meter, [log_end, self.ended.add])
+        self.requests = LiveRequests(self.fleet, self.dispatch, self.meter, [log_end, self.ended.add])
         self.fleet_model = FleetModel(
             self.fleet,
             lambda: self.drivers.membership.addresses,
@@ -306,4 +312,4 @@ class Engine:
 
     def dispatch(self) -> None:
         """Groups wait: give those that stand first to cores that have room, and let their drivers look."""
-        self.drivers.wake_those_of(self.fleet.dispatcher.dispatch(time.monotonic()))
+        self.drivers.wake_those_of(self.fleet.dispatch(time.monotonic()))

@@ -74,7 +74,6 @@ class LiveRequest:
     def note_loss(self, executor: str, *, counts: bool) -> None:
         """The executor at an address was lost, which ran it; `counts`: against the request, as far as is known now."""
         self.num_lost_executors += 1
-        self.group.lost_on = executor
         if counts:
             self.num_losses += 1
         else:
@@ -90,10 +89,8 @@ class LiveRequest:
 
     def forgive_losses(self) -> None:
         """It got a token."""
-        if self.group.lost_on:
-            self.num_losses = 0
-            self.unclear_losses.clear()
-            self.group.lost_on = ""
+        self.num_losses = 0
+        self.unclear_losses.clear()
 
     def summary(self) -> EndedRequest:
         """Return what is kept of it; it has ended."""

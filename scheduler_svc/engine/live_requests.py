@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.group_event import EventKind, GroupEvent, GroupFailure
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.stopping import FinishReason
-from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.interface import EndedRequest
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.request_life import LifeEvent
@@ -31,7 +31,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
     """The live requests by id, in order of arrival.
 
     Args:
-        queue: Where their groups wait for a core.
+        fleet: Where their groups wait for a core.
         wake: Called when a group was queued.
         meter: Told of tokens and ends.
         observers: Each is called once for each request, right after it has ended, however it did.
@@ -40,7 +40,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
 
     def __init__(
         self,
-        queue: WaitingQueue,
+        fleet: Fleet,
         wake: Callable[[], None],
         meter: Meter,
         observers: Sequence[EndObserver] = (),
@@ -50,7 +50,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
         self._meter = meter
         self._observers = (meter.request_ended, *observers)
         self._clock = clock
-        self._queue = queue
+        self._fleet = fleet
         self._wake = wake
         self._requests: dict[str, LiveRequest] = {}
         self._all_ended = asyncio.Event()
@@ -89,7 +89,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
     def enqueue(self, request: LiveRequest) -> None:
         """Queue a live request, or park it: a suspect behind other suspects."""
         if self.suspects.may_run(request):
-            self._queue.add(request.group)
+            self._fleet.add(request.group)
             self._wake()
         else:
             request.life.add(LifeEvent(EventKind.PARKED, self._clock()))
@@ -101,8 +101,8 @@ class LiveRequests(Mapping[str, LiveRequest]):
         """
         counted = [request for request in self.values() if request.count_loss(executor)]
         for request in counted:
-            if request.group in self._queue and not self.suspects.may_run(request):
-                self._queue.remove(request.group)
+            if request.group in self._fleet.queue and not self.suspects.may_run(request):
+                self._fleet.withdraw(request.group)
                 request.life.add(LifeEvent(EventKind.PARKED, self._clock()))
         return counted
 
@@ -116,11 +116,17 @@ class LiveRequests(Mapping[str, LiveRequest]):
         request.error = error
         self._forget(request, self._clock())
 
+    def _forgive_losses(self, request: LiveRequest) -> None:
+        """A request got a token; executors that it lost before say nothing of it."""
+        if request.group.lost_on:
+            request.forgive_losses()
+            self._fleet.forgive_loss(request.group)
+
     def _clear_suspect(self, request: LiveRequest) -> None:
         """A request got a token, or ended: if others are parked because of it, the next one may run."""
         following = self.suspects.clear(request)
         if following is not None:
-            self._queue.add(following.group)
+            self._fleet.add(following.group)
             self._wake()
 
     def _forget(self, request: LiveRequest, now_s: float) -> None:
@@ -154,13 +160,13 @@ class LiveRequests(Mapping[str, LiveRequest]):
             request = self._live(sequence.group)
             if request is None:
                 continue
-            request.forgive_losses()
+            self._forgive_losses(request)
             request.num_output_tokens += 1
             index, alternatives = sequence.index, updates.alternatives.get(row)
             if request.sink.push(index, updates.token_ids[row], logprobs[row], alternatives):
                 request.note_finished_output(index, FinishReason.STOP)
                 if row not in updates.finished:
-                    core.finish(sequence)
+                    self._fleet.finish(core, sequence)
             elif row in updates.finished:
                 request.sink.finish_output(index, updates.finished[row])
                 request.note_finished_output(index, updates.finished[row])
@@ -169,7 +175,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
             request = self._live(group)
             if request is None:
                 continue
-            request.forgive_losses()
+            self._forgive_losses(request)
             self._note_progress(request, core, now_s, last_tokens_at_s)
         num_tokens = len(updates.sequences)  # those of a search are known at its end
         for group in updates.finished_searches:

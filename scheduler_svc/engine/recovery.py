@@ -46,6 +46,7 @@ class Recovery:
             request = self._requests.of(group)
             request.life.add(LifeEvent(EventKind.EXECUTOR_LOST, now_s, address, cause=cause))
             if group in running:
+                self._fleet.note_loss(group, address)
                 request.note_loss(address, counts=_ran_without(core, request))
             if not self._end_if_lost_too_often(request):
                 self._requests.enqueue(request)

@@ -114,7 +114,7 @@ class ExecutorDriver:
         """Take no new groups because the address is gone from the fleet, or take some again."""
         self.is_retired = is_retired
         if self.core is not None:
-            self.core.takes_groups = not is_retired
+            self._owner.fleet.set_takes_groups(self.core, not is_retired)
         self.work.set()
 
     async def run(self) -> None:
@@ -141,11 +141,12 @@ class ExecutorDriver:
                 await self._probe()
             async with self.client.attach(self._claim) as session:
                 self.core, self.session = await self._owner.admit(session, self.address), session
-                self.core.takes_groups = not self.is_retired
-                self.core.is_probing = not self._breaker.is_closed
+                fleet = self._owner.fleet
+                fleet.set_takes_groups(self.core, not self.is_retired)
+                fleet.set_probing(self.core, not self._breaker.is_closed)
                 if self._cost_of != session.info.instance_id:
                     self._step_cost, self._cost_of = StepCost(), session.info.instance_id
-                self.core.step_cost = self._step_cost
+                fleet.set_step_cost(self.core, self._step_cost)
                 self.step_log.clear()
                 self.last_trouble = ""
                 log.info(Event("attached", executor=self.address, epoch=session.epoch))
@@ -259,10 +260,10 @@ class ExecutorDriver:
         while True:
             result = await session.receive()
             answered_at_s = time.monotonic()
-            updates = core.process(result)
+            updates = self._owner.fleet.process(core, result)
             if not self._breaker.is_closed:
                 self._breaker.close()
-                core.is_probing = False
+                self._owner.fleet.set_probing(core, False)
             self.num_output_tokens += updates.num_tokens
             self.work.set()
             try:
@@ -283,7 +284,7 @@ class ExecutorDriver:
             if core.hangs(now_s, HANG_AFTER_S):
                 step_id, took = core.in_flight[0].step.step_id, f"{core.running_s(now_s):.1f} s"
                 longest = f"{core.longest_s():.3f} s"
-                core.step_cost.note_hang()
+                self._owner.fleet.note_hang(core)
                 raise ExecutorLostError(
                     f"step {step_id} hangs: it has been running for {took}, and steps like it take at most {longest}"
                 )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
@@ -24,7 +25,13 @@ class OtherDrivers(Protocol):
 
 
 class DriverOwner(Protocol):
-    """What drivers ask of the engine."""
+    """What drivers ask of the engine.
+
+    Attributes:
+        fleet: Their cores are part of it, and changed by its methods.
+    """
+
+    fleet: Fleet
 
     async def on_addresses_changed(self) -> None:
         """Drivers were started, retired, or are not retired any more."""

@@ -80,7 +80,7 @@ class FleetModel:
             self.update_limits()
             numerics = Numerics(session.info.numerics_id, session.info.weights_digest)
             self._report_kinds(numerics, address)
-            return self._fleet.join(limits, session.epoch, address, numerics)
+            return self._fleet.join(limits, session.epoch, address, numerics, session.info)
 
     def update_limits(self) -> None:
         """Serve as much as the executors can that are attached or ought to be: one came, or the addresses changed."""

@@ -114,6 +114,11 @@ LOOP_LAG = Metric(
     "Longest time in the last minute for which the scheduler's event loop was kept busy by one thing, in seconds: all "
     "streams stood still meanwhile.",
 )
+STEP_LOG = Metric(
+    "octavo_step_log_recording",
+    "gauge",
+    "With --step-log: 1 while calls are recorded; 0 after the log was stopped, because the disk was full or too slow.",
+)
 VLLM_WAITING = Metric("vllm:num_requests_waiting", "gauge", "Alias: octavo_requests_waiting.", _VLLM)
 VLLM_RUNNING = Metric("vllm:num_requests_running", "gauge", "Alias: the sum of octavo_requests_running.", _VLLM)
 VLLM_KV_USAGE = Metric(
@@ -148,6 +153,7 @@ METRICS = (
     LOSSES,
     RECOVERED,
     LOOP_LAG,
+    STEP_LOG,
 )
 ALIASES = (VLLM_WAITING, VLLM_RUNNING, VLLM_KV_USAGE, VLLM_CACHE_CONFIG)
 

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.provenance import Numerics
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle
 from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
-from tests.support.fleet import FoundHypothesis, Member, Output, VirtualFleet
+from tests.support.fleet import FoundHypothesis, MakeFleet, Member, Output, VirtualFleet
 from tests.support.placement import PlacementCheck, fits_when_empty
 from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone
 from tests.support.workloads import VOCAB_SIZE, Request, limits, requests_within
@@ -120,10 +121,10 @@ def eager_requests(draw: st.DrawFn, bounds: CoreLimits, common: list[int]) -> Re
 class Run:
     """Plays a workload, so many steps in flight on each core."""
 
-    def __init__(self, workload: FleetWorkload, num_steps_in_flight: int) -> None:
+    def __init__(self, workload: FleetWorkload, num_steps_in_flight: int, make_fleet: MakeFleet = Fleet) -> None:
         self.workload = workload
         self.num_steps_in_flight = num_steps_in_flight
-        self.fleet = VirtualFleet(workload.policy, workload.tenant_weights)
+        self.fleet = VirtualFleet(workload.policy, workload.tenant_weights, make_fleet=make_fleet)
         self.refused: set[int] = set()
         self.num_joins = 0
         for kind in workload.kinds:
@@ -155,7 +156,8 @@ class Run:
         if now in self.workload.losses and members:
             self.fleet.lose(members[self.workload.losses[now] % len(members)])
         if now in self.workload.retirements and members:
-            members[self.workload.retirements[now] % len(members)].core.takes_groups = False
+            retired = members[self.workload.retirements[now] % len(members)]
+            self.fleet.fleet.set_takes_groups(retired.core, False)
         for member in list(members):
             if not (member.core.takes_groups or member.core.groups):
                 self.fleet.lose(member)  # as its driver lets it go

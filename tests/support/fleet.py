@@ -9,9 +9,9 @@ and `tests/property/test_fleet.py`, which play workloads on one.
 import itertools
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from executor_svc.worker.interface import Worker, execute
 from scheduler_svc.core.beams.beam_search import Hypothesis
@@ -28,6 +28,8 @@ from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from shared.batch_table import BatchTable
 from shared.step import Step, StepResult
 from tests.support.toy_executor import over_the_wire, result_over_the_wire
+
+MakeFleet: TypeAlias = Callable[[WaitingQueue, Policy, bytes, Callable[[], bool]], Fleet]
 
 
 class VirtualExecutor(Protocol):
@@ -150,6 +152,7 @@ class VirtualFleet:
         policy: Of the queue and of the cores.
         tenant_weights: Of the queue.
         checks_integrity: Whether the invariants are checked after every call; may be set later.
+        make_fleet: The class of the fleet, or what makes one.
     """
 
     def __init__(
@@ -158,10 +161,11 @@ class VirtualFleet:
         tenant_weights: Mapping[str, float] | None = None,
         *,
         checks_integrity: bool = True,
+        make_fleet: MakeFleet = Fleet,
     ) -> None:
         policy = policy or FcfsPolicy()
         self.queue = WaitingQueue(policy, tenant_weights)
-        self.fleet = Fleet(self.queue, policy, prefix_key=b"key")
+        self.fleet = make_fleet(self.queue, policy, b"key", lambda: True)
         self.members: list[Member] = []
         self.checks_integrity = checks_integrity
         self.groups: dict[int, SequenceGroup] = {}
@@ -180,7 +184,7 @@ class VirtualFleet:
     def add(self, group: SequenceGroup) -> SequenceGroup:
         """Let a new group wait; return it."""
         self.groups[group.arrival] = group
-        self.queue.add(group)
+        self.fleet.add(group)
         return group
 
     def is_live(self, group: SequenceGroup) -> bool:
@@ -231,7 +235,7 @@ class VirtualFleet:
                 if group.beam_search is None:
                     known = group.prompt_token_ids.tolist() + self.outputs[_name_of(sequence)].token_ids
                     assert sequence.token_ids.tolist() == known, "a group carries other tokens than its client has"
-            self.queue.add(group)
+            self.fleet.add(group)
         self.num_recomputed_groups += len(groups)
         return groups
 
@@ -256,7 +260,7 @@ class VirtualFleet:
 
     def process(self, member: Member) -> None:
         """Take the oldest result, and give its tokens to the clients."""
-        updates = member.core.process(member.results.popleft())
+        updates = self.fleet.process(member.core, member.results.popleft())
         self.check_integrity(member)
         logprobs = updates.logprobs or [math.nan] * len(updates.token_ids)
         for prompt in updates.prompt_logprobs:
@@ -281,7 +285,7 @@ class VirtualFleet:
                 output.reason = updates.finished[row]
             elif len(output.token_ids) == self.stop_lengths.get(name):
                 self.cut_short.add(name)
-                member.core.finish(sequence)
+                self.fleet.finish(member.core, sequence)
                 self.check_integrity(member)
         for group in updates.finished_searches:
             assert group.arrival not in self.searches, "a search ended twice"

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
+from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.provenance import UNKNOWN, Numerics
 from scheduler_svc.core.waiting.policy import Policy
 from tests.support.driving import name_of, small_limits
-from tests.support.fleet import Member, VirtualFleet
+from tests.support.fleet import MakeFleet, Member, VirtualFleet
 from tests.support.toy_executor import ToyExecutor, count_up
 
 
@@ -17,6 +18,7 @@ class FleetBench(VirtualFleet):
         all_limits: Of the members that are there from the beginning.
         policy: Of the queue and of the cores.
         tenant_weights: Of the queue.
+        make_fleet: See `VirtualFleet`.
     """
 
     def __init__(
@@ -24,8 +26,9 @@ class FleetBench(VirtualFleet):
         *all_limits: CoreLimits,
         policy: Policy | None = None,
         tenant_weights: Mapping[str, float] | None = None,
+        make_fleet: MakeFleet = Fleet,
     ) -> None:
-        super().__init__(policy, tenant_weights)
+        super().__init__(policy, tenant_weights, make_fleet=make_fleet)
         for limits in all_limits:
             self.attach(limits)
 

@@ -87,6 +87,10 @@ class BlockManager:
         window = limits.sliding_window
         self._max_resident_tokens = window + limits.max_num_batched_tokens if window else limits.max_model_len
 
+    def rename_tokens(self, renamed: Int32Array) -> None:
+        """Make the names of blocks of `renamed[token id]`; see `BlockHasher`."""
+        self._hasher.rename_tokens(renamed)
+
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return the blocks that hold `num_tokens` computed tokens."""
         return -(-num_tokens // self.block_size)

@@ -20,6 +20,7 @@ Pure. Read next: `block_allocator.py`, which keeps registered blocks when nobody
 from functools import lru_cache
 from hashlib import blake2b
 from struct import Struct
+from typing import Any
 
 import numpy as np
 
@@ -46,8 +47,17 @@ class BlockHasher:
     def __init__(self, key: bytes, block_size: int) -> None:
         self._key = key
         self._block_size = block_size
+        self._renamed: Int32Array | None = None
         self._block = Struct(f"{TOKEN.itemsize * block_size}s")
         self._root = lru_cache(MAX_ROOTS)(self._make_root)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Reduce to what names are made of; whoever unpickles it has the tokens under their other names."""
+        return BlockHasher, (self._key, self._block_size)
+
+    def rename_tokens(self, renamed: Int32Array) -> None:
+        """Make names of `renamed[token id]` from now on: equal contents keep equal names. Before the first name."""
+        self._renamed = renamed
 
     def extend(self, hashes: list[bytes], token_ids: Int32Array, cache_salt: int) -> None:
         """Append the hashes of the full blocks of `token_ids` that `hashes` does not have yet."""
@@ -55,7 +65,8 @@ class BlockHasher:
         if len(hashes) >= num_full_blocks:
             return
         new = slice(len(hashes) * self._block_size, num_full_blocks * self._block_size)
-        content = token_ids[new].astype(TOKEN, copy=False).tobytes()
+        named = token_ids[new] if self._renamed is None else self._renamed[token_ids[new]]
+        content = named.astype(TOKEN, copy=False).tobytes()
         parent = hashes[-1] if hashes else self._root(cache_salt)
         # The cut: naming the size to blake2b, or its key, takes longer than hashing a block.
         hashes += [
@@ -91,6 +102,22 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._block_of_hash)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what cannot be made of the rest: one name for each registered block, one view less."""
+        made = ("_flags", "is_registered", "_block_of_hash", "_hash_of_block")
+        state = {name: value for name, value in self.__dict__.items() if name not in made}
+        registered = self.is_registered.nonzero()[0].tolist()
+        names = b"".join([self._hash_of_block[block_id] for block_id in registered])
+        return state | {"num_blocks": len(self._flags), "registered": registered, "names": names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        num_blocks, block_ids, names = state.pop("num_blocks"), state.pop("registered"), state.pop("names")
+        self.__dict__.update(state)
+        self._flags = bytearray(num_blocks)
+        self.is_registered = np.frombuffer(self._flags, np.bool_)
+        self._block_of_hash, self._hash_of_block = {}, [b""] * num_blocks
+        self.register([names[i : i + HASH_BYTES] for i in range(0, len(names), HASH_BYTES)], block_ids)
 
     def hash_of(self, block_id: int) -> bytes | None:
         """Return what the block is registered under; None: it is not."""

@@ -73,8 +73,7 @@ class Dispatcher:
 
     def takers(self) -> list[Inbox]:
         """Return the inboxes of the cores that groups may be dispatched to; all of them if every core is leaving."""
-        self._follow_takers()
-        return self._takers or self.inboxes
+        return [inbox for inbox in self.inboxes if inbox.core.takes_groups] or self.inboxes
 
     def withdraw(self, group: SequenceGroup) -> None:
         """Take out a group that waits, wherever it does: nobody wants it any more."""
@@ -133,6 +132,7 @@ class Dispatcher:
 
     def _groups_for(self, server: Inbox | None, now_s: float) -> Iterator[SequenceGroup]:
         """Dispatch groups; yield, held, those that the core which asks is to have."""
+        self._follow_takers()
         takers = self.takers()
         if server is not None and server not in takers:
             return

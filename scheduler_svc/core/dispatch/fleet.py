@@ -3,11 +3,16 @@
 When an executor is lost, the groups of its core go back to the queue with all their known tokens; they
 have run, so they come before newcomers. What a core knows of others it sees here and nowhere else.
 
+Whoever owns a fleet changes it, its cores and its groups by the methods of `Fleet` alone, so that the calls in
+their order, with `is_complete` at each decision, are all that its decisions depend on
+(`scheduler_svc/step_log/`). To look at it anywhere changes nothing.
+
 Pure. Read next: `dispatcher.py`, `executor_core.py`.
 """
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from scheduler_svc.core.dispatch.dispatcher import Dispatcher, InboxQueue
 from scheduler_svc.core.dispatch.inbox import Inbox
@@ -15,11 +20,15 @@ from scheduler_svc.core.dispatch.placement import avoids
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.provenance import UNKNOWN, Numerics
-from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle, Wait
+from scheduler_svc.core.step.results import StepUpdates
+from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from shared.executor_info import ExecutorInfo
+from shared.step import StepResult
 
 
 class Fleet:
@@ -44,21 +53,36 @@ class Fleet:
         is_complete: Callable[[], bool] = lambda: True,
     ) -> None:
         self.queue = queue
-        self.dispatcher = Dispatcher(queue, lambda: self.is_complete())
+        self.dispatcher = Dispatcher(queue, self.expects_nobody)
         self.is_complete = is_complete
         self.cores: list[ExecutorCore] = []
         self._past_preemptions: Counter[PreemptionMode] = Counter()
         self._policy = policy
         self._prefix_key = prefix_key
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without `is_complete`, which belongs to whoever owns the fleet."""
+        return {name: value for name, value in self.__dict__.items() if name != "is_complete"}
+
+    def expects_nobody(self) -> bool:
+        """Return what `is_complete` says now."""
+        return self.is_complete()
+
     # Executors come and go -----------------------------------------------------------------------
 
-    def join(self, limits: CoreLimits, epoch: int, name: str = "", numerics: Numerics = UNKNOWN) -> ExecutorCore:
-        """Return the core of an executor that was attached; it takes groups from now on."""
+    def join(
+        self,
+        limits: CoreLimits,
+        epoch: int,
+        name: str = "",
+        numerics: Numerics = UNKNOWN,
+        info: ExecutorInfo | None = None,
+    ) -> ExecutorCore:
+        """Return the core of an executor that was attached, and what it said of itself; it takes groups from now on."""
         inbox = Inbox(limits)
         queue = InboxQueue(self.dispatcher, inbox)
         core = inbox.core = ExecutorCore(
-            limits, queue, self._policy, epoch, self._prefix_key, self.dispatcher.holders, name, numerics
+            limits, queue, self._policy, epoch, self._prefix_key, self.dispatcher.holders, name, numerics, info
         )
         self.cores.append(core)
         self.dispatcher.add(inbox)
@@ -69,14 +93,33 @@ class Fleet:
 
         Whoever calls queues them again, those that are to be computed again.
         """
-        self.forget(core)
+        self._forget(core)
         return core.evacuate()
 
     def forget(self, core: ExecutorCore) -> None:
         """Forget a core without asking it any more; what was dispatched to it waits in line again."""
+        self._forget(core)
+
+    def _forget(self, core: ExecutorCore) -> None:
         self.cores.remove(core)
         self._past_preemptions.update(core.preemption.num_preemptions)
         self.dispatcher.remove(core)
+
+    def set_takes_groups(self, core: ExecutorCore, takes_groups: bool) -> None:
+        """Say whether a core is to get new groups: not while its executor leaves."""
+        core.takes_groups = takes_groups
+
+    def set_probing(self, core: ExecutorCore, is_probing: bool) -> None:
+        """Say whether it is in doubt that the executor of a core works."""
+        core.is_probing = is_probing
+
+    def set_step_cost(self, core: ExecutorCore, step_cost: StepCost) -> None:
+        """Let a core go on with what was learned of its executor in an earlier attachment."""
+        core.step_cost = step_cost
+
+    def note_hang(self, core: ExecutorCore) -> None:
+        """The oldest step of a core was called hung; if it was only slow, the next one gets more time."""
+        core.step_cost.note_hang()
 
     @property
     def num_preemptions(self) -> dict[PreemptionMode, int]:
@@ -93,7 +136,38 @@ class Fleet:
         decision = core.schedule(now_s)
         return decision, self.dispatcher.take_dispatched()
 
+    def dispatch(self, now_s: float) -> set[ExecutorCore]:
+        """Give the first groups in line to cores that have room; return those cores, which are to look."""
+        return self.dispatcher.dispatch(now_s)
+
+    def process(self, core: ExecutorCore, result: StepResult) -> StepUpdates:
+        """Take the result of the oldest step in flight of a core.
+
+        Raises: ExecutorFaultError: it is not a result of that step; the executor must be given up.
+        """
+        return core.process(result)
+
     # Groups --------------------------------------------------------------------------------------
+
+    def add(self, group: SequenceGroup) -> None:
+        """Let a group wait: a new one, or one that lost its executor or was withdrawn."""
+        self.queue.add(group)
+
+    def withdraw(self, group: SequenceGroup) -> None:
+        """Take a group that waits out of the queue; it is live, and may be added again."""
+        self.dispatcher.withdraw(group)
+
+    def finish(self, core: ExecutorCore, sequence: Sequence) -> None:
+        """End a sequence of a core whose text holds a stop string."""
+        core.finish(sequence)
+
+    def note_loss(self, group: SequenceGroup, executor: str) -> None:
+        """A group lost the executor of this name while it ran there: it goes elsewhere next, if it can."""
+        group.lost_on = executor
+
+    def forgive_loss(self, group: SequenceGroup) -> None:
+        """A group that lost an executor has had a token since."""
+        group.lost_on = ""
 
     def core_of(self, group: SequenceGroup) -> ExecutorCore | None:
         """Return the core that has a group; None: it waits in the queue, or has ended."""

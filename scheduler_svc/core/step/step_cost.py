@@ -33,34 +33,42 @@ class StepCost:
 
     Attributes:
         slack: Factor on what the slowest recent steps took.
+        slowest_s: The slowest recent step of each class, in seconds.
+        kinds: The kinds of steps that were run.
     """
 
     def __init__(self) -> None:
         self.slack = LEAST_SLACK
-        self._slowest_s: dict[_Class, float] = {}
-        self._kinds: set[_Kind] = set()
+        self.slowest_s: dict[_Class, float] = {}
+        self.kinds: set[_Kind] = set()
+
+    def copy(self) -> "StepCost":
+        """Return one that has learned the same, and learns by itself from now on."""
+        twin = StepCost()
+        twin.slack, twin.slowest_s, twin.kinds = self.slack, self.slowest_s.copy(), self.kinds.copy()
+        return twin
 
     def learn(self, layout: StepLayout, duration_s: float) -> None:
         """A step with these rows took so long."""
         known = _class_of(layout)
-        self._slowest_s[known] = max(duration_s, self._slowest_s.get(known, 0.0) * _KEPT)
-        self._kinds.add(_kind_of(layout))
+        self.slowest_s[known] = max(duration_s, self.slowest_s.get(known, 0.0) * _KEPT)
+        self.kinds.add(_kind_of(layout))
         self.slack = max(LEAST_SLACK, self.slack * _KEPT)
 
     def longest_s(self, layout: StepLayout) -> float | None:
         """Return what a step with these rows should take at most; None: no step has finished yet."""
-        if not self._slowest_s:
+        if not self.slowest_s:
             return None
         tokens, attended = _class_of(layout)
         bound_s = math.inf
-        for (known_tokens, known_attended), slowest_s in self._slowest_s.items():
+        for (known_tokens, known_attended), slowest_s in self.slowest_s.items():
             doublings = max(0, tokens - known_tokens, attended - known_attended) / _CLASSES_PER_DOUBLING
             bound_s = min(bound_s, slowest_s * math.exp2(doublings))
         return bound_s * self.slack
 
     def allowance_s(self, layout: StepLayout) -> float:
         """Return what a step with these rows may take beyond `longest_s` because it is the first of its kind."""
-        return 0.0 if _kind_of(layout) in self._kinds else COLD_START_S
+        return 0.0 if _kind_of(layout) in self.kinds else COLD_START_S
 
     def note_hang(self) -> None:
         """A step was given up as hung; if it was only slow, the next one gets more time."""

@@ -183,6 +183,7 @@ def test_a_loss_without_a_result_counts_if_a_probe_succeeds_and_is_forgotten_if_
 def test_who_had_a_token_since_is_not_counted() -> None:
     idle, first, later = lost(has_result=False)
     first.forgive_losses()
+    idle.engine.fleet.forgive_loss(first.group)
     idle.engine.on_probed("a", works=True)
     assert (first.num_losses, later.num_losses) == (0, 1)
     assert first.group.lost_on == ""

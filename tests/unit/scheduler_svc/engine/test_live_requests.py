@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine.interface import EndedRequest, FinishReason
@@ -24,7 +25,11 @@ class Stage:
         self.bench = Bench(small_limits())
         self.meter = Meter()
         self.live = LiveRequests(
-            self.bench.queue, lambda: None, self.meter, [self.ended.append, self._check_end], lambda: self.now_s
+            Fleet(self.bench.queue, self.bench.policy),
+            lambda: None,
+            self.meter,
+            [self.ended.append, self._check_end],
+            lambda: self.now_s,
         )
 
     def add(self, added: SequenceGroup, *, stop_after: int | None = None) -> LiveRequest:

@@ -1,0 +1,1 @@
+"""Replays a step log: decides every step again (`octavo replay`)."""

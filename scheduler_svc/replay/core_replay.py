@@ -1,0 +1,239 @@
+"""Feeds the calls of a step log to a fleet, and sees that it decides what is recorded, to the byte."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from octavo.execution.v1 import step_pb2
+from octavo.steplog.v1 import step_log_pb2 as pb
+from scheduler_svc.core.dispatch.fleet import Fleet
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.provenance import Numerics
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.results import StepUpdates
+from scheduler_svc.core.step.step_plan import Decision
+from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
+from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.replay.difference import FieldDifference, differences
+from scheduler_svc.step_log import decoding
+from scheduler_svc.step_log.snapshot import Snapshot
+from shared.wire import decode_result, encode_step
+
+# Ended groups are forgotten when so many are known.
+_MIN_KNOWN_GROUPS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StepName:
+    """A step of a log: the number of its core, the executor's address and epoch, and its id there."""
+
+    core: int
+    executor: str
+    epoch: int
+    step_id: int
+
+    def __str__(self) -> str:
+        return f"step {self.step_id} of {self.executor or 'the executor'}, attachment {self.core}, epoch {self.epoch}"
+
+
+class DifferenceError(Exception):
+    """The fleet decides otherwise than it did.
+
+    Args:
+        where: The step, or the call.
+        places: What differs.
+        hint: What may be the reason; empty: nobody knows.
+    """
+
+    def __init__(self, where: str, places: list[FieldDifference], hint: str = "") -> None:
+        self.where = where
+        self.places = places
+        self.hint = hint
+        super().__init__(f"{where} is decided differently")
+
+
+@dataclass(slots=True)
+class Applied:
+    """What became of one call.
+
+    Attributes:
+        step: The step that it decided; None: it decided none.
+        decision: What else was decided; None: it was no decision.
+        updates: What a result brought; None: it was none, or was refused.
+        core: Number of the core that it was about; 0: about none.
+        evacuated: Groups of a core that left.
+    """
+
+    step: StepName | None = None
+    decision: Decision | None = None
+    updates: StepUpdates | None = None
+    core: int = 0
+    evacuated: list[SequenceGroup] = field(default_factory=list)
+
+
+class CoreReplay:
+    """A fleet that is fed with the calls of another one.
+
+    Args:
+        header: Of the file with the first call.
+        snapshot: The fleet before that call; None: it is empty.
+
+    Attributes:
+        fleet: As it is after the last call.
+        cores: Those that are there, by number.
+        joined: What is known of each core that joined, those of the snapshot included.
+        groups: By arrival; some that have ended are forgotten.
+        now_s: Time of the last decision.
+    """
+
+    def __init__(self, header: pb.LogHeader, snapshot: Snapshot | None) -> None:
+        self.now_s = header.started_at_s
+        self.cores: dict[int, ExecutorCore] = {}
+        self.groups: dict[int, SequenceGroup] = {}
+        self.joined = {core.core: core for core in header.cores}
+        self._is_complete = True
+        self._is_masked = header.has_masked_tokens
+        if snapshot is None:
+            policy = PriorityPolicy() if header.policy == "priority" else FcfsPolicy()
+            weights = {item.tenant: item.weight for item in header.tenant_weights}
+            self.fleet = Fleet(WaitingQueue(policy, weights), policy)
+        else:
+            self.fleet = snapshot.fleet
+            self.cores = dict(zip(snapshot.core_numbers, self.fleet.cores, strict=True))
+            self._learn_groups(snapshot)
+        self.fleet.is_complete = lambda: self._is_complete
+        self._max_known_groups = _MIN_KNOWN_GROUPS
+        self._calls: dict[str, Callable[..., Applied | None]] = {
+            name: getattr(self, f"_{name}")
+            for name in (field.name for field in pb.LogRecord.DESCRIPTOR.oneofs[0].fields)
+        }
+
+    def _learn_groups(self, snapshot: Snapshot) -> None:
+        self.groups |= snapshot.outside
+        waiting = list(self.fleet.queue)
+        admitted = [group for core in self.fleet.cores for group in (*core.batch.running, *core.groups.returning)]
+        self.groups |= {group.arrival: group for group in (*waiting, *admitted)}
+
+    def apply(self, record: pb.LogRecord) -> Applied:
+        """Make the next call.
+
+        Raises: DifferenceError: it decided something else than is recorded, or failed where it did not.
+        """
+        kind = record.WhichOneof("call")
+        if kind is None:
+            raise DifferenceError("a call that this release does not know", [])
+        call = getattr(record, kind)
+        if record.raised:
+            return self._apply_failing(kind, call, record.raised)
+        try:
+            return self._calls[kind](call) or Applied(core=getattr(call, "core", 0))
+        except DifferenceError:
+            raise
+        except Exception as error:
+            failed = FieldDifference("exception", "none", f"{type(error).__name__}: {error}")
+            raise DifferenceError(f"the call {kind}", [failed]) from error
+
+    def _apply_failing(self, kind: str, call: object, raised: str) -> Applied:
+        """Make a call that raised when it was recorded: it must again."""
+        try:
+            self._calls[kind](call)
+        except DifferenceError:
+            pass
+        except Exception as error:
+            if type(error).__name__ == raised:
+                return Applied(core=getattr(call, "core", 0))
+            failed = FieldDifference("exception", raised, f"{type(error).__name__}: {error}")
+            raise DifferenceError(f"the call {kind}", [failed]) from error
+        raise DifferenceError(f"the call {kind}", [FieldDifference("exception", raised, "none")])
+
+    # Executors -----------------------------------------------------------------------------------
+
+    def _core_joined(self, call: pb.CoreJoined) -> None:
+        limits, info = decoding.decode_limits(call), decoding.decode_info(call)
+        self.joined[call.core] = call
+        numerics = Numerics(call.numerics_id, call.weights_digest)
+        self.cores[call.core] = self.fleet.join(limits, call.epoch, call.name, numerics, info)
+
+    def _core_left(self, call: pb.CoreNumber) -> Applied:
+        return Applied(core=call.core, evacuated=self.fleet.leave(self.cores.pop(call.core)))
+
+    def _core_forgotten(self, call: pb.CoreNumber) -> None:
+        self.fleet.forget(self.cores.pop(call.core))
+
+    def _takes_groups(self, call: pb.CoreFlag) -> None:
+        self.fleet.set_takes_groups(self.cores[call.core], call.value)
+
+    def _probing(self, call: pb.CoreFlag) -> None:
+        self.fleet.set_probing(self.cores[call.core], call.value)
+
+    def _step_cost(self, call: pb.StepCostSet) -> None:
+        self.fleet.set_step_cost(self.cores[call.core], decoding.decode_step_cost(call))
+
+    def _hang_noted(self, call: pb.CoreNumber) -> None:
+        self.fleet.note_hang(self.cores[call.core])
+
+    # Groups --------------------------------------------------------------------------------------
+
+    def _group_added(self, call: pb.GroupAdded) -> None:
+        group = self.groups[call.arrival] = decoding.decode_group(call)
+        self.fleet.add(group)
+        if len(self.groups) > self._max_known_groups:
+            self.groups = {arrival: known for arrival, known in self.groups.items() if known.live_sequences}
+            self._max_known_groups = max(_MIN_KNOWN_GROUPS, 2 * len(self.groups))
+
+    def _group_added_again(self, call: pb.GroupNumber) -> None:
+        self.fleet.add(self.groups[call.arrival])
+
+    def _group_withdrawn(self, call: pb.GroupNumber) -> None:
+        self.fleet.withdraw(self.groups[call.arrival])
+
+    def _group_aborted(self, call: pb.GroupNumber) -> None:
+        self.fleet.abort(self.groups[call.arrival])
+
+    def _sequence_finished(self, call: pb.SequenceFinished) -> None:
+        group = self.groups[call.arrival]
+        self.fleet.finish(self.cores[call.core], group.sequences[call.output_index])
+
+    def _loss_noted(self, call: pb.LossNoted) -> None:
+        self.fleet.note_loss(self.groups[call.arrival], call.executor)
+
+    def _loss_forgiven(self, call: pb.GroupNumber) -> None:
+        self.fleet.forgive_loss(self.groups[call.arrival])
+
+    # Decisions -----------------------------------------------------------------------------------
+
+    def _groups_dispatched(self, call: pb.GroupsDispatched) -> None:
+        self._is_complete = call.is_complete
+        self.fleet.dispatch(call.now_s)
+
+    def _step_decided(self, call: pb.StepDecided) -> Applied:
+        self.now_s, self._is_complete = call.now_s, call.is_complete
+        core = self.cores[call.core]
+        decision, _ = self.fleet.schedule(core, call.now_s)
+        step = decision.step
+        decided = None if step is None else encode_step(step)
+        recorded = call.step if call.HasField("step") else None
+        step_id = recorded.step_id if recorded is not None else core.last_scheduled_step_id + (step is None)
+        name = StepName(call.core, core.name, core.epoch, step_id)
+        if _content(decided) != _content(recorded):
+            raise DifferenceError(str(name), differences(recorded, decided), self._hint(core))
+        failed = [failure.group.arrival for failure in decision.failures]
+        if failed != list(call.failed_arrivals):
+            place = FieldDifference("failed requests", str(list(call.failed_arrivals)), str(failed))
+            raise DifferenceError(str(name), [place])
+        return Applied(name if step is not None else None, decision, core=call.core)
+
+    def _result_taken(self, call: pb.ResultTaken) -> Applied:
+        updates = self.fleet.process(self.cores[call.core], decode_result(call.result))
+        return Applied(updates=updates, core=call.core)
+
+    def _hint(self, core: ExecutorCore) -> str:
+        if self._is_masked and any(group.beam_search is not None for group in core.batch.running):
+            return (
+                "the tokens of this log are masked, and a beam search was running: beams of equal score, which go by "
+                "token id, may come in another order"
+            )
+        return ""
+
+
+def _content(message: step_pb2.ExecuteModelRequest | None) -> bytes | None:
+    return None if message is None else message.SerializeToString(deterministic=True)

@@ -1,0 +1,51 @@
+"""One request's life, as a step log has it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from octavo.admin.v1 import admin_pb2
+from scheduler_svc.admin.life import event_states
+from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.replay.requests import ReplayedRequests
+from scheduler_svc.replay.run import ReplayRun
+from shared.wording import counted
+
+
+def follow(run: ReplayRun, request_id: str) -> Iterator[list[admin_pb2.RequestEvent]]:
+    """Replay, and yield the events of each request with this id: an id may be used again after its request ended."""
+    requests: ReplayedRequests | None = None
+    for moment in run.play():
+        if moment.is_first or requests is None:
+            if requests is not None:
+                yield from _unended(requests, request_id)
+            requests = ReplayedRequests(moment.replay)
+        for request in requests.take(moment):
+            if request.request_id == request_id:
+                yield life_of(request, has_arrival=request.group.arrival in requests.has_arrival)
+    if requests is not None:
+        yield from _unended(requests, request_id)
+
+
+def _unended(requests: ReplayedRequests, request_id: str) -> Iterator[list[admin_pb2.RequestEvent]]:
+    for request in requests.live.values():
+        if request.request_id == request_id:
+            yield life_of(request, has_arrival=request.group.arrival in requests.has_arrival)
+
+
+def life_of(request: LiveRequest, *, has_arrival: bool) -> list[admin_pb2.RequestEvent]:
+    """Return what happened to a request, oldest first, with its end if it has ended."""
+    group, times = request.group, request.times
+    times = replace(times, first_scheduled_at_s=group.first_scheduled_at_s)
+    events = event_states(times, group.num_prompt_tokens, request.life.events)
+    if not has_arrival:
+        events[0].text = "was there when the log begins"
+    made = counted(request.num_output_tokens, "output token")
+    if times.ended_at_s is None:
+        return events
+    since_us = max(0, round((times.ended_at_s - times.arrived_at_s) * 1e6))
+    if request.finish_reason is not None:
+        kind, text = admin_pb2.REQUEST_EVENT_KIND_FINISHED, f"finished with {made}: {request.finish_reason.value}"
+    else:
+        kind = admin_pb2.REQUEST_EVENT_KIND_FAILED
+        text = f"ended after {made}: by a stop string, by its client, or because it could not go on"
+    return [*events, admin_pb2.RequestEvent(kind=kind, since_arrival_us=since_us, text=text)]

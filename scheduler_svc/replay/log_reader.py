@@ -1,0 +1,133 @@
+"""The logs of a folder, file by file, with what is wrong with them. What is whole is read."""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from octavo.steplog.v1 import step_log_pb2 as pb
+from scheduler_svc.step_log.log_files import (
+    FORMAT_VERSION,
+    BrokenFileError,
+    FileName,
+    Framed,
+    files_in,
+    read_records,
+)
+from scheduler_svc.step_log.snapshot import Snapshot, SnapshotError, core_digest, load
+from shared.errors import OctavoServiceError
+
+
+class NoLogError(OctavoServiceError):
+    """There is no log to read; the message says why."""
+
+
+@dataclass(slots=True)
+class LogFile:
+    """One file that begins as it should.
+
+    Attributes:
+        path: Where it is.
+        header: Its first record.
+        trouble: What is wrong with it, known when its records were read; empty: nothing.
+        num_bytes: Its size.
+    """
+
+    path: Path
+    header: pb.LogHeader
+    trouble: str = ""
+    num_bytes: int = 0
+
+    def records(self) -> Iterator[pb.LogRecord]:
+        """Yield its calls, up to the first that cannot be read, which `trouble` then names."""
+        self.trouble = ""
+        try:
+            for framed in read_records(self.path):
+                if framed.number:
+                    yield _decode(self.path, framed)
+        except BrokenFileError as error:
+            self.trouble = str(error)
+
+    def snapshot(self) -> Snapshot | None:
+        """Return the fleet with which it begins; None: an empty one.
+
+        Raises: SnapshotError: it was written by another core, or cannot be read.
+        """
+        header = self.header
+        if not header.HasField("snapshot"):
+            return None
+        if header.core_digest != core_digest():
+            raise SnapshotError(
+                f"{self.path.name} begins with a snapshot of release {header.release} whose core has other sources "
+                f"({header.core_digest[:12]}, here {core_digest()[:12]}): only a log from its first file on can be "
+                "replayed by another release"
+            )
+        try:
+            return load(zlib.decompress(header.snapshot))
+        except zlib.error as error:
+            raise SnapshotError(f"{self.path.name}: the snapshot cannot be read: {error}") from error
+
+
+@dataclass(slots=True)
+class Log:
+    """The files of one run of a scheduler, in order; `troubles` are those of files that do not even begin."""
+
+    files: list[LogFile] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+
+
+def read_logs(directory: Path) -> list[Log]:
+    """Return the logs of a folder, oldest first.
+
+    Raises: NoLogError: there is none.
+    """
+    if not directory.is_dir():
+        raise NoLogError(f"{directory} is not a folder; name the one that --step-log of the scheduler wrote to")
+    paths = files_in(directory)
+    if not paths:
+        raise NoLogError(f"{directory} has no file of a step log (scheduler-*.steps)")
+    return [_read_log(list(of_log)) for _, of_log in groupby(paths, _run_of)]
+
+
+def _run_of(path: Path) -> tuple[str, str]:
+    name = FileName.of(path)
+    assert name is not None
+    return name.begun, name.log
+
+
+def _read_log(paths: list[Path]) -> Log:
+    log = Log()
+    for path in paths:
+        try:
+            log.files.append(LogFile(path, _header(path), num_bytes=path.stat().st_size))
+        except BrokenFileError as error:
+            log.troubles.append(str(error))
+    return log
+
+
+def _header(path: Path) -> pb.LogHeader:
+    """Return the header of a file. Raises BrokenFileError: it has none that this release can read."""
+    framed = next(read_records(path), None)
+    if framed is None:
+        raise BrokenFileError(f"{path.name} at record 0, byte 16: the file was cut, nothing is there")
+    try:
+        header = pb.LogHeader.FromString(framed.content)
+    except DecodeError as error:
+        raise BrokenFileError(f"{path.name} at record 0, byte {framed.offset}: it is no header") from error
+    if header.format_version != FORMAT_VERSION:
+        raise BrokenFileError(
+            f"{path.name} has version {header.format_version} of the format, written by release {header.release}; "
+            f"this release reads version {FORMAT_VERSION}: use the one that wrote it"
+        )
+    return header
+
+
+def _decode(path: Path, framed: Framed) -> pb.LogRecord:
+    try:
+        return pb.LogRecord.FromString(framed.content)
+    except DecodeError as error:
+        where = f"{path.name} at record {framed.number}, byte {framed.offset}"
+        raise BrokenFileError(f"{where}: it is no record of a call") from error

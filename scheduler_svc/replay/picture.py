@@ -1,0 +1,179 @@
+"""The fleet at one step of a log, as AdminService would have shown it then."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from octavo.admin.v1 import admin_pb2
+from octavo.admin.v1 import admin_service_pb2 as pb
+from octavo.steplog.v1 import step_log_pb2
+from scheduler_svc.admin.block_map import block_states
+from scheduler_svc.admin.state import RequestLocation, locations_in, request_state, set_core_state
+from scheduler_svc.admin.steps import step_text
+from scheduler_svc.core.dispatch.fleet import Fleet
+from scheduler_svc.core.group_event import GroupEvent
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.replay.core_replay import StepName
+from scheduler_svc.replay.log_reader import read_logs
+from scheduler_svc.replay.requests import ReplayedRequests
+from scheduler_svc.replay.run import Moment, ReplayRun
+from scheduler_svc.telemetry.step_log import LoggedStep
+from shared.errors import OctavoServiceError
+
+
+class UnknownStepError(OctavoServiceError):
+    """No step of the log is meant, or several are."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """A step as a person names it: `57`, or `2:57` for the second attachment of the log."""
+
+    step_id: int
+    core: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> "StepChoice":
+        """Return the step that a text names. Raises UnknownStepError: it names none."""
+        core, _, step_id = text.rpartition(":")
+        if not (step_id.isdecimal() and (core.isdecimal() or not core)):
+            raise UnknownStepError(f"--at {text!r}: write the number of a step, 57, or of attachment and step, 2:57")
+        return cls(int(step_id), int(core) if core else None)
+
+    def matches(self, call: step_log_pb2.StepDecided) -> bool:
+        """Return whether a decision made this step."""
+        return call.HasField("step") and call.step.step_id == self.step_id and self.core in (None, call.core)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPicture:
+    """What there was right after a step was decided.
+
+    Attributes:
+        name: The step.
+        since_begin_s: How long after the log's first file began.
+        text: What the step does, in a sentence.
+        events: What the decision did to requests, a line each.
+        state, live, reasons: As AdminService answers.
+        block_sizes: Tokens of a block, by executor.
+        block_maps: The state of each block, by executor.
+    """
+
+    name: StepName
+    since_begin_s: float
+    text: str
+    events: list[str]
+    state: pb.GetSchedulerStateResponse
+    live: list[admin_pb2.RequestState]
+    reasons: dict[str, str]
+    block_sizes: dict[str, int] = field(default_factory=dict)
+    block_maps: dict[str, bytes] = field(default_factory=dict)
+
+
+def picture_at(run: ReplayRun, choice: StepChoice) -> StepPicture:
+    """Replay up to a step and return what there was.
+
+    Raises: UnknownStepError: there is none, or several are meant; or the replay does not get there.
+    """
+    _require_one(run, choice)
+    requests: ReplayedRequests | None = None
+    for moment in run.play():
+        if moment.is_first or requests is None:
+            requests = ReplayedRequests(moment.replay)
+        requests.take(moment)
+        if moment.record.WhichOneof("call") == "step_decided" and choice.matches(moment.record.step_decided):
+            return _picture(moment, requests)
+    where = "" if run.difference is None else f": {run.difference}"
+    raise UnknownStepError(f"the replay does not get to step {choice.step_id}{where}")
+
+
+def _require_one(run: ReplayRun, choice: StepChoice) -> None:
+    found: list[tuple[int, str]] = []
+    names: dict[int, str] = {}
+    last = 0
+    for number, log in enumerate(read_logs(run.directory), 1):
+        for file in log.files:
+            names |= {core.core: core.name for core in file.header.cores}
+            for record in file.records():
+                call = record.WhichOneof("call")
+                if call == "core_joined":
+                    names[record.core_joined.core] = record.core_joined.name
+                elif call == "step_decided" and record.step_decided.HasField("step"):
+                    last = max(last, record.step_decided.step.step_id)
+                    if choice.matches(record.step_decided):
+                        found.append((record.step_decided.core, names.get(record.step_decided.core, "")))
+        if len(found) > 1 and number > 1 and len({core for core, _ in found}) < len(found):
+            raise UnknownStepError("the folder has the logs of several starts; copy the files of one to another folder")
+    if not found:
+        raise UnknownStepError(f"the log has no step {choice.step_id}; its largest number is {last}")
+    if len(found) > 1:
+        named = ", ".join(f"{core}:{choice.step_id} ({name})" for core, name in found)
+        raise UnknownStepError(f"{len(found)} attachments have a step {choice.step_id}; choose one: {named}")
+
+
+def _picture(moment: Moment, requests: ReplayedRequests) -> StepPicture:
+    replay, applied = moment.replay, moment.applied
+    assert applied.step is not None
+    assert applied.decision is not None
+    assert applied.decision.in_flight is not None
+    fleet, now_s, sent = replay.fleet, replay.now_s, applied.decision.in_flight
+    locations: dict[SequenceGroup, RequestLocation] = {}
+    executors = []
+    for core in fleet.cores:
+        state = admin_pb2.ExecutorState(address=core.name, is_retired=not core.takes_groups)
+        set_core_state(state, core, now_s)
+        if core.info is not None:
+            state.instance_id, state.model_id = core.info.instance_id, core.info.model_id
+        executors.append(state)
+        locations.update(locations_in(core.name, core))
+    waiting = RequestLocation(admin_pb2.REQUEST_STATUS_WAITING)
+    return StepPicture(
+        name=applied.step,
+        since_begin_s=now_s - moment.file.header.started_at_s,
+        text=step_text(LoggedStep(sent.step, sent.layout)).removesuffix("; no result yet"),
+        events=[_event_text(event) for event in applied.decision.events],
+        state=_state(executors, len(fleet.queue), fleet, moment),
+        live=[
+            request_state(request, locations.get(request.group, waiting), now_s) for request in requests.live.values()
+        ],
+        reasons=dict(_reasons(fleet, now_s)),
+        block_sizes={core.name: core.limits.block_size for core in fleet.cores},
+        block_maps={core.name: block_states(core.blocks.allocator).tobytes() for core in fleet.cores},
+    )
+
+
+def _state(
+    executors: list[admin_pb2.ExecutorState], num_waiting: int, fleet: Fleet, moment: Moment
+) -> pb.GetSchedulerStateResponse:
+    preemptions = fleet.num_preemptions
+    return pb.GetSchedulerStateResponse(
+        version=moment.file.header.release,
+        num_waiting_requests=num_waiting,
+        num_running_requests=sum(executor.num_running_requests for executor in executors),
+        num_swapped_requests=sum(executor.num_swapped_requests for executor in executors),
+        num_preempted_requests=sum(executor.num_preempted_requests for executor in executors),
+        num_preemptions=sum(preemptions.values()),
+        uptime_ms=max(0, round(1000 * (moment.replay.now_s - moment.file.header.started_at_s))),
+        executors=executors,
+    )
+
+
+def _reasons(fleet: Fleet, now_s: float) -> Iterator[tuple[str, str]]:
+    """Yield the waiting requests, in the order of admission, with what keeps the first one from each executor."""
+    first: SequenceGroup | None = None
+    for group in fleet.queue.in_order():
+        if first is not None:
+            yield group.request_id, f"in line behind {first.request_id!r}"
+            continue
+        first = group
+        obstacles = [
+            f"{core.name}: {obstacle.reason}"
+            for core, obstacle in fleet.obstacles(group, now_s)
+            if obstacle is not None
+        ]
+        yield group.request_id, "; ".join(obstacles) or "fits, and waits for the token budget of a step"
+
+
+def _event_text(event: GroupEvent) -> str:
+    what = event.kind.value.replace("_", " ")
+    ready = f", {event.num_computed_tokens} of them computed before" if event.num_computed_tokens else ""
+    return f"{event.group.request_id} {what}, {event.num_tokens} tokens{ready}"

@@ -1,0 +1,222 @@
+"""Runs steps of a log on an executor, one after the other, in an attachment of their own.
+
+The executor's table begins empty. So the epoch, the step ids and the generations of slots are counted anew; nothing
+that a model computes depends on them.
+"""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+
+from scheduler_svc.core.blocks.swapping import NO_BLOCK, SwappedTable
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.executors.session import ExecutorSession
+from shared.batch_table import BatchTable, StepLayout
+from shared.errors import OctavoServiceError
+from shared.step import (
+    Admission,
+    Fork,
+    Int32Array,
+    SamplingRow,
+    Step,
+    StepResult,
+    TableDelta,
+    next_generation,
+    no_slots,
+    pairs,
+)
+
+_SCRATCH = SamplingRow()
+
+
+class CannotLoadError(OctavoServiceError):
+    """What a snapshot holds cannot be computed on this executor; the message says why."""
+
+
+class Player:
+    """An executor that runs the steps of one attachment of a log.
+
+    Args:
+        session: Just opened.
+    """
+
+    def __init__(self, session: ExecutorSession) -> None:
+        info = session.info
+        self._session = session
+        self._budget = info.max_num_batched_tokens
+        self._step_id = 0
+        self.table = BatchTable(info.max_num_seqs, info.max_model_len, info.block_size_tokens, info.num_device_blocks)
+        # Slots that decode in the next step of the log, as those of a snapshot do.
+        self._to_activate: list[int] = []
+        # Blocks that hold a cached prefix at the snapshot, and nothing here yet.
+        self._unfilled: set[int] = set()
+
+    async def run(self, step: Step) -> tuple[StepLayout, StepResult]:
+        """Run a step of the log; return its rows and the answer."""
+        for admission in step.delta.admissions:
+            await self._fill_prefix(admission, step)
+        delta = step.delta
+        if self._to_activate:
+            gone = {*delta.released_slots.tolist(), *delta.deactivated_slots.tolist()}
+            activated = [slot for slot in self._to_activate if slot not in gone]
+            delta = replace(delta, activated_slots=np.array([*activated, *delta.activated_slots.tolist()], np.int32))
+            self._to_activate = []
+        layout, result = await self._send(replace_delta(step, delta))
+        written = (step.blocks_to_copy[:, 1], step.blocks_to_swap_in[:, 1], *self._written_blocks(layout))
+        self._unfilled.difference_update(*(blocks.tolist() for blocks in written))
+        return layout, result
+
+    def _written_blocks(self, layout: StepLayout) -> list[Int32Array]:
+        """Return the blocks that the rows of a step write into."""
+        size = self.table.block_size
+        ends = layout.starts + layout.lengths
+        return [
+            self.table.block_tables[slot, start // size : -(-end // size)]
+            for slot, start, end in zip(layout.slots.tolist(), layout.starts.tolist(), ends.tolist(), strict=True)
+        ]
+
+    async def _send(self, step: Step) -> tuple[StepLayout, StepResult]:
+        self._step_id += 1
+        delta = self._renumbered(step.delta)
+        step = replace(step, epoch=self._session.epoch, step_id=self._step_id, delta=delta, table_digest=None)
+        layout = self.table.apply(delta)
+        await self._session.send(step)
+        result = await self._session.receive()
+        self.table.record(layout, result.sampled_token_ids)
+        return layout, result
+
+    def _renumbered(self, delta: TableDelta) -> TableDelta:
+        def forks(former: tuple[Fork, ...]) -> tuple[Fork, ...]:
+            return tuple(replace(fork, generation=self._generation(fork.slot)) for fork in former)
+
+        return replace(
+            delta,
+            admissions=tuple(
+                replace(admission, generation=self._generation(admission.slot)) for admission in delta.admissions
+            ),
+            beam_forks=forks(delta.beam_forks),
+            forks=forks(delta.forks),
+        )
+
+    def _generation(self, slot: int) -> int:
+        return next_generation(int(self.table.generation[slot]))
+
+    # A snapshot ----------------------------------------------------------------------------------
+
+    async def load(self, table: BatchTable, core: "LoadedCore") -> None:
+        """Compute what a core's live sequences have in the cache: swapped ones first, then those with a slot.
+
+        Args:
+            table: Of the core, with all tokens known.
+            core: What else there is.
+        """
+        for token_ids, swapped in core.swapped:
+            await self._load_swapped(token_ids, swapped, core.reserved_blocks)
+        for slot in table.live.nonzero()[0].tolist():
+            await self._load_slot(table, slot, is_vacated=slot in core.vacated_slots)
+        self._to_activate = [slot for slot in table.active.nonzero()[0].tolist() if slot not in core.vacated_slots]
+        self._unfilled = core.registered_blocks - core.filled_blocks
+
+    async def _load_slot(self, table: BatchTable, slot: int, *, is_vacated: bool) -> None:
+        row = table.sampling[slot].item()
+        admission = Admission(
+            slot,
+            0,
+            table.tokens_of(slot),
+            int(table.num_prompt_tokens[slot]),
+            0,
+            table.blocks_of(slot),
+            SamplingRow(*row),
+            int(table.cache_salt[slot]),
+            table.token_rules[slot],
+            int(table.num_prompt_logprobs[slot]),
+        )
+        num_computed = 0 if is_vacated else int(table.num_scheduled_tokens[slot])
+        await self._compute(admission, num_computed)
+
+    async def _load_swapped(self, token_ids: Int32Array, swapped: SwappedTable, reserved: set[int]) -> None:
+        blocks = swapped.device_blocks.copy()
+        missing = (blocks == NO_BLOCK).nonzero()[0]
+        scratch = [block for block in range(self.table.num_device_blocks) if block not in reserved][: len(missing)]
+        if len(scratch) < len(missing):
+            raise CannotLoadError("the host pool of the snapshot holds more than the device can compute at once")
+        blocks[missing] = scratch
+        slot = self._free_slot(no_slots())
+        admission = Admission(slot, 0, token_ids, len(token_ids), 0, blocks, _SCRATCH)
+        await self._compute(admission, min(swapped.num_computed_tokens, len(token_ids) - 1))
+        moved = (swapped.host_blocks != NO_BLOCK).nonzero()[0]
+        moves = pairs(*zip(blocks[moved].tolist(), swapped.host_blocks[moved].tolist(), strict=True))
+        release = TableDelta(released_slots=np.array([slot], np.int32))
+        await self._send(Step(0, 0, release, blocks_to_swap_out=moves))
+
+    async def _fill_prefix(self, admission: Admission, step: Step) -> None:
+        """Compute a cached prefix that was there before the log and that an admission finds."""
+        num_blocks = admission.num_computed_tokens // self.table.block_size
+        found = set(admission.block_ids[:num_blocks].tolist())
+        if not found & self._unfilled:
+            return
+        taken = [other.slot for other in step.delta.admissions]
+        slot = self._free_slot(step.delta.released_slots, taken)
+        known = admission.num_computed_tokens
+        prefix = Admission(
+            slot,
+            0,
+            admission.token_ids[: known + 1],
+            min(admission.num_prompt_tokens, known + 1),
+            0,
+            admission.block_ids[:num_blocks],
+            _SCRATCH,
+            admission.cache_salt,
+        )
+        await self._compute(prefix, known)
+        await self._send(Step(0, 0, TableDelta(released_slots=np.array([slot], np.int32))))
+        self._unfilled -= found
+
+    def _free_slot(self, leaving: Int32Array, taken: list[int] | None = None) -> int:
+        """Return a slot that nobody has, one that a step is about to take if there is no other."""
+        free = (~self.table.live).nonzero()[0].tolist()
+        if not free:
+            raise CannotLoadError("all slots of the executor are taken; give it a larger --max-num-seqs")
+        return next((slot for slot in free if slot not in (taken or [])), free[0])
+
+    async def _compute(self, admission: Admission, num_tokens: int) -> None:
+        """Admit a sequence and compute its first tokens, in chunks; active slots rest meanwhile."""
+        active = self.table.active.nonzero()[0].astype(np.int32)
+        done, is_first = 0, True
+        while done < num_tokens or is_first:
+            length = min(self._budget, num_tokens - done)
+            delta = TableDelta(
+                admissions=(admission,) if is_first else (),
+                deactivated_slots=active if is_first else no_slots(),
+                prefill_chunks=pairs((admission.slot, length)) if length else TableDelta().prefill_chunks,
+            )
+            await self._send(Step(0, 0, delta))
+            done, is_first = done + length, False
+        self._to_activate += [slot for slot in active.tolist() if slot not in self._to_activate]
+
+
+class LoadedCore:
+    """What of a core in a snapshot is not in its batch table."""
+
+    def __init__(self, core: ExecutorCore) -> None:
+        cache = core.blocks.prefix_cache
+        self.vacated_slots = set(core.batch.is_vacated.nonzero()[0].tolist())
+        self.registered_blocks: set[int] = set() if cache is None else set(cache.is_registered.nonzero()[0].tolist())
+        slots = [slot for slot in core.table.live.nonzero()[0].tolist() if slot not in self.vacated_slots]
+        self.swapped = [
+            (sequence.token_ids, core.swapped.tables[sequence])
+            for group in core.swapped.groups
+            for sequence in group.sequences
+            if sequence in core.swapped.tables
+        ]
+        self.reserved_blocks = {block for _, table in self.swapped for block in table.device_blocks.tolist()}
+        running = [core.batch.held_blocks(slot).tolist() for slot in slots]
+        self.filled_blocks = self.reserved_blocks.union(*running)
+
+
+def replace_delta(step: Step, delta: TableDelta) -> Step:
+    """Return a step with another delta."""
+    other = copy.copy(step)
+    other.delta = delta
+    return other

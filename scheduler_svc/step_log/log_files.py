@@ -1,0 +1,95 @@
+"""The files of a step log: their names, and the form of a record. `step_log.proto` has what is in them.
+
+    scheduler-20261122T160250Z-1f0c9a2e-000001.steps
+              begun at         log      file
+
+A scheduler that starts again begins another log in the same folder. The names of files sort by time.
+"""
+
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
+
+MAGIC = b"octavo step log\n"
+FORMAT_VERSION = 1
+# Length and CRC-32 of what follows.
+FRAME = Struct("<II")
+# Far above any record: a length above it is garbage.
+MAX_RECORD_BYTES = 2**31
+
+_NAME = re.compile(r"scheduler-(\d{8}T\d{6}Z)-([0-9a-f]{8})-(\d{6,})\.steps")
+
+
+class FileName(NamedTuple):
+    """The parts of a name, in the order in which files sort."""
+
+    begun: str
+    log: str
+    number: int
+
+    @classmethod
+    def of(cls, path: Path) -> "FileName | None":
+        """Return the parts of the name of a file; None: it is none of a step log."""
+        found = _NAME.fullmatch(path.name)
+        return None if found is None else cls(found[1], found[2], int(found[3]))
+
+    def __str__(self) -> str:
+        return f"scheduler-{self.begun}-{self.log}-{self.number:06}.steps"
+
+
+def begin_name(log_id: str, begun_at_unix_s: float) -> FileName:
+    """Return the name of the first file of a log."""
+    return FileName(datetime.fromtimestamp(begun_at_unix_s, UTC).strftime("%Y%m%dT%H%M%SZ"), log_id[:8], 1)
+
+
+def files_in(directory: Path) -> list[Path]:
+    """Return the files of all step logs in a folder, oldest first."""
+    named = [(name, path) for path in directory.iterdir() if (name := FileName.of(path)) is not None]
+    return [path for _, path in sorted(named)]
+
+
+def frame(content: bytes) -> bytes:
+    """Return a record as it stands in a file."""
+    return FRAME.pack(len(content), zlib.crc32(content)) + content
+
+
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """A record of a file: its number, from 0 for the header, the byte at which it begins, and its content."""
+
+    number: int
+    offset: int
+    content: bytes
+
+
+class BrokenFileError(Exception):
+    """A file is broken at a place; the message says how. What comes before is whole."""
+
+
+def read_records(path: Path) -> Iterator[Framed]:
+    """Yield the records of a file.
+
+    Raises: BrokenFileError: what comes next is no record.
+    """
+    with path.open("rb") as file:
+        magic = file.read(len(MAGIC))
+        if magic != MAGIC:
+            raise BrokenFileError(f"{path.name} is not a file of a step log: it does not begin with {MAGIC!r}")
+        offset, number = len(MAGIC), 0
+        while head := file.read(FRAME.size):
+            where = f"{path.name} at record {number}, byte {offset}"
+            if len(head) < FRAME.size:
+                raise BrokenFileError(f"{where}: the file was cut, {len(head)} bytes are left of a record")
+            length, checksum = FRAME.unpack(head)
+            content = file.read(length) if length <= MAX_RECORD_BYTES else b""
+            if len(content) < length:
+                raise BrokenFileError(f"{where}: the file was cut, {len(content)} of {length} bytes are there")
+            if zlib.crc32(content) != checksum:
+                raise BrokenFileError(f"{where}: the record was changed, its checksum is wrong")
+            yield Framed(number, offset, content)
+            offset, number = offset + FRAME.size + length, number + 1

@@ -1,0 +1,222 @@
+"""Writes a step log: what the event loop puts into a queue, a thread makes records of and writes to files.
+
+Nothing here stops the service. Should the thread fall behind, or a file not take what is written, the log ends with one
+warning; what was written is whole.
+"""
+
+import logging
+import os
+import secrets
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import octavo
+from octavo.steplog.v1 import step_log_pb2 as pb
+from scheduler_svc.step_log.log_files import FORMAT_VERSION, MAGIC, FileName, begin_name, files_in, frame
+from scheduler_svc.step_log.masking import TokenMask
+from scheduler_svc.step_log.snapshot import core_digest
+from shared.errors import OctavoServiceError
+from shared.events import Event
+
+log = logging.getLogger(__name__)
+
+# How long calls are gathered before they are written, in seconds: a scheduler that is killed loses so much of its log.
+FLUSH_INTERVAL_S = 0.1
+# Calls that wait to be written, at most; some minutes of steps.
+MAX_PENDING_CALLS = 20_000
+# Into how many files the allowed size is divided: so much of the oldest part is lost at once.
+NUM_FILES = 8
+
+# Makes a record of a call: called with the mask and the arguments, in the writer's thread.
+Encoder: TypeAlias = Callable[..., pb.LogRecord]
+
+
+class StepLogError(OctavoServiceError):
+    """The log cannot be begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogSettings:
+    """What the configuration says of the log.
+
+    Attributes:
+        directory: Where the files are.
+        max_bytes: Size of all files together, about.
+        masks_tokens: Whether token ids are written under other names.
+        policy: Name of the queue's policy.
+        tenant_weights: Shares by tenant.
+    """
+
+    directory: Path
+    max_bytes: int
+    masks_tokens: bool = False
+    policy: str = "fcfs"
+    tenant_weights: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _FileStart:
+    """A file is to begin with a snapshot."""
+
+    header: pb.LogHeader
+    snapshot: bytes
+
+
+class StepLogWriter:
+    """One log, from the start of a scheduler to its end.
+
+    Args:
+        settings: Where to, and how much.
+
+    Attributes:
+        is_recording: Whether calls are still written.
+        wants_snapshot: Whether the file is full: the next one is to begin, before the next call.
+
+    Raises: StepLogError: the folder cannot be written to.
+    """
+
+    def __init__(self, settings: StepLogSettings) -> None:
+        self.is_recording = True
+        self.wants_snapshot = False
+        self._settings = settings
+        self._pending: deque[tuple[Encoder | _FileStart, tuple[Any, ...], str, TokenMask | None, float]] = deque()
+        self._log_id = secrets.token_hex(16)
+        self._name: FileName = begin_name(self._log_id, time.time())._replace(number=0)
+        self._file_bytes = max(1, settings.max_bytes // NUM_FILES)
+        self._num_bytes = 0
+        self._descriptor = -1
+        self._is_closing = threading.Event()
+        try:
+            settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._begin_file(self.header(time.monotonic()))
+        except OSError as error:
+            raise StepLogError(
+                f"--step-log {settings.directory}: {error.strerror}; name a folder of your own"
+            ) from error
+        self._thread = threading.Thread(target=self._run, name="step-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def masks_tokens(self) -> bool:
+        """Whether token ids are written under other names."""
+        return self._settings.masks_tokens
+
+    # On the event loop ---------------------------------------------------------------------------
+
+    def put(self, encode: Encoder, arguments: tuple[Any, ...], mask: TokenMask | None, raised: str = "") -> None:
+        """Take a call: how its record is made, and of what; `raised`: the class of its exception."""
+        if not self.is_recording:
+            return
+        self._pending.append((encode, arguments, raised, mask, time.monotonic()))
+        if len(self._pending) > MAX_PENDING_CALLS:
+            self._stop(f"the disk is too slow: {MAX_PENDING_CALLS} calls wait to be written")
+
+    def begin_file(self, header: pb.LogHeader, snapshot: bytes) -> None:
+        """Begin the next file before the next call, with a snapshot of the fleet as it is now."""
+        self.wants_snapshot = False
+        if self.is_recording:
+            self._pending.append((_FileStart(header, snapshot), (), "", None, 0.0))
+
+    def header(self, now_s: float) -> pb.LogHeader:
+        """Return the header of a file that begins now, without a snapshot."""
+        weights = self._settings.tenant_weights or {}
+        return pb.LogHeader(
+            format_version=FORMAT_VERSION,
+            release=octavo.__version__,
+            log_id=self._log_id,
+            started_at_unix_us=round(time.time() * 1e6),
+            started_at_s=now_s,
+            has_masked_tokens=self._settings.masks_tokens,
+            core_digest=core_digest(),
+            policy=self._settings.policy,
+            tenant_weights=[pb.TenantWeight(tenant=name, weight=weight) for name, weight in weights.items()],
+        )
+
+    def close(self) -> None:
+        """Write what is left, and end."""
+        self._is_closing.set()
+        self._thread.join()
+
+    def _stop(self, cause: str) -> None:
+        if self.is_recording:
+            self.is_recording = False
+            log.warning(Event("step_log_stopped", directory=str(self._settings.directory), cause=cause))
+
+    # In the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._is_closing.wait(FLUSH_INTERVAL_S):
+            self._write_pending()
+        self._write_pending()
+        self._close_file()
+
+    def _write_pending(self) -> None:
+        """Write what is there now."""
+        try:
+            frames: list[bytes] = []
+            for _ in range(len(self._pending)):
+                encode, arguments, raised, mask, at_s = self._pending.popleft()
+                if isinstance(encode, _FileStart):
+                    self._write(frames)
+                    frames = []
+                    encode.header.snapshot = zlib.compress(encode.snapshot, 1)
+                    self._begin_file(encode.header)
+                    continue
+                record = encode(mask, *arguments)
+                record.at_s = at_s
+                if raised:
+                    record.raised = raised
+                frames.append(frame(record.SerializeToString()))
+            self._write(frames)
+        except OSError as error:
+            self._stop(error.strerror or str(error))
+        except Exception as error:  # our own bug must not end the service either
+            log.exception(Event("step_log_failed"))
+            self._stop(f"{type(error).__name__}: {error}")
+        if not self.is_recording:
+            self._pending.clear()
+
+    def _write(self, frames: list[bytes]) -> None:
+        if not frames or not self.is_recording:
+            return
+        content = memoryview(b"".join(frames))
+        while content:
+            written = os.write(self._descriptor, content)
+            self._num_bytes += written
+            content = content[written:]
+        if self._num_bytes >= self._file_bytes:
+            self.wants_snapshot = True
+
+    def _begin_file(self, header: pb.LogHeader) -> None:
+        """Begin the next file; the oldest ones go that would be too much with it."""
+        self._close_file()
+        self._name = self._name._replace(number=self._name.number + 1)
+        header.file_number = self._name.number
+        path = self._settings.directory / str(self._name)
+        self._make_room(path)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._num_bytes = 0
+        self._write([MAGIC, frame(header.SerializeToString())])
+        self.wants_snapshot = False
+
+    def _make_room(self, newest: Path) -> None:
+        """Remove the oldest files: those that stay have room for one more, of this log or of earlier ones."""
+        files = [path for path in files_in(self._settings.directory) if path != newest]
+        sizes = [path.stat().st_size for path in files]
+        total = sum(sizes)
+        for path, size in zip(files, sizes, strict=True):
+            if total + self._file_bytes <= self._settings.max_bytes:
+                break
+            path.unlink()
+            total -= size
+
+    def _close_file(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

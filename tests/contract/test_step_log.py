@@ -1,0 +1,192 @@
+"""A scheduler that records, an executor that is killed: the log is replayed, shown, and run on an executor again."""
+
+import asyncio
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from executor_svc.fake.worker import FakeWorker
+from octavo.command_line import run
+from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo.steplog.v1 import step_log_pb2 as steplog
+from scheduler_svc.step_log.log_files import files_in
+from tests.support.stack import ExecutorProcess, Stack, running_stack, token_request, until
+from tests.support.step_logs import check_replay, rewrite
+
+REQUESTS = [
+    token_request(30, 40, request_id="greedy", first_id=1),
+    token_request(17, 40, request_id="seeded", first_id=2, temperature=0.8, seed=11, logprobs=1),
+    token_request(44, 40, request_id="stopped", first_id=3, temperature=1.0, seed=12, stop=["zz", "q"]),
+    token_request(21, 24, request_id="beams", first_id=11, beam_width=3, n=2),
+    token_request(12, 40, request_id="several", first_id=13, temperature=1.0, seed=15, n=3, prompt_logprobs=1),
+]
+
+
+def worker(**options: float) -> FakeWorker:
+    """An executor so small that requests preempt each other."""
+    sizes = {"num_device_blocks": 24, "num_host_blocks": 20, "block_size_tokens": 8}
+    return FakeWorker(**{**sizes, "max_model_len": 128, "max_num_seqs": 16, **options})  # type: ignore[arg-type]
+
+
+async def finish(stack: Stack, request: pb.GenerateRequest) -> None:
+    """Run a request to its end."""
+    kinds = [event.WhichOneof("event") async for event in stack.generation.Generate(request)]
+    assert kinds[-1] == "finished"
+
+
+@pytest.fixture(scope="module")
+def log_of_a_loss(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of a scheduler with two executors, of which one was killed while it ran requests."""
+    directory = tmp_path_factory.mktemp("logs") / "step-log"
+
+    async def record() -> None:
+        async with running_stack(worker(), worker(), step_log=directory, max_num_batched_tokens=64) as stack:
+            answers = [asyncio.create_task(finish(stack, request)) for request in REQUESTS]
+            first = stack.executors[0]
+            await until(lambda: (core := stack.driver_of(first).core) and core.last_processed_step_id > 5)
+            await first.kill()
+            await asyncio.gather(*answers)
+
+    asyncio.run(record())
+    return directory
+
+
+def test_the_log_of_a_killed_executor_decides_every_step_again(
+    log_of_a_loss: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replayed = check_replay(log_of_a_loss)
+    assert replayed.counts.num_steps > 30
+    assert run(["replay", str(log_of_a_loss)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{replayed.counts.num_steps} steps\n" in printed
+    assert printed.endswith("every step is decided as it was recorded, to the byte\n")
+
+
+def test_its_files_are_the_owners_alone(log_of_a_loss: Path) -> None:
+    assert log_of_a_loss.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in log_of_a_loss.iterdir()} == {0o600}
+
+
+def test_a_step_is_shown_with_blocks_and_decisions(log_of_a_loss: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", str(log_of_a_loss), "--at", "2:3"]) == 0
+    printed = capsys.readouterr().out
+    assert re.match(r"step 3 of 127\.0\.0\.1:\d+, attachment 2, epoch 1, ", printed)
+    assert "\ndecided: " in printed
+    assert "live request" in printed
+    assert printed.count("24 blocks of 8 tokens of 127.0.0.1:") == 2
+    assert run(["replay", str(log_of_a_loss), "--at", "3"]) == 1
+    assert "2 attachments have a step 3; choose one: " in capsys.readouterr().err
+    assert run(["replay", str(log_of_a_loss), "--at", "99999"]) == 1
+    assert "the log has no step 99999" in capsys.readouterr().err
+
+
+def test_a_requests_life_is_told(log_of_a_loss: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lives = []
+    for request in REQUESTS:
+        assert run(["replay", str(log_of_a_loss), "--follow", request.request_id]) == 0
+        lives.append(capsys.readouterr().out)
+    assert all("arrived with " in life and "first token" in life for life in lives)
+    assert any("the executor was lost" in life for life in lives)
+    assert "finished with 40 output tokens: length" in lives[0]
+    assert run(["replay", str(log_of_a_loss), "--follow", "nobody"]) == 1
+    assert "the log has no request 'nobody'" in capsys.readouterr().err
+
+
+# On an executor ------------------------------------------------------------------------------------
+
+
+async def replay_on(directory: Path, **options: float) -> int:
+    """Replay a log on a fake executor of its own; return the exit status."""
+    executor = ExecutorProcess(worker(**options))
+    await executor.start()
+    try:
+        return await asyncio.to_thread(run, ["replay", str(directory), "--executor", executor.address])
+    finally:
+        await executor.kill()
+
+
+async def test_another_executor_answers_the_same_bits(log_of_a_loss: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = await replay_on(log_of_a_loss)
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    assert len(re.findall(r"attachment \d, 127.0.0.1:\d+: \d+ steps run again, \d+ numbers, all with", printed)) == 2
+
+
+async def test_the_first_value_that_differs_is_named_bit_for_bit(
+    log_of_a_loss: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(log_of_a_loss, changed := tmp_path / "changed")
+    was_changed = False
+
+    def change_a_bit(record: steplog.LogRecord) -> None:
+        nonlocal was_changed
+        result = record.result_taken.result
+        if record.WhichOneof("call") == "result_taken" and len(result.logprobs) and not was_changed:
+            bits = np.frombuffer(result.logprobs, np.uint32).copy()
+            asked = (~np.isnan(bits.view(np.float32))).nonzero()[0]
+            bits[asked[0]] ^= 1
+            result.logprobs, was_changed = bits.tobytes(), True
+
+    for path in files_in(changed):
+        rewrite(path, change_a_bit)
+    assert await replay_on(changed) == 1
+    printed = capsys.readouterr().out
+    assert "to the byte\n" in printed, "no decision depends on a log-probability"
+    named = r"attachment \d, \S+, step \d+: request 'seeded', output 0, token 0: log-probability recorded .+, now "
+    assert re.search(named, printed), printed
+
+
+async def test_another_model_is_refused(log_of_a_loss: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await replay_on(log_of_a_loss, eos_probability=0.5) == 1
+    assert re.search(r"octavo: the log is of model \S+ \S+ \(\w+\); the executor at \S+ has ", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ({"block_size_tokens": 4}, "its blocks have 4 tokens, and those of the log 8: start it with"),
+        ({"num_device_blocks": 16}, "it has 16 blocks, and the log needs 24; set its "),
+        ({"max_num_seqs": 8}, "it has 8 slots, and the log needs 16; set its --max-num-seqs"),
+    ],
+)
+async def test_an_executor_that_does_not_fit_is_told_what_lacks(
+    log_of_a_loss: Path, option: dict[str, float], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await replay_on(log_of_a_loss, **option) == 1
+    assert sentence in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def log_in_small_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of an executor that swaps and preempts all the time, in many small files."""
+    directory = tmp_path_factory.mktemp("logs") / "step-log"
+
+    async def record() -> None:
+        async with running_stack(worker(), step_log=directory, max_num_batched_tokens=64) as stack:
+            writer = stack.engine.step_log
+            assert writer is not None
+            writer._file_bytes = 2000
+            await asyncio.gather(*(finish(stack, request) for request in REQUESTS))
+
+    asyncio.run(record())
+    return directory
+
+
+async def test_live_sequences_of_a_snapshot_are_computed_first(
+    log_in_small_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_replay(log_in_small_files)
+    files = files_in(log_in_small_files)
+    assert len(files) > 3
+    for first in (1, len(files) // 2, len(files) - 2):
+        later = tmp_path / str(first)
+        later.mkdir()
+        for path in files[first:]:
+            shutil.copy(path, later)
+        status = await replay_on(later)
+        printed = capsys.readouterr().out
+        assert status == 0, printed
+        assert " all with the same bits" in printed

@@ -1,0 +1,158 @@
+"""Logs that are broken, foreign or old: one sentence with the place, and what is whole is replayed."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from octavo.steplog.v1 import step_log_pb2 as pb
+from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
+from scheduler_svc.replay.log_reader import NoLogError
+from scheduler_svc.replay.run import ReplayRun
+from scheduler_svc.step_log.log_files import FRAME, MAGIC, files_in, frame, read_records
+from tests.support.driving import group, max_tokens
+from tests.support.fleet_driving import FleetBench, small_limits
+from tests.support.step_logs import recording, replayed, rewrite
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """The log of a small fleet in three files or more."""
+    with recording(tmp_path / "log", calls_per_file=15) as make:
+        bench = FleetBench(small_limits(prefix_caching=True), make_fleet=make, policy=PriorityPolicy())
+        for arrival in range(6):
+            bench.add(group(arrival, 6 + arrival, max_tokens(5), priority=arrival % 2))
+        bench.run()
+    assert len(files_in(tmp_path / "log")) >= 3
+    return tmp_path / "log"
+
+
+def edit_header(path: Path, edit: Callable[[pb.LogHeader], None]) -> None:
+    framed = list(read_records(path))
+    header = pb.LogHeader.FromString(framed[0].content)
+    edit(header)
+    path.write_bytes(MAGIC + b"".join(map(frame, [header.SerializeToString(), *(one.content for one in framed[1:])])))
+
+
+def place_of(path: Path, number: int) -> int:
+    return list(read_records(path))[number].offset
+
+
+def cut(path: Path) -> str:
+    offset = place_of(path, 7)
+    path.write_bytes(path.read_bytes()[: offset + FRAME.size + 1])
+    return rf"{path.name} at record 7, byte {offset}: the file was cut, 1 of \d+ bytes are there"
+
+
+def cut_in_a_frame(path: Path) -> str:
+    offset = place_of(path, 7)
+    path.write_bytes(path.read_bytes()[: offset + 3])
+    return rf"{path.name} at record 7, byte {offset}: the file was cut, 3 bytes are left of a record"
+
+
+def flip_a_bit(path: Path) -> str:
+    offset, content = place_of(path, 7), bytearray(path.read_bytes())
+    content[offset + FRAME.size + 2] ^= 4
+    path.write_bytes(content)
+    return rf"{path.name} at record 7, byte {offset}: the record was changed, its checksum is wrong"
+
+
+def flip_a_length(path: Path) -> str:
+    offset, content = place_of(path, 7), bytearray(path.read_bytes())
+    content[offset + 3] ^= 0x80
+    path.write_bytes(content)
+    return rf"{path.name} at record 7, byte {offset}: the file was cut"
+
+
+def another_version(path: Path) -> str:
+    edit_header(path, lambda header: setattr(header, "format_version", 7))
+    return rf"{path.name} has version 7 of the format, written by release \S+; this release reads version 1: use"
+
+
+def empty(path: Path) -> str:
+    path.write_bytes(b"")
+    return rf"{path.name} is not a file of a step log: it does not begin with b'octavo step log"
+
+
+def cut_behind_the_magic(path: Path) -> str:
+    path.write_bytes(MAGIC)
+    return rf"{path.name} at record 0, byte 16: the file was cut, nothing is there"
+
+
+def another_core(path: Path) -> str:
+    edit_header(path, lambda header: setattr(header, "core_digest", "0" * 64))
+    return rf"{path.name} begins with a snapshot of release \S+ whose core has other sources"
+
+
+BREAKS = [cut, cut_in_a_frame, flip_a_bit, flip_a_length, another_version, empty, cut_behind_the_magic]
+
+
+@pytest.mark.parametrize("damage", BREAKS)
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_is_broken_is_named_and_what_is_whole_is_replayed(
+    log: Path, damage: Callable[[Path], str], index: int
+) -> None:
+    whole = replayed(log).counts
+    sentence = damage(files_in(log)[index])
+    run = replayed(log)
+    assert run.difference is None
+    named = [trouble for trouble in run.counts.troubles if re.search(sentence, trouble)]
+    assert len(named) == 1, run.counts.troubles
+    assert 0 < whole.num_calls - run.counts.num_calls <= 15 + 1, "only what is behind it in its file is lost"
+
+
+def test_a_snapshot_of_another_core_is_not_taken_up(log: Path) -> None:
+    paths = files_in(log)
+    sentence = another_core(paths[1])
+    assert replayed(log).counts.troubles == [], "from the first file on no snapshot is needed"
+    paths[0].unlink()
+    [trouble] = replayed(log).counts.troubles
+    assert re.search(sentence, trouble)
+
+
+def test_a_snapshot_that_names_something_else_is_refused(log: Path) -> None:
+    import zlib
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return print, ("run",)
+
+    import pickle
+
+    content = zlib.compress(pickle.dumps((Evil(), (), {})))
+    paths = files_in(log)
+    edit_header(paths[1], lambda header: setattr(header, "snapshot", content))
+    paths[0].unlink()
+    [trouble] = replayed(log).counts.troubles
+    assert "the snapshot names builtins.print, which is no part of the core" in trouble
+
+
+def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoLogError, match=r"has no file of a step log"):
+        ReplayRun(tmp_path)
+    with pytest.raises(NoLogError, match=r"is not a folder; name the one"):
+        ReplayRun(tmp_path / "missing")
+
+
+def test_a_planted_change_of_the_policy_is_named_with_step_and_field(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PriorityPolicy, "level", FcfsPolicy.level)
+    difference = replayed(log).difference
+    assert difference is not None
+    assert re.fullmatch(r"step \d+ of the executor, attachment 1, epoch 1", difference.where)
+    assert re.fullmatch(r"admissions\[\d\]\.token_ids\[0\]: recorded \d00, now \d00", str(difference.places[0]))
+
+
+def test_a_recorded_step_that_differs_is_named(log: Path) -> None:
+    def edit(record: pb.LogRecord) -> None:
+        step = record.step_decided.step
+        if record.WhichOneof("call") == "step_decided" and step.step_id == 2:
+            step.released_slots.append(3)
+
+    rewrite(files_in(log)[0], edit)
+    difference = replayed(log).difference
+    assert difference is not None
+    assert difference.where == "step 2 of the executor, attachment 1, epoch 1"
+    assert [str(place) for place in difference.places] == ["released_slots[0]: recorded 3, now nothing"]

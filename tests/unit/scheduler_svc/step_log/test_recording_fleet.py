@@ -1,0 +1,75 @@
+"""The seam of the fleet: what changes it is recorded, what looks at it changes nothing."""
+
+import inspect
+from pathlib import Path
+
+from scheduler_svc.core.dispatch.fleet import Fleet
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.step_log.recording_fleet import RecordingFleet
+from scheduler_svc.step_log.snapshot import Snapshot, dump
+from tests.support.driving import group, max_tokens, small_limits
+from tests.support.fleet_driving import two_cores
+
+REPOSITORY = Path(__file__).parents[4]
+
+# Methods that only look, and how they are called.
+LOOKS = {
+    "can_ever_take": lambda fleet, waiting: fleet.can_ever_take(waiting),
+    "core_of": lambda fleet, waiting: fleet.core_of(waiting),
+    "expects_nobody": lambda fleet, waiting: fleet.expects_nobody(),
+    "num_preemptions": lambda fleet, waiting: fleet.num_preemptions,
+    "obstacles": lambda fleet, waiting: fleet.obstacles(waiting, 1.0),
+    "place": lambda fleet, waiting: fleet.place(waiting, 1.0),
+    "why_never": lambda fleet, waiting: fleet.why_never(too_long()),
+}
+
+
+def too_long() -> SequenceGroup:
+    return group(9, 40)
+
+
+def test_every_public_method_is_recorded_or_only_looks() -> None:
+    public = {name for name, _ in inspect.getmembers(Fleet) if not name.startswith("_")}
+    recorded = {name for name in vars(RecordingFleet) if not name.startswith("_")}
+    assert recorded.isdisjoint(LOOKS)
+    assert public == recorded | LOOKS.keys()
+    for name in recorded:
+        ours, theirs = inspect.signature(getattr(RecordingFleet, name)), inspect.signature(getattr(Fleet, name))
+        assert ours.parameters.keys() == theirs.parameters.keys(), f"{name} takes something that is not recorded"
+
+
+def test_a_look_changes_nothing() -> None:
+    bench, first, second = two_cores(prefix_caching=True)
+    for arrival in range(4):
+        bench.add(group(arrival, 9, max_tokens(6)))
+    bench.step(first)
+    bench.fleet.set_takes_groups(second.core, False)  # what waits for it is looked at again by the next decision only
+    [waiting] = [bench.add(group(5, 22, max_tokens(2)))]
+    bench.add(too_long())
+    for name, look in LOOKS.items():
+        before = dump(Snapshot(bench.fleet, (1, 2), {}))
+        look(bench.fleet, waiting)
+        after = dump(Snapshot(bench.fleet, (1, 2), {}))
+        assert len(after) >= len(before), name
+        if name not in ("obstacles", "place"):  # these remember the hashes of a prompt, which is all the same
+            assert after == before, name
+    assert bench.fleet.dispatcher.unplaceable == set()
+
+
+def test_nobody_changes_a_core_or_the_queue_but_by_the_fleet() -> None:
+    """Calls that would not be in the log, as text: the engine and the drivers have no other way."""
+    forbidden = (
+        *("core.process(", "core.finish(", "core.abort(", "core.schedule(", "core.evacuate(", "note_hang()"),
+        *("queue.add(", "queue.remove(", "dispatcher.dispatch(", "dispatcher.withdraw(", ".lost_on ="),
+        *("core.takes_groups =", "core.is_probing =", "core.step_cost ="),
+    )
+    for folder in ("engine", "executors", "admin", "front", "telemetry"):
+        for path in (REPOSITORY / "scheduler_svc" / folder).rglob("*.py"):
+            if path.name == "probe.py":  # has a core of its own, which is in no fleet
+                continue
+            text = path.read_text(encoding="utf-8")
+            assert [call for call in forbidden if call in text] == [], path
+
+
+def test_limits_of_a_fleet_that_is_looked_at() -> None:
+    assert small_limits().max_model_len < 40, "too_long() does not fit"
