@@ -20,7 +20,6 @@ FLAGS = (
     "-std=c11",
     "-O3",
     "-march=native",
-    "-ffp-contract=off",  # what is fused is written so: a result does not depend on what is inlined
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=off",  # a * b + c is rounded as it is written, wherever the compiler puts it
