@@ -5,9 +5,9 @@ three kernels: add and norm, activation and product, add and norm. The products 
 the number of rows, or ours, where a row is the same among any others. Nothing else here depends on other rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -37,7 +37,8 @@ class TritonDense(TorchDense):
         dtype: See `TorchDense`.
         device: The same.
         is_int8: The same.
-        is_invariant: Whether products are ours, so that no row depends on others; not with int8.
+        is_invariant: Whether products are ours, so that no row depends on others, and ranks are added up in their
+            order; not with int8.
         group: See `TorchDense`.
     """
 
@@ -82,7 +83,8 @@ class TritonDense(TorchDense):
 
     def last_segment(self, layer_end: LayerEnd[TorchMatrix]) -> "TritonLastSegment":
         """Join the weights of the last layer's end; see `DenseKernels`."""
-        return TritonLastSegment(layer_end, self._group)
+        add_up = partial(sum_in_rank_order, self._group) if self._is_invariant else self._group.all_reduce
+        return TritonLastSegment(layer_end, add_up)
 
 
 class InvariantLinear(Linear):
@@ -98,7 +100,7 @@ class TritonLastSegment:
     """See `executor_svc.models.dense.LastSegment`."""
 
     layer_end: LayerEnd[TorchMatrix]
-    group: TensorParallelGroup
+    add_up: Callable[[torch.Tensor], torch.Tensor]  # a part of this rank -> the sum over all ranks
 
     def __call__(self, attended: torch.Tensor, residual: torch.Tensor) -> None:
         """End a layer."""
@@ -111,11 +113,11 @@ class TritonLastSegment:
             What is still to be added, [num_tokens, hidden_size].
         """
         layer, mlp = self.layer_end, self.layer_end.mlp
-        output = self.group.all_reduce(layer.attention_output(attended))
+        output = self.add_up(layer.attention_output(attended))
         output = _normed_output(output, layer.attention_output_norm)
         normed = _add_and_norm(residual, output, layer.mlp_norm)
         output = _run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed)
-        return _normed_output(self.group.all_reduce(output), layer.mlp_output_norm)
+        return _normed_output(self.add_up(output), layer.mlp_output_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,18 @@ def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor
         rows, choices = (chosen == expert).nonzero(as_tuple=True)
         result[rows] += _run_mlp(mixture.experts[expert], x[rows]) * weights[rows, choices, None]
     return result
+
+
+def sum_in_rank_order(group: TensorParallelGroup, part: torch.Tensor) -> torch.Tensor:
+    """Return the sum over all ranks, added in their order: a library's sum follows the place in its buffer."""
+    if group.size == 1:
+        return part
+    parts = part.new_empty((group.size, *part.shape))
+    group.gather(part, parts)
+    total = parts[0].float()
+    for other in parts[1:]:
+        total += other
+    return total.to(part.dtype)
 
 
 @cache

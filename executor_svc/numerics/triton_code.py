@@ -1,4 +1,4 @@
-"""What our kernels for GPUs compute, as far as is known without compiling them: their sources and the Triton release.
+"""What our kernels for GPUs compute, known without compiling them: by their sources and the release of Triton.
 
 The probe does not run on a GPU: compiling all kernels for its small models would take minutes at each start.
 """

@@ -15,7 +15,7 @@ from executor_svc.models.dense import EmbeddingWeights
 from executor_svc.models.families import parse_config
 from executor_svc.models.sharding import Shard
 from executor_svc.models.torch_dense import ACTIVATIONS, TorchDense
-from executor_svc.models.triton_dense import TritonDense
+from executor_svc.models.triton_dense import TritonDense, sum_in_rank_order
 from executor_svc.parallel.group import SINGLE_RANK, SingleRank
 from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation, plain_activation
 from tests.kernels.device import DEVICE, SLOW_IF_INTERPRETED
@@ -230,6 +230,29 @@ def test_invariant_segments_are_those_of_torch_and_of_a_token_alone(
     for rows in (slice(0, 1), slice(2, 4)):
         some = run_segments(configs[name], kernels, SINGLE_RANK, rows)
         assert all(torch.equal(few, our[rows]) for few, our in zip(some, ours, strict=True))
+
+
+class FourRanks(SingleRank):
+    """Ranks whose parts are given; ours is the second."""
+
+    rank, size = 1, 4
+
+    def __init__(self, *parts: float) -> None:
+        self.parts = parts
+
+    def gather(self, part: torch.Tensor, parts: torch.Tensor) -> None:
+        for rank, value in enumerate(self.parts):
+            parts[rank] = part if rank == self.rank else value
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"), [((1e8, 1.0, -1e8, 1.0), 1.0), ((1e8, -1e8, 1.0, 1.0), 2.0), ((1.0, 1e8, 1.0, -1e8), 0.0)]
+)
+def test_ranks_are_added_up_in_their_order(parts: tuple[float, ...], expected: float) -> None:
+    """In float32 1e8 + 1 is 1e8."""
+    ours = torch.full((2, 3), parts[1], device=DEVICE)
+    assert torch.equal(sum_in_rank_order(FourRanks(*parts), ours), torch.full_like(ours, expected))
+    assert sum_in_rank_order(SINGLE_RANK, ours) is ours
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma2ForCausalLM", "OPTForCausalLM"])

@@ -157,6 +157,37 @@ FAULTS = (
         "is_visible = is_visible & (distances >= -window)",
         ("tests/kernels/test_triton_attention.py::test_a_window_begins_anywhere_in_a_tile",),
     ),
+    Fault(
+        "splits of keys on a GPU follow the batch",
+        f"{EXECUTOR}/triton_kernels/invariant_attention.py",
+        "        SPLIT_KEYS=SPLIT_KEYS,\n        num_warps=shape",
+        "        SPLIT_KEYS=SPLIT_KEYS * (2 if num_tiles > 2 else 1),\n        num_warps=shape",
+        ("tests/kernels/test_invariant_attention.py::test_only_the_shape_of_the_model_chooses_tiles",),
+    ),
+    Fault(
+        "tiles of a product on a GPU follow the number of rows",
+        f"{EXECUTOR}/triton_kernels/matmul.py",
+        "tile = matmul_tile(num_outputs, x.dtype.itemsize)",
+        "tile = matmul_tile(num_outputs * num_rows, x.dtype.itemsize)",
+        ("tests/kernels/test_matmul.py::test_only_the_weight_chooses_tiles",),
+    ),
+    Fault(
+        "a row on a GPU is drawn otherwise beside one that asks for log-probabilities",
+        f"{EXECUTOR}/sampler/sampler.py",
+        "TorchBackend(draw_on_device) if native is None",
+        "TorchBackend() if native is None",
+        (
+            f"{UNIT}/sampler/test_sampler.py"
+            "::test_a_gpu_draws_a_row_alike_whether_a_neighbour_asks_for_log_probabilities_or_not",
+        ),
+    ),
+    Fault(
+        "ranks on a GPU are added from the last to the first",
+        f"{EXECUTOR}/models/triton_dense.py",
+        "    total = parts[0].float()\n    for other in parts[1:]:",
+        "    parts = parts.flip(0)\n    total = parts[0].float()\n    for other in parts[1:]:",
+        ("tests/kernels/test_dense_kernels.py::test_ranks_are_added_up_in_their_order",),
+    ),
     # Rotation
     Fault(
         "linear RoPE scaling is ignored",
