@@ -139,15 +139,15 @@ FAULTS = (
     Fault(
         "the C attention sees one position more than the window",
         f"{EXECUTOR}/native/csrc/attention_block.h",
-        "most(0, position + 1 - step->window - begin)",
-        "most(0, position - step->window - begin)",
+        "most(first, position + 1 - step->window - block->begin)",
+        "most(first, position - step->window - block->begin)",
         (f"{NUMERICS}/test_native_attention.py::test_a_window_begins_anywhere_in_a_block",),
     ),
     Fault(
         "parts of a long context are joined without their weights",
         f"{EXECUTOR}/native/csrc/attention.c",
-        "first.weights[i] = first.weights[i] * a + other.weights[i] * b;",
-        "first.weights[i] = first.weights[i] + other.weights[i];",
+        "total->weights[i] = total->weights[i] * a + part->weights[i] * b;",
+        "total->weights[i] = total->weights[i] + part->weights[i];",
         (f"{NUMERICS}/test_native_attention.py::test_a_long_context_is_split_over_the_threads",),
     ),
     Fault(

@@ -6,6 +6,7 @@ from tests.mutants import (
     executor_faults,
     fleet_faults,
     model_faults,
+    same_bits_faults,
     service_faults,
     step_faults,
 )
@@ -16,6 +17,7 @@ FAULTS = (
     *step_faults.FAULTS,
     *executor_faults.FAULTS,
     *model_faults.FAULTS,
+    *same_bits_faults.FAULTS,
     *service_faults.FAULTS,
     *client_faults.FAULTS,
 )

@@ -106,7 +106,7 @@ def test_ranks_that_share_a_kv_head_give_the_tokens_of_one_process(
 @pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
-    [n if n == "Gemma3ForCausalLM" else pytest.param(n, marks=pytest.mark.slow) for n in FAMILY_ARCHITECTURES],
+    [n if n == "Gemma2ForCausalLM" else pytest.param(n, marks=pytest.mark.slow) for n in FAMILY_ARCHITECTURES],
 )
 def test_outputs_of_ranks_have_the_bits_of_those_alone(
     name: str, tp: int, quantization: str, directories: dict[str, Path], cleanup: ExitStack
