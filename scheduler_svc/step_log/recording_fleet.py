@@ -186,8 +186,11 @@ class RecordingFleet(Fleet):
     def _begin_file_if_wanted(self) -> None:
         """Let a file end that is full: the next one begins with the fleet as it is."""
         if self._writer.wants_snapshot:
-            snapshot = Snapshot(self, tuple(self._number_of[core] for core in self.cores), self._outside)
-            self._writer.begin_file(self._header(), dump(snapshot, self._mask))
+            self._begin_file()
+
+    def _begin_file(self) -> None:
+        snapshot = Snapshot(self, tuple(self._number_of[core] for core in self.cores), self._outside)
+        self._writer.begin_file(self._header(), dump(snapshot, self._mask))
 
     def _header(self) -> pb.LogHeader:
         header = self._writer.header(time.monotonic())

@@ -35,7 +35,7 @@ def recording(
         writers.append(writer)
         fleet = RecordingFleet(queue, policy, prefix_key, is_complete, writer)
         if calls_per_file is not None:
-            _rotate(fleet, writer, calls_per_file)
+            _rotate(fleet, calls_per_file)
         return fleet
 
     yield make
@@ -44,17 +44,17 @@ def recording(
         assert writer.is_recording, "the log was stopped"
 
 
-def _rotate(fleet: RecordingFleet, writer: StepLogWriter, calls_per_file: int) -> None:
+def _rotate(fleet: RecordingFleet, calls_per_file: int) -> None:
     """Let a file be full after so many calls."""
-    note, num_calls = fleet._note, 0
+    num_calls = 0
 
-    def counting(*arguments: object, **more: object) -> None:
+    def begin_file_if_wanted() -> None:
         nonlocal num_calls
-        note(*arguments, **more)  # type: ignore[arg-type]
         num_calls += 1
-        writer.wants_snapshot = num_calls % calls_per_file == 0
+        if num_calls % calls_per_file == 0:
+            fleet._begin_file()
 
-    fleet._note = counting  # type: ignore[method-assign]
+    fleet._begin_file_if_wanted = begin_file_if_wanted  # type: ignore[method-assign]
 
 
 def replayed(directory: Path) -> ReplayRun:

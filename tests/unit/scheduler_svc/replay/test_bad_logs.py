@@ -1,6 +1,8 @@
 """Logs that are broken, foreign or old: one sentence with the place, and what is whole is replayed."""
 
+import pickle
 import re
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +13,8 @@ from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.replay.log_reader import NoLogError
 from scheduler_svc.replay.run import ReplayRun
 from scheduler_svc.step_log.log_files import FRAME, MAGIC, files_in, frame, read_records
-from tests.support.driving import group, max_tokens
-from tests.support.fleet_driving import FleetBench, small_limits
+from tests.support.driving import group, max_tokens, small_limits
+from tests.support.fleet_driving import FleetBench
 from tests.support.step_logs import recording, replayed, rewrite
 
 
@@ -112,13 +114,9 @@ def test_a_snapshot_of_another_core_is_not_taken_up(log: Path) -> None:
 
 
 def test_a_snapshot_that_names_something_else_is_refused(log: Path) -> None:
-    import zlib
-
     class Evil:
         def __reduce__(self) -> tuple[object, ...]:
             return print, ("run",)
-
-    import pickle
 
     content = zlib.compress(pickle.dumps((Evil(), (), {})))
     paths = files_in(log)

@@ -1,6 +1,7 @@
 """The seam of the fleet: what changes it is recorded, what looks at it changes nothing."""
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 from scheduler_svc.core.dispatch.fleet import Fleet
@@ -13,7 +14,7 @@ from tests.support.fleet_driving import two_cores
 REPOSITORY = Path(__file__).parents[4]
 
 # Methods that only look, and how they are called.
-LOOKS = {
+LOOKS: dict[str, Callable[[Fleet, SequenceGroup], object]] = {
     "can_ever_take": lambda fleet, waiting: fleet.can_ever_take(waiting),
     "core_of": lambda fleet, waiting: fleet.core_of(waiting),
     "expects_nobody": lambda fleet, waiting: fleet.expects_nobody(),

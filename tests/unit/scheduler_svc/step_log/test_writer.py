@@ -10,8 +10,8 @@ import pytest
 from scheduler_svc.step_log import encoding, writer
 from scheduler_svc.step_log.log_files import files_in
 from scheduler_svc.step_log.writer import StepLogError, StepLogSettings, StepLogWriter
-from tests.support.driving import group
-from tests.support.fleet_driving import FleetBench, small_limits
+from tests.support.driving import group, small_limits
+from tests.support.fleet_driving import FleetBench
 from tests.support.step_logs import AMPLE_BYTES, check_replay, recording, replayed
 
 
@@ -62,7 +62,7 @@ def test_a_full_disk_stops_the_log_with_one_warning(
     def write(descriptor: int, content: memoryview) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(writer.os, "write", write)
+    monkeypatch.setattr("scheduler_svc.step_log.writer.os.write", write)
     for number in range(3):
         log.put(encoding.group_aborted, (number,), None)
         log._write_pending()
