@@ -8,7 +8,6 @@ computes nothing. So it covers what computes on this executor's path, and nothin
 - dense, attention, sampling: which kernels do each.
 - code: the machine code and constants of the C library, as compiled here. So compiler, flags and processor count as far
   as they change code, and a comment in a source does not (`executor_svc/native/compiled_code.py`).
-- libm: the release of the system's maths, whose logarithms the kernels call.
 - triton, kernels: on a GPU, the release that compiles our kernels, and their sources (`triton_code.py`).
 - torch, processor: only if torch computes something; on the invariant path it only allocates and moves.
 - weights, cache: number formats.
@@ -27,7 +26,6 @@ changelog, and record anew. Keep it if no output is another one, as with a new f
 
 import hashlib
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -88,7 +86,7 @@ def find_numerics(chosen: ChosenModel, quantization: Quantization, num_ranks: in
 
         parts["model"] = f"transformers {transformers.__version__}"
     if library is not None:
-        parts |= {"code": code_digest(library.path), "libm": os.confstr("CS_GNU_LIBC_VERSION") or "unknown"}
+        parts["code"] = code_digest(library.path)  # it calls nothing of the system's maths that rounds
     if uses_torch:
         parts |= {"torch": torch.__version__, "processor": _processor(device)}
     if device.type == "cuda":

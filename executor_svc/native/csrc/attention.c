@@ -79,15 +79,15 @@ static void find_block(const Step *step, const QueryTile *tile, long head, long 
                        KeyBlock *block) {
     const int32_t *table = step->block_tables + tile->row * step->table_width;
     long position = begin + first, index = position / step->block_size, offset = position % step->block_size, i = first;
-    long upper = least(BLOCK_KEYS + FETCH_KEYS, end - begin);
-    block->stride = step->block_size % LANES ? 0 : step->num_kv_heads * step->head_dim;
+    long upper = least(BLOCK_KEYS + FETCH_KEYS, end - begin), key_size = step->num_kv_heads * step->head_dim;
+    block->stride = step->block_size % LANES ? 0 : key_size;
     block->begin = begin;
     block->first = first;
     block->last = last;
-    for (; i < upper; index++, offset = 0)
-        for (; offset < step->block_size && i < upper; offset++, i++)
-            block->offsets[i] =
-                ((table[index] * step->block_size + offset) * step->num_kv_heads + head) * step->head_dim;
+    for (; i < upper; index++, offset = 0) {
+        long at = (table[index] * step->block_size + offset) * key_size + head * step->head_dim;
+        for (; offset < step->block_size && i < upper; offset++, i++, at += key_size) block->offsets[i] = at;
+    }
     for (; i < round_up(last, LANES) + FETCH_KEYS; i++) block->offsets[i] = block->offsets[upper - 1];
     for (i = 0; i < first; i++) block->offsets[i] = block->offsets[first];
 }
@@ -122,7 +122,8 @@ static void attend_part(const Step *step, const QueryTile *tile, long part, long
     }
     memset(into->sums, 0, (size_t)(num_rows * dim) * sizeof(float));
     long lower = lower_of(step, tile), upper = upper_of(tile);
-    KeyBlock block = {.keys = keys, .values = values};
+    KeyBlock block;  // not initialised: that would take as long as many a block
+    block.keys = keys, block.values = values;
     for (long begin = part * PART_KEYS; begin < (part + 1) * PART_KEYS && begin < upper; begin += BLOCK_KEYS) {
         if (begin + BLOCK_KEYS <= lower) continue;
         find_block(step, tile, head, begin, most(0, lower - begin), least(BLOCK_KEYS, upper - begin), upper, &block);
@@ -138,7 +139,7 @@ static void add_part(long dim, long num_rows, const Softmax *total, const Softma
     for (long i = 0; i < num_rows; i++) {
         float now = fmaxf(total->largest[i], part->largest[i]);
         if (now == -INFINITY) continue;
-        float a = expf(total->largest[i] - now), b = expf(part->largest[i] - now);
+        float a = weight_of(total->largest[i] - now), b = weight_of(part->largest[i] - now);
         total->largest[i] = now;
         total->weights[i] = total->weights[i] * a + part->weights[i] * b;
         for (long d = 0; d < dim; d += LANES) {

@@ -17,8 +17,8 @@
 #define BLOCK_KEYS 96
 #define TILE_VECTORS 2
 #define TILE_COLUMNS (TILE_VECTORS * LANES)
-// Vectors of quads of keys that are multiplied at once; their sums, for 4 heads, fit into the registers.
-#define QUAD_VECTORS (LANES / 4)
+// Vectors of quads of keys that are multiplied at once: more have more addresses than the processor has registers.
+#define QUAD_VECTORS 2
 #define QUAD_KEYS (QUAD_VECTORS * LANES / 4)
 // Vectors of a value whose sums, for 4 heads, fit into the registers.
 #define VALUE_VECTORS (LANES / 4)
@@ -225,12 +225,11 @@ static void soften(float *scores, long lower, long upper, long dim, float *large
     for (long t = begin; t < end; t += LANES) peak = vf_max(peak, vf_load(scores + t));
     float now = vf_largest(peak);
     for (long t = begin; t < end; t += LANES) {
-        vfloat shifted = vf_sub(vf_load(scores + t), vf_all(now));
-        vfloat weights = vf_zero_below(vf_exp(shifted), shifted, LEAST_EXPONENT);
+        vfloat weights = vf_weight(vf_sub(vf_load(scores + t), vf_all(now)));
         vf_store(scores + t, weights);
         total = vf_add(total, weights);
     }
-    float shrink = *largest == -INFINITY ? 0.0f : expf(*largest - now);
+    float shrink = weight_of(*largest - now);
     *weight = *weight * shrink + vf_sum(total);
     *largest = now;
     if (shrink == 1.0f) return;

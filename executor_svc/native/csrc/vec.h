@@ -37,6 +37,7 @@ INLINE vfloat vf_abs(vfloat a) { return _mm512_abs_ps(a); }
 INLINE vfloat vf_fma(vfloat a, vfloat b, vfloat c) { return _mm512_fmadd_ps(a, b, c); }     // a * b + c
 INLINE vfloat vf_fnma(vfloat a, vfloat b, vfloat c) { return _mm512_fnmadd_ps(a, b, c); }   // c - a * b
 INLINE vfloat vf_round(vfloat a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE float vf_first(vfloat v) { return _mm512_cvtss_f32(v); }
 INLINE float vf_sum(vfloat v) { return _mm512_reduce_add_ps(v); }
 INLINE float vf_largest(vfloat v) { return _mm512_reduce_max_ps(v); }
 INLINE vint vf_to_int(vfloat v) { return _mm512_cvtps_epi32(v); }
@@ -117,6 +118,7 @@ INLINE vfloat vf_abs(vfloat a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), 
 INLINE vfloat vf_fma(vfloat a, vfloat b, vfloat c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vfloat vf_fnma(vfloat a, vfloat b, vfloat c) { return _mm256_fnmadd_ps(a, b, c); }
 INLINE vfloat vf_round(vfloat a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE float vf_first(vfloat v) { return _mm256_cvtss_f32(v); }
 INLINE float vf_sum(vfloat v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
@@ -195,6 +197,10 @@ INLINE vfloat vf_exp(vfloat x) {
     p = vf_fma(p, vf_mul(x, x), vf_add(x, vf_all(1.0f)));
     return vf_mul(p, vf_power_of_two(vf_to_int(n)));
 }
+
+// exp(x) where x is at least LEAST_EXPONENT, else 0: a weight of a softmax.
+INLINE vfloat vf_weight(vfloat x) { return vf_zero_below(vf_exp(x), x, LEAST_EXPONENT); }
+INLINE float weight_of(float x) { return vf_first(vf_weight(vf_all(x))); }
 
 // tanh(x), relative error below 4e-7.
 // Source: Eigen, ptanh_float: an odd polynomial divided by an even one; beyond the bounds it is 1 in float32.
