@@ -21,7 +21,9 @@ class NativeBackend:
     def choose(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Int32Array:
         """Return a token for each row; see `SamplingBackend`."""
         sampling = rows.sampling
-        draws = uniforms(sampling["seed"], sampling["output_index"], rows.num_output_tokens)
+        draws = np.zeros(len(rows))
+        if sampling["temperature"].any():
+            draws = uniforms(sampling["seed"], sampling["output_index"], rows.num_output_tokens)
         return self._native.choose(logits.contiguous(), logit_rows, sampling, draws, _processors(rows))
 
     def logprobs(
