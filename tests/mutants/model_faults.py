@@ -208,9 +208,9 @@ FAULTS = (
     ),
     Fault(
         "keys are rotated the other way",
-        f"{EXECUTOR}/models/rotary_embedding.py",
-        "torch.cat((-sin, sin), -1)",
-        "torch.cat((sin, -sin), -1)",
+        f"{EXECUTOR}/native/csrc/rotation.c",
+        "            sin_row[i] = -sin_row[half + i];\n",
+        "            sin_row[i] = sin_row[half + i];\n            sin_row[half + i] = -sin_row[i];\n",
         (f"{NUMERICS}/test_llama.py::test_logits_at_every_position_equal_transformers",),
     ),
     # Ranks
@@ -266,11 +266,48 @@ FAULTS = (
     ),
     Fault(
         "the weights of the chosen experts do not add up to 1",
-        f"{EXECUTOR}/models/torch_dense.py",
-        "        weights /= weights.sum(-1, keepdim=True)\n",
-        "        pass\n",
+        f"{EXECUTOR}/native/csrc/experts.c",
+        "    if (!experts->is_normalized) return;\n",
+        "    return;\n",
         (
             f"{NUMERICS}/test_architectures.py::test_logits_and_greedy_tokens_equal_plain_transformers[MixtralForCausalLM]",
         ),
+    ),
+    # Dense work in C
+    Fault(
+        "of equal scores the last expert is chosen",
+        f"{EXECUTOR}/native/csrc/experts.c",
+        "scores[expert] > scores[best]",
+        "scores[expert] >= scores[best]",
+        (f"{NUMERICS}/test_native_families.py::test_of_equal_scores_the_first_expert_is_chosen",),
+    ),
+    Fault(
+        "a row's experts are added in an order that depends on the rows before",
+        f"{EXECUTOR}/native/csrc/experts.c",
+        "        for (long j = 0; j < num_chosen; j++)\n            sum = vf_fma",
+        "        for (long n = 0, j = row % num_chosen; n < num_chosen; n++, j = (j + 1) % num_chosen)\n"
+        "            sum = vf_fma",
+        (f"{NUMERICS}/test_native_families.py::test_the_experts_of_a_row_do_not_depend_on_the_other_rows",),
+    ),
+    Fault(
+        "a long sum is cut by the number of rows",
+        f"{EXECUTOR}/native/csrc/dense_float.c",
+        "long depth = least(DEPTH, num_inputs - k);",
+        "long depth = least(num_rows > 8 ? DEPTH : DEPTH / 2, num_inputs - k);",
+        (f"{NUMERICS}/test_native_dense.py::TestSegments::test_the_result_does_not_depend_on_the_other_rows",),
+    ),
+    Fault(
+        "key heads are normed as query heads are",
+        f"{EXECUTOR}/native/csrc/segment.c",
+        "head < norms->num_heads ? &norms->query : &norms->key",
+        "&norms->query",
+        (f"{NUMERICS}/test_native_families.py::test_it_equals_torch",),
+    ),
+    Fault(
+        "parts of ranks are added from the last on",
+        f"{EXECUTOR}/native/csrc/norm.c",
+        "for (long part = 1; part < num_parts; part++)",
+        "for (long part = num_parts - 1; part > 0; part--)",
+        (f"{NUMERICS}/test_native_families.py::test_parts_are_added_in_the_order_of_the_ranks",),
     ),
 )
