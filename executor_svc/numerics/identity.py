@@ -8,7 +8,7 @@ computes nothing. So it covers what computes on this executor's path, and nothin
 - dense, attention, sampling: which kernels do each.
 - code: the machine code and constants of the C library, as compiled here. So compiler, flags and processor count as far
   as they change code, and a comment in a source does not (`executor_svc/native/compiled_code.py`).
-- libm: the release of the system's maths, whose logarithms the kernels call.
+- libm: the release of the system's maths, whose functions the kernels call.
 - triton, kernels: on a GPU, the release that compiles our kernels, and their sources (`triton_code.py`).
 - torch, processor: only if torch computes something; on the invariant path it only allocates and moves.
 - weights, cache: number formats.
