@@ -29,6 +29,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -95,7 +96,7 @@ def find_numerics(chosen: ChosenModel, quantization: Quantization, num_ranks: in
     parts["weights"] = number_format if quantization == "none" else quantization
     parts |= {"cache": number_format, "ranks": str(num_ranks), "filters": filter_order()}
     if library is not None and chosen.why_not_invariant is None:
-        parts["probe"] = probe_native(library, quantization)
+        parts["probe"] = probe_native(library.path, quantization)
     return Numerics(digest_of(parts), chosen.why_not_invariant, parts)
 
 
@@ -109,11 +110,14 @@ def log_numerics(numerics: Numerics, weights_digest: str) -> None:
     _logger.info(Event("numerics", **ids, is_invariant=why_not is None, because=why_not, **parts))
 
 
-def probe_native(library: NativeLibrary, quantization: Quantization) -> str:
-    """Return the bits of the probe with the kernels in C; see `probe_bits`."""
-    found = FoundLibrary(library)
+def probe_native(path: Path, quantization: Quantization, num_threads: int = 1) -> str:
+    """Return the bits of the probe with the kernels of a compiled library; see `probe_bits`.
+
+    One thread is enough for so little work, and need not wait for others on a busy machine.
+    """
+    found = FoundLibrary(NativeLibrary(path, num_threads))
     make = partial(make_model, dtype=torch.float32, device=torch.device("cpu"), quantization=quantization, found=found)
-    return probe_bits(make, Sampler(NativeSampling(library.path, library.num_threads)))
+    return probe_bits(make, Sampler(NativeSampling(path, num_threads)))
 
 
 def filter_order() -> str:

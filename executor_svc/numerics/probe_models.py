@@ -27,7 +27,7 @@ from executor_svc.models.config import (
 )
 from executor_svc.sampler.sample_rows import mix
 
-MAX_POSITION_EMBEDDINGS = 512
+MAX_POSITION_EMBEDDINGS = 1024
 
 _PLAIN = RopeConfig(10_000.0)
 _LLAMA3 = RopeConfig(500_000.0, Llama3Scaling(8.0, 1.0, 4.0, 128))

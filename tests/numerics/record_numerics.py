@@ -27,7 +27,7 @@ def current() -> dict[str, Any]:
         "revision": REVISION,
         "configurations": {name: _configuration(name) for name in sorted(FAMILY_ARCHITECTURES)},
         "probe": {
-            f"{instructions} {weights}": probe_native(library, weights)
+            f"{instructions} {weights}": probe_native(library.path, weights)
             for instructions, library in sorted(libraries.items())
             for weights in FORMATS
         },

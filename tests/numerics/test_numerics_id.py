@@ -11,7 +11,6 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.kernels import Quantization
 from executor_svc.models.selection import ChosenModel, choose_model
-from executor_svc.native.library import NativeLibrary
 from executor_svc.numerics import identity, probe
 from executor_svc.numerics.identity import Numerics, find_numerics, probe_native
 from executor_svc.numerics.probe_models import MAX_POSITION_EMBEDDINGS
@@ -87,11 +86,11 @@ def test_weights_are_no_kind_and_have_a_digest(tiny_models: dict[str, TinyModel]
 
 @pytest.mark.parametrize("weights", record_numerics.FORMATS)
 def test_threads_blocks_and_what_ran_before_are_no_kind(weights: Quantization, monkeypatch: pytest.MonkeyPatch) -> None:
-    bits = [probe_native(NativeLibrary(library_path("widest"), num_threads), weights) for num_threads in (1, 2, 3)]
+    bits = [probe_native(library_path("widest"), weights, num_threads) for num_threads in (1, 2, 3)]
     for block_size in (8, 32):
         monkeypatch.setattr(probe, "_BLOCK_SIZE", block_size)
         monkeypatch.setattr(probe, "_NUM_BLOCKS", MAX_POSITION_EMBEDDINGS // block_size)
-        bits.append(probe_native(native_library("widest"), weights))
+        bits.append(probe_native(library_path("widest"), weights))
 
     assert len(set(bits)) == 1
 

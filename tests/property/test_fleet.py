@@ -276,7 +276,7 @@ def check_search(run: Run, arrival: int, request: Request) -> None:
     assert fleet.searches[arrival] == [FoundHypothesis.of(hypothesis) for hypothesis in alone]
 
 
-@settings(max_examples=10, phases=[__import__("hypothesis").Phase.reuse, __import__("hypothesis").Phase.generate])
+@settings(max_examples=10)
 @given(fleet_workloads())
 def test_every_output_is_the_one_computed_alone_whatever_befalls_the_fleet(workload: FleetWorkload) -> None:
     check(workload)

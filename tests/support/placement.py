@@ -55,6 +55,8 @@ class PlacementCheck:
                 continue  # another core is to admit it in its next step
             verdicts = {core: self._verdict(core, group) for core in self._takers}
             able = [core for core, verdict in verdicts.items() if verdict is None]
+            if able == [self._core] and self._may_wait_for_its_kind(group):
+                continue
             if able:
                 # Where others could take it as well it may be theirs: how groups are dispatched is tested apart.
                 assert not (is_settled and able == [self._core]), f"{group.request_id} waits, and nothing keeps it"
@@ -74,6 +76,12 @@ class PlacementCheck:
         is_slow = core.in_flight and self._now_s - core.in_flight[0].scheduled_at_s > core.limits.stall_after_s
         assert verdict is None or is_slow or not _has_room(core, group), f"{group.request_id} has room, and: {verdict}"
         return verdict
+
+    def _may_wait_for_its_kind(self, group: SequenceGroup) -> bool:
+        """Return whether another core has the numerics of its output, and this one has others."""
+        preferred = group.provenance.preferred(group.progress)
+        alike = [core for core in self._takers if core.numerics == preferred and fits_when_empty(core.limits, group)]
+        return self._core.numerics != preferred and bool(alike)
 
     def _is_settled(self, step: Step | None) -> bool:
         """Return whether the queue was looked at last, with budget left, so that whoever waits had its chance.
