@@ -88,13 +88,15 @@ class SplitMemory:
             head_dim: Of the layer.
             num_positions: Of the longest row that there can be.
         """
-        num_splits = -(-num_positions // SPLIT_KEYS) + 1  # a window may begin and end inside of one
+        most_splits = -(-num_positions // SPLIT_KEYS) + 1  # a window may begin and end inside of one
         num_programs = 1
         if num_tiles * num_kv_heads < self._num_places:
-            num_programs = min(num_splits, number_of_splits(num_tiles, num_kv_heads, self._num_places))
+            num_programs = min(most_splits, number_of_splits(num_tiles, num_kv_heads, self._num_places))
         if num_programs == 1:
             return self.whole()
-        # Enough for every number of tiles, so that it grows with the longest row alone.
+        # Enough for every number of tiles, so that it grows with the longest row alone. Each time it doubles: what was
+        # outgrown is kept for the graphs that have its address.
+        num_splits = 1 << (most_splits - 1).bit_length()
         outputs, scores = self._kept[-1]
         num_states = self._num_places * group * num_splits
         if len(outputs) < num_states * head_dim or len(scores) < num_states * 2:

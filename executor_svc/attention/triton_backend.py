@@ -32,6 +32,8 @@ def number_of_splits(num_rows: int, num_kv_heads: int, num_places: int) -> int:
     """Return into how many parts a decode kernel cuts the keys of each row; the lengths have no say.
 
     The least number that makes `MIN_WAVES` programs for each place on the device, and whose last wave is nearly full.
+    It follows the batch, and the backend here cuts a row's sums by it: see `invariant_triton_backend.py` for one that
+    does not.
 
     Args:
         num_rows: 1 or more.

@@ -5,6 +5,9 @@ compiler splits five stages into block ids, keys and values, and work, and keeps
 memory: a program has about 72 KiB of it, so that two run on a multiprocessor of compute capability 8.0 (164 KiB), three
 on one of 9.0 (228 KiB): see `resident_programs`. Float32 has no tensor cores without rounding; its tiles only keep
 clear of register spills.
+
+Decodes and chunks have tiles of their own, which are fastest, and so sums in orders of their own. Where bits must not
+depend on the schedule (`--numerics invariant`) both have `invariant_tile`.
 """
 
 from collections.abc import Mapping

@@ -38,7 +38,7 @@ FAST_KERNELS = [*SMALL_KERNELS[:3], "decode_kernel", "decode_kernel", "prefill_k
 # Bytes of spilled registers of a thread: none where it matters.
 MAX_STACK_BYTES = {16: 0, 32: 64}
 # The states of a split and of those before it fill the registers.
-MAX_STACK_BYTES_INVARIANT = 64
+MAX_STACK_BYTES_INVARIANT = 128
 
 QUICK = [
     Case(80, "float16", 128, 16, has_options=True, has_invariant=False),

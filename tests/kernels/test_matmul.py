@@ -10,7 +10,12 @@ from executor_svc.triton_kernels.matmul import matmul, matmul_tile
 from tests.kernels.device import DEVICE, SLOW_IF_INTERPRETED
 from tests.kernels.products import add_up_rows_alike
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+QUICK = {(torch.float32, True), (torch.bfloat16, False)}
+KINDS = [
+    pytest.param(dtype, has_bias, marks=() if (dtype, has_bias) in QUICK else SLOW_IF_INTERPRETED)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    for has_bias in (True, False)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +27,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-@pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dtype", "has_bias"), KINDS)
 def test_a_row_is_the_same_alone_and_among_others(dtype: torch.dtype, has_bias: bool) -> None:
     """Sizes that no tile divides, on devices that have one program and many."""
     x, weight = random(130, 70, dtype=dtype), random(40, 70, dtype=dtype, seed=1)
