@@ -12,6 +12,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.command_line import run
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.steplog.v1 import step_log_pb2 as steplog
+from scheduler_svc.step_log import writer
 from scheduler_svc.step_log.log_files import files_in
 from tests.support.stack import ExecutorProcess, Stack, running_stack, token_request, until
 from tests.support.step_logs import check_replay, rewrite
@@ -166,12 +167,14 @@ def log_in_small_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     async def record() -> None:
         async with running_stack(worker(), step_log=directory, max_num_batched_tokens=64) as stack:
-            writer = stack.engine.step_log
-            assert writer is not None
-            writer._file_bytes = 2000
+            step_log = stack.engine.step_log
+            assert step_log is not None
+            step_log._file_bytes = 2000
             await asyncio.gather(*(finish(stack, request) for request in REQUESTS))
 
-    asyncio.run(record())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "FLUSH_INTERVAL_S", 0.01)  # it is then that a file is found to be full
+        asyncio.run(record())
     return directory
 
 
@@ -180,8 +183,8 @@ async def test_live_sequences_of_a_snapshot_are_computed_first(
 ) -> None:
     check_replay(log_in_small_files)
     files = files_in(log_in_small_files)
-    assert len(files) > 3
-    for first in (1, len(files) // 2, len(files) - 2):
+    assert len(files) > 2
+    for first in sorted({1, len(files) // 2}):
         later = tmp_path / str(first)
         later.mkdir()
         for path in files[first:]:

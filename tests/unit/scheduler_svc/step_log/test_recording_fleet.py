@@ -94,12 +94,8 @@ def test_a_decision_is_recorded_with_its_time_and_whether_executors_are_expected
     [path] = files_in(tmp_path)
     records = [pb.LogRecord.FromString(framed.content) for framed in list(read_records(path))[2:]]
     decisions = [getattr(record, record.WhichOneof("call") or "") for record in records]
-    assert [(call.now_s, call.is_complete) for call in decisions] == [
-        (1.5, True),
-        (2.5, False),
-        (3.5, False),
-        (4.5, True),
-    ]
+    recorded = [(call.now_s, call.is_complete) for call in decisions]
+    assert recorded == [(1.5, True), (2.5, False), (3.5, False), (4.5, True)]
 
 
 def last_file_alone(directory: Path) -> Path:
