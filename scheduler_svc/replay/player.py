@@ -159,7 +159,7 @@ class Player:
             return
         taken = [other.slot for other in step.delta.admissions]
         slot = self._free_slot(step.delta.released_slots, taken)
-        known = admission.num_computed_tokens
+        known = num_blocks * self.table.block_size  # a swap-in brings the partial block behind them
         prefix = Admission(
             slot,
             0,

@@ -160,10 +160,8 @@ async def test_an_executor_that_does_not_fit_is_told_what_lacks(
     assert sentence in capsys.readouterr().out
 
 
-@pytest.fixture(scope="module")
-def log_in_small_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The log of an executor that swaps and preempts all the time, in many small files."""
-    directory = tmp_path_factory.mktemp("logs") / "step-log"
+def record_in_small_files(directory: Path) -> None:
+    """Record an executor that swaps and preempts all the time, into many small files."""
 
     async def record() -> None:
         async with running_stack(worker(), step_log=directory, max_num_batched_tokens=64) as stack:
@@ -175,21 +173,30 @@ def log_in_small_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "FLUSH_INTERVAL_S", 0.01)  # it is then that a file is found to be full
         asyncio.run(record())
-    return directory
 
 
-async def test_live_sequences_of_a_snapshot_are_computed_first(
-    log_in_small_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    check_replay(log_in_small_files)
-    files = files_in(log_in_small_files)
+def check_from(files: list[Path], folder: Path) -> None:
+    """Replay some files of a log, the first of which begins with a snapshot, on an executor of their own."""
+    folder.mkdir()
+    for path in files:
+        shutil.copy(path, folder)
+    num_steps = check_replay(folder).counts.num_steps
+    assert not num_steps or asyncio.run(replay_on(folder)) == 0
+
+
+def test_live_sequences_of_a_snapshot_are_computed_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_in_small_files(tmp_path / "log")
+    files = files_in(tmp_path / "log")
     assert len(files) > 2
     for first in sorted({1, len(files) // 2}):
-        later = tmp_path / str(first)
-        later.mkdir()
-        for path in files[first:]:
-            shutil.copy(path, later)
-        status = await replay_on(later)
-        printed = capsys.readouterr().out
-        assert status == 0, printed
-        assert " all with the same bits" in printed
+        check_from(files[first:], tmp_path / str(first))
+        assert " all with the same bits" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(20))
+def test_live_sequences_of_any_snapshot_are_computed_first(number: int, tmp_path: Path) -> None:
+    record_in_small_files(tmp_path / "log")
+    files = files_in(tmp_path / "log")
+    for first in range(1, len(files), 3):
+        check_from(files[first:], tmp_path / str(first))
