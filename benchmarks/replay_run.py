@@ -16,7 +16,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import grpc.aio
 import numpy as np
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.client import Client
 from octavo.errors import OctavoError
@@ -107,6 +109,15 @@ async def replay(*arguments: str) -> int:
     return status
 
 
+async def until_ready(address: str) -> None:
+    """Return once an executor has loaded its model."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        request = health_pb2.HealthCheckRequest(service="readiness")
+        while (await health.Check(request)).status != health_pb2.HealthCheckResponse.SERVING:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+
+
 async def run(directory: Path, seconds: float, num_streams: int, *, is_fake: bool) -> int:
     """Record, replay, replay on an executor; return 0 if all agrees."""
     done = await record(directory, seconds, num_streams, is_fake=is_fake)
@@ -115,6 +126,7 @@ async def run(directory: Path, seconds: float, num_streams: int, *, is_fake: boo
     statuses = [await replay(str(directory))]
     module, flags = executor_command(is_fake=is_fake)
     async with running_service(module, *flags) as executor:
+        await until_ready(executor.address)
         print("octavo replay ./step-log --executor ...", flush=True)
         statuses.append(await replay(str(directory), "--executor", executor.address))
     return max(statuses)

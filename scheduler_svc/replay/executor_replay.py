@@ -234,7 +234,10 @@ class _Runner:
         """Run the step of a recorded answer; return what differs."""
         if self._early:
             assert self._table is not None
-            self._table.record(self._early.popleft().layout, recorded.sampled_token_ids)
+            assert self._loaded is not None
+            layout = self._early.popleft().layout
+            self._table.record(layout, recorded.sampled_token_ids)
+            self._loaded.record(layout, recorded.sampled_token_ids)
             await self._load_if_due()
             return None
         sent = self._pending.popleft()

@@ -98,13 +98,15 @@ def _require_one(run: ReplayRun, choice: StepChoice) -> None:
                 if call == "core_joined":
                     names[record.core_joined.core] = record.core_joined.name
                 elif call == "step_decided" and record.step_decided.HasField("step"):
-                    last = max(last, record.step_decided.step.step_id)
+                    if choice.core in (None, record.step_decided.core):
+                        last = max(last, record.step_decided.step.step_id)
                     if choice.matches(record.step_decided):
                         found.append((record.step_decided.core, names.get(record.step_decided.core, "")))
         if len(found) > 1 and number > 1 and len({core for core, _ in found}) < len(found):
             raise UnknownStepError("the folder has the logs of several starts; copy the files of one to another folder")
     if not found:
-        raise UnknownStepError(f"the log has no step {choice.step_id}; its largest number is {last}")
+        where = "the log" if choice.core is None else f"attachment {choice.core}"
+        raise UnknownStepError(f"{where} has no step {choice.step_id}; its largest number is {last}")
     if len(found) > 1:
         named = ", ".join(f"{core}:{choice.step_id} ({name})" for core, name in found)
         raise UnknownStepError(f"{len(found)} attachments have a step {choice.step_id}; choose one: {named}")

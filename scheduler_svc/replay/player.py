@@ -5,7 +5,7 @@ that a model computes depends on them.
 """
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -111,8 +111,8 @@ class Player:
             table: Of the core, with all tokens known.
             core: What else there is.
         """
-        for token_ids, swapped in core.swapped:
-            await self._load_swapped(token_ids, swapped, core.reserved_blocks)
+        for swapped in core.swapped:
+            await self._load_swapped(swapped.token_ids, swapped.table, core.reserved_blocks)
         for slot in table.live.nonzero()[0].tolist():
             await self._load_slot(table, slot, is_vacated=slot in core.vacated_slots)
         self._to_activate = [slot for slot in table.active.nonzero()[0].tolist() if slot not in core.vacated_slots]
@@ -143,8 +143,9 @@ class Player:
             raise CannotLoadError("the host pool of the snapshot holds more than the device can compute at once")
         blocks[missing] = scratch
         slot = self._free_slot(no_slots())
-        admission = Admission(slot, 0, token_ids, len(token_ids), 0, blocks, _SCRATCH)
-        await self._compute(admission, min(swapped.num_computed_tokens, len(token_ids) - 1))
+        # One token more, which is not computed: nothing is sampled. Of beams all others may be.
+        known = np.append(token_ids, np.int32(0))
+        await self._compute(Admission(slot, 0, known, 1, 0, blocks, _SCRATCH), swapped.num_computed_tokens)
         moved = (swapped.host_blocks != NO_BLOCK).nonzero()[0]
         moves = pairs(*zip(blocks[moved].tolist(), swapped.host_blocks[moved].tolist(), strict=True))
         release = TableDelta(released_slots=np.array([slot], np.int32))
@@ -158,7 +159,7 @@ class Player:
             return
         taken = [other.slot for other in step.delta.admissions]
         slot = self._free_slot(step.delta.released_slots, taken)
-        known = admission.num_computed_tokens
+        known = num_blocks * self.table.block_size  # a swap-in brings the partial block behind them
         prefix = Admission(
             slot,
             0,
@@ -196,6 +197,16 @@ class Player:
         self._to_activate += [slot for slot in active.tolist() if slot not in self._to_activate]
 
 
+@dataclass(slots=True)
+class SwappedSequence:
+    """A sequence in the host pool; tokens that were in flight at the snapshot are for a slot that it had."""
+
+    token_ids: Int32Array
+    table: SwappedTable
+    slot: int
+    generation: int
+
+
 class LoadedCore:
     """What of a core in a snapshot is not in its batch table."""
 
@@ -205,14 +216,22 @@ class LoadedCore:
         self.registered_blocks: set[int] = set() if cache is None else set(cache.is_registered.nonzero()[0].tolist())
         slots = [slot for slot in core.table.live.nonzero()[0].tolist() if slot not in self.vacated_slots]
         self.swapped = [
-            (sequence.token_ids, core.swapped.tables[sequence])
+            SwappedSequence(sequence.token_ids, core.swapped.tables[sequence], sequence.slot, sequence.generation)
             for group in core.swapped.groups
             for sequence in group.sequences
             if sequence in core.swapped.tables
         ]
-        self.reserved_blocks = {block for _, table in self.swapped for block in table.device_blocks.tolist()}
+        self.reserved_blocks = {block for swapped in self.swapped for block in swapped.table.device_blocks.tolist()}
         running = [core.batch.held_blocks(slot).tolist() for slot in slots]
         self.filled_blocks = self.reserved_blocks.union(*running)
+
+    def record(self, layout: StepLayout, sampled_token_ids: Int32Array) -> None:
+        """Take the tokens of a step that was in flight at the snapshot."""
+        for swapped in self.swapped:
+            is_its = (layout.sample_slots == swapped.slot) & (layout.sample_generations == swapped.generation)
+            if layout.num_candidates is not None:
+                is_its &= layout.num_candidates == 0
+            swapped.token_ids = np.append(swapped.token_ids, sampled_token_ids[is_its]).astype(np.int32)
 
 
 def replace_delta(step: Step, delta: TableDelta) -> Step:

@@ -69,9 +69,9 @@ class ReplayedRequests:
             case "loss_noted":
                 self.live[record.loss_noted.arrival].note_loss(record.loss_noted.executor, counts=True)
             case "core_left":
-                executor = replay.joined[record.core_left.core].name
+                executor, cause = replay.joined[record.core_left.core].name, "the step log does not know why"
                 for group in moment.applied.evacuated:
-                    self._note(group.arrival, LifeEvent(EventKind.EXECUTOR_LOST, now_s, executor, cause="see its log"))
+                    self._note(group.arrival, LifeEvent(EventKind.EXECUTOR_LOST, now_s, executor, cause=cause))
             case "step_decided":
                 self._note_decision(moment, record.step_decided)
             case "result_taken" if moment.applied.updates is not None:

@@ -12,6 +12,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.command_line import run
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.steplog.v1 import step_log_pb2 as steplog
+from scheduler_svc.step_log import writer
 from scheduler_svc.step_log.log_files import files_in
 from tests.support.stack import ExecutorProcess, Stack, running_stack, token_request, until
 from tests.support.step_logs import check_replay, rewrite
@@ -159,34 +160,43 @@ async def test_an_executor_that_does_not_fit_is_told_what_lacks(
     assert sentence in capsys.readouterr().out
 
 
-@pytest.fixture(scope="module")
-def log_in_small_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The log of an executor that swaps and preempts all the time, in many small files."""
-    directory = tmp_path_factory.mktemp("logs") / "step-log"
+def record_in_small_files(directory: Path) -> None:
+    """Record an executor that swaps and preempts all the time, into many small files."""
 
     async def record() -> None:
         async with running_stack(worker(), step_log=directory, max_num_batched_tokens=64) as stack:
-            writer = stack.engine.step_log
-            assert writer is not None
-            writer._file_bytes = 2000
+            step_log = stack.engine.step_log
+            assert step_log is not None
+            step_log._file_bytes = 2000
             await asyncio.gather(*(finish(stack, request) for request in REQUESTS))
 
-    asyncio.run(record())
-    return directory
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "FLUSH_INTERVAL_S", 0.01)  # it is then that a file is found to be full
+        asyncio.run(record())
 
 
-async def test_live_sequences_of_a_snapshot_are_computed_first(
-    log_in_small_files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    check_replay(log_in_small_files)
-    files = files_in(log_in_small_files)
-    assert len(files) > 3
-    for first in (1, len(files) // 2, len(files) - 2):
-        later = tmp_path / str(first)
-        later.mkdir()
-        for path in files[first:]:
-            shutil.copy(path, later)
-        status = await replay_on(later)
-        printed = capsys.readouterr().out
-        assert status == 0, printed
-        assert " all with the same bits" in printed
+def check_from(files: list[Path], folder: Path) -> None:
+    """Replay some files of a log, the first of which begins with a snapshot, on an executor of their own."""
+    folder.mkdir()
+    for path in files:
+        shutil.copy(path, folder)
+    num_steps = check_replay(folder).counts.num_steps
+    assert not num_steps or asyncio.run(replay_on(folder)) == 0
+
+
+def test_live_sequences_of_a_snapshot_are_computed_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_in_small_files(tmp_path / "log")
+    files = files_in(tmp_path / "log")
+    assert len(files) > 2
+    for first in sorted({1, len(files) // 2}):
+        check_from(files[first:], tmp_path / str(first))
+        assert " all with the same bits" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(20))
+def test_live_sequences_of_any_snapshot_are_computed_first(number: int, tmp_path: Path) -> None:
+    record_in_small_files(tmp_path / "log")
+    files = files_in(tmp_path / "log")
+    for first in range(1, len(files), 3):
+        check_from(files[first:], tmp_path / str(first))

@@ -41,6 +41,11 @@ EXCUSES = (
     Excuse(
         ".*", r"octavo explain .*", "needs a request of that name; tests/unit/octavo/test_explain.py runs the command"
     ),
+    Excuse(
+        ".*",
+        r"octavo replay .*",
+        "needs a log of that moment; tests/contract/test_step_log.py runs it in all ways",
+    ),
     Excuse(".*", r"octavo bench .*", "sends load for a minute or two; tests/contract/test_bench.py runs small ones"),
     Excuse(".*", r"curl .*:8080/v1/.*", "needs the gateway and the demo model; tests/e2e/test_openai_gateway.py"),
     Excuse(

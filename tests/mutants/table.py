@@ -10,12 +10,14 @@ from tests.mutants import (
     same_bits_faults,
     service_faults,
     step_faults,
+    step_log_faults,
 )
 
 FAULTS = (
     *core_faults.FAULTS,
     *fleet_faults.FAULTS,
     *step_faults.FAULTS,
+    *step_log_faults.FAULTS,
     *executor_faults.FAULTS,
     *model_faults.FAULTS,
     *numerics_faults.FAULTS,

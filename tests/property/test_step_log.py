@@ -36,13 +36,13 @@ def check(workload: FleetWorkload, num_steps_in_flight: int, calls_per_file: int
             shutil.rmtree(alone)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(fleet_workloads(), st.integers(1, 3), st.integers(7, 60))
 def test_a_recorded_fleet_decides_every_step_again(workload: FleetWorkload, depth: int, calls_per_file: int) -> None:
     check(workload, depth, calls_per_file, masks_tokens=False)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(fleet_workloads(), st.integers(1, 3), st.integers(7, 60))
 def test_with_masked_tokens_too(workload: FleetWorkload, depth: int, calls_per_file: int) -> None:
     check(workload, depth, calls_per_file, masks_tokens=True)

@@ -4,12 +4,17 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
+from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting.policy import FcfsPolicy
+from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.step_log.log_files import files_in, read_records
 from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from scheduler_svc.step_log.snapshot import Snapshot, dump
 from tests.support.driving import group, max_tokens, small_limits
-from tests.support.fleet_driving import two_cores
+from tests.support.fleet_driving import FleetBench, two_cores
+from tests.support.step_logs import check_replay, recording
 
 REPOSITORY = Path(__file__).parents[4]
 
@@ -74,3 +79,57 @@ def test_nobody_changes_a_core_or_the_queue_but_by_the_fleet() -> None:
 
 def test_limits_of_a_fleet_that_is_looked_at() -> None:
     assert small_limits().max_model_len < 40, "too_long() does not fit"
+
+
+def test_a_decision_is_recorded_with_its_time_and_whether_executors_are_expected(tmp_path: Path) -> None:
+    answers = iter([True, False, False, True])
+    with recording(tmp_path) as make:
+        policy = FcfsPolicy()
+        fleet = make(WaitingQueue(policy), policy, b"key", lambda: next(answers))
+        core = fleet.join(small_limits(), 1)
+        fleet.schedule(core, 1.5)
+        fleet.dispatch(2.5)
+        fleet.schedule(core, 3.5)
+        fleet.dispatch(4.5)
+    [path] = files_in(tmp_path)
+    records = [pb.LogRecord.FromString(framed.content) for framed in list(read_records(path))[2:]]
+    decisions = [getattr(record, record.WhichOneof("call") or "") for record in records]
+    recorded = [(call.now_s, call.is_complete) for call in decisions]
+    assert recorded == [(1.5, True), (2.5, False), (3.5, False), (4.5, True)]
+
+
+def last_file_alone(directory: Path) -> Path:
+    """Return a folder with the last file of a log: its replay begins with a snapshot."""
+    for path in files_in(directory)[:-1]:
+        path.unlink()
+    return directory
+
+
+def begin_file(bench: FleetBench) -> None:
+    assert isinstance(bench.fleet, RecordingFleet)
+    bench.fleet._begin_file()
+
+
+def test_a_snapshot_has_the_groups_that_left_a_core_and_do_not_wait_yet(tmp_path: Path) -> None:
+    with recording(tmp_path) as make:
+        bench = FleetBench(small_limits(), make_fleet=make)
+        bench.add(group(0, 6, max_tokens(4)))
+        bench.step(bench.members[0])
+        [lost] = bench.fleet.leave(bench.members.pop().core)
+        begin_file(bench)
+        bench.fleet.add(lost)
+        bench.attach(small_limits())
+        bench.run()
+    assert check_replay(last_file_alone(tmp_path)).counts.num_steps
+
+
+def test_masked_blocks_of_a_snapshot_are_found_by_their_names(tmp_path: Path) -> None:
+    with recording(tmp_path, masks_tokens=True) as make:
+        bench = FleetBench(small_limits(prefix_caching=True), make_fleet=make)
+        bench.add(group(0, 9, max_tokens(2)))
+        bench.run()
+        begin_file(bench)
+        again = bench.add(group(1, group(0, 9).prompt_token_ids.tolist(), max_tokens(2)))
+        bench.run()
+        assert again.num_cached_tokens == 8
+    assert check_replay(last_file_alone(tmp_path)).counts.num_steps

@@ -1,0 +1,73 @@
+"""Faults in the step log and its replay: a call that is not recorded, a snapshot that lacks something."""
+
+from tests.mutants.fault import Fault
+
+LOG = "scheduler_svc/step_log"
+UNIT = "tests/unit/scheduler_svc"
+REPLAYS = ("tests/property/test_step_log.py::test_a_recorded_fleet_decides_every_step_again",)
+
+FAULTS = (
+    Fault(
+        "an output that a stop string ends is not recorded",
+        f"{LOG}/recording_fleet.py",
+        "        self._recorded(super().finish, (core, sequence), encoding.sequence_finished, *arguments)\n",
+        "        super().finish(core, sequence)\n",
+        REPLAYS,
+    ),
+    Fault(
+        "a decision is recorded as if no executor were expected",
+        f"{LOG}/recording_fleet.py",
+        "self._note(encoding.step_decided, number, now_s, is_complete, decision.step, failed)",
+        "self._note(encoding.step_decided, number, now_s, True, decision.step, failed)",
+        (f"{UNIT}/step_log/test_recording_fleet.py",),
+    ),
+    Fault(
+        "a snapshot forgets groups of an executor that was just lost",
+        f"{LOG}/recording_fleet.py",
+        "tuple(self._number_of[core] for core in self.cores), self._outside)",
+        "tuple(self._number_of[core] for core in self.cores), {})",
+        (f"{UNIT}/step_log/test_recording_fleet.py",),
+    ),
+    Fault(
+        "a snapshot turns the order of eviction around",
+        "scheduler_svc/core/blocks/eviction_order.py",
+        "(len(self._position_of),), self.block_ids",
+        "(len(self._position_of),), self.block_ids[::-1]",
+        REPLAYS,
+    ),
+    Fault(
+        "names of blocks are made of tokens that the log does not have",
+        f"{LOG}/recording_fleet.py",
+        "            core.blocks.rename_tokens(self._mask.permutation)\n",
+        "            pass\n",
+        (f"{UNIT}/step_log/test_recording_fleet.py",),
+    ),
+    Fault(
+        "the checksum of a record is not looked at",
+        f"{LOG}/log_files.py",
+        "            if zlib.crc32(content) != checksum:",
+        "            if False:",
+        (f"{UNIT}/replay/test_bad_logs.py",),
+    ),
+    Fault(
+        "a snapshot may name any class",
+        f"{LOG}/snapshot.py",
+        'raise SnapshotError(f"the snapshot names {module}.{name}, which is no part of the core")',
+        "return super().find_class(module, name)",
+        (f"{UNIT}/replay/test_bad_logs.py",),
+    ),
+    Fault(
+        "a cached prefix of a snapshot is not computed before it is found",
+        "scheduler_svc/replay/player.py",
+        "        if not found & self._unfilled:\n            return\n",
+        "        return\n",
+        ("tests/contract/test_step_log.py::test_live_sequences_of_a_snapshot_are_computed_first",),
+    ),
+    Fault(
+        "decided steps are not compared",
+        "scheduler_svc/replay/core_replay.py",
+        "        if _content(decided) != _content(recorded):",
+        "        if False:",
+        (f"{UNIT}/replay/test_bad_logs.py",),
+    ),
+)
