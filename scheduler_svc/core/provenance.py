@@ -60,13 +60,12 @@ class Provenance:
     def of_output(self, index: int, num_tokens: int) -> list[tuple[int, Numerics]]:
         """Return the first token and the kind of each span of a sequence, or with index 0 of a hypothesis."""
         found: list[tuple[int, Numerics]] = []
-        end = num_tokens
-        for span in reversed(self.spans):
-            begin = span.begin.num_tokens[index]
-            if begin < end:
+        begins = [span.begin.num_tokens[index] for span in self.spans]
+        for span, begin, end in zip(self.spans, begins, [*begins[1:], num_tokens], strict=False):
+            brought_something = begin < min(end, num_tokens)
+            if brought_something and not (found and found[-1][1] == span.numerics):
                 found.append((begin, span.numerics))
-                end = begin
-        return found[::-1]
+        return found
 
     def has_mixed_prompt_logprobs(self, num_prompt_logprobs: int) -> bool:
         """Return whether the log-probabilities of the prompt, so many, are of several kinds."""

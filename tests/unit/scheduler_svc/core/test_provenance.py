@@ -30,6 +30,16 @@ def test_another_kind_begins_a_span_at_the_tokens_of_each_output() -> None:
     assert made.of_output(2, 4) == [(0, ONE)]  # it ended by its stop string after all
 
 
+def test_a_kind_that_brought_one_output_nothing_is_no_span_of_it() -> None:
+    made = Provenance()
+    made.go_on(ONE, at(0, 0))
+    made.go_on(OTHER, at(2, 3))
+    made.go_on(ONE, at(4, 3))
+
+    assert made.of_output(0, 6) == [(0, ONE), (2, OTHER), (4, ONE)]
+    assert made.of_output(1, 6) == [(0, ONE)]
+
+
 def test_an_executor_that_was_lost_before_a_result_made_nothing() -> None:
     made = Provenance()
     made.go_on(OTHER, at(0))
