@@ -37,8 +37,8 @@ SMALL_KERNELS = ("key_value_write_kernel", "block_copy_kernel", "reduce_kernel",
 FAST_KERNELS = [*SMALL_KERNELS[:3], "decode_kernel", "decode_kernel", "prefill_kernel"]
 # Bytes of spilled registers of a thread: none where it matters.
 MAX_STACK_BYTES = {16: 0, 32: 64}
-# The states of a split and of those before it fill the registers.
-MAX_STACK_BYTES_INVARIANT = 128
+# The states of a split and of those before it fill the registers; a group of 7 heads on 8.0 spills the most.
+MAX_STACK_BYTES_INVARIANT = 256
 
 QUICK = [
     Case(80, "float16", 128, 16, has_options=True, has_invariant=False),
@@ -85,7 +85,8 @@ def check(kernel: CompiledKernel) -> None:
     most_stack = MAX_STACK_BYTES_INVARIANT if kernel.name == "attend_kernel" else MAX_STACK_BYTES[num_bits]
     assert kernel.stack_bytes <= most_stack, kernel
     assert kernel.shared_bytes <= most_shared, kernel
-    assert kernel.num_wide_copies + kernel.num_wide_loads > 0, kernel
+    # A warp of the fold reads a head at a time, of 64 numbers 8 bytes a thread.
+    assert kernel.num_wide_copies + kernel.num_wide_loads > 0 or kernel.name == "fold_kernel", kernel
     if kernel.name in SMALL_KERNELS:
         assert num_resident >= 4, kernel
         return
