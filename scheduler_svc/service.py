@@ -147,7 +147,7 @@ class SchedulerService:
         return [
             *scheduler_families(self.engine),
             LOOP_LAG.single(self._loop_lag.longest_s),
-            *([] if self._step_log is None else [STEP_LOG.single(self._step_log.is_recording)]),
+            STEP_LOG.single(self._step_log is not None and self._step_log.is_recording),
             *service_families(self._calls, self.tls),
         ]
 

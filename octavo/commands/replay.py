@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
+from octavo.address import port_trouble
 from octavo.errors import OctavoError
 from octavo.top.formatting import counted, span_text
 from octavo.top.overview import BLOCK_CELLS, legend
@@ -32,10 +33,19 @@ class ReplayError(OctavoError):
     """The log cannot be replayed; the message says why."""
 
 
+def _check_executor(ctx: click.Context, param: click.Parameter, address: str | None) -> str | None:
+    """Refuse an address that is not HOST:PORT."""
+    del ctx, param
+    if address is not None and (trouble := port_trouble(address, least_port=1)):
+        raise click.BadParameter(trouble)
+    return address
+
+
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--executor",
+    callback=_check_executor,
     metavar="HOST:PORT",
     help="Run the steps on this executor too, and compare every token and log-probability bit for bit. It must be "
     "free: no scheduler may use it.",

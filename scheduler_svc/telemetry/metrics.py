@@ -117,7 +117,8 @@ LOOP_LAG = Metric(
 STEP_LOG = Metric(
     "octavo_step_log_recording",
     "gauge",
-    "With --step-log: 1 while calls are recorded; 0 after the log was stopped, because the disk was full or too slow.",
+    "1 while calls are recorded (--step-log); 0 without a log, and after it was stopped because the disk was full or "
+    "too slow.",
 )
 VLLM_WAITING = Metric("vllm:num_requests_waiting", "gauge", "Alias: octavo_requests_waiting.", _VLLM)
 VLLM_RUNNING = Metric("vllm:num_requests_running", "gauge", "Alias: the sum of octavo_requests_running.", _VLLM)
