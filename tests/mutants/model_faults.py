@@ -138,7 +138,7 @@ FAULTS = (
     ),
     Fault(
         "the C attention sees one position more than the window",
-        f"{EXECUTOR}/native/csrc/attention_block.h",
+        f"{EXECUTOR}/native/csrc/attention_packed.h",
         "most(first, position + 1 - step->window - block->begin)",
         "most(first, position - step->window - block->begin)",
         (f"{NUMERICS}/test_native_attention.py::test_a_window_begins_anywhere_in_a_block",),

@@ -23,7 +23,7 @@ FAULTS = (
     ),
     Fault(
         "a single token adds the sums of a score in another order than a chunk",
-        f"{CSRC}/attention_block.h",
+        f"{CSRC}/attention_direct.h",
         "vf_add(vf_add(vf_add(chains[0], chains[1]), chains[2]), chains[3])",
         "vf_add(vf_add(chains[0], chains[1]), vf_add(chains[2], chains[3]))",
         (LOGITS,),

@@ -7,7 +7,8 @@
 #include <string.h>
 
 #include "arena.h"
-#include "attention_block.h"
+#include "attention_direct.h"
+#include "attention_packed.h"
 #include "layers.h"
 
 static long most_rows(const Step *step) { return step->most_tokens * (step->num_heads / step->num_kv_heads); }

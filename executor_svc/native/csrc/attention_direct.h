@@ -1,0 +1,151 @@
+// The few heads of one token against a block of keys, straight from the cache.
+#ifndef OCTAVO_ATTENTION_DIRECT_H
+#define OCTAVO_ATTENTION_DIRECT_H
+
+#include "attention_block.h"
+
+// Vectors of quads of keys that are multiplied at once: more have more addresses than the processor has registers.
+#define QUAD_VECTORS 2
+#define QUAD_KEYS (QUAD_VECTORS * LANES / 4)
+// Vectors of a value whose sums, for 4 heads, fit into the registers.
+#define VALUE_VECTORS (LANES / 4)
+
+#define FETCH_LINE(d) _mm_prefetch((const char *)(vector + (d)), _MM_HINT_T0)
+
+// Fetch a vector of `dim` floats that is read soon: blocks are scattered, which the hardware does not foresee.
+INLINE void fetch_vector(const float *vector, long dim) {
+    if (dim == 64) {  // of most models; a loop takes as long as its lines
+        FETCH_LINE(0), FETCH_LINE(16), FETCH_LINE(32), FETCH_LINE(48);
+        return;
+    }
+    for (long d = 0; d < dim; d += 16) FETCH_LINE(d);
+}
+
+// sums[heads] += queries * the dimensions d to d + 3 (`count` of them) of QUAD_KEYS keys, a quad of sums for each key.
+INLINE void add_quads(const int heads, const float *queries, const float *keys, long stride, long d, long count,
+                      long padded, vfloat sums[4][QUAD_VECTORS]) {
+    vfloat quads[QUAD_VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < QUAD_VECTORS; v++)
+        quads[v] = vf_load_quads(keys + d + v * (LANES / 4) * stride, stride, count);
+#pragma GCC unroll 4
+    for (int j = 0; j < heads; j++) {
+        vfloat query = vf_repeat_quad(queries + j * padded + d);
+#pragma GCC unroll 4
+        for (int v = 0; v < QUAD_VECTORS; v++) sums[j][v] = vf_fma(query, quads[v], sums[j][v]);
+    }
+}
+
+// sums[heads][first ..]: the chains of QUAD_KEYS keys, a quad for each. Their values, and later keys, are fetched.
+INLINE void score_quads(const int heads, const float *queries, const float *keys, long stride, const KeyBlock *block,
+                        const long *offsets, long dim, int first, vfloat sums[4][4]) {
+    vfloat own[4][QUAD_VECTORS];
+#pragma GCC unroll 4
+    for (int j = 0; j < heads; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < QUAD_VECTORS; v++) own[j][v] = vf_zero();
+    long padded = round_up(dim, CHAINS), due = 0;
+    for (long d = 0; d < dim; d += 4) {
+        for (due += 4 * QUAD_KEYS; due >= dim; due -= dim, offsets++) {
+            fetch_vector(block->keys + offsets[FETCH_KEYS], dim);
+            fetch_vector(block->values + offsets[0], dim);
+        }
+        if (dim - d >= 4)
+            add_quads(heads, queries, keys, stride, d, 4, padded, own);
+        else
+            add_quads(heads, queries, keys, stride, d, dim - d, padded, own);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < heads; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < QUAD_VECTORS; v++) sums[j][first + v] = own[j][v];
+}
+
+// scores[heads][keys] of up to 4 heads of one token, straight from the cache. `heads` is a constant at each call.
+INLINE void score_heads(const int heads, const float *queries, const KeyBlock *block, long dim, float *room,
+                        float *scores) {
+    for (long t = block->first / LANES * LANES; t < block->last; t += LANES) {
+        long stride;
+        const float *keys = find_keys(block, t, dim, room, &stride);
+        vfloat sums[4][4];
+#pragma GCC unroll 1
+        for (int first = 0; first < 4; first += QUAD_VECTORS)
+            score_quads(heads, queries, keys + first * (LANES / 4) * stride, stride, block,
+                        block->offsets + t + first * (LANES / 4), dim, first, sums);
+#pragma GCC unroll 4
+        for (int j = 0; j < heads; j++) {
+            vfloat chains[4];
+            vf_transpose_quads(sums[j], chains);
+            vf_store(scores + j * BLOCK_KEYS + t, vf_add(vf_add(vf_add(chains[0], chains[1]), chains[2]), chains[3]));
+        }
+    }
+}
+
+// Some dimensions of add_values: `vectors` whole ones, or with 0 the `rest` that is no whole vector.
+INLINE void add_dimensions(const int heads, const int vectors, const float *scores, const KeyBlock *block, long d,
+                           long dim, float *sums) {
+    const int used = vectors ? vectors : 1;
+    long rest = dim - d;
+    vfloat sum[4][4];
+#pragma GCC unroll 4
+    for (int j = 0; j < heads; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < used; v++) sum[j][v] = vf_zero();
+    for (long t = block->first; t < block->last; t++) {
+        const float *value = block->values + block->offsets[t] + d;
+        vfloat part[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < used; v++) part[v] = vectors ? vf_load(value + v * LANES) : vf_load_part(value, rest);
+#pragma GCC unroll 4
+        for (int j = 0; j < heads; j++) {
+            vfloat weight = vf_all(scores[j * BLOCK_KEYS + t]);
+#pragma GCC unroll 4
+            for (int v = 0; v < used; v++) sum[j][v] = vf_fma(weight, part[v], sum[j][v]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < heads; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < used; v++) {
+            float *p = sums + j * dim + d + v * LANES;
+            if (vectors)
+                vf_store(p, vf_add(vf_load(p), sum[j][v]));
+            else
+                vf_store_part(p, vf_add(vf_load_part(p, rest), sum[j][v]), rest);
+        }
+}
+
+// sums[heads][dim] += scores[heads][keys] @ values, straight from the cache, up to 4 heads of one token.
+INLINE void add_values(const int heads, const float *scores, const KeyBlock *block, long dim, float *sums) {
+    long d = 0;
+    for (; d + VALUE_VECTORS * LANES <= dim; d += VALUE_VECTORS * LANES)
+        add_dimensions(heads, VALUE_VECTORS, scores, block, d, dim, sums);
+    for (; d + LANES <= dim; d += LANES) add_dimensions(heads, 1, scores, block, d, dim, sums);
+    if (d < dim) add_dimensions(heads, 0, scores, block, d, dim, sums);
+}
+
+#define FOR_HEADS(call)                              \
+    for (long j = 0; j < num_rows; j += 4) {         \
+        switch (least(4, num_rows - j)) {            \
+            case 4: call(4); break;                  \
+            case 3: call(3); break;                  \
+            case 2: call(2); break;                  \
+            case 1: call(1); break;                  \
+        }                                            \
+    }
+
+// A block of keys, for the few heads of one token, which sees all of them.
+static void attend_direct(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, const Work *work,
+                          const Softmax *into) {
+    long dim = step->head_dim, padded = padded_dim(step), num_rows = step->num_heads / step->num_kv_heads;
+#define SCORE(n) score_heads(n, work->queries + j * padded, block, dim, work->keys, work->scores + j * BLOCK_KEYS)
+    FOR_HEADS(SCORE)
+    shape_tile(step, tile, head, block, work->scores);
+    for (long i = 0; i < num_rows; i++)
+        soften(work->scores + i * BLOCK_KEYS, block->first, block->last, dim, into->largest + i, into->weights + i,
+               into->sums + i * dim);
+#define ADD(n) add_values(n, work->scores + j * BLOCK_KEYS, block, dim, into->sums + j * dim)
+    FOR_HEADS(ADD)
+}
+
+#endif
