@@ -91,10 +91,12 @@ def _check(run: "ReplayRun", executor: str | None) -> None:
     _print_counts(run)
     if run.difference is not None:
         _print_difference(run.difference)
+    elif not run.counts.num_steps:
+        click.echo("no step is there")
+    elif run.counts.troubles:
+        click.echo(f"the {counted(run.counts.num_steps, 'step')} that were read are decided as recorded, to the byte")
     else:
-        click.echo(
-            "every step is decided as it was recorded, to the byte" if run.counts.num_steps else "no step is there"
-        )
+        click.echo("every step is decided as it was recorded, to the byte")
     has_failed = run.difference is not None or bool(run.counts.troubles) or not run.counts.num_steps
     if executor is not None:
         from scheduler_svc.replay.executor_replay import replay_on_executor
@@ -118,7 +120,7 @@ def _print_counts(run: "ReplayRun") -> None:
 
 
 def _print_difference(difference: "DifferenceError") -> None:
-    click.echo(f"{difference.where} is decided differently:")
+    click.echo(f"{difference.where} is decided differently ({difference.place}):")
     for place in difference.places:
         click.echo(f"  {printable(str(place))}")
     if difference.hint:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from octavo.execution.v1 import step_pb2
 from octavo.steplog.v1 import step_log_pb2 as pb
@@ -20,6 +21,8 @@ from shared.wire import decode_result, encode_step
 
 # Ended groups are forgotten when so many are known.
 _MIN_KNOWN_GROUPS = 4096
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,42 @@ class DifferenceError(Exception):
         where: The step, or the call.
         places: What differs.
         hint: What may be the reason; empty: nobody knows.
+
+    Attributes:
+        place: File, number and byte of the record.
     """
 
     def __init__(self, where: str, places: list[FieldDifference], hint: str = "") -> None:
         self.where = where
         self.places = places
         self.hint = hint
+        self.place = ""
         super().__init__(f"{where} is decided differently")
+
+
+class NoSenseError(Exception):
+    """A call is about something that is not there; the message says what."""
+
+
+class _Known(dict[int, _T]):
+    """What calls name by number.
+
+    Args:
+        kind: What it is, in a sentence.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def __missing__(self, number: int) -> _T:
+        raise NoSenseError(f"{self._kind} {number}, which is not there")
+
+    def take(self, number: int) -> _T:
+        """Return one, which is no longer known. Raises NoSenseError."""
+        taken = self[number]
+        del self[number]
+        return taken
 
 
 @dataclass(slots=True)
@@ -87,8 +119,8 @@ class CoreReplay:
 
     def __init__(self, header: pb.LogHeader, snapshot: Snapshot | None) -> None:
         self.now_s = header.started_at_s
-        self.cores: dict[int, ExecutorCore] = {}
-        self.groups: dict[int, SequenceGroup] = {}
+        self.cores = _Known[ExecutorCore]("attachment")
+        self.groups = _Known[SequenceGroup]("request")
         self.joined = {core.core: core for core in header.cores}
         self._is_complete = True
         self._is_masked = header.has_masked_tokens
@@ -98,7 +130,7 @@ class CoreReplay:
             self.fleet = Fleet(WaitingQueue(policy, weights), policy)
         else:
             self.fleet = snapshot.fleet
-            self.cores = dict(zip(snapshot.core_numbers, self.fleet.cores, strict=True))
+            self.cores.update(zip(snapshot.core_numbers, self.fleet.cores, strict=True))
             self._learn_groups(snapshot)
         self.fleet.is_complete = lambda: self._is_complete
         self._max_known_groups = _MIN_KNOWN_GROUPS
@@ -116,20 +148,21 @@ class CoreReplay:
     def apply(self, record: pb.LogRecord) -> Applied:
         """Make the next call.
 
-        Raises: DifferenceError: it decided something else than is recorded, or failed where it did not.
+        Raises:
+            DifferenceError: it decided something else than is recorded, or failed where it did not.
+            NoSenseError: what it is about is not there.
         """
         kind = record.WhichOneof("call")
-        if kind is None:
-            raise DifferenceError("a call that this release does not know", [])
+        assert kind is not None
         call = getattr(record, kind)
         if record.raised:
             return self._apply_failing(kind, call, record.raised)
         try:
             return self._calls[kind](call) or Applied(core=getattr(call, "core", 0))
-        except DifferenceError:
+        except (DifferenceError, NoSenseError):
             raise
         except Exception as error:
-            failed = FieldDifference("exception", "none", f"{type(error).__name__}: {error}")
+            failed = FieldDifference("error", "none", f"{type(error).__name__}: {error}")
             raise DifferenceError(f"the call {kind}", [failed]) from error
 
     def _apply_failing(self, kind: str, call: object, raised: str) -> Applied:
@@ -138,12 +171,14 @@ class CoreReplay:
             self._calls[kind](call)
         except DifferenceError:
             pass
+        except NoSenseError:
+            raise
         except Exception as error:
             if type(error).__name__ == raised:
                 return Applied(core=getattr(call, "core", 0))
-            failed = FieldDifference("exception", raised, f"{type(error).__name__}: {error}")
+            failed = FieldDifference("error", raised, f"{type(error).__name__}: {error}")
             raise DifferenceError(f"the call {kind}", [failed]) from error
-        raise DifferenceError(f"the call {kind}", [FieldDifference("exception", raised, "none")])
+        raise DifferenceError(f"the call {kind}", [FieldDifference("error", raised, "none")])
 
     # Executors -----------------------------------------------------------------------------------
 
@@ -154,10 +189,10 @@ class CoreReplay:
         self.cores[call.core] = self.fleet.join(limits, call.epoch, call.name, numerics, info)
 
     def _core_left(self, call: pb.CoreNumber) -> Applied:
-        return Applied(core=call.core, evacuated=self.fleet.leave(self.cores.pop(call.core)))
+        return Applied(core=call.core, evacuated=self.fleet.leave(self.cores.take(call.core)))
 
     def _core_forgotten(self, call: pb.CoreNumber) -> None:
-        self.fleet.forget(self.cores.pop(call.core))
+        self.fleet.forget(self.cores.take(call.core))
 
     def _takes_groups(self, call: pb.CoreFlag) -> None:
         self.fleet.set_takes_groups(self.cores[call.core], call.value)
@@ -177,7 +212,8 @@ class CoreReplay:
         group = self.groups[call.arrival] = decoding.decode_group(call)
         self.fleet.add(group)
         if len(self.groups) > self._max_known_groups:
-            self.groups = {arrival: known for arrival, known in self.groups.items() if known.live_sequences}
+            for arrival in [arrival for arrival, known in self.groups.items() if not known.live_sequences]:
+                del self.groups[arrival]
             self._max_known_groups = max(_MIN_KNOWN_GROUPS, 2 * len(self.groups))
 
     def _group_added_again(self, call: pb.GroupNumber) -> None:

@@ -20,6 +20,8 @@ from scheduler_svc.step_log.log_files import (
 from scheduler_svc.step_log.snapshot import Snapshot, SnapshotError, core_digest, load
 from shared.errors import OctavoServiceError
 
+_WHAT_TO_NAME = "name the folder that --step-log of the scheduler wrote to"
+
 
 class NoLogError(OctavoServiceError):
     """There is no log to read; the message says why."""
@@ -34,12 +36,14 @@ class LogFile:
         header: Its first record.
         trouble: What is wrong with it, known when its records were read; empty: nothing.
         num_bytes: Its size.
+        place: File, number and byte of the record that was read last.
     """
 
     path: Path
     header: pb.LogHeader
     trouble: str = ""
     num_bytes: int = 0
+    place: str = ""
 
     def records(self) -> Iterator[pb.LogRecord]:
         """Yield its calls, up to the first that cannot be read, which `trouble` then names."""
@@ -47,9 +51,22 @@ class LogFile:
         try:
             for framed in read_records(self.path):
                 if framed.number:
-                    yield _decode(self.path, framed)
+                    self.place = f"{self.path.name} at record {framed.number}, byte {framed.offset}"
+                    yield self._decode(framed)
         except BrokenFileError as error:
             self.trouble = str(error)
+
+    def _decode(self, framed: Framed) -> pb.LogRecord:
+        try:
+            record = pb.LogRecord.FromString(framed.content)
+        except DecodeError as error:
+            raise BrokenFileError(f"{self.place}: it is no record of a call") from error
+        if record.WhichOneof("call") is None:
+            raise BrokenFileError(
+                f"{self.place}: this release knows no such call; replay it with release {self.header.release}, which "
+                "wrote it"
+            )
+        return record
 
     def snapshot(self) -> Snapshot | None:
         """Return the fleet with which it begins; None: an empty one.
@@ -84,11 +101,13 @@ def read_logs(directory: Path) -> list[Log]:
 
     Raises: NoLogError: there is none.
     """
+    if directory.is_file():
+        raise NoLogError(f"{directory} is a file; name its folder, {directory.absolute().parent}")
     if not directory.is_dir():
-        raise NoLogError(f"{directory} is not a folder; name the one that --step-log of the scheduler wrote to")
+        raise NoLogError(f"{directory} is not a folder; {_WHAT_TO_NAME}")
     paths = files_in(directory)
     if not paths:
-        raise NoLogError(f"{directory} has no file of a step log (scheduler-*.steps)")
+        raise NoLogError(f"{directory} has no file of a step log (scheduler-*.steps); {_WHAT_TO_NAME}")
     return [_read_log(list(of_log)) for _, of_log in groupby(paths, _run_of)]
 
 
@@ -112,7 +131,7 @@ def _header(path: Path) -> pb.LogHeader:
     """Return the header of a file. Raises BrokenFileError: it has none that this release can read."""
     framed = next(read_records(path), None)
     if framed is None:
-        raise BrokenFileError(f"{path.name} at record 0, byte 16: the file was cut, nothing is there")
+        raise BrokenFileError(f"{path.name} at record 0, byte 16: the file was cut here")
     try:
         header = pb.LogHeader.FromString(framed.content)
     except DecodeError as error:
@@ -123,11 +142,3 @@ def _header(path: Path) -> pb.LogHeader:
             f"this release reads version {FORMAT_VERSION}: use the one that wrote it"
         )
     return header
-
-
-def _decode(path: Path, framed: Framed) -> pb.LogRecord:
-    try:
-        return pb.LogRecord.FromString(framed.content)
-    except DecodeError as error:
-        where = f"{path.name} at record {framed.number}, byte {framed.offset}"
-        raise BrokenFileError(f"{where}: it is no record of a call") from error

@@ -89,8 +89,9 @@ def picture_at(run: ReplayRun, choice: StepChoice) -> StepPicture:
 def _require_one(run: ReplayRun, choice: StepChoice) -> None:
     found: list[tuple[int, str]] = []
     names: dict[int, str] = {}
-    last = 0
-    for number, log in enumerate(read_logs(run.directory), 1):
+    last: dict[int, int] = {}
+    logs = read_logs(run.directory)
+    for log in logs:
         for file in log.files:
             names |= {core.core: core.name for core in file.header.cores}
             for record in file.records():
@@ -98,18 +99,29 @@ def _require_one(run: ReplayRun, choice: StepChoice) -> None:
                 if call == "core_joined":
                     names[record.core_joined.core] = record.core_joined.name
                 elif call == "step_decided" and record.step_decided.HasField("step"):
-                    if choice.core in (None, record.step_decided.core):
-                        last = max(last, record.step_decided.step.step_id)
+                    core, step_id = record.step_decided.core, record.step_decided.step.step_id
+                    last[core] = max(last.get(core, 0), step_id)
                     if choice.matches(record.step_decided):
-                        found.append((record.step_decided.core, names.get(record.step_decided.core, "")))
-        if len(found) > 1 and number > 1 and len({core for core, _ in found}) < len(found):
-            raise UnknownStepError("the folder has the logs of several starts; copy the files of one to another folder")
+                        found.append((core, names.get(core, "")))
+    is_of_several = len({core for core, _ in found}) < len(found)
+    if is_of_several or (len(logs) > 1 and not found and choice.core is not None):
+        raise UnknownStepError("the folder has the logs of several starts; copy the files of one to another folder")
     if not found:
-        where = "the log" if choice.core is None else f"attachment {choice.core}"
-        raise UnknownStepError(f"{where} has no step {choice.step_id}; its largest number is {last}")
+        raise UnknownStepError(_what_there_is(choice, sorted(names), last))
     if len(found) > 1:
         named = ", ".join(f"{core}:{choice.step_id} ({name})" for core, name in found)
         raise UnknownStepError(f"{len(found)} attachments have a step {choice.step_id}; choose one: {named}")
+
+
+def _what_there_is(choice: StepChoice, cores: list[int], last: dict[int, int]) -> str:
+    """Say what there is instead of a step that is not there."""
+    if choice.core is not None and choice.core not in cores:
+        numbers = f"{cores[0]} to {cores[-1]}" if len(cores) > 1 else "".join(map(str, cores)) or "none"
+        return f"the log has no attachment {choice.core}; it has {numbers}"
+    where = "the log" if choice.core is None else f"attachment {choice.core}"
+    steps = [last[core] for core in last if choice.core in (None, core)]
+    has = f"its largest number is {max(steps)}" if steps else "it has no step at all"
+    return f"{where} has no step {choice.step_id}; {has}"
 
 
 def _picture(moment: Moment, requests: ReplayedRequests) -> StepPicture:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo.steplog.v1 import step_log_pb2 as pb
-from scheduler_svc.replay.core_replay import Applied, CoreReplay, DifferenceError
+from scheduler_svc.replay.core_replay import Applied, CoreReplay, DifferenceError, NoSenseError
 from scheduler_svc.replay.log_reader import Log, LogFile, read_logs
 from scheduler_svc.step_log.snapshot import SnapshotError
 
@@ -88,7 +88,14 @@ class ReplayRun:
             counts.num_bytes += file.num_bytes
             begun_s = replay.now_s
             for record in file.records():
-                applied = replay.apply(record)
+                try:
+                    applied = replay.apply(record)
+                except NoSenseError as error:
+                    file.trouble = f"{file.place}: its call {record.WhichOneof('call')} is about {error}"
+                    break
+                except DifferenceError as difference:
+                    difference.place = file.place
+                    raise
                 num_next += 1
                 counts.num_calls += 1
                 counts.num_steps += applied.step is not None

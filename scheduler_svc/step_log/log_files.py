@@ -15,6 +15,8 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
+from shared.wording import counted
+
 MAGIC = b"octavo step log\n"
 FORMAT_VERSION = 1
 # Length and CRC-32 of what follows.
@@ -78,17 +80,20 @@ def read_records(path: Path) -> Iterator[Framed]:
     """
     with path.open("rb") as file:
         magic = file.read(len(MAGIC))
+        if not magic:
+            raise BrokenFileError(f"{path.name} is empty")
         if magic != MAGIC:
-            raise BrokenFileError(f"{path.name} is not a file of a step log: it does not begin with {MAGIC!r}")
+            raise BrokenFileError(f"{path.name} is no step log, or was changed at its beginning")
         offset, number = len(MAGIC), 0
         while head := file.read(FRAME.size):
             where = f"{path.name} at record {number}, byte {offset}"
             if len(head) < FRAME.size:
-                raise BrokenFileError(f"{where}: the file was cut, {len(head)} bytes are left of a record")
+                left = counted(len(head), "byte")
+                raise BrokenFileError(f"{where}: the file was cut or changed here; {left} follow, too few for a record")
             length, checksum = FRAME.unpack(head)
             content = file.read(length) if length <= MAX_RECORD_BYTES else b""
-            if len(content) < length:
-                raise BrokenFileError(f"{where}: the file was cut, {len(content)} of {length} bytes are there")
+            if len(content) < length or not length:  # bytes that were never written are zeros
+                raise BrokenFileError(f"{where}: the file was cut or changed here; no whole record follows")
             if zlib.crc32(content) != checksum:
                 raise BrokenFileError(f"{where}: the record was changed, its checksum is wrong")
             yield Framed(number, offset, content)

@@ -13,7 +13,7 @@ from octavo.command_line import run
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.steplog.v1 import step_log_pb2 as steplog
 from scheduler_svc.step_log import writer
-from scheduler_svc.step_log.log_files import files_in
+from scheduler_svc.step_log.log_files import FileName, files_in
 from tests.support.stack import ExecutorProcess, Stack, running_stack, token_request, until
 from tests.support.step_logs import check_replay, rewrite
 
@@ -66,6 +66,16 @@ def test_the_log_of_a_killed_executor_decides_every_step_again(
     assert printed.endswith("every step is decided as it was recorded, to the byte\n")
 
 
+def test_what_was_read_of_a_damaged_log_is_counted(
+    log_of_a_loss: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [path] = files_in(log_of_a_loss)
+    (tmp_path / path.name).write_bytes(path.read_bytes()[:-5])
+    assert run(["replay", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert re.search(r"\nthe \d+ steps that were read are decided as recorded, to the byte\n$", printed), printed
+
+
 def test_its_files_are_the_owners_alone(log_of_a_loss: Path) -> None:
     assert log_of_a_loss.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in log_of_a_loss.iterdir()} == {0o600}
@@ -81,7 +91,22 @@ def test_a_step_is_shown_with_blocks_and_decisions(log_of_a_loss: Path, capsys: 
     assert run(["replay", str(log_of_a_loss), "--at", "3"]) == 1
     assert "2 attachments have a step 3; choose one: " in capsys.readouterr().err
     assert run(["replay", str(log_of_a_loss), "--at", "99999"]) == 1
-    assert "the log has no step 99999" in capsys.readouterr().err
+    assert "the log has no step 99999; its largest number is " in capsys.readouterr().err
+    assert run(["replay", str(log_of_a_loss), "--at", "99:1"]) == 1
+    assert "the log has no attachment 99; it has 1 to 2\n" in capsys.readouterr().err
+
+
+def test_the_logs_of_several_starts_are_told_apart(
+    log_of_a_loss: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in files_in(log_of_a_loss):
+        name = FileName.of(path)
+        assert name is not None
+        shutil.copy(path, tmp_path)
+        shutil.copy(path, tmp_path / str(name._replace(begun="20991231T235959Z")))
+    for step in ("3", "1:3", "5:3"):
+        assert run(["replay", str(tmp_path), "--at", step]) == 1
+        assert "the folder has the logs of several starts; copy the files" in capsys.readouterr().err
 
 
 def test_a_requests_life_is_told(log_of_a_loss: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,13 +44,13 @@ def place_of(path: Path, number: int) -> int:
 def cut(path: Path) -> str:
     offset = place_of(path, 7)
     path.write_bytes(path.read_bytes()[: offset + FRAME.size + 1])
-    return rf"{path.name} at record 7, byte {offset}: the file was cut, 1 of \d+ bytes are there"
+    return rf"{path.name} at record 7, byte {offset}: the file was cut or changed here; no whole record follows$"
 
 
 def cut_in_a_frame(path: Path) -> str:
     offset = place_of(path, 7)
     path.write_bytes(path.read_bytes()[: offset + 3])
-    return rf"{path.name} at record 7, byte {offset}: the file was cut, 3 bytes are left of a record"
+    return rf"{path.name} at record 7, byte {offset}: the file was cut or changed here; 3 bytes follow"
 
 
 def flip_a_bit(path: Path) -> str:
@@ -64,7 +64,7 @@ def flip_a_length(path: Path) -> str:
     offset, content = place_of(path, 7), bytearray(path.read_bytes())
     content[offset + 3] ^= 0x80
     path.write_bytes(content)
-    return rf"{path.name} at record 7, byte {offset}: the file was cut"
+    return rf"{path.name} at record 7, byte {offset}: the file was cut or changed here; no whole record"
 
 
 def another_version(path: Path) -> str:
@@ -74,12 +74,42 @@ def another_version(path: Path) -> str:
 
 def empty(path: Path) -> str:
     path.write_bytes(b"")
-    return rf"{path.name} is not a file of a step log: it does not begin with b'octavo step log"
+    return rf"{path.name} is empty$"
+
+
+def foreign(path: Path) -> str:
+    path.write_bytes(b"PK" + path.read_bytes()[2:])
+    return rf"{path.name} is no step log, or was changed at its beginning$"
+
+
+def end_in_zeros(path: Path) -> str:
+    offset = place_of(path, 7)
+    path.write_bytes(path.read_bytes()[:offset] + bytes(64))
+    return rf"{path.name} at record 7, byte {offset}: the file was cut or changed here; no whole record"
+
+
+def an_unknown_call(path: Path) -> str:
+    framed = list(read_records(path))
+    contents = [one.content if one.number != 7 else b"\xf8\x7f\x01" for one in framed]
+    path.write_bytes(MAGIC + b"".join(map(frame, contents)))
+    return rf"{path.name} at record 7, byte {framed[7].offset}: this release knows no such call; replay it with"
+
+
+def an_unknown_attachment(path: Path) -> str:
+    place = place_of(path, 7)
+    numbers = iter(range(1, 100))
+
+    def edit(record: pb.LogRecord) -> None:
+        if next(numbers) == 7:
+            record.core_left.core = 77
+
+    rewrite(path, edit)
+    return rf"{path.name} at record 7, byte {place}: its call core_left is about attachment 77, which is not there$"
 
 
 def cut_behind_the_magic(path: Path) -> str:
     path.write_bytes(MAGIC)
-    return rf"{path.name} at record 0, byte 16: the file was cut, nothing is there"
+    return rf"{path.name} at record 0, byte 16: the file was cut here"
 
 
 def another_core(path: Path) -> str:
@@ -87,7 +117,19 @@ def another_core(path: Path) -> str:
     return rf"{path.name} begins with a snapshot of release \S+ whose core has other sources"
 
 
-BREAKS = [cut, cut_in_a_frame, flip_a_bit, flip_a_length, another_version, empty, cut_behind_the_magic]
+BREAKS = [
+    cut,
+    cut_in_a_frame,
+    flip_a_bit,
+    flip_a_length,
+    another_version,
+    empty,
+    foreign,
+    end_in_zeros,
+    an_unknown_call,
+    an_unknown_attachment,
+    cut_behind_the_magic,
+]
 
 
 @pytest.mark.parametrize("damage", BREAKS)
@@ -127,9 +169,13 @@ def test_a_snapshot_that_names_something_else_is_refused(log: Path) -> None:
 
 
 def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NoLogError, match=r"has no file of a step log"):
+    what = "name the folder that --step-log of the scheduler wrote to"
+    with pytest.raises(NoLogError, match=rf"has no file of a step log \(scheduler-\*\.steps\); {what}"):
         ReplayRun(tmp_path)
-    with pytest.raises(NoLogError, match=r"is not a folder; name the one"):
+    (tmp_path / "file").touch()
+    with pytest.raises(NoLogError, match=rf"is a file; name its folder, {tmp_path}$"):
+        ReplayRun(tmp_path / "file")
+    with pytest.raises(NoLogError, match=rf"is not a folder; {what}"):
         ReplayRun(tmp_path / "missing")
 
 
