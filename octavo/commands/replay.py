@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from octavo.address import port_trouble
 from octavo.errors import OctavoError
@@ -99,13 +101,26 @@ def _check(run: "ReplayRun", executor: str | None) -> None:
         click.echo("every step is decided as it was recorded, to the byte")
     has_failed = run.difference is not None or bool(run.counts.troubles) or not run.counts.num_steps
     if executor is not None:
-        from scheduler_svc.replay.executor_replay import replay_on_executor
-
-        for line in (report := replay_on_executor(run, executor)).lines:
-            click.echo(line)
-        has_failed |= report.has_failed
+        has_failed |= _run_again(run, executor)
     if has_failed:
         raise click.exceptions.Exit(1)
+
+
+def _run_again(run: "ReplayRun", executor: str) -> bool:
+    """Run the steps on an executor, with a bar on a terminal; return whether anything differs."""
+    from scheduler_svc.replay.executor_replay import ExecutorReport, replay_on_executor
+
+    console = Console(highlight=False, soft_wrap=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("attaching", total=None)
+        report = ExecutorReport(
+            say=lambda line: console.print(Text(printable(line))),
+            begin=lambda name, num_steps: progress.reset(task, description=printable(name), total=num_steps),
+            advance=lambda: progress.advance(task),
+        )
+        replay_on_executor(run, executor, report)
+    return report.has_failed
 
 
 def _print_counts(run: "ReplayRun") -> None:

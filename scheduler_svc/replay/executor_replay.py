@@ -7,28 +7,36 @@ computed first; steps that were in flight then are not compared, and those of wh
 
 import asyncio
 import copy
+import re
 import secrets
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import grpc
+import grpc.aio
 
 from octavo.steplog.v1 import step_log_pb2 as pb
+from octavo.tls import handshake_trouble
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
 from scheduler_svc.replay.comparison import Mismatch, RowOwner, first_mismatch, num_values
 from scheduler_svc.replay.core_replay import CoreReplay
+from scheduler_svc.replay.executor_fit import misfits, other_kind
 from scheduler_svc.replay.player import CannotLoadError, LoadedCore, Player
 from scheduler_svc.replay.run import ReplayRun
-from scheduler_svc.step_log.decoding import decode_info, decode_limits
 from shared.batch_table import BatchTable
 from shared.errors import InvalidStepError, OctavoServiceError
-from shared.executor_info import ExecutorInfo
 from shared.step import StepResult
 from shared.wire import decode_result
 from shared.wording import counted
 
 MAX_MESSAGE_BYTES = 2**31 - 1
+
+# How an executor refuses to be attached that another scheduler has.
+_HELD = re.compile(r"scheduler ('.*') holds the lease")
 
 
 class ExecutorReplayError(OctavoServiceError):
@@ -37,9 +45,18 @@ class ExecutorReplayError(OctavoServiceError):
 
 @dataclass(slots=True)
 class ExecutorReport:
-    """What came of it, in lines; whether anything differs or could not be compared."""
+    """Takes what comes of it, as it comes.
 
-    lines: list[str] = field(default_factory=list)
+    Attributes:
+        say: Takes a line.
+        begin: Told which attachment is run next, and how many steps it has.
+        advance: Told of each step that was run.
+        has_failed: Whether anything differs or could not be compared.
+    """
+
+    say: Callable[[str], None]
+    begin: Callable[[str, int], None]
+    advance: Callable[[], None]
     has_failed: bool = False
 
 
@@ -68,11 +85,16 @@ class _Attachment:
 
     fleet_number: int
     joined: pb.CoreJoined
-    is_of_snapshot: bool
+    num_steps: int = 0
+
+    @property
+    def name(self) -> str:
+        """How it is called in a report."""
+        return f"attachment {self.joined.core}, {self.joined.name or 'an executor'}"
 
 
-def replay_on_executor(run: ReplayRun, address: str) -> ExecutorReport:
-    """Run all attachments of a log on an executor that nobody uses.
+def replay_on_executor(run: ReplayRun, address: str, report: ExecutorReport) -> None:
+    """Run all attachments of a log on an executor that nobody uses, and report what comes of it.
 
     Raises: ExecutorReplayError: it cannot be done at all.
     """
@@ -86,13 +108,13 @@ def replay_on_executor(run: ReplayRun, address: str) -> ExecutorReport:
     attachments = list(_attachments(run))
     if not attachments:
         raise ExecutorReplayError("no executor was attached while the log was written: there is no step to run")
-    return asyncio.run(_replay(run, address, attachments))
+    asyncio.run(_replay(run, address, attachments, report))
 
 
 def _attachments(run: ReplayRun) -> list[_Attachment]:
     """Return the attachments of a log that have steps."""
     found: dict[tuple[int, int], _Attachment] = {}
-    with_steps: set[tuple[int, int]] = set()
+    num_steps: Counter[tuple[int, int]] = Counter()
     fleet_number = 0
     again = ReplayRun(run.directory)
     for moment in again.play():
@@ -101,76 +123,58 @@ def _attachments(run: ReplayRun) -> list[_Attachment]:
             for number, joined in moment.replay.joined.items():
                 is_new = moment.record.WhichOneof("call") == "core_joined" and moment.record.core_joined.core == number
                 if number in moment.replay.cores or is_new:
-                    found[fleet_number, number] = _Attachment(fleet_number, joined, not is_new)
+                    found[fleet_number, number] = _Attachment(fleet_number, joined)
         call = moment.record.WhichOneof("call")
         if call == "core_joined":
             joined = moment.record.core_joined
-            found.setdefault((fleet_number, joined.core), _Attachment(fleet_number, joined, False))
+            found.setdefault((fleet_number, joined.core), _Attachment(fleet_number, joined))
         elif moment.applied.step is not None:
-            with_steps.add((fleet_number, moment.applied.core))
-    return [attachment for key, attachment in found.items() if key in with_steps]
+            num_steps[fleet_number, moment.applied.core] += 1
+    return [replace(attachment, num_steps=num_steps[key]) for key, attachment in found.items() if num_steps[key]]
 
 
-async def _replay(run: ReplayRun, address: str, attachments: list[_Attachment]) -> ExecutorReport:
-    report = ExecutorReport()
+async def _replay(run: ReplayRun, address: str, attachments: list[_Attachment], report: ExecutorReport) -> None:
     client = ExecutorClient(address, f"octavo-replay-{secrets.token_hex(4)}", SessionTimings(), MAX_MESSAGE_BYTES)
-    for index, attachment in enumerate(attachments):
+    told: set[str] = set()
+    for attachment in attachments:
         try:
             async with client.attach(lambda instance_id: None) as session:
-                if not index:
-                    _say_what_answers(report, session.info, [a.joined for a in attachments], address)
-                _require_fit(session.info, attachment.joined)
+                troubles = misfits(session.info, (one.joined for one in attachments))
+                if trouble := troubles.get(attachment.joined.core):
+                    if trouble not in told:
+                        _say_unfit(
+                            report, [one for one in attachments if troubles.get(one.joined.core) == trouble], trouble
+                        )
+                    told.add(trouble)
+                    continue
+                if kind := other_kind(session.info, attachment.joined):
+                    report.say(f"{attachment.name}: {kind}")
+                report.begin(attachment.name, attachment.num_steps)
                 await _Runner(run, session, attachment, report).run()
         except (ExecutorLostError, ExecutorRefusedError) as error:
-            raise ExecutorReplayError(f"the executor at {address}: {error}") from error
-        except (CannotLoadError, InvalidStepError, _MisfitError) as error:
-            report.lines.append(f"{_name(attachment)} cannot be run: {error}")
-            report.has_failed = True
-    return report
+            raise ExecutorReplayError(_why_refused(address, error)) from error
+        except (CannotLoadError, InvalidStepError) as error:
+            _say_unfit(report, [attachment], str(error))
 
 
-def _say_what_answers(report: ExecutorReport, info: ExecutorInfo, joined: list[pb.CoreJoined], address: str) -> None:
-    """Say first if the executor is of another kind; another model is refused."""
-    for core in joined:
-        recorded = decode_info(core)
-        if recorded is not None and (recorded.model_hash, recorded.dtype) != (info.model_hash, info.dtype):
-            raise ExecutorReplayError(
-                f"the log is of model {recorded.model_id} {recorded.dtype} ({recorded.model_hash[:12]}); the executor "
-                f"at {address} has {info.model_id} {info.dtype} ({info.model_hash[:12]})"
-            )
-    kinds = {recorded.numerics_id for core in joined if (recorded := decode_info(core)) is not None}
-    if others := sorted(kinds - {info.numerics_id}):
-        named = ", ".join(other[:12] or "none" for other in others)
-        report.lines.append(
-            f"another kind of executor: the log has numerics id {named}, and this one "
-            f"{info.numerics_id[:12] or 'none'}; outputs may differ"
+def _say_unfit(report: ExecutorReport, attachments: list[_Attachment], trouble: str) -> None:
+    numbers = [str(attachment.joined.core) for attachment in attachments]
+    which = attachments[0].name if len(numbers) == 1 else f"attachments {', '.join(numbers)}"
+    report.say(f"{which} cannot be run: {trouble}")
+    report.has_failed = True
+
+
+def _why_refused(address: str, error: OctavoServiceError) -> str:
+    cause = error.__cause__
+    details = (cause.details() or "") if isinstance(cause, grpc.aio.AioRpcError) else ""
+    if handshake_trouble(details, None) is not None:
+        return (
+            f"{address} closed the connection at once: octavo replay speaks plaintext gRPC only; name an executor that "
+            "was started without TLS"
         )
-
-
-class _MisfitError(OctavoServiceError):
-    """The executor is too small, or has other blocks."""
-
-
-def _require_fit(info: ExecutorInfo, joined: pb.CoreJoined) -> None:
-    """Raise _MisfitError if the executor cannot hold what the recorded one held."""
-    limits = decode_limits(joined)
-    if info.block_size_tokens != limits.block_size:
-        raise _MisfitError(
-            f"its blocks have {info.block_size_tokens} tokens, and those of the log {limits.block_size}: start it with "
-            f"--block-size-tokens {limits.block_size}"
-        )
-    if info.vocab_size != limits.vocab_size:
-        raise _MisfitError(f"its vocabulary has {info.vocab_size} tokens, that of the log {limits.vocab_size}")
-    needs = (
-        ("blocks", info.num_device_blocks, limits.num_blocks, "--kv-cache-gib"),
-        ("host blocks", info.num_host_blocks, limits.num_host_blocks, "--host-cache-gib"),
-        ("slots", info.max_num_seqs, limits.max_num_seqs, "--max-num-seqs"),
-        ("tokens in a sequence", info.max_model_len, limits.max_model_len, "--max-model-len"),
-        ("tokens in a step", info.max_num_batched_tokens, limits.max_num_batched_tokens, "--max-num-batched-tokens"),
-    )
-    for what, there, needed, flag in needs:
-        if there < needed:
-            raise _MisfitError(f"it has {there} {what}, and the log needs {needed}; set its {flag}")
+    if holder := _HELD.search(details):
+        return f"the executor at {address} is in use by scheduler {holder[1]}; name an executor that no scheduler uses"
+    return f"the executor at {address}: {error}"
 
 
 class _Runner:
@@ -197,7 +201,7 @@ class _Runner:
     async def run(self) -> None:
         """Run it up to the first difference."""
         mismatch: Mismatch | None = None
-        where = 0
+        where, has_left = 0, False
         for moment in self._run.play():
             if self._fleet_number > self._attachment.fleet_number:
                 break
@@ -210,9 +214,10 @@ class _Runner:
             elif moment.applied.updates is not None:
                 where = moment.record.result_taken.result.step_id
                 mismatch = await self._take(decode_result(moment.record.result_taken.result))
-            if mismatch is not None or moment.record.WhichOneof("call") in ("core_left", "core_forgotten"):
+            has_left = moment.record.WhichOneof("call") in ("core_left", "core_forgotten")
+            if mismatch is not None or has_left:
                 break
-        self._tell(mismatch, where)
+        self._tell(mismatch, where, "lost with the executor" if has_left else "the log ends before it")
 
     def _begin(self, replay: CoreReplay) -> None:
         self._fleet_number += 1
@@ -243,21 +248,17 @@ class _Runner:
         sent = self._pending.popleft()
         layout, found = await self._player.run(sent.sent.step)
         self._num_steps += 1
+        self._report.advance()
         self._num_values += num_values(recorded)
         return first_mismatch(layout, sent.samples, sent.rows, recorded, found)
 
-    def _tell(self, mismatch: Mismatch | None, where: int) -> None:
-        report = self._report
-        if mismatch is None:
-            report.lines.append(
-                f"{_name(self._attachment)}: {counted(self._num_steps, 'step')} run again, "
-                f"{counted(self._num_values, 'number')}, all with the same bits"
-            )
-        else:
-            report.lines.append(f"{_name(self._attachment)}, step {where}: {mismatch}")
+    def _tell(self, mismatch: Mismatch | None, where: int, why_unanswered: str) -> None:
+        report, name = self._report, self._attachment.name
+        if mismatch is not None:
+            report.say(f"{name}, step {where}: {mismatch}")
             report.has_failed = True
-
-
-def _name(attachment: _Attachment) -> str:
-    joined = attachment.joined
-    return f"attachment {joined.core}, {joined.name or 'an executor'}"
+            return
+        unanswered = counted(len(self._pending), "step")
+        rest = f"; {unanswered} had no recorded answer ({why_unanswered})" if self._pending else ""
+        steps, numbers = counted(self._num_steps, "step"), counted(self._num_values, "number")
+        report.say(f"{name}: {steps} run again, {numbers}, all with the same bits{rest}")

@@ -1,6 +1,7 @@
 """A scheduler that records, an executor that is killed: the log is replayed, shown, and run on an executor again."""
 
 import asyncio
+import json
 import re
 import shutil
 from pathlib import Path
@@ -138,7 +139,11 @@ async def test_another_executor_answers_the_same_bits(log_of_a_loss: Path, capsy
     status = await replay_on(log_of_a_loss)
     printed = capsys.readouterr().out
     assert status == 0, printed
-    assert len(re.findall(r"attachment \d, 127.0.0.1:\d+: \d+ steps run again, \d+ numbers, all with", printed)) == 2
+    found = re.findall(r"attachment \d, 127.0.0.1:\d+: (\d+) steps run again, \d+ numbers, all with", printed)
+    assert len(found) == 2
+    unanswered = re.findall(r"; (\d+) steps? had no recorded answer \(lost with the executor\)\n", printed)
+    num_steps = check_replay(log_of_a_loss).counts.num_steps
+    assert sum(map(int, found + unanswered)) == num_steps, printed
 
 
 async def test_the_first_value_that_differs_is_named_bit_for_bit(
@@ -167,22 +172,62 @@ async def test_the_first_value_that_differs_is_named_bit_for_bit(
 
 async def test_another_model_is_refused(log_of_a_loss: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert await replay_on(log_of_a_loss, eos_probability=0.5) == 1
-    assert re.search(r"octavo: the log is of model \S+ \S+ \(\w+\); the executor at \S+ has ", capsys.readouterr().err)
+    named = (
+        r"attachments 1, 2 cannot be run: the log and the executor have \S+ \S+ with other weights or settings, such "
+    )
+    assert re.search(named + r"as int8: model hash \w{12} in the log, \w{12} here; weights", capsys.readouterr().out)
+
+
+async def test_another_kind_of_executor_is_named_at_its_attachment(
+    log_of_a_loss: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(log_of_a_loss, changed := tmp_path / "changed")
+
+    def of_another_kind(record: steplog.LogRecord) -> None:
+        if record.WhichOneof("call") == "core_joined" and record.core_joined.core == 2:
+            info = json.loads(record.core_joined.info_json)
+            record.core_joined.info_json = json.dumps({**info, "numerics_id": "another"})
+
+    for path in files_in(changed):
+        rewrite(path, of_another_kind)
+    await replay_on(changed)
+    lines = capsys.readouterr().out.splitlines()
+    [place] = [index for index, line in enumerate(lines) if "another kind" in line]
+    assert lines[place - 1].startswith("attachment 1, ")
+    assert re.match(r"attachment 2, \S+: this executor is of .+: numerics_id another in the log, fake-", lines[place])
+
+
+async def test_an_executor_in_use_is_refused(log_of_a_loss: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with running_stack(worker()) as stack:
+        address = stack.executors[0].address
+        assert await asyncio.to_thread(run, ["replay", str(log_of_a_loss), "--executor", address]) == 1
+    printed = capsys.readouterr().err
+    assert re.search(rf"the executor at {address} is in use by scheduler '.+'; name an executor that no", printed)
+
+
+async def test_a_port_that_closes_connections_is_refused(
+    log_of_a_loss: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        assert await asyncio.to_thread(run, ["replay", str(log_of_a_loss), "--executor", address]) == 1
+    assert f"{address} closed the connection at once: octavo replay speaks plaintext" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
         ({"block_size_tokens": 4}, "its blocks have 4 tokens, and those of the log 8: start it with"),
-        ({"num_device_blocks": 16}, "it has 16 blocks, and the log needs 24; set its "),
-        ({"max_num_seqs": 8}, "it has 8 slots, and the log needs 16; set its --max-num-seqs"),
+        ({"num_device_blocks": 16}, "it has 16 of 24 blocks that the log needs: start it with --num-device-blocks 24"),
+        ({"max_num_seqs": 8}, "it has 8 of 16 slots that the log needs: start it with --max-num-seqs 16"),
     ],
 )
 async def test_an_executor_that_does_not_fit_is_told_what_lacks(
     log_of_a_loss: Path, option: dict[str, float], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await replay_on(log_of_a_loss, **option) == 1
-    assert sentence in capsys.readouterr().out
+    assert capsys.readouterr().out.count(f"attachments 1, 2 cannot be run: {sentence}") == 1
 
 
 def record_in_small_files(directory: Path) -> None:
