@@ -173,7 +173,7 @@ def _show_step(run: "ReplayRun", at: str) -> None:
 
 
 def _block_lines(picture: "StepPicture") -> list[str]:
-    """Return each block as a character, by executor."""
+    """Return each block as a character, by executor; rows of free blocks are left out."""
     from octavo.admin.v1 import admin_pb2
 
     shared, used, cached, free = (cell for cell, _ in BLOCK_CELLS)
@@ -187,9 +187,15 @@ def _block_lines(picture: "StepPicture") -> list[str]:
     for executor, states in picture.block_maps.items():
         size = picture.block_sizes[executor]
         lines += ["", f"{counted(len(states), 'block')} of {size} tokens of {printable(executor)}   {legend().plain}"]
+        num_left_out = 0
         for first in range(0, len(states), _BLOCKS_IN_LINE):
             row = "".join(cells[state] for state in states[first : first + _BLOCKS_IN_LINE])  # type: ignore[index]
-            lines.append(f"{first:>8}  {row}")
+            if row.strip(free):
+                lines.append(f"{first:>8}  {row}")
+            else:
+                num_left_out += len(row)
+        if num_left_out:
+            lines.append(f"{'':>8}  {counted(num_left_out, 'free block')} in rows without any other")
     return lines
 
 
@@ -198,10 +204,12 @@ def _follow(run: "ReplayRun", request_id: str) -> None:
 
     lives = list(follow(run, request_id))
     console = Console(highlight=False, soft_wrap=True)
-    for number, events in enumerate(lives):
+    for number, life in enumerate(lives):
         if number:
             click.echo()
-        _print_events(console, events)
+        if len(lives) > 1:
+            click.echo(f"{printable(request_id)}, {life.arrived}")
+        _print_events(console, life.events)
     if run.difference is not None:
         _print_difference(run.difference)
     for trouble in run.counts.troubles:

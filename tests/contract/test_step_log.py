@@ -108,6 +108,9 @@ def test_the_logs_of_several_starts_are_told_apart(
     for step in ("3", "1:3", "5:3"):
         assert run(["replay", str(tmp_path), "--at", step]) == 1
         assert "the folder has the logs of several starts; copy the files" in capsys.readouterr().err
+    assert run(["replay", str(tmp_path), "--follow", "greedy"]) == 0
+    headings = re.findall(r"^greedy, arrived 20\S+ \S+ UTC, log [0-9a-f]{8}$", capsys.readouterr().out, re.MULTILINE)
+    assert len(headings) == 2
 
 
 def test_a_requests_life_is_told(log_of_a_loss: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +144,7 @@ async def test_another_executor_answers_the_same_bits(log_of_a_loss: Path, capsy
     assert status == 0, printed
     found = re.findall(r"attachment \d, 127.0.0.1:\d+: (\d+) steps run again, \d+ numbers, all with", printed)
     assert len(found) == 2
-    unanswered = re.findall(r"; (\d+) steps? had no recorded answer \(lost with the executor\)\n", printed)
+    unanswered = re.findall(r"; (\d+) steps? had no recorded answer \((?:lost with|the log ends)", printed)
     num_steps = check_replay(log_of_a_loss).counts.num_steps
     assert sum(map(int, found + unanswered)) == num_steps, printed
 

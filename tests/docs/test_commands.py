@@ -49,7 +49,7 @@ EXCUSES = (
     Excuse(".*", r"octavo bench .*", "sends load for a minute or two; tests/contract/test_bench.py runs small ones"),
     Excuse(".*", r"curl .*:8080/v1/.*", "needs the gateway and the demo model; tests/e2e/test_openai_gateway.py"),
     Excuse(
-        "README.md|docs/(getting-started|openai).md",
+        "README.md|docs/(getting-started|openai|replay).md",
         r"python (-P )?-m (executor_svc|scheduler_svc)( .*)?",
         "runs until Ctrl-C, with the demo model; tests/e2e/test_processes.py and test_fleet_processes.py run both",
     ),
