@@ -41,6 +41,7 @@ MAX_SIZES = {
 }
 
 MAX_ID_CHARS = 256
+MAX_REASON_CHARS = 256
 
 # What this scheduler uses of executors beyond wire version 1.
 WANTED = frozenset({Capability.NUMERICS})
@@ -180,8 +181,9 @@ def info_of(attached: pb.AttachResponse, agreement: WireAgreement) -> ExecutorIn
     """Return what an attached executor is: of what belongs to a capability, only what was agreed on."""
     info = decode_info(attached.info)
     if Capability.NUMERICS in agreement.capabilities:
-        return info
-    return replace(info, numerics_id="", is_invariant=False, weights_digest="")
+        reason = " ".join(info.why_not_invariant[:MAX_REASON_CHARS].split())  # one line, since clients print it
+        return replace(info, why_not_invariant=reason)
+    return replace(info, numerics_id="", is_invariant=False, weights_digest="", why_not_invariant="")
 
 
 def check_sizes(info: pb.GetExecutorInfoResponse) -> None:
