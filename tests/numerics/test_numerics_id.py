@@ -84,6 +84,15 @@ def test_weights_are_no_kind_and_have_a_digest(tiny_models: dict[str, TinyModel]
     assert all(info.is_invariant for info in infos)
 
 
+def test_a_worker_that_is_not_invariant_says_why(tiny_models: dict[str, TinyModel]) -> None:
+    config = ExecutorConfig(model=str(tiny_models["gqa"].directory), num_device_blocks=4, cpu_kernels="torch")
+
+    info = load_worker(config).info
+
+    reason = "torch does the dense work, because cpu_kernels is torch"
+    assert (info.is_invariant, info.why_not_invariant) == (False, reason)
+
+
 @pytest.mark.parametrize("weights", record_numerics.FORMATS)
 def test_threads_blocks_and_what_ran_before_are_no_kind(weights: Quantization, monkeypatch: pytest.MonkeyPatch) -> None:
     bits = [probe_native(library_path("widest"), weights, num_threads) for num_threads in (1, 2, 3)]
