@@ -198,7 +198,7 @@ class SchedulerConfig(ServiceConfig):
     step_log_max_mb: int = Field(
         1024,
         ge=8,
-        description="Most megabytes (2^20 bytes) of all files in --step-log. The oldest are removed.",
+        description="Most megabytes (2^20 bytes) of all files in --step-log, at least 8. The oldest are removed.",
     )
     step_log_tokens: Literal["plain", "masked"] = Field(
         "plain",

@@ -33,6 +33,7 @@ class ExecutorInfo:
     numerics_id: str = ""  # empty: not known, as with executors of wire version 1
     is_invariant: bool = False
     weights_digest: str = ""  # empty: not known, as with executors of wire version 1
+    why_not_invariant: str = ""  # empty: it is, or does not say why
 
     @property
     def capabilities(self) -> frozenset[Capability]:

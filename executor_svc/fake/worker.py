@@ -44,6 +44,7 @@ class FakeWorker:
         sampling_defaults: As of a model's generation_config.json, by name.
         numerics_id: Of which arithmetic it says that it is; None: that of its language.
         is_invariant: Whether it says that outputs depend on their requests alone; they do.
+        why_not_invariant: Why it says that they do not.
         weights_digest: Of which weights it says that they are; None: of its parameters.
         faults: What goes wrong; None: nothing.
         sleep: Waits so many seconds; runs on the thread of `execute`, once in every step.
@@ -66,6 +67,7 @@ class FakeWorker:
         sampling_defaults: Mapping[str, float] | None = None,
         numerics_id: str | None = None,
         is_invariant: bool = True,
+        why_not_invariant: str = "",
         weights_digest: str | None = None,
         faults: FakeFaults | None = None,
         sleep: Callable[[float], None] = time.sleep,
@@ -90,6 +92,7 @@ class FakeWorker:
             sampling_defaults=sampling_defaults or {},
             numerics_id=f"fake-{LANGUAGE_VERSION}" if numerics_id is None else numerics_id,
             is_invariant=is_invariant,
+            why_not_invariant=why_not_invariant,
             weights_digest=digest if weights_digest is None else weights_digest,
         )
         self._step_ms = step_ms

@@ -42,7 +42,7 @@ def why_not_invariant(path: ComputePath) -> str | None:
     if path.device.type == "cuda":
         return _why_not_on_gpu(path)
     if path.dtype != torch.float32:
-        return f"torch computes it in {str(path.dtype).removeprefix('torch.')}; on a CPU float32 is invariant"
+        return f"torch computes in {str(path.dtype).removeprefix('torch.')}, and on a CPU only float32 is invariant"
     for part, kernels in (("dense work", path.dense), ("attention", path.attention), ("sampling", path.sampler)):
         if kernels != "C":
             return f"{kernels} does the {part}{_because(path)}"

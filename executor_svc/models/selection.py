@@ -169,10 +169,23 @@ def _from_transformers(
 def _checked(chosen: ChosenModel, config: ExecutorConfig) -> ChosenModel:
     """Return the model. Raises: ModelLoadError: it is not invariant, and is to be."""
     if config.numerics == "invariant" and chosen.why_not_invariant is not None:
-        raise ModelLoadError(
-            f"numerics is invariant, but {chosen.why_not_invariant}; change that, or leave out --numerics"
-        )
+        settings = _invariant_settings(chosen.path, config)
+        change = f"{settings}, or leave out --numerics" if settings else "leave out --numerics"
+        raise ModelLoadError(f"--numerics invariant is not possible: {chosen.why_not_invariant}; {change}")
     return chosen
+
+
+def _invariant_settings(path: ComputePath, config: ExecutorConfig) -> str:
+    """Say which settings keep a model from being invariant, and what to do with them; empty: none is known."""
+    is_cpu = path.device.type == "cpu"
+    changes = {
+        "set --dtype float32": is_cpu and path.dtype != torch.float32,
+        "set --cpu-kernels native or auto": is_cpu and config.cpu_kernels == "torch",
+        "set --attention-backend auto": config.attention_backend != "auto",
+        "leave out --quantization": not is_cpu and config.quantization != "none",
+    }
+    needed = [change for change, is_needed in changes.items() if is_needed]
+    return " and ".join(needed) if path.dense != "transformers" else ""
 
 
 def _capability_of(device: torch.device) -> tuple[int, int] | None:

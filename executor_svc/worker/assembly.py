@@ -63,6 +63,7 @@ class ModelIdentity:
     numerics_id: str = ""
     is_invariant: bool = False
     weights_digest: str = ""
+    why_not_invariant: str = ""
 
 
 def cache_shape_of(chosen: ChosenModel) -> CacheShape:
@@ -171,6 +172,7 @@ class _Parts:
             numerics_id=identity.numerics_id,
             is_invariant=identity.is_invariant,
             weights_digest=identity.weights_digest,
+            why_not_invariant=identity.why_not_invariant,
         )
         last_tokens = self._last_tokens()
         graphs: DecodeGraphs | None = None

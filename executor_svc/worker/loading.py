@@ -73,6 +73,7 @@ def load_worker(
         numerics_id=numerics.numerics_id,
         is_invariant=numerics.is_invariant,
         weights_digest=weights_digest,
+        why_not_invariant=numerics.why_not_invariant or "",
     )
     if not identity.tokenizer_files and group.rank == 0:
         logger.warning(Event("no_tokenizer", directory=str(directory.path), serves="token ids only"))

@@ -112,6 +112,8 @@ def _identity_line(picture: Picture, address: str, width: int) -> Text:
     )
     if state.has_mixed_numerics:
         line.append("   several numerics ids", "yellow")
+    if state.step_log_trouble:
+        line.append("   step log stopped", "yellow")
     room = width - line.cell_len - 3
     if room >= len(address):
         line.append(address.rjust(width - line.cell_len), "dim")

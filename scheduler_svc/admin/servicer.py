@@ -83,6 +83,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             max_waiting_requests=engine.settings.max_waiting_requests,
             num_refused_requests=engine.waiting.num_refused,
             has_mixed_numerics=len({core.numerics for core in engine.fleet.cores}) > 1,
+            step_log_trouble=engine.step_log.trouble if engine.step_log is not None else "",
         )
 
     async def Drain(  # noqa: N802

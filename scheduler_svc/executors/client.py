@@ -41,6 +41,7 @@ MAX_SIZES = {
 }
 
 MAX_ID_CHARS = 256
+MAX_REASON_CHARS = 256
 
 # What this scheduler uses of executors beyond wire version 1.
 WANTED = frozenset({Capability.NUMERICS})
@@ -75,6 +76,7 @@ class ExecutorClient:
         self._scheduler_id = scheduler_id
         self._timings = timings
         self._tls = tls
+        self._logged = ("", WireAgreement())  # with which executor process we last agreed, and on what
         self._options: list[tuple[str, int | str]] = [
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
@@ -103,8 +105,7 @@ class ExecutorClient:
             agreement = WireAgreement(attached.wire_version, common(attached.capabilities, WANTED))
             info = info_of(attached, agreement)
             session = ExecutorSession(stub, attached.epoch, info, self._timings, self.address, agreement)
-            version, names = agreement.version, names_of(agreement.capabilities)
-            log.info(Event("wire_version_agreed", executor=self.address, wire_version=version, capabilities=names))
+            self._log_agreement(info.instance_id, agreement)
             heartbeat = asyncio.create_task(session.keep_lease(), name="heartbeat")
             is_lost = False
             try:
@@ -118,6 +119,13 @@ class ExecutorClient:
                 session.close()
                 if not is_lost:
                     await session.detach()
+
+    def _log_agreement(self, instance_id: str, agreement: WireAgreement) -> None:
+        """Write what was agreed on, once: an executor that is refused afterwards is dialled again and again."""
+        if self._logged != (instance_id, agreement):
+            self._logged = (instance_id, agreement)
+            version, names = agreement.version, names_of(agreement.capabilities)
+            log.info(Event("wire_version_agreed", executor=self.address, wire_version=version, capabilities=names))
 
     def _open_channel(self) -> grpc.aio.Channel:
         """Return a new channel; the files of TLS are read as they are now. Raises ExecutorLostError."""
@@ -173,8 +181,9 @@ def info_of(attached: pb.AttachResponse, agreement: WireAgreement) -> ExecutorIn
     """Return what an attached executor is: of what belongs to a capability, only what was agreed on."""
     info = decode_info(attached.info)
     if Capability.NUMERICS in agreement.capabilities:
-        return info
-    return replace(info, numerics_id="", is_invariant=False, weights_digest="")
+        reason = " ".join(info.why_not_invariant[:MAX_REASON_CHARS].split())  # one line, since clients print it
+        return replace(info, why_not_invariant=reason)
+    return replace(info, numerics_id="", is_invariant=False, weights_digest="", why_not_invariant="")
 
 
 def check_sizes(info: pb.GetExecutorInfoResponse) -> None:

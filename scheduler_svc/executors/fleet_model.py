@@ -143,10 +143,18 @@ class _Member:
 
 def _difference(info: ExecutorInfo, served: ExecutorInfo) -> str:
     """Return what an executor has other than all executors of the fleet, in words; empty: it fits."""
-    if (info.model_hash, info.dtype) != (served.model_hash, served.dtype):
-        return f"it has another model or number format, {info.model_id} {info.dtype}"
     digest, served_digest = info.weights_digest, served.weights_digest
-    if digest and served_digest and digest != served_digest:
+    knows_digests = bool(digest and served_digest)
+    if info.model_hash != served.model_hash and not (knows_digests and digest == served_digest):
+        if info.model_id != served.model_id:
+            return f"it has another model, {info.model_id}; that of the fleet is {served.model_id}"
+        if not knows_digests:
+            return f"it has other weights or another quantization of {info.model_id} than the fleet"
+    if knows_digests and digest != served_digest:
         what = f"it has other weights of {info.model_id}"
         return f"{what}: their digest is {digest[:16]}, that of the fleet {served_digest[:16]}"
+    if info.dtype != served.dtype:
+        return f"its number format is {info.dtype}, that of the fleet {served.dtype}; start it with the same --dtype"
+    if info.model_hash != served.model_hash:  # of the same files, so only the quantization can differ
+        return f"it has another quantization of {info.model_id} than the fleet; start it with the same --quantization"
     return ""

@@ -66,6 +66,8 @@ class Reproducibility:
         why_not = ""
         if unknown:
             why_not = f"the executor at {unknown[0]} does not promise outputs that are equal to the bit"
+            if reason := executors[unknown[0]].why_not_invariant:
+                why_not += f": {reason}"
         elif len(ids) > 1:
             why_not = f"the executors are of {len(ids)} kinds: their numerics ids differ"
         elif len(digests) > 1:

@@ -76,6 +76,7 @@ class StepLogWriter:
 
     Attributes:
         is_recording: Whether calls are still written.
+        trouble: Why they are not any more; empty: they are.
         wants_snapshot: Whether the file is full: the next one is to begin, before the next call.
 
     Raises: StepLogError: the folder cannot be written to.
@@ -83,6 +84,7 @@ class StepLogWriter:
 
     def __init__(self, settings: StepLogSettings) -> None:
         self.is_recording = True
+        self.trouble = ""
         self.wants_snapshot = False
         self._settings = settings
         self._pending: deque[tuple[Encoder | _FileStart, tuple[Any, ...], str, TokenMask | None, float]] = deque()
@@ -95,9 +97,11 @@ class StepLogWriter:
         try:
             settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._begin_file(self.header(time.monotonic()))
+        except FileExistsError as error:
+            raise StepLogError(f"--step-log {settings.directory} is a file; name a folder") from error
         except OSError as error:
             raise StepLogError(
-                f"--step-log {settings.directory}: {error.strerror}; name a folder of your own"
+                f"--step-log {settings.directory} cannot be made or written to: {error.strerror}; name another folder"
             ) from error
         self._thread = threading.Thread(target=self._run, name="step-log", daemon=True)
         self._thread.start()
@@ -146,6 +150,7 @@ class StepLogWriter:
     def _stop(self, cause: str) -> None:
         if self.is_recording:
             self.is_recording = False
+            self.trouble = cause
             log.warning(Event("step_log_stopped", directory=str(self._settings.directory), cause=cause))
 
     # In the thread -------------------------------------------------------------------------------

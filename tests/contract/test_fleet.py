@@ -276,10 +276,23 @@ async def test_an_executor_that_answers_nonsense_is_lost_and_the_log_says_what_w
 # Who belongs to the fleet -----------------------------------------------------------------------------
 
 
+def described_as(**values: str) -> FakeWorker:
+    """Return a fake executor that says other things of itself."""
+    worker = FakeWorker()
+    worker._info = replace(worker.info, **values)  # type: ignore[arg-type]
+    return worker
+
+
 @pytest.mark.parametrize(
     ("stranger", "words"),
     [
-        (lambda: FakeWorker(eos_probability=0.5), "another model or number format"),
+        (lambda: described_as(model_id="b", model_hash="5", weights_digest=""), "it has another model, b; that of the"),
+        (
+            lambda: described_as(model_hash="5", weights_digest=""),
+            "it has other weights or another quantization of fake",
+        ),
+        (lambda: described_as(model_hash="5"), "it has another quantization of fake than the fleet;"),
+        (lambda: described_as(dtype="bfloat16"), "its number format is bfloat16, that of the fleet float32;"),
         (
             lambda: FakeWorker(weights_digest="5" * 64),
             "it has other weights of fake: their digest is 5555555555555555,",
@@ -376,7 +389,7 @@ async def test_a_refused_executor_does_not_take_over_while_the_right_one_restart
         directory.addresses = {right.address}
         await stack.attached()
         directory.addresses = {right.address, stranger.address}
-        await until(lambda: "another model" in stack.engine.last_trouble)
+        await until(lambda: "other weights" in stack.engine.last_trouble)
         answer = asyncio.create_task(collect(stack, token_request(20, 60)))
         await until(lambda: stack.driver_of(right).step_log.kept_ids[1] >= 9)
         await right.kill()

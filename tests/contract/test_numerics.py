@@ -137,13 +137,16 @@ async def test_mixed_kinds_are_not_reproducible_and_are_in_the_log(caplog: pytes
     assert len([line for line in caplog.messages if "event=mixed_numerics" in line]) == 1
 
 
-async def test_an_executor_that_is_not_invariant_is_not_reproducible() -> None:
-    async with running_stack(worker("one", is_invariant=False)) as stack:
+@pytest.mark.parametrize(
+    ("said", "told"), [("", ""), ("torch does it,\nas set", ": torch does it, as set"), ("x" * 999, ": " + "x" * 256)]
+)
+async def test_an_executor_that_is_not_invariant_is_not_reproducible(said: str, told: str) -> None:
+    async with running_stack(worker("one", is_invariant=False, why_not_invariant=said)) as stack:
         model = await model_of(stack)
 
         assert not model.is_reproducible
         assert model.why_not_reproducible == (
-            f"the executor at {stack.executor.address} does not promise outputs that are equal to the bit"
+            f"the executor at {stack.executor.address} does not promise outputs that are equal to the bit{told}"
         )
 
 

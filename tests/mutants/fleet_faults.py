@@ -130,7 +130,7 @@ FAULTS = (
     Fault(
         "an executor with other weights joins its fleet",
         "scheduler_svc/executors/fleet_model.py",
-        "    if digest and served_digest and digest != served_digest:\n",
+        "    if knows_digests and digest != served_digest:\n",
         "    if False:\n",
         (WEIGHTS,),
     ),

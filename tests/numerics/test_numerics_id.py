@@ -84,6 +84,15 @@ def test_weights_are_no_kind_and_have_a_digest(tiny_models: dict[str, TinyModel]
     assert all(info.is_invariant for info in infos)
 
 
+def test_a_worker_that_is_not_invariant_says_why(tiny_models: dict[str, TinyModel]) -> None:
+    config = ExecutorConfig(model=str(tiny_models["gqa"].directory), num_device_blocks=4, cpu_kernels="torch")
+
+    info = load_worker(config).info
+
+    reason = "torch does the dense work, because cpu_kernels is torch"
+    assert (info.is_invariant, info.why_not_invariant) == (False, reason)
+
+
 @pytest.mark.parametrize("weights", record_numerics.FORMATS)
 def test_threads_blocks_and_what_ran_before_are_no_kind(weights: Quantization, monkeypatch: pytest.MonkeyPatch) -> None:
     bits = [probe_native(library_path("widest"), weights, num_threads) for num_threads in (1, 2, 3)]
@@ -144,15 +153,28 @@ def test_what_the_revision_stands_for_is_on_record() -> None:
 
 
 WHY_NOT = {
-    "cpu_kernels": ({"cpu_kernels": "torch"}, "torch does the dense work, because cpu_kernels is torch"),
-    "dtype": ({"dtype": "bfloat16"}, "torch computes it in bfloat16; on a CPU float32 is invariant"),
-    "attention": ({"attention_backend": "torch"}, "torch does the attention"),
+    "cpu_kernels": (
+        {"cpu_kernels": "torch"},
+        "torch does the dense work, because cpu_kernels is torch",
+        "set --cpu-kernels native or auto",
+    ),
+    "dtype": (
+        {"dtype": "bfloat16"},
+        "torch computes in bfloat16, and on a CPU only float32 is invariant",
+        "set --dtype float32",
+    ),
+    "attention": ({"attention_backend": "torch"}, "torch does the attention", "set --attention-backend auto"),
+    "two": (
+        {"dtype": "bfloat16", "cpu_kernels": "torch"},
+        "torch computes in bfloat16, and on a CPU only float32 is invariant",
+        "set --dtype float32 and set --cpu-kernels native or auto",
+    ),
 }
 
 
-@pytest.mark.parametrize(("settings", "reason"), WHY_NOT.values(), ids=WHY_NOT)
+@pytest.mark.parametrize(("settings", "reason", "change"), WHY_NOT.values(), ids=WHY_NOT)
 def test_settings_that_are_not_invariant_are_refused_if_it_is_wanted(
-    settings: dict[str, str], reason: str, tiny_models: dict[str, TinyModel]
+    settings: dict[str, str], reason: str, change: str, tiny_models: dict[str, TinyModel]
 ) -> None:
     directory = tiny_models["gqa"].directory
     assert choose(directory, **settings).why_not_invariant == reason
@@ -160,7 +182,8 @@ def test_settings_that_are_not_invariant_are_refused_if_it_is_wanted(
     with pytest.raises(ModelLoadError) as refused:
         choose(directory, **settings, numerics="invariant")
 
-    assert str(refused.value) == f"numerics is invariant, but {reason}; change that, or leave out --numerics"
+    sentence = f"--numerics invariant is not possible: {reason}; {change}, or leave out --numerics"
+    assert str(refused.value) == sentence
 
 
 def test_a_model_that_transformers_runs_is_not_invariant(tmp_path: Path) -> None:
@@ -168,6 +191,8 @@ def test_a_model_that_transformers_runs_is_not_invariant(tmp_path: Path) -> None
 
     reason = "transformers computes it, because we have no code of our own for this model"
     assert choose(tmp_path).why_not_invariant == reason
+    with pytest.raises(ModelLoadError, match=r"for this model; leave out --numerics$"):
+        choose(tmp_path, numerics="invariant")
 
 
 def test_our_own_kernels_are_invariant(chosen: ChosenModel, tiny_models: dict[str, TinyModel]) -> None:

@@ -65,6 +65,18 @@ async def test_both_sides_go_on_with_the_highest_version_that_both_speak(
     assert agreed_versions(caplog) == {"attached": version, "wire_version_agreed": version}
 
 
+async def test_what_was_agreed_on_is_logged_once_however_often_an_executor_is_attached(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with executor_here(FakeWorker()) as executor:
+        client = client_of(executor)
+        for _ in range(3):
+            async with client.attach(lambda _: None):
+                pass
+    assert sum("event=wire_version_agreed" in message for message in caplog.messages) == 1
+
+
 @pytest.mark.parametrize(("scheduler_range", "executor_range"), [((1, 1), (2, 3)), ((4, 5), (2, 3))])
 async def test_ranges_that_do_not_meet_are_refused_with_both_of_them_and_change_nothing(
     scheduler_range: tuple[int, int], executor_range: tuple[int, int], monkeypatch: pytest.MonkeyPatch

@@ -27,7 +27,7 @@ from octavo.execution.v1 import sampling_params_pb2 as octavo_dot_execution_dot_
 from octavo.execution.v1 import step_pb2 as octavo_dot_execution_dot_v1_dot_step__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+octavo/execution/v1/execution_service.proto\x12\x13octavo.execution.v1\x1a$octavo/execution/v1/capability.proto\x1a)octavo/execution/v1/sampling_params.proto\x1a\x1eoctavo/execution/v1/step.proto\"\x18\n\x16GetExecutorInfoRequest\"\xaf\x05\n\x17GetExecutorInfoResponse\x12\x18\n\x10min_wire_version\x18\x01 \x01(\r\x12\x18\n\x10max_wire_version\x18\x02 \x01(\r\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x10\n\x08model_id\x18\x04 \x01(\t\x12\x12\n\nmodel_hash\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_device_blocks\x18\x08 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\t \x01(\r\x12\x15\n\rmax_model_len\x18\n \x01(\r\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x0c \x01(\r\x12\x0f\n\x07tp_size\x18\r \x01(\r\x12\x15\n\reos_token_ids\x18\x0e \x03(\x05\x12\x1e\n\x16max_num_batched_tokens\x18\x0f \x01(\r\x12\x19\n\x11max_message_bytes\x18\x10 \x01(\r\x12\x1d\n\x15sliding_window_tokens\x18\x11 \x01(\r\x12@\n\x11sampling_defaults\x18\x12 \x01(\x0b\x32%.octavo.execution.v1.SamplingDefaults\x12\x35\n\x0c\x63\x61pabilities\x18\x13 \x03(\x0e\x32\x1f.octavo.execution.v1.Capability\x12\x13\n\x0bnumerics_id\x18\x14 \x01(\t\x12\x14\n\x0cis_invariant\x18\x15 \x01(\x08\x12\x16\n\x0eweights_digest\x18\x16 \x01(\t\x12H\n\x15\x63\x61pability_parameters\x18\x17 \x01(\x0b\x32).octavo.execution.v1.CapabilityParameters\"\x93\x02\n\rAttachRequest\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\x12\x18\n\x10min_wire_version\x18\x03 \x01(\r\x12\x18\n\x10max_wire_version\x18\x04 \x01(\r\x12\x35\n\x0c\x63\x61pabilities\x18\x05 \x03(\x0e\x32\x1f.octavo.execution.v1.Capability\x12H\n\x15\x63\x61pability_parameters\x18\x06 \x01(\x0b\x32).octavo.execution.v1.CapabilityParameters\x12\x0c\n\x04keep\x18\x07 \x01(\x08\x12\x17\n\x0fkey_fingerprint\x18\x08 \x01(\x0c\"\x8a\x02\n\x0e\x41ttachResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0cwire_version\x18\x02 \x01(\r\x12:\n\x04info\x18\x03 \x01(\x0b\x32,.octavo.execution.v1.GetExecutorInfoResponse\x12\x35\n\x0c\x63\x61pabilities\x18\x04 \x03(\x0e\x32\x1f.octavo.execution.v1.Capability\x12H\n\x15\x63\x61pability_parameters\x18\x05 \x01(\x0b\x32).octavo.execution.v1.CapabilityParameters\x12\x16\n\x0enum_kept_names\x18\x06 \x01(\r\"6\n\x10HeartbeatRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"2\n\x11HeartbeatResponse\x12\x1d\n\x15last_executed_step_id\x18\x01 \x01(\x04\"3\n\rDetachRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"\x10\n\x0e\x44\x65tachResponse\"P\n\x0bStreamStart\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1d\n\x15last_received_step_id\x18\x02 \x01(\x04\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\"C\n\rStreamStarted\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x1d\n\x15last_executed_step_id\x18\x02 \x01(\x04\"\x8c\x01\n\x12StreamStepsRequest\x12\x31\n\x05start\x18\x01 \x01(\x0b\x32 .octavo.execution.v1.StreamStartH\x00\x12\x38\n\x04step\x18\x02 \x01(\x0b\x32(.octavo.execution.v1.ExecuteModelRequestH\x00\x42\t\n\x07message\"\x92\x01\n\x13StreamStepsResponse\x12\x35\n\x07started\x18\x01 \x01(\x0b\x32\".octavo.execution.v1.StreamStartedH\x00\x12\x39\n\x04step\x18\x02 \x01(\x0b\x32).octavo.execution.v1.ExecuteModelResponseH\x00\x42\t\n\x07message\"\x15\n\x13GetTokenizerRequest\"I\n\x14GetTokenizerResponse\x12\x31\n\x05\x66iles\x18\x01 \x03(\x0b\x32\".octavo.execution.v1.TokenizerFile\">\n\rTokenizerFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"M\n\x14GetBatchTableRequest\x12\x11\n\x04slot\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11include_token_ids\x18\x02 \x01(\x08\x42\x07\n\x05_slot\"\x8d\x01\n\x15GetBatchTableResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0cscheduler_id\x18\x02 \x01(\t\x12\x1d\n\x15last_executed_step_id\x18\x03 \x01(\x04\x12\x30\n\x04rows\x18\x04 \x03(\x0b\x32\".octavo.execution.v1.BatchTableRow\"\xf3\x01\n\rBatchTableRow\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x03 \x01(\x08\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12\x13\n\x0b\x62lock_table\x18\x07 \x03(\r\x12<\n\x0fsampling_params\x18\x08 \x01(\x0b\x32#.octavo.execution.v1.SamplingParams\x12\x11\n\ttoken_ids\x18\t \x03(\r2\x9a\x06\n\x10\x45xecutionService\x12l\n\x0fGetExecutorInfo\x12+.octavo.execution.v1.GetExecutorInfoRequest\x1a,.octavo.execution.v1.GetExecutorInfoResponse\x12Q\n\x06\x41ttach\x12\".octavo.execution.v1.AttachRequest\x1a#.octavo.execution.v1.AttachResponse\x12Z\n\tHeartbeat\x12%.octavo.execution.v1.HeartbeatRequest\x1a&.octavo.execution.v1.HeartbeatResponse\x12Q\n\x06\x44\x65tach\x12\".octavo.execution.v1.DetachRequest\x1a#.octavo.execution.v1.DetachResponse\x12\x64\n\x0bStreamSteps\x12\'.octavo.execution.v1.StreamStepsRequest\x1a(.octavo.execution.v1.StreamStepsResponse(\x01\x30\x01\x12\x63\n\x0c\x45xecuteModel\x12(.octavo.execution.v1.ExecuteModelRequest\x1a).octavo.execution.v1.ExecuteModelResponse\x12\x63\n\x0cGetTokenizer\x12(.octavo.execution.v1.GetTokenizerRequest\x1a).octavo.execution.v1.GetTokenizerResponse\x12\x66\n\rGetBatchTable\x12).octavo.execution.v1.GetBatchTableRequest\x1a*.octavo.execution.v1.GetBatchTableResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+octavo/execution/v1/execution_service.proto\x12\x13octavo.execution.v1\x1a$octavo/execution/v1/capability.proto\x1a)octavo/execution/v1/sampling_params.proto\x1a\x1eoctavo/execution/v1/step.proto\"\x18\n\x16GetExecutorInfoRequest\"\xca\x05\n\x17GetExecutorInfoResponse\x12\x18\n\x10min_wire_version\x18\x01 \x01(\r\x12\x18\n\x10max_wire_version\x18\x02 \x01(\r\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\x12\x10\n\x08model_id\x18\x04 \x01(\t\x12\x12\n\nmodel_hash\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_device_blocks\x18\x08 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\t \x01(\r\x12\x15\n\rmax_model_len\x18\n \x01(\r\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x0c \x01(\r\x12\x0f\n\x07tp_size\x18\r \x01(\r\x12\x15\n\reos_token_ids\x18\x0e \x03(\x05\x12\x1e\n\x16max_num_batched_tokens\x18\x0f \x01(\r\x12\x19\n\x11max_message_bytes\x18\x10 \x01(\r\x12\x1d\n\x15sliding_window_tokens\x18\x11 \x01(\r\x12@\n\x11sampling_defaults\x18\x12 \x01(\x0b\x32%.octavo.execution.v1.SamplingDefaults\x12\x35\n\x0c\x63\x61pabilities\x18\x13 \x03(\x0e\x32\x1f.octavo.execution.v1.Capability\x12\x13\n\x0bnumerics_id\x18\x14 \x01(\t\x12\x14\n\x0cis_invariant\x18\x15 \x01(\x08\x12\x16\n\x0eweights_digest\x18\x16 \x01(\t\x12H\n\x15\x63\x61pability_parameters\x18\x17 \x01(\x0b\x32).octavo.execution.v1.CapabilityParameters\x12\x19\n\x11why_not_invariant\x18\x19 \x01(\t\"\x93\x02\n\rAttachRequest\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\x12\x18\n\x10min_wire_version\x18\x03 \x01(\r\x12\x18\n\x10max_wire_version\x18\x04 \x01(\r\x12\x35\n\x0c\x63\x61pabilities\x18\x05 \x03(\x0e\x32\x1f.octavo.execution.v1.Capability\x12H\n\x15\x63\x61pability_parameters\x18\x06 \x01(\x0b\x32).octavo.execution.v1.CapabilityParameters\x12\x0c\n\x04keep\x18\x07 \x01(\x08\x12\x17\n\x0fkey_fingerprint\x18\x08 \x01(\x0c\"\x8a\x02\n\x0e\x41ttachResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0cwire_version\x18\x02 \x01(\r\x12:\n\x04info\x18\x03 \x01(\x0b\x32,.octavo.execution.v1.GetExecutorInfoResponse\x12\x35\n\x0c\x63\x61pabilities\x18\x04 \x03(\x0e\x32\x1f.octavo.execution.v1.Capability\x12H\n\x15\x63\x61pability_parameters\x18\x05 \x01(\x0b\x32).octavo.execution.v1.CapabilityParameters\x12\x16\n\x0enum_kept_names\x18\x06 \x01(\r\"6\n\x10HeartbeatRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"2\n\x11HeartbeatResponse\x12\x1d\n\x15last_executed_step_id\x18\x01 \x01(\x04\"3\n\rDetachRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"\x10\n\x0e\x44\x65tachResponse\"P\n\x0bStreamStart\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1d\n\x15last_received_step_id\x18\x02 \x01(\x04\x12\x13\n\x0binstance_id\x18\x03 \x01(\t\"C\n\rStreamStarted\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x1d\n\x15last_executed_step_id\x18\x02 \x01(\x04\"\x8c\x01\n\x12StreamStepsRequest\x12\x31\n\x05start\x18\x01 \x01(\x0b\x32 .octavo.execution.v1.StreamStartH\x00\x12\x38\n\x04step\x18\x02 \x01(\x0b\x32(.octavo.execution.v1.ExecuteModelRequestH\x00\x42\t\n\x07message\"\x92\x01\n\x13StreamStepsResponse\x12\x35\n\x07started\x18\x01 \x01(\x0b\x32\".octavo.execution.v1.StreamStartedH\x00\x12\x39\n\x04step\x18\x02 \x01(\x0b\x32).octavo.execution.v1.ExecuteModelResponseH\x00\x42\t\n\x07message\"\x15\n\x13GetTokenizerRequest\"I\n\x14GetTokenizerResponse\x12\x31\n\x05\x66iles\x18\x01 \x03(\x0b\x32\".octavo.execution.v1.TokenizerFile\">\n\rTokenizerFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"M\n\x14GetBatchTableRequest\x12\x11\n\x04slot\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11include_token_ids\x18\x02 \x01(\x08\x42\x07\n\x05_slot\"\x8d\x01\n\x15GetBatchTableResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0cscheduler_id\x18\x02 \x01(\t\x12\x1d\n\x15last_executed_step_id\x18\x03 \x01(\x04\x12\x30\n\x04rows\x18\x04 \x03(\x0b\x32\".octavo.execution.v1.BatchTableRow\"\xf3\x01\n\rBatchTableRow\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x03 \x01(\x08\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12\x13\n\x0b\x62lock_table\x18\x07 \x03(\r\x12<\n\x0fsampling_params\x18\x08 \x01(\x0b\x32#.octavo.execution.v1.SamplingParams\x12\x11\n\ttoken_ids\x18\t \x03(\r2\x9a\x06\n\x10\x45xecutionService\x12l\n\x0fGetExecutorInfo\x12+.octavo.execution.v1.GetExecutorInfoRequest\x1a,.octavo.execution.v1.GetExecutorInfoResponse\x12Q\n\x06\x41ttach\x12\".octavo.execution.v1.AttachRequest\x1a#.octavo.execution.v1.AttachResponse\x12Z\n\tHeartbeat\x12%.octavo.execution.v1.HeartbeatRequest\x1a&.octavo.execution.v1.HeartbeatResponse\x12Q\n\x06\x44\x65tach\x12\".octavo.execution.v1.DetachRequest\x1a#.octavo.execution.v1.DetachResponse\x12\x64\n\x0bStreamSteps\x12\'.octavo.execution.v1.StreamStepsRequest\x1a(.octavo.execution.v1.StreamStepsResponse(\x01\x30\x01\x12\x63\n\x0c\x45xecuteModel\x12(.octavo.execution.v1.ExecuteModelRequest\x1a).octavo.execution.v1.ExecuteModelResponse\x12\x63\n\x0cGetTokenizer\x12(.octavo.execution.v1.GetTokenizerRequest\x1a).octavo.execution.v1.GetTokenizerResponse\x12\x66\n\rGetBatchTable\x12).octavo.execution.v1.GetBatchTableRequest\x1a*.octavo.execution.v1.GetBatchTableResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,39 +37,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETEXECUTORINFOREQUEST']._serialized_start=181
   _globals['_GETEXECUTORINFOREQUEST']._serialized_end=205
   _globals['_GETEXECUTORINFORESPONSE']._serialized_start=208
-  _globals['_GETEXECUTORINFORESPONSE']._serialized_end=895
-  _globals['_ATTACHREQUEST']._serialized_start=898
-  _globals['_ATTACHREQUEST']._serialized_end=1173
-  _globals['_ATTACHRESPONSE']._serialized_start=1176
-  _globals['_ATTACHRESPONSE']._serialized_end=1442
-  _globals['_HEARTBEATREQUEST']._serialized_start=1444
-  _globals['_HEARTBEATREQUEST']._serialized_end=1498
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1500
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1550
-  _globals['_DETACHREQUEST']._serialized_start=1552
-  _globals['_DETACHREQUEST']._serialized_end=1603
-  _globals['_DETACHRESPONSE']._serialized_start=1605
-  _globals['_DETACHRESPONSE']._serialized_end=1621
-  _globals['_STREAMSTART']._serialized_start=1623
-  _globals['_STREAMSTART']._serialized_end=1703
-  _globals['_STREAMSTARTED']._serialized_start=1705
-  _globals['_STREAMSTARTED']._serialized_end=1772
-  _globals['_STREAMSTEPSREQUEST']._serialized_start=1775
-  _globals['_STREAMSTEPSREQUEST']._serialized_end=1915
-  _globals['_STREAMSTEPSRESPONSE']._serialized_start=1918
-  _globals['_STREAMSTEPSRESPONSE']._serialized_end=2064
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=2066
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=2087
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=2089
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=2162
-  _globals['_TOKENIZERFILE']._serialized_start=2164
-  _globals['_TOKENIZERFILE']._serialized_end=2226
-  _globals['_GETBATCHTABLEREQUEST']._serialized_start=2228
-  _globals['_GETBATCHTABLEREQUEST']._serialized_end=2305
-  _globals['_GETBATCHTABLERESPONSE']._serialized_start=2308
-  _globals['_GETBATCHTABLERESPONSE']._serialized_end=2449
-  _globals['_BATCHTABLEROW']._serialized_start=2452
-  _globals['_BATCHTABLEROW']._serialized_end=2695
-  _globals['_EXECUTIONSERVICE']._serialized_start=2698
-  _globals['_EXECUTIONSERVICE']._serialized_end=3492
+  _globals['_GETEXECUTORINFORESPONSE']._serialized_end=922
+  _globals['_ATTACHREQUEST']._serialized_start=925
+  _globals['_ATTACHREQUEST']._serialized_end=1200
+  _globals['_ATTACHRESPONSE']._serialized_start=1203
+  _globals['_ATTACHRESPONSE']._serialized_end=1469
+  _globals['_HEARTBEATREQUEST']._serialized_start=1471
+  _globals['_HEARTBEATREQUEST']._serialized_end=1525
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1527
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1577
+  _globals['_DETACHREQUEST']._serialized_start=1579
+  _globals['_DETACHREQUEST']._serialized_end=1630
+  _globals['_DETACHRESPONSE']._serialized_start=1632
+  _globals['_DETACHRESPONSE']._serialized_end=1648
+  _globals['_STREAMSTART']._serialized_start=1650
+  _globals['_STREAMSTART']._serialized_end=1730
+  _globals['_STREAMSTARTED']._serialized_start=1732
+  _globals['_STREAMSTARTED']._serialized_end=1799
+  _globals['_STREAMSTEPSREQUEST']._serialized_start=1802
+  _globals['_STREAMSTEPSREQUEST']._serialized_end=1942
+  _globals['_STREAMSTEPSRESPONSE']._serialized_start=1945
+  _globals['_STREAMSTEPSRESPONSE']._serialized_end=2091
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=2093
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=2114
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=2116
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=2189
+  _globals['_TOKENIZERFILE']._serialized_start=2191
+  _globals['_TOKENIZERFILE']._serialized_end=2253
+  _globals['_GETBATCHTABLEREQUEST']._serialized_start=2255
+  _globals['_GETBATCHTABLEREQUEST']._serialized_end=2332
+  _globals['_GETBATCHTABLERESPONSE']._serialized_start=2335
+  _globals['_GETBATCHTABLERESPONSE']._serialized_end=2476
+  _globals['_BATCHTABLEROW']._serialized_start=2479
+  _globals['_BATCHTABLEROW']._serialized_end=2722
+  _globals['_EXECUTIONSERVICE']._serialized_start=2725
+  _globals['_EXECUTIONSERVICE']._serialized_end=3519
 # @@protoc_insertion_point(module_scope)

@@ -67,6 +67,7 @@ class GetExecutorInfoResponse(_message.Message):
     IS_INVARIANT_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     CAPABILITY_PARAMETERS_FIELD_NUMBER: _builtins.int
+    WHY_NOT_INVARIANT_FIELD_NUMBER: _builtins.int
     min_wire_version: _builtins.int
     """Lowest wire version that this executor speaks."""
     max_wire_version: _builtins.int
@@ -118,6 +119,10 @@ class GetExecutorInfoResponse(_message.Message):
     only shapes and first rows. Compared for equality only. Empty: not known, as with executors of wire
     version 1.
     """
+    why_not_invariant: _builtins.str
+    """Why `is_invariant` is false, in a few words for people. Empty: it is true, or the executor does not
+    say it.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end a sequence unless a request ignores them; from the model's generation config."""
@@ -166,10 +171,11 @@ class GetExecutorInfoResponse(_message.Message):
         is_invariant: _builtins.bool = ...,
         weights_digest: _builtins.str = ...,
         capability_parameters: _capability_pb2.CapabilityParameters | None = ...,
+        why_not_invariant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability_parameters", b"capability_parameters", "sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "sampling_defaults", b"sampling_defaults", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "sampling_defaults", b"sampling_defaults", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "why_not_invariant", b"why_not_invariant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -257,7 +257,7 @@ def test_executor_info_survives_the_wire_with_the_wire_versions() -> None:
     info = ExecutorInfo(
         "i", "m", "h", "float32", 16, 100, 3, 2048, 49152, 256, 4096, 2**22, (2, 0), 2, sliding_window_tokens=4096,
         sampling_defaults={"temperature": 0.0, "top_k": 20, "top_p": 0.75, "repetition_penalty": 1.0},
-        numerics_id="1f", is_invariant=True, weights_digest="2e",
+        numerics_id="1f", is_invariant=True, weights_digest="2e", why_not_invariant="of torch",
     )  # fmt: skip
 
     message = execution_service_pb2.GetExecutorInfoResponse.FromString(encode_info(info).SerializeToString())

@@ -116,6 +116,7 @@ def test_the_overview_says_what_the_scheduler_does() -> None:
         (state(), "   ready   "),
         (state(is_draining=True), "   draining, takes no new requests   "),
         (state(has_mixed_numerics=True), "   1 of 1 executor   several numerics ids"),
+        (state(step_log_trouble="No space left on device"), "   1 of 1 executor   step log stopped"),
         (state(lost_executor()), "   no model yet   not ready: no executor is attached   "),
     ],
 )

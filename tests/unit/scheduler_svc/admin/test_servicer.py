@@ -1,5 +1,6 @@
 """What AdminService refuses, as far as it takes no executor; the rest is in the contract tests."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import octavo
 from octavo.admin.v1 import admin_service_pb2 as pb
 from scheduler_svc.admin.servicer import MAX_PAGE_SIZE, AdminServicer, number_in, page_size_of
+from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
 from shared.errors import InvalidFieldError, UnknownNameError
 from tests.support.driving import small_limits
 from tests.support.idle_engine import IdleEngine
@@ -34,6 +36,19 @@ async def test_a_fleet_without_executors_is_all_zeros() -> None:
     assert state == pb.GetSchedulerStateResponse(
         uptime_ms=state.uptime_ms, version=octavo.__version__, max_waiting_requests=1000
     )
+
+
+async def test_a_step_log_that_stopped_says_why(tmp_path: Path) -> None:
+    engine = IdleEngine([], None).engine
+    engine.step_log = StepLogWriter(StepLogSettings(tmp_path, 2**20))
+    servicer = AdminServicer(engine)
+    troubles = []
+    for trouble in ("", "No space left on device"):
+        if trouble:
+            engine.step_log._stop(trouble)
+        troubles.append((await servicer.GetSchedulerState(pb.GetSchedulerStateRequest(), NO_CONTEXT)).step_log_trouble)
+    engine.step_log.close()
+    assert troubles == ["", "No space left on device"]
 
 
 @pytest.mark.parametrize("token", ["x", "-1", "1.0", "\u0663", "9" * 19])

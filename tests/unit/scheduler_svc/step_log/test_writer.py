@@ -68,6 +68,7 @@ def test_a_full_disk_stops_the_log_with_one_warning(
         log._write_pending()
     log.close()
     assert not log.is_recording
+    assert "No space left on device" in log.trouble
     [warning] = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert "step_log_stopped" in warning.getMessage()
     assert "No space left on device" in warning.getMessage()
@@ -87,10 +88,18 @@ def test_a_writer_that_falls_behind_stops_the_log(
     assert [record.getMessage().count("too slow") for record in caplog.records] == [1]
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("file", "is a file; name a folder"),
+        ("file/below", "cannot be made or written to: Not a directory; name another folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_to_is_refused(name: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StepLogError, match=r"--step-log .*/file: .*; name a folder of your own"):
-        StepLogWriter(StepLogSettings(tmp_path / "file", AMPLE_BYTES))
+    with pytest.raises(StepLogError) as refused:
+        StepLogWriter(StepLogSettings(tmp_path / name, AMPLE_BYTES))
+    assert str(refused.value) == f"--step-log {tmp_path / name} {words}"
 
 
 def test_a_masked_log_has_no_prompt_in_it_and_replays(tmp_path: Path) -> None:
