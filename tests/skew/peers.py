@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
@@ -100,6 +101,15 @@ async def running(code: Code, module: str, *flags: str) -> AsyncIterator[Service
     finally:
         if service.process.returncode is None:
             await service.kill()
+
+
+async def until_serving(service: Service) -> None:
+    """Wait until a service says that it is ready: an executor prints its port before its model is loaded."""
+    async with grpc.aio.insecure_channel(service.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        async for answer in health.Watch(health_pb2.HealthCheckRequest()):
+            if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                return
 
 
 @asynccontextmanager

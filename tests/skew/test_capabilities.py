@@ -23,7 +23,7 @@ from shared.executor_info import ExecutorInfo
 from shared.step import Step, TableDelta
 from shared.wire_agreement import ADMISSION_FIELDS, ANSWER_FIELDS, STEP_FIELDS
 from tests.contract.execution_harness import first_step, refusal
-from tests.skew.peers import FAKE, RELEASE, executor_here, running
+from tests.skew.peers import FAKE, RELEASE, executor_here, running, until_serving
 from tests.support.stack import MAX_MESSAGE_BYTES, ExecutorProcess
 
 pytestmark = pytest.mark.timeout(60)
@@ -142,9 +142,12 @@ def steps_in(sent: list[Message]) -> list[Request]:
 async def test_an_executor_of_the_last_release_is_asked_for_nothing_and_gets_steps_without_feature_bits(
     sent: list[Message],
 ) -> None:
-    async with running(RELEASE, FAKE) as executor, client_of(executor.address).attach(lambda _: None) as session:
-        await run_empty_step(session)
-        assert (session.info.numerics_id, session.info.is_invariant, session.info.weights_digest) == ("", False, "")
+    async with running(RELEASE, FAKE) as executor:
+        await until_serving(executor)
+        async with client_of(executor.address).attach(lambda _: None) as session:
+            await run_empty_step(session)
+            info = session.info
+    assert (info.numerics_id, info.is_invariant, info.weights_digest) == ("", False, "")
     assert asked_for(sent) == []
     assert [step.HasField("feature_bits") for step in steps_in(sent)] == [False]
 
