@@ -20,6 +20,7 @@ from executor_svc.models.native_layers import NativeLayers
 from executor_svc.models.torch_dense import TorchDense, TorchMatrix
 from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.library import NativeLibrary, load_library
+from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from shared.errors import ModelLoadError
 
@@ -85,7 +86,9 @@ def make_model(
     found = found or find_library(dtype, device, cpu_kernels)
     attention = attention or make_attention(found.library)
     if found.library is not None:
-        dense = NativeDense(found.library, is_int8=is_int8, group=group)
+        dense = NativeDense(
+            found.library, number_format=NumberFormat.INT8 if is_int8 else NumberFormat.FLOAT32, group=group
+        )
         has_loop = group.size == 1 and isinstance(attention, NativeAttentionBackend)
         model = Decoder(config, dense, group, partial(NativeLayers, found.library) if has_loop else None)
         path = compute_path(device, dtype, "C", attention, found)

@@ -86,5 +86,5 @@ class _QuantizedPart:
         num_inputs = self.shape[1]
         padded = F.pad(source.to(self._codes.device, torch.float32), (0, -num_inputs % INT8_GROUP))
         groups = padded.view(self._codes.shape)
-        self._scales.copy_(groups.abs().amax(-1, keepdim=True) / 127)
-        self._codes.copy_((groups / self._scales.clamp(min=1e-38)).round())
+        self._scales.copy_((groups.abs().amax(-1, keepdim=True) / 127).half())
+        self._codes.copy_((groups / self._scales.clamp(min=1e-38)).round().clamp(-127, 127))

@@ -16,26 +16,37 @@ from executor_svc.models.native_segments import (
 )
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
-from executor_svc.native.structs import EmbeddingStruct
+from executor_svc.native.structs import EmbeddingStruct, NumberFormat
+from executor_svc.native.weight_memory import WeightMemory
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 
 
 class NativeDense:
-    """Matrices and segments on a CPU, float32.
+    """Matrices and segments on a CPU, with float32 activations.
 
     Args:
         library: The compiled library.
-        is_int8: Whether weights are quantized to int8 as they are loaded, the embedding included.
+        number_format: Of the weights, the embedding included; routers are float32.
         group: The ranks that share the model.
     """
 
     merges_gate_and_up = False
 
     def __init__(
-        self, library: NativeLibrary, *, is_int8: bool = False, group: TensorParallelGroup = SINGLE_RANK
+        self,
+        library: NativeLibrary,
+        *,
+        number_format: NumberFormat = NumberFormat.FLOAT32,
+        group: TensorParallelGroup = SINGLE_RANK,
     ) -> None:
         self._library = library
-        self._is_int8 = is_int8
+        self._formats: dict[MatrixRole, NumberFormat] = {
+            "layer": number_format,
+            # Of four bits per weight, embedding and head lose the most.
+            "vocabulary": NumberFormat.INT8_A8 if number_format == NumberFormat.INT4 else number_format,
+            "router": NumberFormat.FLOAT32,
+        }
+        self._memory = WeightMemory()
         self._group = group
         self._rank_sum = RankSum(library, group)
         self.dtype = torch.float32
@@ -45,7 +56,7 @@ class NativeDense:
         self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, role: MatrixRole = "layer"
     ) -> PackedMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
-        return PackedMatrix(self._library, num_inputs, sizes, has_bias, self._is_int8 and role != "router")
+        return PackedMatrix(self._library, num_inputs, sizes, has_bias, self._formats[role], self._memory)
 
     def embedding(self, weights: EmbeddingWeights[PackedMatrix]) -> "NativeEmbedding":
         """Join the weights to an embedding; see `DenseKernels`."""

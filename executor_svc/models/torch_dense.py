@@ -28,6 +28,8 @@ from executor_svc.models.rotary_embedding import rotations
 from executor_svc.models.torchao_linear import TorchaoLinear
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
+from executor_svc.native.structs import NumberFormat
+from executor_svc.native.weight_memory import WeightMemory
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 
 
@@ -79,6 +81,7 @@ class TorchDense:
         if is_int8:
             self._int8_linear = TorchaoLinear if device.type == "cuda" else QuantizedLinear
         self._int8_library = library if is_int8 else None
+        self._weight_memory = WeightMemory()
         self._group = group
 
     def matrix(
@@ -86,7 +89,7 @@ class TorchDense:
     ) -> TorchMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
         if self._int8_library is not None and role != "router":
-            return PackedMatrix(self._int8_library, num_inputs, sizes, has_bias, is_int8=True)
+            return PackedMatrix(self._int8_library, num_inputs, sizes, has_bias, NumberFormat.INT8, self._weight_memory)
         make: type[Linear | QuantizedLinear | TorchaoLinear] = self._int8_linear or Linear
         if role == "router" or (role == "vocabulary" and make is TorchaoLinear):
             make = Linear

@@ -1,14 +1,30 @@
 """The structs of the dense part of the C library as ctypes has them; what a field means is said in C."""
 
 import ctypes
+from enum import IntEnum
 
 from executor_svc.native.binding import FLOAT, LONG, POINTER
+
+
+class NumberFormat(IntEnum):
+    """How weights are stored, and what their products take: `NumberFormat` of dense.h.
+
+    FLOAT32 and BFLOAT16 multiply float32 activations, with the same sums in the same order. INT8 turns the activations
+    of a row into int16 with one scale, INT8_A8 and INT4 into int8 with a scale for each group of 32.
+    """
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+    INT8_A8 = 3
+    INT4 = 4
 
 
 class MatrixStruct(ctypes.Structure):
     """`Matrix` of dense.h."""
 
     _fields_ = (
+        ("format", LONG),
         ("num_outputs", LONG),
         ("num_inputs", LONG),
         ("panels", POINTER),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from executor_svc.native.build import FLAGS, build_library, cache_directory
 from executor_svc.native.library import NativeLibrary
+from executor_svc.native.structs import NumberFormat
 
 LANES = ("widest", "avx2")
 NUM_THREADS = 3  # more than some products have panels, fewer than others
@@ -19,3 +20,8 @@ def native_library(lanes: str) -> NativeLibrary:
 def library_path(lanes: str) -> Path:
     """Return the library, compiled for one of LANES. Raises: NativeUnavailableError: the machine cannot have it."""
     return build_library(cache_directory(), flags=FLAGS if lanes == "widest" else (*FLAGS, "-mno-avx512f"))
+
+
+def format_of(is_int8: bool) -> NumberFormat:
+    """Return the format of weights that the kernels in torch have too."""
+    return NumberFormat.INT8 if is_int8 else NumberFormat.FLOAT32

@@ -12,7 +12,8 @@ from executor_svc.models.dense import DenseKernels, EmbeddingWeights, LayerEnd, 
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.torch_dense import TorchDense
 from executor_svc.native.matrix import PackedMatrix
-from tests.numerics.native import LANES, native_library
+from executor_svc.native.weight_memory import WeightMemory
+from tests.numerics.native import LANES, format_of, native_library
 
 EPSILON = 1e-5
 TILE_ROWS = 8  # of tile.h, the larger one
@@ -62,7 +63,7 @@ def run_both(
     residual = torch.randn(num_rows, shape.hidden, generator=generator)
     results = []
     for kernels in (
-        NativeDense(native_library(lanes), is_int8=is_int8),
+        NativeDense(native_library(lanes), number_format=format_of(is_int8)),
         TorchDense(torch.float32, torch.device("cpu"), is_int8=is_int8),
     ):
         updated = residual.clone()
@@ -107,7 +108,7 @@ class TestSegments:
         token_ids = torch.tensor([0, 47, 48, 100, 100, 23])
         rows = []
         both: list[DenseKernels[Any]] = [
-            NativeDense(native_library(lanes), is_int8=is_int8),
+            NativeDense(native_library(lanes), number_format=format_of(is_int8)),
             TorchDense(torch.float32, torch.device("cpu"), is_int8=is_int8),
         ]
         for kernels in both:
@@ -121,7 +122,7 @@ class TestSegments:
             assert torch.equal(rows[0], weight[token_ids])
 
     def test_the_result_does_not_depend_on_the_other_rows(self, lanes: str, is_int8: bool) -> None:
-        kernels = NativeDense(native_library(lanes), is_int8=is_int8)
+        kernels = NativeDense(native_library(lanes), number_format=format_of(is_int8))
         segment = make_segment(kernels, Shape(attended=300, hidden=576, intermediate=100))
         attended, residual = torch.randn(19, 300), torch.randn(19, 576)
         alone = [segment(attended[i : i + 1].clone(), residual[i : i + 1].clone()) for i in range(19)]
@@ -139,7 +140,14 @@ class TestOneProduct:
     @staticmethod
     def make(lanes: str, is_int8: bool, num_inputs: int, num_outputs: int) -> PackedMatrix:
         """Return a matrix of two parts."""
-        made = PackedMatrix(native_library(lanes), num_inputs, [num_outputs, 3], has_bias=True, is_int8=is_int8)
+        made = PackedMatrix(
+            native_library(lanes),
+            num_inputs,
+            [num_outputs, 3],
+            has_bias=True,
+            number_format=format_of(is_int8),
+            memory=WeightMemory(),
+        )
         generator = torch.Generator().manual_seed(num_inputs)
         parts: list[Any] = [*made.weights, *made.biases]
         for part in parts:
@@ -185,9 +193,11 @@ def test_the_last_segment_has_no_projection(lanes: str) -> None:
     torch.testing.assert_close(results[0], results[1], rtol=2e-5, atol=2e-5)
 
 
-def test_int8_takes_little_more_than_a_quarter_of_the_memory() -> None:
+def test_what_each_format_takes() -> None:
     library = native_library("widest")
 
-    sizes = [NativeDense(library, is_int8=is_int8).matrix(576, [960]).num_bytes for is_int8 in (False, True)]
+    sizes = [
+        NativeDense(library, number_format=format_of(is_int8)).matrix(576, [960]).num_bytes for is_int8 in (False, True)
+    ]
 
-    assert sizes == [960 * 576 * 4, 960 * 576 * (1 + 4 / 32)]
+    assert sizes == [960 * 576 * 4, 960 * 576 * (1 + 2 / 32)]

@@ -23,7 +23,7 @@ from executor_svc.native.structs import NormStruct
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
-from tests.numerics.native import LANES, library_path, native_library
+from tests.numerics.native import LANES, format_of, library_path, native_library
 from tests.numerics.threaded_group import run_ranks
 
 NUM_ROWS = 130  # more than one task takes of a panel
@@ -90,7 +90,7 @@ class DensePart:
 @families
 @vectors
 def test_it_equals_torch(lanes: str, name: str, is_int8: bool, directories: dict[str, Path]) -> None:
-    ours = DensePart(directories[name], NativeDense(native_library(lanes), is_int8=is_int8))
+    ours = DensePart(directories[name], NativeDense(native_library(lanes), number_format=format_of(is_int8)))
     theirs = DensePart(directories[name], TorchDense(torch.float32, torch.device("cpu"), is_int8=is_int8))
     # int16 inputs differ from float32 by less than 2 ** -16 of the largest one of their row.
     tolerance = 2e-3 if is_int8 else 5e-5
@@ -108,7 +108,9 @@ def test_a_row_has_the_same_bits_in_every_company(
 ) -> None:
     expected: Sequence[torch.Tensor] | None = None
     for num_threads in (1, 2):
-        part = DensePart(directories[name], NativeDense(library_of(lanes, num_threads), is_int8=is_int8))
+        part = DensePart(
+            directories[name], NativeDense(library_of(lanes, num_threads), number_format=format_of(is_int8))
+        )
         expected = expected or part(0, NUM_ROWS)
         for begin, end in PARTS:
             for our, whole in zip(part(begin, end), expected, strict=True):
@@ -123,7 +125,7 @@ def test_ranks_that_share_a_model_give_a_row_the_same_bits(
 ) -> None:
     def run(group: TensorParallelGroup) -> list[list[torch.Tensor]]:
         library = NativeLibrary(library_path("widest"), num_threads=1)  # each rank has memory of its own
-        part = DensePart(directories[name], NativeDense(library, is_int8=is_int8, group=group), group)
+        part = DensePart(directories[name], NativeDense(library, number_format=format_of(is_int8), group=group), group)
         return [part(begin, end) for begin, end in PARTS]
 
     ranks = run_ranks(tp, run)
@@ -206,7 +208,7 @@ def test_every_number_of_experts(lanes: str, num_experts: int, num_chosen: int) 
 @vectors
 def test_the_experts_of_a_row_do_not_depend_on_the_other_rows(lanes: str, is_int8: bool) -> None:
     for num_threads in (1, 2):
-        mixture = make_mixture(NativeDense(library_of(lanes, num_threads), is_int8=is_int8), 6, 3)
+        mixture = make_mixture(NativeDense(library_of(lanes, num_threads), number_format=format_of(is_int8)), 6, 3)
         together = run_mixture(mixture, NUM_ROWS)
 
         for begin, end in PARTS:

@@ -15,7 +15,7 @@ from executor_svc.models.native_layers import NativeLayers
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from tests.numerics.attention import CHUNKS, DECODES, Rows, Step
-from tests.numerics.native import LANES, native_library
+from tests.numerics.native import LANES, format_of, native_library
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 2, 16
 HIDDEN_SIZE, INTERMEDIATE_SIZE = 72, 100
@@ -32,7 +32,7 @@ IS_ROTATED = [True, True, False, False]  # layers that attend alike may differ i
 def make_segments(library: NativeLibrary, *, is_int8: bool) -> list[Segment]:
     """Return the segments of a model of as many layers as LAYERS."""
     generator = torch.Generator().manual_seed(3)
-    kernels = NativeDense(library, is_int8=is_int8)
+    kernels = NativeDense(library, number_format=format_of(is_int8))
 
     def matrix(num_inputs: int, num_outputs: int) -> PackedMatrix:
         made = kernels.matrix(num_inputs, [num_outputs], has_bias=True)

@@ -10,7 +10,8 @@ import torch
 
 from executor_svc.native.library import NativeLibrary, TeamStruct
 from executor_svc.native.matrix import PackedMatrix
-from tests.numerics.native import LANES, NUM_THREADS, library_path
+from executor_svc.native.weight_memory import WeightMemory
+from tests.numerics.native import LANES, NUM_THREADS, format_of, library_path
 
 MS = 1_000_000
 
@@ -90,7 +91,7 @@ def test_a_team_that_works_well_forgets_that_it_was_small() -> None:
 @pytest.mark.parametrize("lanes", LANES)
 def test_results_do_not_depend_on_the_size_of_the_team(lanes: str, is_int8: bool) -> None:
     library = NativeLibrary(library_path(lanes), NUM_THREADS)
-    matrix = PackedMatrix(library, 700, [900], has_bias=False, is_int8=is_int8)
+    matrix = PackedMatrix(library, 700, [900], has_bias=False, number_format=format_of(is_int8), memory=WeightMemory())
     matrix.weights[0].copy_(torch.randn(900, 700))
     x, results = torch.randn(33, 700), []
 
