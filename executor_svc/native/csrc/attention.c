@@ -11,24 +11,24 @@
 #include "attention_packed.h"
 #include "layers.h"
 
-static long most_rows(const Step *step) { return step->most_tokens * (step->num_heads / step->num_kv_heads); }
+// Rows of the largest tile, in whole strips and vectors.
+static long most_rows(const Step *step) { return round_up(step->most_tokens * group_of(step), STRIP_ROWS * LANES); }
 
 static float *take_floats(Arena *arena, long count) { return take(arena, count * (long)sizeof(float)); }
 
 static Softmax take_softmax(const Step *step, Arena *arena) {
     long rows = most_rows(step);
-    float *sums = take_floats(arena, rows * step->head_dim), *largest = take_floats(arena, rows);
+    float *sums = take_floats(arena, rows * padded_values(step)), *largest = take_floats(arena, rows);
     return (Softmax){.sums = sums, .largest = largest, .weights = take_floats(arena, rows)};
 }
 
 // Lay out the memory of one thread at `address` (0: only measure); return its size in bytes.
 static long lay_out(const Step *step, uintptr_t address, Work *work) {
     Arena arena = {address, address};
-    long rows = most_rows(step), dim = step->head_dim;
-    work->queries = take_floats(&arena, rows * padded_dim(step));
-    work->scores = take_floats(&arena, rows * BLOCK_KEYS);
-    work->keys = take_floats(&arena, BLOCK_KEYS * padded_dim(step));
-    work->values = take_floats(&arena, BLOCK_KEYS * round_up(dim, TILE_COLUMNS));
+    work->queries = take_floats(&arena, most_rows(step) * padded_queries(step));
+    work->scores = take_floats(&arena, MAX_DIRECT_HEADS * BLOCK_KEYS);
+    work->keys = take_floats(&arena, BLOCK_KEYS * round_up(step->head_dim, CHAINS));
+    work->values = take_floats(&arena, BLOCK_KEYS * padded_values(step));
     work->total = take_softmax(step, &arena);
     work->part = take_softmax(step, &arena);
     return used_bytes(&arena);
@@ -95,16 +95,18 @@ static void find_block(const Step *step, const QueryTile *tile, long head, long 
 
 // The queries of a tile for one KV head, rotated and scaled, laid out for the way in which the tile is scored.
 static void load_queries(const Step *step, const QueryTile *tile, long head, const float *qkv, const Work *work) {
-    long dim = step->head_dim, padded = padded_dim(step), group = step->num_heads / step->num_kv_heads;
-    long qkv_size = (step->num_heads + 2 * step->num_kv_heads) * dim;
-    for (long i = 0; i < tile->num_tokens * group; i++) {
+    long dim = step->head_dim, padded = padded_queries(step), group = group_of(step);
+    long qkv_size = (step->num_heads + 2 * step->num_kv_heads) * dim, num_rows = tile->num_tokens * group;
+    bool is_packed = !is_direct(step, tile);
+    for (long i = 0; i < num_rows; i++) {
         long token = tile->first_token + i / group;
-        float *query = work->queries + i * padded, *rotated = is_direct(step, tile) ? query : work->values;
-        rotate(step, token, qkv + token * qkv_size + (head * group + i % group) * dim, step->scale, rotated);
+        float *query = work->queries + i * padded, *rotated = is_packed ? work->values : query;
+        rotate(step, token, qkv + token * qkv_size + (head * group + i % group) * dim, query_scale(step), rotated);
         for (long d = dim; d < padded; d++) rotated[d] = 0;
-        if (rotated == query) continue;
-        for (long d = 0; d < padded; d++) query[d % CHAINS * (padded / CHAINS) + d / CHAINS] = rotated[d];
+        if (is_packed) split_query(rotated, padded, query);
     }
+    long missing = is_packed ? round_up(num_rows, STRIP_ROWS) - num_rows : 0;
+    memset(work->queries + num_rows * padded, 0, (size_t)(missing * padded) * sizeof(float));
 }
 
 // The first position that a tile sees, which is what its first token sees first, and the end of its last token.
@@ -116,12 +118,12 @@ static long upper_of(const QueryTile *tile) { return tile->first_position + tile
 // The queries of a tile and one KV head against one part of their keys.
 static void attend_part(const Step *step, const QueryTile *tile, long part, long head, const float *keys,
                         const float *values, const Work *work, const Softmax *into) {
-    long dim = step->head_dim, group = step->num_heads / step->num_kv_heads, num_rows = tile->num_tokens * group;
+    long num_rows = round_up(tile->num_tokens * group_of(step), STRIP_ROWS);
     for (long i = 0; i < num_rows; i++) {
         into->largest[i] = -INFINITY;
         into->weights[i] = 0;
     }
-    memset(into->sums, 0, (size_t)(num_rows * dim) * sizeof(float));
+    memset(into->sums, 0, (size_t)(num_rows * padded_values(step)) * sizeof(float));
     long lower = lower_of(step, tile), upper = upper_of(tile);
     KeyBlock block;  // not initialised: that would take as long as many a block
     block.keys = keys, block.values = values;
@@ -136,40 +138,44 @@ static void attend_part(const Step *step, const QueryTile *tile, long part, long
 }
 
 // Add the softmax of one more part to that of the parts before it. A part that a query does not see changes nothing.
-static void add_part(long dim, long num_rows, const Softmax *total, const Softmax *part) {
+static void add_part(const Step *step, const QueryTile *tile, const Softmax *total, const Softmax *part) {
+    long stride = padded_values(step), num_rows = tile->num_tokens * group_of(step);
+    float a[LANES], b[LANES];  // by what the sums of a row are multiplied
     for (long i = 0; i < num_rows; i++) {
-        float now = fmaxf(total->largest[i], part->largest[i]);
-        if (now == -INFINITY) continue;
-        float a = weight_of(total->largest[i] - now), b = weight_of(part->largest[i] - now);
-        total->largest[i] = now;
-        total->weights[i] = total->weights[i] * a + part->weights[i] * b;
-        for (long d = 0; d < dim; d += LANES) {
-            float *sums = total->sums + i * dim + d;
-            vfloat added = vf_mul(vf_load_part(part->sums + i * dim + d, dim - d), vf_all(b));
-            vf_store_part(sums, vf_fma(vf_load_part(sums, dim - d), vf_all(a), added), dim - d);
+        if (i % LANES == 0) {
+            vfloat before = vf_load(total->largest + i), other = vf_load(part->largest + i), now = vf_max(before, other);
+            vfloat factor = vf_weight(vf_sub(before, now)), other_factor = vf_weight(vf_sub(other, now));
+            vf_store(a, factor), vf_store(b, other_factor);
+            vf_store(total->largest + i, now);
+            vfloat weights = vf_mul(vf_load(total->weights + i), factor);
+            vf_store(total->weights + i, vf_add(weights, vf_mul(vf_load(part->weights + i), other_factor)));
+        }
+        for (long d = i * stride; d < (i + 1) * stride; d += LANES) {
+            vfloat added = vf_mul(vf_load(part->sums + d), vf_all(b[i % LANES]));
+            vf_store(total->sums + d, vf_fma(vf_load(total->sums + d), vf_all(a[i % LANES]), added));
         }
     }
 }
 
 // out = sums / weights for the queries of a tile and one KV head.
 static void finish(const Step *step, const QueryTile *tile, long head, const Softmax *softmax, float *out) {
-    long dim = step->head_dim, group = step->num_heads / step->num_kv_heads;
+    long dim = step->head_dim, group = group_of(step), stride = padded_values(step);
     for (long i = 0; i < tile->num_tokens * group; i++) {
         float *to = out + ((tile->first_token + i / group) * step->num_heads + head * group + i % group) * dim;
         vfloat inverse = vf_all(1.0f / softmax->weights[i]);
         for (long d = 0; d < dim; d += LANES)
-            vf_store_part(to + d, vf_mul(vf_load_part(softmax->sums + i * dim + d, dim - d), inverse), dim - d);
+            vf_store_part(to + d, vf_mul(vf_load(softmax->sums + i * stride + d), inverse), dim - d);
     }
 }
 
 // All parts of a tile and head in turn.
 static void attend_tile(const Step *step, const QueryTile *tile, long head, const float *keys, const float *values,
                         const Work *work, float *out) {
-    long first = lower_of(step, tile) / PART_KEYS, num_rows = tile->num_tokens * (step->num_heads / step->num_kv_heads);
+    long first = lower_of(step, tile) / PART_KEYS;
     attend_part(step, tile, first, head, keys, values, work, &work->total);
     for (long part = first + 1; part * PART_KEYS < upper_of(tile); part++) {
         attend_part(step, tile, part, head, keys, values, work, &work->part);
-        add_part(step->head_dim, num_rows, &work->total, &work->part);
+        add_part(step, tile, &work->total, &work->part);
     }
     finish(step, tile, head, &work->total, out);
 }
@@ -183,11 +189,10 @@ static Softmax partial_of(const Step *step, const QueryTile *tile, long index, l
 
 // Join the parts of a tile and head, in order, into the first of them.
 static void join_parts(const Step *step, const QueryTile *tile, long head, char *partials, float *out) {
-    long num_rows = tile->num_tokens * (step->num_heads / step->num_kv_heads);
     Softmax total = partial_of(step, tile, 0, head, partials);
     for (long index = 1; index < tile->num_partials; index++) {
         Softmax part = partial_of(step, tile, index, head, partials);
-        add_part(step->head_dim, num_rows, &total, &part);
+        add_part(step, tile, &total, &part);
     }
     finish(step, tile, head, &total, out);
 }
