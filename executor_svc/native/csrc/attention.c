@@ -50,17 +50,22 @@ long octavo_part_keys(void) { return PART_KEYS; }
 
 // Turn one head of a token by the angles of its position: out = scale * (x * cos + swapped halves of x * sin).
 static void rotate(const Step *step, long token, const float *x, float scale, float *out) {
-    long dim = step->head_dim, half = dim / 2;
-    if (!step->cos) {
-        for (long i = 0; i < dim; i++) out[i] = scale * x[i];
-        return;
-    }
+    const vfloat factor = vf_all(scale);
+    long dim = step->head_dim, half = step->cos ? dim / 2 : 0;
     const float *cos = step->cos + token * dim, *sin = step->sin + token * dim;
-    for (long i = 0; i < half; i++) {
-        float low = x[i], high = x[i + half];
-        out[i] = scale * (low * cos[i] + high * sin[i]);
-        out[i + half] = scale * (high * cos[i + half] + low * sin[i + half]);
+    for (long i = 0; i < half; i += LANES) {
+        long count = half - i;
+        vfloat low = vf_load_part(x + i, count), high = vf_load_part(x + half + i, count);
+        vfloat turned = vf_mul(low, vf_load_part(cos + i, count));
+        turned = vf_add(turned, vf_mul(high, vf_load_part(sin + i, count)));
+        vf_store_part(out + i, vf_mul(factor, turned), count);
+        turned = vf_mul(high, vf_load_part(cos + half + i, count));
+        turned = vf_add(turned, vf_mul(low, vf_load_part(sin + half + i, count)));
+        vf_store_part(out + half + i, vf_mul(factor, turned), count);
     }
+    if (half) return;
+    for (long i = 0; i < dim; i += LANES)
+        vf_store_part(out + i, vf_mul(factor, vf_load_part(x + i, dim - i)), dim - i);
 }
 
 // Rotate the keys of this thread's tokens and write them and the values into the cache.
@@ -80,7 +85,8 @@ static void find_block(const Step *step, const QueryTile *tile, long head, long 
                        KeyBlock *block) {
     const int32_t *table = step->block_tables + tile->row * step->table_width;
     long position = begin + first, index = position / step->block_size, offset = position % step->block_size, i = first;
-    long upper = least(BLOCK_KEYS + FETCH_KEYS, end - begin), key_size = step->num_kv_heads * step->head_dim;
+    long num_fetched = is_direct(step, tile) ? FETCH_KEYS : BLOCK_KEYS;
+    long upper = least(BLOCK_KEYS + num_fetched, end - begin), key_size = step->num_kv_heads * step->head_dim;
     block->stride = step->block_size % LANES ? 0 : key_size;
     block->begin = begin;
     block->first = first;
@@ -89,7 +95,7 @@ static void find_block(const Step *step, const QueryTile *tile, long head, long 
         long at = (table[index] * step->block_size + offset) * key_size + head * step->head_dim;
         for (; offset < step->block_size && i < upper; offset++, i++, at += key_size) block->offsets[i] = at;
     }
-    for (; i < round_up(last, LANES) + FETCH_KEYS; i++) block->offsets[i] = block->offsets[upper - 1];
+    for (; i < round_up(last, LANES) + num_fetched; i++) block->offsets[i] = block->offsets[upper - 1];
     for (i = 0; i < first; i++) block->offsets[i] = block->offsets[first];
 }
 

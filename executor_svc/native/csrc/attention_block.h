@@ -20,7 +20,7 @@
 #define CHAINS 4
 // Keys whose softmax is summed apart, a part; see attention.c.
 #define PART_KEYS (4 * BLOCK_KEYS)
-// Keys behind a block that are fetched while it is scored.
+// Keys that are fetched ahead of those that are scored directly. While a block is packed and scored, the next is fetched.
 #define FETCH_KEYS LANES
 // Query heads of one token that are scored directly on the cache; more of them pay for packing the keys.
 #define MAX_DIRECT_HEADS 8
@@ -44,13 +44,13 @@ typedef struct {
 } Work;
 
 // Some keys of a block, for one KV head. `offsets` are where they lie in the cache, from the beginning of the block, and
-// FETCH_KEYS more; what is no key of these has the offset of one that is.
+// those that are fetched behind it; what is no key of these has the offset of one that is.
 typedef struct {
     const float *keys, *values;
     long stride;       // from one key to the next in the cache, where LANES keys lie in one block of it; else 0
     long begin;        // position at which the block begins
     long first, last;  // keys from there: [first, last) of the block
-    long offsets[BLOCK_KEYS + FETCH_KEYS];
+    long offsets[2 * BLOCK_KEYS];
 } KeyBlock;
 
 INLINE long group_of(const Step *step) { return step->num_heads / step->num_kv_heads; }
@@ -91,6 +91,17 @@ INLINE void shape_rows(const Step *step, const QueryTile *tile, long head, const
         shape_scores(scores + i * BLOCK_KEYS, begin, end, step->soft_cap, slope,
                      block->begin - tile->first_position - row / group);
     }
+}
+
+#define FETCH_LINE(d) _mm_prefetch((const char *)(vector + (d)), _MM_HINT_T0)
+
+// Fetch a vector of `dim` floats that is read soon: blocks are scattered, which the hardware does not foresee.
+INLINE void fetch_vector(const float *vector, long dim) {
+    if (dim == 64) {  // of most models; a loop takes as long as its lines
+        FETCH_LINE(0), FETCH_LINE(16), FETCH_LINE(32), FETCH_LINE(48);
+        return;
+    }
+    for (long d = 0; d < dim; d += 16) FETCH_LINE(d);
 }
 
 // LANES keys from one of a block on, `*stride` apart: in the cache, or copied to `room`.

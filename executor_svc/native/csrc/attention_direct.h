@@ -10,17 +10,6 @@
 // Vectors of a value whose sums, for 4 heads, fit into the registers.
 #define HEAD_VECTORS (LANES / 4)
 
-#define FETCH_LINE(d) _mm_prefetch((const char *)(vector + (d)), _MM_HINT_T0)
-
-// Fetch a vector of `dim` floats that is read soon: blocks are scattered, which the hardware does not foresee.
-INLINE void fetch_vector(const float *vector, long dim) {
-    if (dim == 64) {  // of most models; a loop takes as long as its lines
-        FETCH_LINE(0), FETCH_LINE(16), FETCH_LINE(32), FETCH_LINE(48);
-        return;
-    }
-    for (long d = 0; d < dim; d += 16) FETCH_LINE(d);
-}
-
 // sums[heads] += queries * the dimensions d to d + 3 (`count` of them) of QUAD_KEYS keys, a quad of sums for each key.
 INLINE void add_quads(const int heads, const float *queries, const float *keys, long stride, long d, long count,
                       long padded, vfloat sums[4][QUAD_VECTORS]) {

@@ -164,9 +164,14 @@ INLINE void split_query(const float *query, long padded, float *chains) {
 static void attend_packed(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, const Work *work,
                           const Softmax *into) {
     long dim = step->head_dim, depth = ceil_div(dim, CHAINS), padded = padded_queries(step);
+    long num_rows = tile->num_tokens * group_of(step), fetched = block->last;
     pack_keys(block, dim, work);
     pack_values(block, dim, work);
-    for (long row = 0; row < tile->num_tokens * group_of(step); row += STRIP_ROWS) {
+    for (long row = 0; row < num_rows; row += STRIP_ROWS) {
+        for (; fetched < block->last + BLOCK_KEYS && (fetched - block->last) * num_rows <= row * BLOCK_KEYS; fetched++) {
+            fetch_vector(block->keys + block->offsets[fetched], dim);
+            fetch_vector(block->values + block->offsets[fetched], dim);
+        }
         const Sight sight = look(step, tile, block, row);
         if (sight.first >= sight.last) continue;
         long begin = sight.first / LANES * LANES, end = round_up(sight.last, LANES);
