@@ -11,6 +11,9 @@
 #include "attention_packed.h"
 #include "layers.h"
 
+// Tokens whose queries are fetched ahead of those that are rotated.
+#define FETCH_TOKENS 4
+
 // Rows of the largest tile, in whole strips and vectors.
 static long most_rows(const Step *step) { return round_up(step->most_tokens * group_of(step), STRIP_ROWS * LANES); }
 
@@ -52,8 +55,8 @@ long octavo_part_keys(void) { return PART_KEYS; }
 static void rotate(const Step *step, long token, const float *x, float scale, float *out) {
     const vfloat factor = vf_all(scale);
     long dim = step->head_dim, half = step->cos ? dim / 2 : 0;
-    const float *cos = step->cos + token * dim, *sin = step->sin + token * dim;
     for (long i = 0; i < half; i += LANES) {
+        const float *cos = step->cos + token * dim, *sin = step->sin + token * dim;
         long count = half - i;
         vfloat low = vf_load_part(x + i, count), high = vf_load_part(x + half + i, count);
         vfloat turned = vf_mul(low, vf_load_part(cos + i, count));
@@ -106,8 +109,10 @@ static void load_queries(const Step *step, const QueryTile *tile, long head, con
     bool is_packed = !is_direct(step, tile);
     for (long i = 0; i < num_rows; i++) {
         long token = tile->first_token + i / group;
+        const float *from = qkv + token * qkv_size + (head * group + i % group) * dim;
         float *query = work->queries + i * padded, *rotated = is_packed ? work->values : query;
-        rotate(step, token, qkv + token * qkv_size + (head * group + i % group) * dim, query_scale(step), rotated);
+        if (is_packed) fetch_vector(from + FETCH_TOKENS * qkv_size, dim);
+        rotate(step, token, from, query_scale(step), rotated);
         for (long d = dim; d < padded; d++) rotated[d] = 0;
         if (is_packed) split_query(rotated, padded, query);
     }
