@@ -26,11 +26,12 @@ typedef struct {
 
 INLINE Sight look(const Step *step, const QueryTile *tile, const KeyBlock *block, long first_row) {
     Sight sight = {.first = block->last, .last = block->first};
-    long group = group_of(step);
+    long group = group_of(step), token = first_row / group, head = first_row % group;
     for (long i = 0; i < STRIP_ROWS; i++) {
-        long end = tile->first_position + (first_row + i) / group + 1 - block->begin;
+        long end = tile->first_position + token + 1 - block->begin;
         sight.upper[i] = most(block->first, least(end, block->last));
         sight.lower[i] = least(most(block->first, end - step->window), sight.upper[i]);
+        if (++head == group) head = 0, token++;
         if (sight.lower[i] == sight.upper[i]) continue;
         sight.first = least(sight.first, sight.lower[i]);
         sight.last = most(sight.last, sight.upper[i]);
