@@ -18,7 +18,7 @@ from executor_svc.native.library import NativeLibrary, StepStruct
 from shared.step import Int32Array
 
 # Query vectors of a tile, tokens times heads of a group: enough to pay for packing the keys that they share.
-TILE_QUERIES = 128
+TILE_QUERIES = 384
 # Tasks for each thread that even out sequences of different length.
 TASKS_PER_THREAD = 4
 
