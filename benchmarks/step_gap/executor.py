@@ -40,6 +40,7 @@ class TimedWorker:
         self._worker = worker
         self._record = record
         self._num_steps = 0
+        self._last: tuple[int, int, int] | None = None
 
     @property
     def info(self) -> ExecutorInfo:
@@ -56,13 +57,17 @@ class TimedWorker:
         self._worker.reset()
 
     def launch(self, step: Step) -> RunningStep:
-        """Run the step and record its times; those beyond the end of the record are lost."""
+        """Run the step; record the one before, so that this does not lengthen a gap.
+
+        Those beyond the end of the record are lost.
+        """
         begin_ns = time.perf_counter_ns()
-        running = self._worker.launch(step)
-        end_ns = time.perf_counter_ns()
-        if self._num_steps < len(self._record):
-            self._record[self._num_steps] = (begin_ns, end_ns, np.count_nonzero(self.table.active))
+        if self._last is not None and self._num_steps < len(self._record):
+            self._record[self._num_steps] = self._last
             self._num_steps += 1
+        num_active = int(np.count_nonzero(self.table.active))
+        running = self._worker.launch(step)
+        self._last = (begin_ns, time.perf_counter_ns(), num_active)
         return running
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:

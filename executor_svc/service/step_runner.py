@@ -21,14 +21,14 @@ from typing import TypeVar
 from executor_svc.service.attachment import Attachment
 from executor_svc.service.step_log import StepLog
 from executor_svc.service.step_meter import StepMeter, StepTokens
-from executor_svc.service.step_thread import StepThread
+from executor_svc.service.step_thread import StepThread, wake
 from executor_svc.worker.interface import RunningStep, Worker
 from octavo.execution.v1 import step_pb2
 from shared import wire
 from shared.errors import DeviceLostError, InvalidStepError, StepFailedError, UnavailableError
 from shared.events import Event
 from shared.executor_info import ExecutorInfo
-from shared.step import Step
+from shared.step import BoolArray, Step, StepResult, TableDelta
 from shared.wire_agreement import WireAgreement
 
 T = TypeVar("T")
@@ -53,11 +53,12 @@ class _Arrived:
 
 @dataclass(slots=True)
 class _Running:
-    """A launched step, and who gets its response."""
+    """A launched step, and who gets its response; `was_active`: the slots that were active before it."""
 
     message: step_pb2.ExecuteModelRequest
     step: RunningStep
-    tokens: StepTokens
+    delta: TableDelta
+    was_active: BoolArray
     deliver: Deliver
 
 
@@ -79,6 +80,7 @@ class StepRunner:
         self._running: deque[_Running] = deque()  # in the order of their launch
         self._worker: Worker | None = None
         self._log = StepLog()
+        self._next_step_id = 1
         self._agreement = WireAgreement()
         self._failure: str | None = None
         self._draining = False
@@ -118,7 +120,7 @@ class StepRunner:
     async def load(self, load_worker: Callable[[], Worker]) -> None:
         """Make the worker, on the thread that will run it. Raises what `load_worker` raises."""
         self._loop = asyncio.get_running_loop()
-        self._thread.start(self._loop)
+        self._thread.start()
         self._worker = await self._thread.run(load_worker)
 
     async def device_lost(self) -> DeviceLostError:
@@ -140,6 +142,7 @@ class StepRunner:
             self._require_device()
             worker.reset()
             self._log = StepLog()
+            self._next_step_id = 1
             self._agreement = agreement
             self._failure = None
 
@@ -166,8 +169,8 @@ class StepRunner:
         Errors: FencedError (older epoch), StepGapError, InvalidStepError (nothing was written),
         StepFailedError (this and all later steps of the epoch), UnavailableError (shutting down).
         """
-        worker, tell = self.worker, self._thread.tell
-        arrived = _Arrived(message, self._decode(message), lambda answer: tell(deliver, answer))
+        worker, loop = self.worker, self._loop
+        arrived = _Arrived(message, self._decode(message), lambda answer: wake(loop, deliver, answer))
         self._thread.submit(lambda: self._launch(worker, arrived))
 
     async def between_steps(self, look: Callable[[Worker, StepLog], T]) -> T:
@@ -204,7 +207,7 @@ class StepRunner:
         try:
             stored = self._stored_response(message)
             if stored is not None:
-                deliver(stored)
+                self._thread.answer(lambda: deliver(stored))
                 return
             if isinstance(step, Exception):
                 raise step
@@ -213,9 +216,11 @@ class StepRunner:
                 running = worker.launch(step)
         except Exception as error:  # a value to whoever waits for the response, in the order of the steps
             self._finish_all()
-            deliver(error)
+            answer = error
+            self._thread.answer(lambda: deliver(answer))
             return
-        self._running.append(_Running(message, running, StepTokens.of(step.delta, was_active), deliver))
+        self._next_step_id += 1
+        self._running.append(_Running(message, running, step.delta, was_active, deliver))
         self._finish_done()
         if self._running:
             self._waiting_thread.submit(self._wait_for, running)
@@ -230,7 +235,7 @@ class StepRunner:
         self._attachment.require(message.epoch)
         if self._failure is not None:
             raise StepFailedError(f"{self._failure}; attach anew")
-        if message.step_id == self._log.last_step_id + len(self._running) + 1:
+        if message.step_id == self._next_step_id:
             return None
         self._finish_all()
         return self._log.find(message.step_id)
@@ -247,26 +252,40 @@ class StepRunner:
             self._finish_first()
 
     def _finish_all(self) -> None:
-        """Finish all steps, however long it takes."""
+        """Finish and answer all steps, however long it takes."""
         while self._running:
             self._finish_first()
+        self._thread.wait_for_answers()
 
     def _finish_first(self) -> None:
         first = self._running.popleft()
+        result: StepResult | Exception
         try:
             if self._failure is not None:
                 raise StepFailedError(f"{self._failure}; attach anew")
             with self._failing(first.message):
-                response = wire.encode_result(first.step.finish())
+                result = first.step.finish()
+        except Exception as error:
+            result = error
+        self._thread.answer(lambda: self._answer(first, result))
+
+    def _answer(self, finished: _Running, result: StepResult | Exception) -> None:
+        """Count a finished step, keep its response and hand it out; on the answering thread."""
+        try:
+            if isinstance(result, Exception):
+                raise result
+            with self._failing(finished.message):
+                response = wire.encode_result(result)
                 if self._agreement.has_feature_bits:
-                    response.feature_bits = first.message.feature_bits
+                    response.feature_bits = finished.message.feature_bits
         except Exception as error:
             self.meter.failed()
-            first.deliver(error)
+            finished.deliver(error)
             return
-        self.meter.finished(response.execute_duration_us * 1e-6, first.tokens)
+        tokens = StepTokens.of(finished.delta, finished.was_active)
+        self.meter.finished(response.execute_duration_us * 1e-6, tokens)
         self._log.append(response)
-        first.deliver(response)
+        finished.deliver(response)
 
     @contextlib.contextmanager
     def _failing(self, message: step_pb2.ExecuteModelRequest) -> Iterator[None]:

@@ -1,12 +1,15 @@
-"""The thread that runs steps, and the one that takes its answers to the event loop.
+"""The thread that runs steps, and the one that answers them.
 
-    event loop ── submit ──> calls ──> step thread ── tell ──> news ──> news thread ──> event loop
+    event loop ── submit ──> step thread ── answer ──> answering thread ──> event loop
 
-Why not call the loop from the step thread: to wake it is a system call, during which a thread lets go of the
-interpreter. The loop takes it and writes the answer, and the next step, which is there already, waits for that. To put
-something into a queue lets go of nothing, so the step thread goes on with the next step at once; the other two get
-the interpreter as soon as that step computes outside of Python. A fake executor with steps of 3 and 10 ms lost
-0.15 and 0.35 ms between two steps, and loses half of that (2 cores of an AMD EPYC, 2026-11-22).
+Between two steps the step thread does what it must: it takes the next step, which is decoded already. What becomes of
+the last one (its message, counters, the event loop) is the other thread's work. Above all the step thread does
+not wake the event loop: that is a system call, during which a thread lets go of the interpreter; the loop takes it and
+writes the answer, and the next step waits for that. To put something into a queue lets go of nothing. The others
+get the interpreter as soon as the next step computes outside of Python.
+
+A fake executor with steps of 3 and 10 ms lost 0.15 and 0.35 ms between two steps without this, and loses 0.06 and
+0.13 ms (2 cores of an AMD EPYC, `python -m benchmarks.step_gap`, 2026-11-22).
 """
 
 import asyncio
@@ -20,76 +23,81 @@ from shared.events import Event
 
 T = TypeVar("T")
 
+Call = Callable[[], None]
+
 _logger = logging.getLogger(__name__)
 
 
 class StepThread:
-    """Makes calls one after the other; what they tell reaches the event loop in the same order.
+    """Two threads that make calls, each one after the other.
 
-    Both threads are daemons: a step that hangs does not keep the process from ending.
+    Both are daemons: a step that hangs does not keep the process from ending.
     """
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._news: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._answers: SimpleQueue[Call | None] = SimpleQueue()
         self._is_closed = False
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the threads; `loop` is told."""
-        self._loop = loop
-        for name, work in (("steps", self._make_calls), ("news", self._take_news)):
-            threading.Thread(target=work, name=name, daemon=True).start()
+    def start(self) -> None:
+        """Start the threads."""
+        for name, calls in (("steps", self._calls), ("answers", self._answers)):
+            threading.Thread(target=self._make, args=(calls,), name=name, daemon=True).start()
 
-    def submit(self, call: Callable[[], None]) -> None:
-        """Make a call on the thread, behind those that were submitted before. Any thread may ask for it."""
+    def submit(self, call: Call) -> None:
+        """Make a call on the step thread, behind those that were submitted before; for any thread."""
         self._calls.put(call)
 
-    async def run(self, call: Callable[[], T]) -> T:
-        """Make a call on the thread, and return what it returns, or raise what it raises."""
-        answered: asyncio.Future[T] = self._loop.create_future()
+    def answer(self, call: Call) -> None:
+        """Make a call on the answering thread, behind those before; for the step thread."""
+        self._answers.put(call)
 
-        def call_and_tell() -> None:
+    def wait_for_answers(self) -> None:
+        """Return when all calls of `answer` so far were made; for the step thread."""
+        all_made = threading.Event()
+        self._answers.put(all_made.set)
+        all_made.wait()
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Make a call on the step thread; return what it returns, or raise what it raises, behind all answers."""
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[T] = loop.create_future()
+
+        def settle(value: T | None, error: Exception | None) -> None:
+            if answered.done():
+                return  # nobody waits any more
+            if error is not None:
+                answered.set_exception(error)
+            else:
+                answered.set_result(value)  # type: ignore[arg-type]
+
+        def call_and_answer() -> None:
+            value, error = None, None
             try:
                 value = call()
-            except Exception as error:
-                self.tell(_unless_done(answered, answered.set_exception), error)
-            else:
-                self.tell(_unless_done(answered, answered.set_result), value)
+            except Exception as raised:
+                error = raised
+            self.answer(lambda: wake(loop, settle, value, error))
 
-        self.submit(call_and_tell)
+        self.submit(call_and_answer)
         return await answered
 
-    def tell(self, callback: Callable[[T], None], value: T) -> None:
-        """Have `callback(value)` called on the event loop, behind what was told before; for calls on the thread."""
-        self._news.put(lambda: callback(value))
-
     def close(self) -> None:
-        """Let the threads end after the call that runs; do not wait for them. What is queued is dropped."""
+        """Let the threads end after the calls that they make; do not wait for them. What is queued is dropped."""
         self._is_closed = True
         self._calls.put(None)
-        self._news.put(None)
+        self._answers.put(None)
 
-    def _make_calls(self) -> None:
-        while (call := self._calls.get()) is not None and not self._is_closed:
+    def _make(self, calls: "SimpleQueue[Call | None]") -> None:
+        while (call := calls.get()) is not None and not self._is_closed:
             try:
                 call()
             except Exception:
-                # A bug: whoever waits for this step finds that it hangs. The calls behind it have an answer.
+                # A bug of ours. Whoever waits for this call finds that it hangs; those behind it are made.
                 _logger.exception(Event("step_thread_failed"))
 
-    def _take_news(self) -> None:
-        while (news := self._news.get()) is not None:
-            try:
-                self._loop.call_soon_threadsafe(news)
-            except RuntimeError:
-                return  # the loop was closed
 
-
-def _unless_done(answered: "asyncio.Future[T]", settle: Callable[..., None]) -> Callable[..., None]:
-    """Return `settle` for a future that may be cancelled by then."""
-
-    def settle_if_waited_for(value: object) -> None:
-        if not answered.done():
-            settle(value)
-
-    return settle_if_waited_for
+def wake(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: object) -> None:
+    """Call `callback` on an event loop, unless that was closed."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(callback, *args)

@@ -31,11 +31,11 @@ def test_idle_is_the_share_of_the_time_between_steps() -> None:
     assert (gaps.scheduler_us, gaps.executor_us) == pytest.approx((1000, 2000))
 
 
-def test_a_worker_records_when_each_step_began_and_ended(tmp_path: Path) -> None:
+def test_a_worker_records_each_step_before_the_last_one(tmp_path: Path) -> None:
     record = open_record(tmp_path / "steps", is_new=True)
     worker = TimedWorker(FakeWorker(step_ms=2.0), record)
 
-    for step_id in (1, 2):
+    for step_id in (1, 2, 3):
         worker.launch(Step(1, step_id, TableDelta()))
 
     seen = open_record(tmp_path / "steps", is_new=False)

@@ -99,7 +99,7 @@ async def test_the_next_step_is_launched_while_one_runs(steps: Runner) -> None:
     assert [await steps.answered_id(), await steps.answered_id()] == [2, 3]
 
 
-async def test_between_two_steps_their_thread_neither_decodes_nor_wakes_the_loop(
+async def test_between_two_steps_their_thread_neither_decodes_nor_encodes_nor_wakes_the_loop(
     steps: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: set[str] = set()
@@ -113,13 +113,18 @@ async def test_between_two_steps_their_thread_neither_decodes_nor_wakes_the_loop
 
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(wire, "decode_step", noted(wire.decode_step))
+    monkeypatch.setattr(wire, "encode_result", noted(wire.encode_result))
     monkeypatch.setattr(loop, "call_soon_threadsafe", noted(loop.call_soon_threadsafe))
     steps.worker.done_step_ids = {1, 2, 3}
     for step_id in (1, 2, 3):
         steps.runner.submit(steps.request(step_id), steps.answers.put_nowait)
     assert [await steps.answered_id() for _ in range(3)] == [1, 2, 3]
 
-    assert threads == {"decode_step on MainThread", "call_soon_threadsafe on news"}
+    assert threads == {
+        "decode_step on MainThread",
+        "encode_result on answers",
+        "call_soon_threadsafe on answers",
+    }
 
 
 async def test_a_step_that_ends_early_is_answered_in_its_turn(steps: Runner) -> None:
