@@ -3,10 +3,9 @@
     python -m benchmarks.step_gap [--step-ms 10,3] [--round-trip-ms 0,1,5] [--sequences 32,256,1024]
                                   [--steps-in-flight auto] [--seconds 4] [--json FILE]
 
-Scheduler and executor are the real services in two processes; the worker is the fake one, whose step takes the time
-that is asked for. All sequences decode. They are outputs of requests with best_of = 16, so that each step computes
-log-probabilities and nothing is sent to a client before the end. A proxy in a third process adds the round
-trip, half of it each way.
+Scheduler and executor are the real services in two processes; the worker sleeps for the length of a step. All
+sequences decode. They are outputs of requests with best_of = 16, so that nothing is sent to a client before the end. A
+proxy in a third process adds the round trip, half of it each way.
 
 A gap is the time between the end of a step and the begin of the next one by the executor's own clock; idle is
 the sum of the gaps as a share of the whole time.
@@ -64,7 +63,7 @@ class Gaps:
         measured_step_ms: What a step took, median.
         num_steps: How many were measured.
         scheduler_us: CPU time of the scheduler's process for a step.
-        executor_us: CPU time of the executor's process for a step; the fake worker's own is in it.
+        executor_us: CPU time of the executor's process for a step.
     """
 
     case: Case

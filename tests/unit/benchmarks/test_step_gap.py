@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks.step_gap.__main__ import Case, gap_table, gaps_of
 from benchmarks.step_gap.delay_proxy import serve
-from benchmarks.step_gap.executor import STEP_TIMES, TimedWorker, open_record
+from benchmarks.step_gap.executor import STEP_TIMES, SleepingWorker, open_record
 from executor_svc.fake.worker import FakeWorker
 from shared.step import Step, TableDelta
 
@@ -33,7 +33,7 @@ def test_idle_is_the_share_of_the_time_between_steps() -> None:
 
 def test_a_worker_records_each_step_before_the_last_one(tmp_path: Path) -> None:
     record = open_record(tmp_path / "steps", is_new=True)
-    worker = TimedWorker(FakeWorker(step_ms=2.0), record)
+    worker = SleepingWorker(FakeWorker(), 2.0, record)
 
     for step_id in (1, 2, 3):
         worker.launch(Step(1, step_id, TableDelta()))
