@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--step-ms", default="10,3", help="length of a step (default: %(default)s)")
     parser.add_argument("--round-trip-ms", default="0,1,5", help="added to the connection (default: %(default)s)")
     parser.add_argument("--sequences", default="32,256,1024", help="multiples of 16 (default: %(default)s)")
-    parser.add_argument("--steps-in-flight", default="2", help="of the scheduler (default: %(default)s)")
+    parser.add_argument("--steps-in-flight", default="auto", help="of the scheduler (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=4.0, help="measured for each case (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     arguments = parser.parse_args()
