@@ -3,11 +3,13 @@
     python -m benchmarks.step_profile [--rows 1 8 32] [--steps 200] [--threads 1] [--json]
 
 CPU time of the thread that launches steps and finishes them, medians over steps of one token a row. Functions are
-timed by clocks around them, here and nowhere else; what a clock takes is measured and left out. A part of the Python
-is the time in it without the parts and the functions of the library that it calls; "the rest" is in no part.
+timed by clocks around them, here and nowhere else. A part of the Python is the time in it without the parts and the
+functions of the library that it calls. Clocks take time too, more than where they are measured in a loop: the weights
+have driven all else out of the caches. So the sum of the Python is that of steps in which only the library is timed.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -24,23 +26,21 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe_machine
-from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.cache.cache_engine import CacheEngine
 from executor_svc.config import ExecutorConfig
-from executor_svc.models.decoder import Decoder
-from executor_svc.models.native_dense import NativeDense, NativeEmbedding
-from executor_svc.models.native_layers import NativeLayers
-from executor_svc.models.native_segments import NativeLastSegment, NativeSegment
 from executor_svc.native import library, sampling
 from executor_svc.native.binding import bind
+from executor_svc.native.library import NativeLibrary
 from executor_svc.sampler.native_backend import NativeBackend
-from executor_svc.sampler.sample_rows import SampleRows
-from executor_svc.worker import model_runner, torch_worker
+from executor_svc.sampler.sample_rows import RowLookup
+from executor_svc.sampler.sampler import Sampler
+from executor_svc.worker import torch_worker
 from executor_svc.worker.interface import Worker, execute
-from executor_svc.worker.last_tokens import LastTokens
-from executor_svc.worker.launched_step import LaunchedStep
 from executor_svc.worker.loading import load_worker
+from executor_svc.worker.native_runner import NativeRunner
+from executor_svc.worker.torch_worker import TorchWorker
 from octavo.models.store import prepare_model
+from shared import batch_table
 from shared.batch_table import BatchTable
 from shared.step import Admission, SamplingRow, Step, TableDelta, pairs
 
@@ -51,29 +51,22 @@ FORMATS: Sequence[Literal["none", "int8"]] = ("none", "int8")
 
 # What is timed of the Python: how the table calls it, where it is, its name there.
 PARTS: Sequence[tuple[str, object, str]] = (
-    ("check the step", torch_worker, "check_step"),
+    ("launch", TorchWorker, "launch"),
+    ("launch: check the step", torch_worker, "check_step"),
+    ("launch: check the layout", torch_worker, "check_layout"),
+    ("launch: move blocks", CacheEngine, "move"),
+    ("launch: answer", torch_worker, "answer_step"),
+    ("table: check the delta", batch_table, "check_delta"),
     ("table: apply", BatchTable, "apply"),
-    ("check the layout", torch_worker, "check_layout"),
-    ("move blocks", CacheEngine, "move"),
-    ("prepare the input", model_runner, "prepare_input"),
-    ("plan the attention", NativeAttentionBackend, "plan"),
-    ("run the model", model_runner.ModelRunner, "run"),
-    ("forward", Decoder, "forward"),
-    ("rotations", NativeDense, "rotations"),
-    ("embedding", NativeEmbedding, "__call__"),
-    ("layers", NativeLayers, "__call__"),
-    ("end of the last layer", NativeLastSegment, "__call__"),
-    ("head", NativeSegment, "__call__"),
-    ("logits", Decoder, "logits"),
-    ("sample rows", SampleRows, "of_step"),
-    ("sample", NativeBackend, "choose"),
-    ("answer", torch_worker, "answer_step"),
-    ("last tokens: store", LastTokens, "store"),
     ("table: record", BatchTable, "record"),
-    ("finish", LaunchedStep, "finish"),
+    ("model: run", NativeRunner, "run"),
+    ("model: call", NativeLibrary, "forward"),
+    ("sampler: rows", RowLookup, "of_step"),
+    ("sampler: sample", Sampler, "sample"),
+    ("sampler: choose", NativeBackend, "choose"),
 )
 
-STEP, REST = "step", "the rest"
+PYTHON, REST = "all of Python", "rest"
 
 
 class Clock:
@@ -123,8 +116,8 @@ class Clock:
 
 
 @contextmanager
-def timed_parts(clock: Clock) -> Iterator[None]:
-    """Time the parts, and the functions of every library that is loaded meanwhile."""
+def timed_library(clock: Clock) -> Iterator[None]:
+    """Time the functions of every library that is loaded meanwhile."""
 
     def bind_timed(path: Path, functions: Any) -> Any:
         bound = bind(path, functions)
@@ -132,15 +125,17 @@ def timed_parts(clock: Clock) -> Iterator[None]:
             setattr(bound, name, clock.timed(f"C: {name.removeprefix('octavo_')}", getattr(bound, name)))
         return bound
 
+    with patch.object(library, "bind", bind_timed), patch.object(sampling, "bind", bind_timed):
+        yield
+
+
+@contextmanager
+def timed_parts(clock: Clock) -> Iterator[None]:
+    """Time the parts of the Python."""
     with ExitStack() as stack:
-        for module in (library, sampling):
-            stack.enter_context(patch.object(module, "bind", bind_timed))
         for name, owner, attribute in PARTS:
-            static = vars(owner)[attribute]
-            if isinstance(static, classmethod):
-                stack.enter_context(patch.object(owner, attribute, classmethod(clock.timed(name, static.__func__))))
-            else:
-                stack.enter_context(patch.object(owner, attribute, clock.timed(name, static)))
+            timed = clock.timed(name, vars(owner)[attribute])
+            stack.enter_context(patch.object(owner, attribute, timed))
         yield
 
 
@@ -156,34 +151,41 @@ def prompt_steps(worker: Worker, num_rows: int, num_tokens: int) -> Iterator[Ste
 
 
 def profile(worker: Worker, clock: Clock, num_rows: int, num_steps: int) -> dict[str, float]:
-    """Return the median time of each part of a step, in microseconds, the largest first; REST comes last."""
+    """Return the median time of each part of a step, in microseconds, the largest first, and their sum in Python."""
     worker.reset()
-    # The first prompts decode while the others are computed.
-    for prompt_step in prompt_steps(worker, num_rows, CONTEXT + num_rows + WARM_UP + num_steps):
-        execute(worker, prompt_step)
-    samples: list[dict[str, int]] = []
+    step_ids = itertools.count(num_rows + 1)
     run_step = clock.timed(REST, execute)
-    for number in range(WARM_UP + num_steps):
-        step = Step(1, num_rows + 1 + number, TableDelta())
-        clock.take()
-        run_step(worker, step)
-        samples.append(clock.take())
-    samples = samples[WARM_UP:]
-    names = sorted({name for sample in samples for name in sample})
-    medians = {name: statistics.median(sample.get(name, 0) for sample in samples) / 1e3 for name in names}
-    rest = medians.pop(REST)
-    return {**dict(sorted(medians.items(), key=lambda item: -item[1])), REST: rest}
+
+    def medians() -> dict[str, float]:
+        samples: list[dict[str, int]] = []
+        for _ in range(WARM_UP + num_steps):
+            step = Step(1, next(step_ids), TableDelta())
+            clock.take()
+            run_step(worker, step)
+            samples.append(clock.take())
+        names = sorted({name for sample in samples for name in sample})
+        return {name: statistics.median(sample.get(name, 0) for sample in samples[WARM_UP:]) / 1e3 for name in names}
+
+    # The first prompts decode while the others are computed.
+    for prompt_step in prompt_steps(worker, num_rows, CONTEXT + num_rows + 2 * (WARM_UP + num_steps)):
+        execute(worker, prompt_step)
+    found = medians()
+    python_us = found.pop(REST)
+    with timed_parts(clock):
+        parts = {name: figure for name, figure in medians().items() if not name.startswith("C: ") and name != REST}
+    ordered = dict(sorted({**found, **parts}.items(), key=lambda item: -item[1]))
+    return {**ordered, PYTHON: python_us}
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, dict[int, dict[str, float]]]:
     """Return the profile of each number format, by rows."""
     torch.set_num_threads(arguments.threads)
     directory, most_rows = arguments.model or prepare_model("smollm2"), max(arguments.rows)
-    num_blocks = most_rows * -(-(CONTEXT + most_rows + WARM_UP + arguments.steps) // BLOCK_SIZE)
+    num_blocks = most_rows * -(-(CONTEXT + most_rows + 2 * (WARM_UP + arguments.steps)) // BLOCK_SIZE)
     profiles: dict[str, dict[int, dict[str, float]]] = {}
     for quantization in FORMATS:
         clock = Clock()
-        with timed_parts(clock):
+        with timed_library(clock):
             worker = load_worker(
                 ExecutorConfig(
                     model=str(directory),
@@ -211,13 +213,18 @@ def table_of(name: str, profiles: dict[int, dict[str, float]]) -> Table:
     def add(label: str, figures: Sequence[float]) -> None:
         table.add_row(label, *(f"{figure:,.0f}" for figure in figures))
 
-    for is_c, total in ((True, "C"), (False, "Python")):
-        parts = [part for part in first if part.startswith("C: ") == is_c]
-        for part in parts:
-            add(part.removeprefix("C: "), [profile.get(part, 0.0) for profile in profiles.values()])
-        add(f"all of {total}", [sum(profile.get(part, 0.0) for part in parts) for profile in profiles.values()])
-        table.add_section()
-    add(STEP, [sum(profile.values()) for profile in profiles.values()])
+    def sums(of: Callable[[str], bool]) -> list[float]:
+        return [sum(figure for part, figure in profile.items() if of(part)) for profile in profiles.values()]
+
+    library_parts = [part for part in first if part.startswith("C: ")]
+    for part in library_parts:
+        add(part, [profile.get(part, 0.0) for profile in profiles.values()])
+    table.add_section()
+    for part in first:
+        if part not in library_parts:
+            add(part, [profile.get(part, 0.0) for profile in profiles.values()])
+    table.add_section()
+    add("step", sums(lambda part: part in library_parts or part == PYTHON))
     return table
 
 

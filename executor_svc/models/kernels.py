@@ -3,7 +3,6 @@
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
@@ -16,7 +15,6 @@ from executor_svc.models.decoder import Decoder
 from executor_svc.models.dense import DenseKernels
 from executor_svc.models.invariance import ComputePath, Kernels, why_not_invariant
 from executor_svc.models.native_dense import NativeDense
-from executor_svc.models.native_layers import NativeLayers
 from executor_svc.models.torch_dense import TorchDense, TorchMatrix
 from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.library import NativeLibrary, load_library
@@ -89,8 +87,7 @@ def make_model(
         dense = NativeDense(
             found.library, number_format=NumberFormat.INT8 if is_int8 else NumberFormat.FLOAT32, group=group
         )
-        has_loop = group.size == 1 and isinstance(attention, NativeAttentionBackend)
-        model = Decoder(config, dense, group, partial(NativeLayers, found.library) if has_loop else None)
+        model = Decoder(config, dense, group)
         path = compute_path(device, dtype, "C", attention, found)
         kernels = describe_kernels(found, attention, device, in_c=(_DENSE,))
         return MadeModel(model, attention, kernels, path, found.library)
