@@ -5,7 +5,6 @@
 README.md gets a short table, docs/benchmarks.md all of it and a picture. A test compares the pages with the result.
 """
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +34,13 @@ def whole_part(result: Result) -> str:
 PAGES: dict[str, Callable[[Result], str]] = {"README.md": front_part, "docs/benchmarks.md": whole_part}
 
 
+def part_of(page: str, path: Path | None) -> str:
+    """Return what a page says of a result's file."""
+    if path is None:
+        return "No run is recorded yet: `make bench` measures yours."
+    return PAGES[page](read_result(path))
+
+
 def with_part(text: str, part: str) -> str:
     """Return a page with another text between its markers.
 
@@ -48,20 +54,16 @@ def with_part(text: str, part: str) -> str:
     return f"{before}{BEGIN}\n\n{part}\n\n{END}{after}"
 
 
-def main() -> int:
-    """Write both pages and the picture; return 1 if there is no result."""
+def main() -> None:
+    """Write both pages and the picture."""
     path = last_result()
-    if path is None:
-        print("there is no result in benchmarks/results: run make bench", file=sys.stderr)
-        return 1
-    result = read_result(path)
-    for name, make_part in PAGES.items():
+    for name in PAGES:
         page = ROOT / name
-        page.write_text(with_part(page.read_text(encoding="utf-8"), make_part(result)), encoding="utf-8")
-    save_plot(result, ROOT / PICTURE)
-    print(f"{', '.join(PAGES)} and {PICTURE} are those of {path.name}")
-    return 0
+        page.write_text(with_part(page.read_text(encoding="utf-8"), part_of(name, path)), encoding="utf-8")
+    if path is not None:
+        save_plot(read_result(path), ROOT / PICTURE)
+    print(f"{', '.join(PAGES)}: " + ("there is no result in benchmarks/results" if path is None else path.name))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
