@@ -50,7 +50,6 @@ INLINE void score_panel(long depth, const float *queries, long chain_stride, con
 #pragma GCC unroll 4
             for (int v = 0; v < KEY_VECTORS; v++) sum[i][v] = vf_zero();
         const float *query = queries + chain * chain_stride;
-#pragma GCC unroll 2
         for (long k = 0; k < depth; k++, panel += PANEL_KEYS) {
             vfloat keys[KEY_VECTORS];
 #pragma GCC unroll 4
