@@ -23,7 +23,8 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.families import parse_config
-from executor_svc.models.kernels import CpuKernels, Quantization, make_model
+from executor_svc.models.kernels import CpuKernels, make_model
+from executor_svc.models.weight_format import Quantization
 from octavo.models.store import prepare_model
 
 TEXT = Path(__file__).parent.parent / "LICENSE"

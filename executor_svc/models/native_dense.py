@@ -14,6 +14,7 @@ from executor_svc.models.native_segments import (
     SharedSegment,
     norm_struct,
 )
+from executor_svc.models.weight_format import Quantization, matrix_format
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import EmbeddingStruct
@@ -21,21 +22,25 @@ from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 
 
 class NativeDense:
-    """Matrices and segments on a CPU, float32.
+    """Matrices and segments on a CPU, with activations in float32.
 
     Args:
         library: The compiled library.
-        is_int8: Whether weights are quantized to int8 as they are loaded, the embedding included.
+        quantization: How weights are kept, those of the embedding too.
         group: The ranks that share the model.
     """
 
     merges_gate_and_up = False
 
     def __init__(
-        self, library: NativeLibrary, *, is_int8: bool = False, group: TensorParallelGroup = SINGLE_RANK
+        self,
+        library: NativeLibrary,
+        *,
+        quantization: Quantization = "none",
+        group: TensorParallelGroup = SINGLE_RANK,
     ) -> None:
         self._library = library
-        self._is_int8 = is_int8
+        self._quantization: Quantization = quantization
         self._group = group
         self._rank_sum = RankSum(library, group)
         self.dtype = torch.float32
@@ -45,7 +50,8 @@ class NativeDense:
         self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, role: MatrixRole = "layer"
     ) -> PackedMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
-        return PackedMatrix(self._library, num_inputs, sizes, has_bias, self._is_int8 and role != "router")
+        number_format = matrix_format(self._quantization, role)
+        return PackedMatrix(self._library, num_inputs, sizes, has_bias, number_format)
 
     def embedding(self, weights: EmbeddingWeights[PackedMatrix]) -> "NativeEmbedding":
         """Join the weights to an embedding; see `DenseKernels`."""

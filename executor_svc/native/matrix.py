@@ -7,9 +7,11 @@ from contextlib import suppress
 import torch
 
 from executor_svc.native.library import NativeLibrary
-from executor_svc.native.structs import MatrixStruct
+from executor_svc.native.structs import MatrixStruct, NumberFormat
 
 GROUP = 32  # inputs that share a scale in int8; GROUP of dense.h
+# What the C library multiplies by now.
+BUILT_FORMATS = (NumberFormat.FLOAT32, NumberFormat.INT8)
 
 
 class PackedMatrix:
@@ -20,12 +22,18 @@ class PackedMatrix:
         num_inputs: Inputs of the map.
         sizes: Outputs of each part; a checkpoint holds the parts apart.
         has_bias: Whether a bias is added.
-        is_int8: Whether the weight is quantized as it is packed.
+        number_format: What the weight is stored in.
     """
 
     def __init__(
-        self, library: NativeLibrary, num_inputs: int, sizes: Sequence[int], has_bias: bool, is_int8: bool
+        self,
+        library: NativeLibrary,
+        num_inputs: int,
+        sizes: Sequence[int],
+        has_bias: bool,
+        number_format: NumberFormat,
     ) -> None:
+        is_int8 = number_format == NumberFormat.INT8
         num_outputs = sum(sizes)
         padded_outputs = -(-num_outputs // library.panel_columns) * library.panel_columns
         padded_inputs = -(-num_inputs // GROUP) * GROUP if is_int8 else num_inputs

@@ -1,8 +1,19 @@
 """The structs of the dense part of the C library as ctypes has them; what a field means is said in C."""
 
 import ctypes
+from enum import IntEnum
 
 from executor_svc.native.binding import FLOAT, LONG, POINTER
+
+
+class NumberFormat(IntEnum):
+    """`NumberFormat` of dense.h: how the weights of a matrix are stored."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+    INT8_A8 = 3
+    INT4 = 4
 
 
 class MatrixStruct(ctypes.Structure):

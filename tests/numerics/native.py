@@ -3,10 +3,12 @@
 from functools import cache
 from pathlib import Path
 
+from executor_svc.models.weight_format import Quantization
 from executor_svc.native.build import FLAGS, build_library, cache_directory
 from executor_svc.native.library import NativeLibrary
 
 LANES = ("widest", "avx2")
+FORMATS: tuple[Quantization, ...] = ("none", "int8")
 NUM_THREADS = 3  # more than some products have panels, fewer than others
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from executor_svc.models.weight_format import Quantization, matrix_format
 from executor_svc.native.library import NativeLibrary, TeamStruct
 from executor_svc.native.matrix import PackedMatrix
-from tests.numerics.native import LANES, NUM_THREADS, library_path
+from tests.numerics.native import FORMATS, LANES, NUM_THREADS, library_path
 
 MS = 1_000_000
 
@@ -86,11 +87,11 @@ def test_a_team_that_works_well_forgets_that_it_was_small() -> None:
     assert judged.team.grows_at_ns == (judged.now_ms + 100) * MS
 
 
-@pytest.mark.parametrize("is_int8", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("quantization", FORMATS)
 @pytest.mark.parametrize("lanes", LANES)
-def test_results_do_not_depend_on_the_size_of_the_team(lanes: str, is_int8: bool) -> None:
+def test_results_do_not_depend_on_the_size_of_the_team(lanes: str, quantization: Quantization) -> None:
     library = NativeLibrary(library_path(lanes), NUM_THREADS)
-    matrix = PackedMatrix(library, 700, [900], has_bias=False, is_int8=is_int8)
+    matrix = PackedMatrix(library, 700, [900], False, matrix_format(quantization, "layer"))
     matrix.weights[0].copy_(torch.randn(900, 700))
     x, results = torch.randn(33, 700), []
 

@@ -22,11 +22,10 @@ from executor_svc.models.language_model import LanguageModel
 from executor_svc.native.library import NativeLibrary
 from tests.numerics.architectures import PagedRun, load_architecture, save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
-from tests.numerics.native import LANES, library_path
+from tests.numerics.native import FORMATS, LANES, library_path
 from tests.numerics.random_schedules import Plan, plans, play
 
 NUM_THREADS = (1, 2)
-FORMATS = ("none", "int8")
 MAX_TOKENS = 900  # three parts of the keys; contexts of 2,000 tokens are in tests/e2e/test_invariance.py
 
 # What the families do to attention, with sizes of heads and of groups that are no power of two.

@@ -25,8 +25,8 @@ class TorchaoDense(TorchDense):
     """As on a CUDA device."""
 
     def __init__(self) -> None:
-        super().__init__(torch.float32, CPU, is_int8=True)
-        self._int8_linear = TorchaoLinear
+        super().__init__(torch.float32, CPU, quantization="int8")
+        self._uses_torchao = True
 
 
 def test_parts_and_biases_are_those_of_a_plain_map() -> None:
