@@ -18,7 +18,7 @@ from executor_svc.models.invariance import ComputePath, Kernels, why_not_invaria
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.native_layers import NativeLayers
 from executor_svc.models.torch_dense import TorchDense, TorchMatrix
-from executor_svc.models.weight_format import Quantization, matrix_format
+from executor_svc.models.weight_format import NUMBER_FORMATS, Quantization
 from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.library import NativeLibrary, load_library
 from executor_svc.native.matrix import BUILT_FORMATS
@@ -94,7 +94,7 @@ def make_model(
     if found.library is not None:
         if quantization == "none" and is_stored_in_bfloat16 and NumberFormat.BFLOAT16 in BUILT_FORMATS:
             quantization = "bfloat16"
-        dense = NativeDense(found.library, quantization=quantization, group=group)
+        dense = NativeDense(found.library, number_format=NUMBER_FORMATS[quantization], group=group)
         has_loop = group.size == 1 and isinstance(attention, NativeAttentionBackend)
         model = Decoder(config, dense, group, partial(NativeLayers, found.library) if has_loop else None)
         path = compute_path(device, dtype, "C", attention, found)
@@ -103,7 +103,9 @@ def make_model(
     is_quantized = quantization != "none"
     library = find_product_library(quantization, device, cpu_kernels) if is_quantized else None
     is_invariant = numerics == "invariant" and device.type == "cuda" and has_triton() and not is_quantized
-    model = Decoder(config, _make_dense(dtype, device, quantization, is_invariant, library, group), group)
+    model = Decoder(
+        config, _make_dense(dtype, device, NUMBER_FORMATS[quantization], is_invariant, library, group), group
+    )
     in_c = () if library is None else (f"{quantization} products",)
     in_use = FoundLibrary(library, found.reason)
     products: Kernels = "Triton" if is_invariant else "torchao" if is_quantized and device.type == "cuda" else "torch"
@@ -114,7 +116,7 @@ def make_model(
 
 def _check_quantization(quantization: Quantization, device: torch.device) -> None:
     """Raise ModelLoadError if a device does not have a quantization."""
-    if matrix_format(quantization, "layer") not in BUILT_FORMATS:
+    if NUMBER_FORMATS[quantization] not in BUILT_FORMATS:
         raise ModelLoadError(f"quantization is {quantization}, which is not built yet; choose int8")
     if device.type == "cuda" and quantization not in ("none", "int8"):
         raise ModelLoadError(
@@ -126,7 +128,7 @@ def _check_quantization(quantization: Quantization, device: torch.device) -> Non
 def _make_dense(
     dtype: torch.dtype,
     device: torch.device,
-    quantization: Quantization,
+    number_format: NumberFormat,
     is_invariant: bool,
     library: NativeLibrary | None,
     group: TensorParallelGroup,
@@ -135,8 +137,8 @@ def _make_dense(
     if device.type == "cuda" and has_triton():
         from executor_svc.models.triton_dense import TritonDense  # Triton takes seconds to import
 
-        return TritonDense(dtype, device, quantization=quantization, is_invariant=is_invariant, group=group)
-    return TorchDense(dtype, device, quantization=quantization, library=library, group=group)
+        return TritonDense(dtype, device, number_format=number_format, is_invariant=is_invariant, group=group)
+    return TorchDense(dtype, device, number_format=number_format, library=library, group=group)
 
 
 def has_triton() -> bool:

@@ -14,10 +14,10 @@ from executor_svc.models.native_segments import (
     SharedSegment,
     norm_struct,
 )
-from executor_svc.models.weight_format import Quantization, matrix_format
+from executor_svc.models.weight_format import matrix_format
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
-from executor_svc.native.structs import EmbeddingStruct
+from executor_svc.native.structs import EmbeddingStruct, NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 
 
@@ -26,7 +26,7 @@ class NativeDense:
 
     Args:
         library: The compiled library.
-        quantization: How weights are kept, those of the embedding too.
+        number_format: Of the weights; see `matrix_format`.
         group: The ranks that share the model.
     """
 
@@ -36,11 +36,11 @@ class NativeDense:
         self,
         library: NativeLibrary,
         *,
-        quantization: Quantization = "none",
+        number_format: NumberFormat = NumberFormat.FLOAT32,
         group: TensorParallelGroup = SINGLE_RANK,
     ) -> None:
         self._library = library
-        self._quantization: Quantization = quantization
+        self._number_format = number_format
         self._group = group
         self._rank_sum = RankSum(library, group)
         self.dtype = torch.float32
@@ -50,7 +50,7 @@ class NativeDense:
         self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, role: MatrixRole = "layer"
     ) -> PackedMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
-        number_format = matrix_format(self._quantization, role)
+        number_format = matrix_format(self._number_format, role)
         return PackedMatrix(self._library, num_inputs, sizes, has_bias, number_format)
 
     def embedding(self, weights: EmbeddingWeights[PackedMatrix]) -> "NativeEmbedding":

@@ -1,13 +1,11 @@
 """Linear maps in torch with weights in the number formats of the kernels in C: what these mean, and their reference.
 
-A format of integers has a scale for each group of GROUP inputs, in float16. What each does:
+Of a format of integers, GROUP inputs share a scale in float16. What each does:
 
     bfloat16   weights are rounded to the nearest
-    int8       weight = code * scale, codes of -127 to 127; the scale is rounded up
-    int8-a8    the same; inputs are rounded likewise, with scales in float32 for each row and group
-    int4       weight = code * scale + minimum, codes of 0 to 15, for minima in float16; inputs as with int8-a8
-
-The kernels in C round the inputs of int8 too, to int16, with one scale a row.
+    int8       weight = code * scale, codes of -127 to 127; inputs are rounded to 16 bits, with a scale of each row
+    int8-a8    weights as with int8; inputs are rounded to 8 bits, with a scale of each group of a row
+    int4       weight = code * scale + minimum, codes of 0 to 15, the minimum in float16; inputs as with int8-a8
 """
 
 from collections.abc import Sequence
@@ -54,17 +52,20 @@ class QuantizedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map [num_rows, num_inputs] to [num_rows, num_outputs]."""
-        if self._weight.number_format in (NumberFormat.INT8_A8, NumberFormat.INT4):
-            x = round_inputs(x)
+        x = round_inputs(self._weight.number_format, x)
         return F.linear(x, self._weight.restore().to(self._dtype), self._bias)
 
 
-def round_inputs(x: torch.Tensor) -> torch.Tensor:
-    """Return [num_rows, num_inputs] with the inputs of each row and group rounded to 8 bits."""
-    groups = _groups(x.float())
+def round_inputs(number_format: NumberFormat, x: torch.Tensor) -> torch.Tensor:
+    """Return what products with a format take in place of [num_rows, num_inputs]."""
+    if number_format == NumberFormat.BFLOAT16:
+        return x
+    largest_code, groups = (
+        (32767, x.float()[:, None]) if number_format == NumberFormat.INT8 else (127, _groups(x.float()))
+    )
     largest = groups.abs().amax(-1, keepdim=True)
-    codes = (groups * torch.where(largest > 0, 127 / largest, 0)).round()
-    return (codes * (largest / 127)).flatten(1)[:, : x.shape[1]].to(x.dtype)
+    codes = (groups * torch.where(largest > 0, largest_code / largest, 0)).round()
+    return (codes * (largest / largest_code)).flatten(1)[:, : x.shape[1]].to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,7 @@ class _QuantizedRows:
         codes = torch.empty(
             (num_outputs, num_groups, GROUP), dtype=dtypes.get(number_format, torch.int8), device=device
         )
-        of_scales = torch.float32 if number_format == NumberFormat.INT8 else torch.float16
-        scales, minima = torch.empty((2, num_outputs, num_groups, 1), dtype=of_scales, device=device)
+        scales, minima = torch.empty((2, num_outputs, num_groups, 1), dtype=torch.float16, device=device)
         return cls(number_format, num_inputs, codes, scales, minima)
 
     def __getitem__(self, index: slice | torch.Tensor) -> "_QuantizedRows":
@@ -118,8 +118,7 @@ class _QuantizedRows:
             self.minima.copy_(smallest)
             self.codes.copy_(_codes(groups - self.minima.float(), self.scales).clamp(0, 15))
         else:
-            scales = groups.abs().amax(-1, keepdim=True) / 127
-            self.scales.copy_(scales if self.scales.dtype == torch.float32 else _rounded_up(scales))
+            self.scales.copy_(groups.abs().amax(-1, keepdim=True) / 127)
             self.codes.copy_(_codes(groups, self.scales).clamp(-127, 127))
 
     def restore(self) -> torch.Tensor:
@@ -143,9 +142,3 @@ def _codes(groups: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     inverse = torch.where(scales > 0, 1 / scales.float(), 0)
     return (groups * inverse).round()
 
-
-def _rounded_up(values: torch.Tensor) -> torch.Tensor:
-    """Return the smallest float16 that are not below values of at least 0."""
-    nearest = values.half()
-    above = (nearest.view(torch.int16) + 1).view(torch.float16)
-    return torch.where(nearest.float() < values, above, nearest)

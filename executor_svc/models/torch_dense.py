@@ -27,7 +27,7 @@ from executor_svc.models.linear import Linear
 from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.models.rotary_embedding import rotations
 from executor_svc.models.torchao_linear import TorchaoLinear
-from executor_svc.models.weight_format import Quantization, matrix_format
+from executor_svc.models.weight_format import matrix_format
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
@@ -58,7 +58,7 @@ class TorchDense:
     Args:
         dtype: Number format of activations, and of weights that are not quantized.
         device: Where the model runs.
-        quantization: How weights are kept. On a GPU "int8" alone is possible: by torchao, all but the vocabulary.
+        number_format: Of the weights; FLOAT32: as `dtype`. On a GPU also INT8: by torchao, all but the vocabulary.
         library: What multiplies quantized weights on a CPU; None: the reference, which restores them in each call.
         group: The ranks that share the model: each multiplies by its columns of the second matrix of a pair, and
             the results are added up.
@@ -71,14 +71,14 @@ class TorchDense:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        quantization: Quantization = "none",
+        number_format: NumberFormat = NumberFormat.FLOAT32,
         library: NativeLibrary | None = None,
         group: TensorParallelGroup = SINGLE_RANK,
     ) -> None:
         self.dtype = dtype
         self.device = device
-        self._quantization: Quantization = quantization
-        self._uses_torchao = quantization == "int8" and device.type == "cuda"
+        self._number_format = number_format
+        self._uses_torchao = number_format == NumberFormat.INT8 and device.type == "cuda"
         self._library = library
         self._group = group
 
@@ -86,7 +86,7 @@ class TorchDense:
         self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, role: MatrixRole = "layer"
     ) -> TorchMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
-        number_format = matrix_format(self._quantization, role)
+        number_format = matrix_format(self._number_format, role)
         if self._uses_torchao and role == "layer":
             return TorchaoLinear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
         if self._uses_torchao or number_format == NumberFormat.FLOAT32:

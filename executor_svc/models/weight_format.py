@@ -9,7 +9,8 @@ from executor_svc.native.structs import NumberFormat
 
 Quantization = Literal["none", "bfloat16", "int8", "int8-a8", "int4"]
 
-_FORMATS: Final[Mapping[Quantization, NumberFormat]] = MappingProxyType(
+# "none" is float32 for the kernels in C, and with those of torch what the rest of the model is in.
+NUMBER_FORMATS: Final[Mapping[Quantization, NumberFormat]] = MappingProxyType(
     {
         "none": NumberFormat.FLOAT32,
         "bfloat16": NumberFormat.BFLOAT16,
@@ -20,14 +21,13 @@ _FORMATS: Final[Mapping[Quantization, NumberFormat]] = MappingProxyType(
 )
 
 
-def matrix_format(quantization: Quantization, role: MatrixRole) -> NumberFormat:
-    """Return the number format of a matrix on a CPU.
+def matrix_format(number_format: NumberFormat, role: MatrixRole) -> NumberFormat:
+    """Return the number format of a matrix in a model of some number format.
 
-    A router stays exact, since it chooses who computes a token. With int4 the vocabulary has 8 bits: it is the first
-    and the last to touch every token, and many models use it for both.
+    A router stays exact, since it chooses who computes a token. Of four bits embedding and head lose the most.
     """
     if role == "router":
         return NumberFormat.FLOAT32
-    if role == "vocabulary" and quantization == "int4":
+    if role == "vocabulary" and number_format == NumberFormat.INT4:
         return NumberFormat.INT8_A8
-    return _FORMATS[quantization]
+    return number_format

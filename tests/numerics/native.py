@@ -1,14 +1,18 @@
 """The C library as the tests use it: for this machine's vectors, and for AVX2 where those are wider."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from executor_svc.models.weight_format import Quantization
+from executor_svc.models.weight_format import NUMBER_FORMATS, Quantization
 from executor_svc.native.build import FLAGS, build_library, cache_directory
 from executor_svc.native.library import NativeLibrary
+from executor_svc.native.matrix import PackedMatrix
+from executor_svc.native.structs import NumberFormat
 
 LANES = ("widest", "avx2")
-FORMATS: tuple[Quantization, ...] = ("none", "int8")
+QUANTIZATIONS: tuple[Quantization, ...] = ("none", "int8")
+FORMATS: tuple[NumberFormat, ...] = tuple(NUMBER_FORMATS[name] for name in QUANTIZATIONS)
 NUM_THREADS = 3  # more than some products have panels, fewer than others
 
 
@@ -21,3 +25,10 @@ def native_library(lanes: str) -> NativeLibrary:
 def library_path(lanes: str) -> Path:
     """Return the library, compiled for one of LANES. Raises: NativeUnavailableError: the machine cannot have it."""
     return build_library(cache_directory(), flags=FLAGS if lanes == "widest" else (*FLAGS, "-mno-avx512f"))
+
+
+def packed_matrix(
+    lanes: str, num_inputs: int, sizes: Sequence[int], number_format: NumberFormat, *, has_bias: bool = False
+) -> PackedMatrix:
+    """Return a matrix of its own."""
+    return PackedMatrix(native_library(lanes), num_inputs, sizes, has_bias, number_format)

@@ -12,9 +12,9 @@ from executor_svc.models.families.common import alibi_slopes
 from executor_svc.models.layer_loop import LayerByLayer, LayerLoop
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.native_layers import NativeLayers
-from executor_svc.models.weight_format import Quantization
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
+from executor_svc.native.structs import NumberFormat
 from tests.numerics.attention import CHUNKS, DECODES, Rows, Step
 from tests.numerics.native import FORMATS, LANES, native_library
 
@@ -30,10 +30,10 @@ LAYERS = [
 IS_ROTATED = [True, True, False, False]  # layers that attend alike may differ in this
 
 
-def make_segments(library: NativeLibrary, *, quantization: Quantization) -> list[Segment]:
+def make_segments(library: NativeLibrary, *, number_format: NumberFormat) -> list[Segment]:
     """Return the segments of a model of as many layers as LAYERS."""
     generator = torch.Generator().manual_seed(3)
-    kernels = NativeDense(library, quantization=quantization)
+    kernels = NativeDense(library, number_format=number_format)
 
     def matrix(num_inputs: int, num_outputs: int) -> PackedMatrix:
         made = kernels.matrix(num_inputs, [num_outputs], has_bias=True)
@@ -72,16 +72,16 @@ def run(loop: LayerLoop, library: NativeLibrary, step: Step, times: int = 1) -> 
     return [attended, residual, *(pool for cache in caches for pool in (cache.keys, cache.values))]
 
 
-@pytest.mark.parametrize("quantization", FORMATS)
+@pytest.mark.parametrize("number_format", FORMATS, ids=lambda one: one.name)
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize(
     "rows",
     [[(0, 1)], [(150, 1)], [(900, 1)], DECODES, CHUNKS, [*DECODES, *CHUNKS], [(700, 140)]],
     ids=["first", "one", "split", "decodes", "chunks", "mixed", "long"],
 )
-def test_the_loop_in_c_equals_the_layers_one_by_one(rows: Rows, lanes: str, quantization: Quantization) -> None:
+def test_the_loop_in_c_equals_the_layers_one_by_one(rows: Rows, lanes: str, number_format: NumberFormat) -> None:
     library = native_library(lanes)
-    segments, step = make_segments(library, quantization=quantization), Step(rows, block_size=16)
+    segments, step = make_segments(library, number_format=number_format), Step(rows, block_size=16)
 
     ours = run(NativeLayers(library, segments, LAYERS), library, step)
 
@@ -95,7 +95,7 @@ def test_the_loop_in_c_equals_the_layers_one_by_one(rows: Rows, lanes: str, quan
 @pytest.mark.parametrize("lanes", LANES)
 def test_steps_that_follow_each_other_leave_nothing_behind(lanes: str) -> None:
     library = native_library(lanes)
-    segments = make_segments(library, quantization="none")
+    segments = make_segments(library, number_format=NumberFormat.FLOAT32)
     loop, step = NativeLayers(library, segments, LAYERS), Step(CHUNKS, block_size=16)
 
     first = run(loop, library, step, times=3)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from executor_svc.models.weight_format import Quantization, matrix_format
 from executor_svc.native.library import NativeLibrary, TeamStruct
 from executor_svc.native.matrix import PackedMatrix
+from executor_svc.native.structs import NumberFormat
 from tests.numerics.native import FORMATS, LANES, NUM_THREADS, library_path
 
 MS = 1_000_000
@@ -87,11 +87,11 @@ def test_a_team_that_works_well_forgets_that_it_was_small() -> None:
     assert judged.team.grows_at_ns == (judged.now_ms + 100) * MS
 
 
-@pytest.mark.parametrize("quantization", FORMATS)
+@pytest.mark.parametrize("number_format", FORMATS, ids=lambda one: one.name)
 @pytest.mark.parametrize("lanes", LANES)
-def test_results_do_not_depend_on_the_size_of_the_team(lanes: str, quantization: Quantization) -> None:
+def test_results_do_not_depend_on_the_size_of_the_team(lanes: str, number_format: NumberFormat) -> None:
     library = NativeLibrary(library_path(lanes), NUM_THREADS)
-    matrix = PackedMatrix(library, 700, [900], False, matrix_format(quantization, "layer"))
+    matrix = PackedMatrix(library, 700, [900], False, number_format)
     matrix.weights[0].copy_(torch.randn(900, 700))
     x, results = torch.randn(33, 700), []
 
