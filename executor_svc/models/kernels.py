@@ -21,7 +21,6 @@ from executor_svc.models.torch_dense import TorchDense, TorchMatrix
 from executor_svc.models.weight_format import NUMBER_FORMATS, Quantization
 from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.library import NativeLibrary, load_library
-from executor_svc.native.matrix import BUILT_FORMATS
 from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from shared.errors import ModelLoadError
@@ -92,7 +91,7 @@ def make_model(
     found = found or find_library(dtype, device, cpu_kernels)
     attention = attention or make_attention(found.library)
     if found.library is not None:
-        if quantization == "none" and is_stored_in_bfloat16 and NumberFormat.BFLOAT16 in BUILT_FORMATS:
+        if quantization == "none" and is_stored_in_bfloat16:
             quantization = "bfloat16"
         dense = NativeDense(found.library, number_format=NUMBER_FORMATS[quantization], group=group)
         has_loop = group.size == 1 and isinstance(attention, NativeAttentionBackend)
@@ -116,8 +115,6 @@ def make_model(
 
 def _check_quantization(quantization: Quantization, device: torch.device) -> None:
     """Raise ModelLoadError if a device does not have a quantization."""
-    if NUMBER_FORMATS[quantization] not in BUILT_FORMATS:
-        raise ModelLoadError(f"quantization is {quantization}, which is not built yet; choose int8")
     if device.type == "cuda" and quantization not in ("none", "int8"):
         raise ModelLoadError(
             f"quantization is {quantization}, which is for device cpu; on a GPU choose --quantization int8 or "

@@ -18,6 +18,7 @@ from executor_svc.models.weight_format import matrix_format
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import EmbeddingStruct, NumberFormat
+from executor_svc.native.weight_memory import WeightMemory
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 
 
@@ -41,6 +42,7 @@ class NativeDense:
     ) -> None:
         self._library = library
         self._number_format = number_format
+        self._memory = WeightMemory()
         self._group = group
         self._rank_sum = RankSum(library, group)
         self.dtype = torch.float32
@@ -51,7 +53,7 @@ class NativeDense:
     ) -> PackedMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
         number_format = matrix_format(self._number_format, role)
-        return PackedMatrix(self._library, num_inputs, sizes, has_bias, number_format)
+        return PackedMatrix(self._library, num_inputs, sizes, has_bias, number_format, self._memory)
 
     def embedding(self, weights: EmbeddingWeights[PackedMatrix]) -> "NativeEmbedding":
         """Join the weights to an embedding; see `DenseKernels`."""

@@ -64,7 +64,7 @@ def round_inputs(number_format: NumberFormat, x: torch.Tensor) -> torch.Tensor:
         (32767, x.float()[:, None]) if number_format == NumberFormat.INT8 else (127, _groups(x.float()))
     )
     largest = groups.abs().amax(-1, keepdim=True)
-    codes = (groups * torch.where(largest > 0, largest_code / largest, 0)).round()
+    codes = (groups * torch.where(largest > 0, torch.full_like(largest, largest_code) / largest, 0)).round()
     return (codes * (largest / largest_code)).flatten(1)[:, : x.shape[1]].to(x.dtype)
 
 
@@ -141,4 +141,3 @@ def _codes(groups: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Return what multiplied by the scales is nearest to the values of groups; 0 where the scale is 0."""
     inverse = torch.where(scales > 0, 1 / scales.float(), 0)
     return (groups * inverse).round()
-

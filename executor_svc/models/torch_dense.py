@@ -31,6 +31,7 @@ from executor_svc.models.weight_format import matrix_format
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
+from executor_svc.native.weight_memory import WeightMemory
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 
 
@@ -80,6 +81,7 @@ class TorchDense:
         self._number_format = number_format
         self._uses_torchao = number_format == NumberFormat.INT8 and device.type == "cuda"
         self._library = library
+        self._memory = WeightMemory()
         self._group = group
 
     def matrix(
@@ -92,7 +94,7 @@ class TorchDense:
         if self._uses_torchao or number_format == NumberFormat.FLOAT32:
             return Linear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
         if self._library is not None:
-            return PackedMatrix(self._library, num_inputs, sizes, has_bias, number_format)
+            return PackedMatrix(self._library, num_inputs, sizes, has_bias, number_format, self._memory)
         return QuantizedLinear(
             number_format, num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device
         )

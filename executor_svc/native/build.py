@@ -61,8 +61,8 @@ def build_library(cache_directory: Path, *, flags: Sequence[str] = FLAGS, source
     if platform.machine() not in ("x86_64", "AMD64"):
         raise NativeUnavailableError(f"the C library is for x86-64, and this is {platform.machine()}")
     features = _processor_features()
-    if not {"avx2", "fma"} <= features:
-        raise NativeUnavailableError("this processor has no AVX2 and FMA")
+    if not {"avx2", "fma", "f16c"} <= features:
+        raise NativeUnavailableError("this processor has no AVX2, FMA and F16C")
     compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
     if compiler is None:
         raise NativeUnavailableError(f"no C compiler was found ({', '.join(COMPILERS)}); install gcc")

@@ -9,7 +9,7 @@ import torch
 
 from executor_svc.native.binding import FLOAT, INT, LONG, POINTER, Function, ScratchMemory, bind
 from executor_svc.native.build import build_library, cache_directory
-from executor_svc.native.structs import EmbeddingStruct, MatrixStruct, NormStruct, SegmentStruct
+from executor_svc.native.structs import EmbeddingStruct, MatrixStruct, NormStruct, NumberFormat, SegmentStruct
 
 
 class StepStruct(ctypes.Structure):
@@ -68,8 +68,9 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_panel_columns", LONG, ()),
     ("octavo_lanes", LONG, ()),
     ("octavo_part_keys", LONG, ()),
-    ("octavo_pack_float", None, (POINTER, LONG, LONG, POINTER, INT)),
-    ("octavo_pack_int8", None, (POINTER, LONG, LONG, POINTER, INT)),
+    ("octavo_panels_bytes", LONG, (LONG, LONG, LONG)),
+    ("octavo_scales_bytes", LONG, (LONG, LONG, LONG)),
+    ("octavo_pack", None, (POINTER, LONG, LONG, POINTER, INT)),
     ("octavo_read_rows", None, (POINTER, LONG, LONG, POINTER, POINTER, INT)),
     ("octavo_finish_embedding", None, (POINTER, LONG, POINTER, POINTER, INT)),
     ("octavo_rotations", None, (LONG, POINTER, POINTER, LONG, POINTER, POINTER, INT)),
@@ -110,10 +111,14 @@ class NativeLibrary:
         self.part_keys: int = self._library.octavo_part_keys()
         self.instructions = {16: "AVX-512", 8: "AVX2"}[self.num_lanes]
 
+    def matrix_bytes(self, number_format: NumberFormat, num_outputs: int, num_inputs: int) -> tuple[int, int]:
+        """Return the bytes of the panels of a matrix, and of its scales."""
+        shape = (number_format, num_outputs, num_inputs)
+        return self._library.octavo_panels_bytes(*shape), self._library.octavo_scales_bytes(*shape)
+
     def pack(self, matrix: MatrixStruct, first_row: int, weight: torch.Tensor) -> None:
-        """Write `weight`, [num_rows, num_inputs], into a matrix from `first_row`; quantize it for an int8 one."""
-        pack = self._library.octavo_pack_int8 if matrix.scales else self._library.octavo_pack_float
-        pack(byref(matrix), first_row, len(weight), weight.data_ptr(), self.num_threads)
+        """Write `weight`, [num_rows, num_inputs], into a matrix from `first_row`, in the format of the matrix."""
+        self._library.octavo_pack(byref(matrix), first_row, len(weight), weight.data_ptr(), self.num_threads)
 
     def read_rows(self, matrix: MatrixStruct, row_ids: torch.Tensor, out: torch.Tensor, first_id: int = 0) -> None:
         """Copy rows `row_ids - first_id` of a matrix to `out`, [num_ids, num_inputs]; zeros where there is none."""

@@ -1,17 +1,12 @@
 """Weight matrices in the panels of the C library, filled part by part while a model is loaded."""
 
-import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.structs import MatrixStruct, NumberFormat
-
-GROUP = 32  # inputs that share a scale in int8; GROUP of dense.h
-# What the C library multiplies by now.
-BUILT_FORMATS = (NumberFormat.FLOAT32, NumberFormat.INT8)
+from executor_svc.native.weight_memory import WeightMemory
 
 
 class PackedMatrix:
@@ -22,7 +17,8 @@ class PackedMatrix:
         num_inputs: Inputs of the map.
         sizes: Outputs of each part; a checkpoint holds the parts apart.
         has_bias: Whether a bias is added.
-        number_format: What the weight is stored in.
+        number_format: Of the weight.
+        memory: Where the weight lies.
     """
 
     def __init__(
@@ -32,19 +28,19 @@ class PackedMatrix:
         sizes: Sequence[int],
         has_bias: bool,
         number_format: NumberFormat,
+        memory: WeightMemory,
     ) -> None:
-        is_int8 = number_format == NumberFormat.INT8
         num_outputs = sum(sizes)
-        padded_outputs = -(-num_outputs // library.panel_columns) * library.panel_columns
-        padded_inputs = -(-num_inputs // GROUP) * GROUP if is_int8 else num_inputs
         self._library = library
         self.num_inputs = num_inputs
         self.num_outputs = num_outputs
-        self._panels = _zeros(padded_outputs * padded_inputs * (1 if is_int8 else 4))
-        self._scales = _zeros(padded_outputs * padded_inputs // GROUP * 4) if is_int8 else None
+        panels_bytes, scales_bytes = library.matrix_bytes(number_format, num_outputs, num_inputs)
+        self._panels = memory.take(panels_bytes)
+        self._scales = memory.take(scales_bytes) if scales_bytes else None
         bias = torch.empty(num_outputs) if has_bias else None
         self.biases = () if bias is None else torch.split(bias, list(sizes))
         self.struct = MatrixStruct(
+            number_format,
             num_outputs,
             num_inputs,
             self._panels.data_ptr(),
@@ -83,18 +79,8 @@ class PackedPart:
         self._matrix = matrix
         self._first_row = first_row
         self.shape = torch.Size((num_rows, matrix.num_inputs))
-        self.nbytes = num_rows * matrix.num_inputs * 4
+        self.nbytes = matrix.num_bytes * num_rows // matrix.num_outputs
 
     def copy_(self, source: torch.Tensor, /) -> None:
         """Pack `source`, a tensor of this shape."""
         self._matrix.pack(self._first_row, source)
-
-
-def _zeros(num_bytes: int) -> torch.Tensor:
-    """Return zeroed memory, in huge pages where the system gives them: all weights are read in every step."""
-    # Private: shared memory gets no huge pages, and a mapping for each matrix, of which experts make very many.
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)

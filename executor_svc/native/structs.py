@@ -7,7 +7,11 @@ from executor_svc.native.binding import FLOAT, LONG, POINTER
 
 
 class NumberFormat(IntEnum):
-    """`NumberFormat` of dense.h: how the weights of a matrix are stored."""
+    """How weights are stored, and what their products take: `NumberFormat` of dense.h.
+
+    FLOAT32 and BFLOAT16 multiply float32 activations, with the same sums in the same order. INT8 turns the activations
+    of a row into int16 with one scale, INT8_A8 and INT4 into int8 with a scale for each group of 32.
+    """
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -20,6 +24,7 @@ class MatrixStruct(ctypes.Structure):
     """`Matrix` of dense.h."""
 
     _fields_ = (
+        ("format", LONG),
         ("num_outputs", LONG),
         ("num_inputs", LONG),
         ("panels", POINTER),

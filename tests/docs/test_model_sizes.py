@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from executor_svc.cache.cache_engine import CacheShape
-from executor_svc.native.matrix import GROUP
+from executor_svc.models.quantized_linear import GROUP
 from tests.docs.pages import REPOSITORY
 
 _NUMBER = r"\s*([\d.]+)(?: B| GiB)? \|"

@@ -31,17 +31,20 @@ FAULTS = (
     Fault(
         "a row that is alone in its tile is multiplied without fused multiply-add",
         f"{CSRC}/tile.h",
-        "for (int j = 0; j < vectors; j++) sum[i][j] = vf_fma(value, column[j], sum[i][j]);",
+        "for (int j = 0; j < vectors; j++) sum[i][j] = vf_accumulate(sum[i][j], value, column[j]);",
         "for (int j = 0; j < vectors; j++)\n"
-        "                    sum[i][j] = rows > 1 ? vf_fma(value, column[j], sum[i][j])\n"
+        "                    sum[i][j] = rows > 1 ? vf_accumulate(sum[i][j], value, column[j])\n"
         "                                         : vf_add(vf_mul(value, column[j]), sum[i][j]);",
         (LOGITS,),
     ),
     Fault(
         "a row that a thread has for itself is rounded to int8 by another scale",
-        f"{CSRC}/dense_int8.c",
-        "        float largest = vf_largest(most);\n        rows->scales[row]",
-        "        float largest = (end - begin > 1 ? 1.0f : 1.0001f) * vf_largest(most);\n        rows->scales[row]",
+        f"{CSRC}/rows.c",
+        "if (rows->format == INT16_CODES) quantize_to_int16(rows, row, num_values, values + row * value_stride);",
+        "if (rows->format == INT16_CODES) {\n"
+        "            quantize_to_int16(rows, row, num_values, values + row * value_stride);\n"
+        "            if (end - begin == 1) rows->scales[row] *= 1.0001f;\n"
+        "        }",
         (LOGITS,),
     ),
     Fault(

@@ -35,6 +35,14 @@ def product(number_format: NumberFormat, x: Float32Array, weight: Float32Array, 
     return result
 
 
+def largest_parts(number_format: NumberFormat, weight: Float32Array) -> Float64Array:
+    """Return the largest that a kernel may multiply an input with: of int4 code * scale and minimum apart."""
+    sizes = np.abs(weight).astype(np.float64)
+    if number_format == NumberFormat.INT4:
+        sizes = _of_groups(weight, lambda group: np.abs(group).max(1, keepdims=True) + np.zeros(group.shape)) * 3
+    return sizes
+
+
 def _of_groups(values: Float32Array, change: Callable[[Float32Array], npt.NDArray[Any]]) -> npt.NDArray[Any]:
     groups = [change(values[:, begin : begin + GROUP]) for begin in range(0, values.shape[1], GROUP)]
     return np.concatenate(groups, axis=1)
@@ -43,7 +51,9 @@ def _of_groups(values: Float32Array, change: Callable[[Float32Array], npt.NDArra
 def _inputs(x: Float32Array, largest_code: int) -> Float64Array:
     """Round each row: codes to the nearest, of two to the even one."""
     largest = np.abs(x).max(1, keepdims=True)
-    inverse = np.divide(np.float32(largest_code), largest, where=largest > 0, out=np.zeros_like(largest))
+    with np.errstate(over="ignore"):
+        inverse = np.divide(np.float32(largest_code), largest, where=largest > 0, out=np.zeros_like(largest))
+    inverse[np.isinf(inverse)] = 0  # so small that the codes do not matter
     scale = (largest / np.float32(largest_code)).astype(np.float64)
     rounded: Float64Array = np.rint(x * inverse) * scale
     return rounded

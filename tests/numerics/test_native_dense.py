@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
 from executor_svc.models.dense import DenseKernels, EmbeddingWeights, LayerEnd, Mlp, Norm
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.torch_dense import TorchDense
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
-from tests.numerics.native import FORMATS, LANES, native_library
+from tests.numerics.native import FORMATS, LANES, native_library, packed_matrix
 
 EPSILON = 1e-5
 TILE_ROWS = 8  # of tile.h, the larger one
@@ -145,33 +144,17 @@ class TestSegments:
 @pytest.mark.parametrize("number_format", FORMATS, ids=lambda one: one.name)
 @pytest.mark.parametrize("lanes", LANES)
 class TestOneProduct:
-    """What models without segments in C multiply with; the reference restores the weight."""
+    """What models without segments in C multiply with; its numbers are in test_number_formats.py."""
 
     @staticmethod
     def make(lanes: str, number_format: NumberFormat, num_inputs: int, num_outputs: int) -> PackedMatrix:
         """Return a matrix of two parts."""
-        made = PackedMatrix(native_library(lanes), num_inputs, [num_outputs, 3], True, number_format)
+        made = packed_matrix(lanes, num_inputs, [num_outputs, 3], number_format, has_bias=True)
         generator = torch.Generator().manual_seed(num_inputs)
         parts: list[Any] = [*made.weights, *made.biases]
         for part in parts:
             part.copy_(torch.randn(part.shape, generator=generator))
         return made
-
-    # The last two are more work than a thread takes alone.
-    @pytest.mark.parametrize("shape", [(1, 1), (31, 50), (32, 48), (65, 97), (576, 1000), (1300, 2000)])
-    def test_it_equals_the_product_with_its_rows(
-        self, shape: tuple[int, int], lanes: str, number_format: NumberFormat
-    ) -> None:
-        matrix = self.make(lanes, number_format, *shape)
-        weight, bias = matrix.rows(torch.arange(shape[1] + 3)), torch.cat(list(matrix.biases))
-
-        for num_rows in (0, 1, 2, 9, 130):
-            x = torch.randn(num_rows, shape[0])
-            # An input of up to 4 is rounded by up to 6e-5 or, to 8 bits, by up to 2e-2; each by its own.
-            tolerance = {NumberFormat.INT8: 3e-4, NumberFormat.INT8_A8: 5e-2, NumberFormat.INT4: 5e-2}.get(
-                number_format, 1e-5
-            ) * shape[0] ** 0.5
-            torch.testing.assert_close(matrix(x), F.linear(x, weight, bias), rtol=1e-5, atol=tolerance)
 
     def test_other_number_formats_come_back(self, lanes: str, number_format: NumberFormat) -> None:
         matrix, x = self.make(lanes, number_format, 70, 50), torch.randn(5, 70).to(torch.bfloat16)
@@ -208,5 +191,11 @@ def test_what_the_weights_of_a_format_take() -> None:
         for number_format in FORMATS
     }
 
-    expected = {NumberFormat.FLOAT32: 4, NumberFormat.INT8: 1 + 4 / 32}
+    expected = {
+        NumberFormat.FLOAT32: 4.0,
+        NumberFormat.BFLOAT16: 2.0,
+        NumberFormat.INT8: 1 + 2 / 32,  # a scale for each group
+        NumberFormat.INT8_A8: 1 + 2 / 32,
+        NumberFormat.INT4: 1 / 2 + 4 / 32,  # and a minimum
+    }
     assert sizes == {number_format: 960 * 576 * size for number_format, size in expected.items()}

@@ -17,13 +17,26 @@ INLINE void *take(Arena *arena, long num_bytes) {
     return part;
 }
 
-// Return rows of `width` values, with codes for int8.
-INLINE Rows take_rows(Arena *arena, long num_rows, long width, bool is_int8) {
-    Rows rows = {.num_rows = num_rows, .stride = round_up(width, GROUP)};
+// Return rows of `width` codes without values; of floats they are empty.
+INLINE Rows take_codes(Arena *arena, long num_rows, long width, InputFormat format) {
+    Rows rows = {.num_rows = num_rows, .stride = round_up(width, GROUP), .format = format};
+    long num_groups = num_rows * (rows.stride / GROUP);
+    if (format == INT16_CODES) {
+        rows.codes = take(arena, num_rows * rows.stride * (long)sizeof(int16_t));
+        rows.scales = take(arena, num_rows * (long)sizeof(float));
+    } else if (format == INT8_CODES) {
+        rows.codes = take(arena, num_rows * rows.stride);
+        rows.scales = take(arena, num_groups * (long)sizeof(float));
+        rows.sums = take(arena, num_groups * (long)sizeof(float));
+        rows.offsets = take(arena, num_groups * (long)sizeof(int32_t));
+    }
+    return rows;
+}
+
+// Return rows of `width` values, with their codes.
+INLINE Rows take_rows(Arena *arena, long num_rows, long width, InputFormat format) {
+    Rows rows = take_codes(arena, num_rows, width, format);
     rows.values = take(arena, num_rows * rows.stride * (long)sizeof(float));
-    if (!is_int8) return rows;
-    rows.codes = take(arena, num_rows * rows.stride * (long)sizeof(int16_t));
-    rows.scales = take(arena, num_rows * (long)sizeof(float));
     return rows;
 }
 

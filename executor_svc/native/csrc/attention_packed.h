@@ -9,7 +9,7 @@ INLINE void multiply_tile(long num_rows, long depth, const float *a, long a_stri
                           long c_stride, long columns, bool add) {
 #define TILE(n)                                                                                                    \
     case n:                                                                                                        \
-        tile_product(n, TILE_VECTORS, depth, a, a_stride, panel, NULL, 0, c, c_stride, columns, add);               \
+        tile_product(n, TILE_VECTORS, depth, a, a_stride, panel, c, c_stride, columns, add);                        \
         break;
     switch (num_rows) {
         TILE_CASES(TILE)

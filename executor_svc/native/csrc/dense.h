@@ -10,58 +10,113 @@
 
 #define PANEL_VECTORS 3
 #define PANEL_COLUMNS (PANEL_VECTORS * LANES)
-#define GROUP 32  // inputs that share a scale in int8
+#define GROUP 32  // inputs that share a scale
 
-// The weight of a linear map, [num_outputs][num_inputs], cut into panels of PANEL_COLUMNS outputs.
-//   float32: [panel][num_inputs][PANEL_COLUMNS] float
-//   int8:    [panel][padded_inputs / 2][PANEL_COLUMNS][2] int8, padded_inputs a multiple of GROUP,
-//            and scales [panel][padded_inputs / GROUP][PANEL_COLUMNS] float: weight = int8 * scale
-// What pads a panel or the inputs is 0.
+// How weights are stored, and what their products take; `NumberFormat` of structs.py.
+typedef enum {
+    FLOAT32,   // floats
+    BFLOAT16,  // floats, summed as with float32
+    INT8,      // int16 codes
+    INT8_A8,   // int8 codes
+    INT4,      // int8 codes
+} NumberFormat;
+
+// The weight of a linear map, [num_outputs][num_inputs], cut into panels of PANEL_COLUMNS outputs. P is num_inputs,
+// rounded up to a whole GROUP; G is P / GROUP. What pads a panel or the inputs is 0.
+//   FLOAT32:  [panel][num_inputs][PANEL_COLUMNS] float
+//   BFLOAT16: [panel][num_inputs / 2, rounded up][PANEL_COLUMNS][2] bfloat16
+//   INT8:     [panel][P / 2][PANEL_COLUMNS][2] int8; weight = code * scale
+//   INT8_A8:  [panel][P / 4][PANEL_COLUMNS][4] uint8, code + 128; weight = code * scale
+//   INT4:     [panel][P / 8][PANEL_COLUMNS][4] uint8, of which each has input i in its low half and input i + 4 in
+//             its high half; weight = code * scale + minimum
+// Scales are float16, [panel][G][PANEL_COLUMNS]; for INT4 [panel][G][2][PANEL_COLUMNS], scales and minima.
 typedef struct {
+    long format;  // a NumberFormat
     long num_outputs, num_inputs;
     const void *panels;
-    const float *scales;  // NULL: float32
-    const float *bias;    // [num_outputs], or NULL
+    const uint16_t *scales;  // NULL: there are none
+    const float *bias;       // [num_outputs], or NULL
 } Matrix;
 
-// The left side of a product, [num_rows][stride].
-//   float32: values
-//   int8:    codes and scales[num_rows]; value = code * scale. `stride` counts codes and is a multiple of GROUP;
-//            what pads a row is 0.
+// What a product takes.
+typedef enum { FLOATS, INT16_CODES, INT8_CODES } InputFormat;
+
+// The left side of a product, [num_rows][stride]. `stride` counts values or codes; with codes it is a multiple of
+// GROUP, and what pads a row of codes is 0.
+//   INT16_CODES: int16, and scales [num_rows]; value = code * scale
+//   INT8_CODES:  int8, and scales, sums and offsets [num_rows][stride / GROUP]; value = code * scale
 typedef struct {
     long num_rows, stride;
+    InputFormat format;
     float *values;
-    int16_t *codes;
+    void *codes;
     float *scales;
+    float *sums;       // of a group: the sum of its values, as codes have them
+    int32_t *offsets;  // of a group: the sum of its codes times -128
 } Rows;
+
+INLINE InputFormat input_format(const Matrix *matrix) {
+    return matrix->format <= BFLOAT16 ? FLOATS : matrix->format == INT8 ? INT16_CODES : INT8_CODES;
+}
+
+// Memory that is read soon, fetched while a product goes on. A panel is read in steps, once for each tile of rows.
+// With one tile the product waits for memory: what it reads next is fetched, AHEAD of it in the panel, at last from the
+// beginning of the next one. With several tiles, of which the first one waits, each fetches its part of the next panel.
+#define AHEAD 6144l
+typedef struct {
+    const char *here, *there;  // of step 0, before the step `turn` and from there on
+    long turn;
+    long step_bytes;
+} Fetch;
+
+INLINE Fetch fetch_panel(const void *panel, const void *next, long num_steps, long step_bytes, long tile,
+                         long num_tiles) {
+    if (num_tiles == 1) {
+        long turn = most(0, num_steps - ceil_div(AHEAD, step_bytes));
+        return (Fetch){(const char *)panel + (num_steps - turn) * step_bytes, (const char *)next - turn * step_bytes,
+                       turn, step_bytes};
+    }
+    long bytes = round_up(ceil_div(step_bytes, num_tiles), 64);
+    return (Fetch){NULL, (const char *)next + tile * num_steps * bytes, 0, bytes};
+}
+
+INLINE void fetch_lines(const Fetch *fetch, long step) {
+    const char *line = (step < fetch->turn ? fetch->here : fetch->there) + step * fetch->step_bytes;
+    const char *end = line + fetch->step_bytes;
+#pragma GCC unroll 1
+    for (; line < end; line += 64) _mm_prefetch(line, _MM_HINT_T0);
+}
 
 // out[rows][columns of the panel] (=|+=) in[first_row ..] @ panel; `next` is the panel to fetch meanwhile.
 // `out` points at the panel's first column in the first row.
-void multiply_float(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
-                    float *out, long out_stride, bool add);
-void multiply_int8(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
-                   float *out, long out_stride, bool add);
+typedef void Multiply(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
+                      float *out, long out_stride, bool add);
+Multiply multiply_float, multiply_int8, multiply_codes;
 
 INLINE void multiply(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
                      float *out, long out_stride, bool add) {
-    if (matrix->scales)
-        multiply_int8(matrix, panel, next, in, first_row, num_rows, out, out_stride, add);
-    else
-        multiply_float(matrix, panel, next, in, first_row, num_rows, out, out_stride, add);
+    switch (input_format(matrix)) {
+        case FLOATS: multiply_float(matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
+        case INT16_CODES: multiply_int8(matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
+        case INT8_CODES: multiply_codes(matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
+    }
+}
+
+// Add the bias of a panel to the rows of `out`, if the matrix has one.
+INLINE void add_bias(const Matrix *matrix, long panel, long num_rows, float *out, long out_stride) {
+    if (!matrix->bias) return;
+    long first = panel * PANEL_COLUMNS, num_columns = least(PANEL_COLUMNS, matrix->num_outputs - first);
+    for (long i = 0; i < num_rows; i++)
+        for (long j = 0; j < num_columns; j++) out[i * out_stride + j] += matrix->bias[first + j];
 }
 
 // out[num_inputs] = a row of the matrix.
-void read_row_float(const Matrix *matrix, long row, float *out);
-void read_row_int8(const Matrix *matrix, long row, float *out);
+void read_row(const Matrix *matrix, long row, float *out);
 
-INLINE void read_row(const Matrix *matrix, long row, float *out) {
-    if (matrix->scales)
-        read_row_int8(matrix, row, out);
-    else
-        read_row_float(matrix, row, out);
-}
-
-// Fill codes and scales from values[num_values], for the rows [begin, end); `stride` of `values` is `value_stride`.
+// Fill the codes of rows [begin, end) from values[][num_values], rows of `value_stride`. Does nothing for FLOATS.
 void quantize_rows(const Rows *rows, long num_values, const float *values, long value_stride, long begin, long end);
+
+// Copy a row to a place of other rows of the same format and stride: its codes, or its values if it has none.
+void copy_row(const Rows *in, long row, const Rows *out, long place);
 
 #endif

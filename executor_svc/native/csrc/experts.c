@@ -9,15 +9,15 @@
 void lay_out_experts(const Experts *experts, long num_rows, Arena *arena, ExpertsScratch *scratch) {
     long num_chosen = num_rows * experts->num_chosen;
     const Mlp *first = experts->mlps;
-    bool is_int8 = first->up.scales != NULL;
+    InputFormat format = input_format(&first->up);
     *scratch = (ExpertsScratch){
         .scores = take(arena, num_rows * experts->num_experts * (long)sizeof(float)),
         .chosen = take(arena, num_chosen * (long)sizeof(int32_t)),
         .weights = take(arena, num_chosen * (long)sizeof(float)),
         .places = take(arena, num_chosen * (long)sizeof(int32_t)),
         .ends = take(arena, experts->num_experts * (long)sizeof(long)),
-        .gathered = take_rows(arena, num_chosen, first->up.num_inputs, is_int8),
-        .activated = take_rows(arena, num_chosen, first->down.num_inputs, is_int8),
+        .gathered = take_rows(arena, num_chosen, first->up.num_inputs, format),
+        .activated = take_rows(arena, num_chosen, first->down.num_inputs, format),
         .outputs = take(arena, num_chosen * first->down.num_outputs * (long)sizeof(float)),
     };
 }
@@ -61,17 +61,6 @@ static void place_rows(const Experts *experts, long num_chosen, const ExpertsScr
         begin += count;
     }
     for (long i = 0; i < num_chosen; i++) scratch->places[i] = (int32_t)ends[scratch->chosen[i]]++;
-}
-
-// Copy a row to one of its places.
-static void copy_row(const Rows *in, long row, const Rows *out, long place) {
-    size_t stride = (size_t)in->stride;
-    if (!out->codes) {
-        memcpy(out->values + (size_t)place * stride, in->values + (size_t)row * stride, stride * sizeof *in->values);
-        return;
-    }
-    memcpy(out->codes + (size_t)place * stride, in->codes + (size_t)row * stride, stride * sizeof *in->codes);
-    out->scales[place] = in->scales[row];
 }
 
 // Some rows of one expert times one panel of its matrices.
@@ -156,7 +145,7 @@ void run_experts(const Experts *experts, Activation activation, const Rows *in, 
     activate_experts(experts, activation, scratch, member);
     wait_for_all(member);
     const Rows *activated = &scratch->activated;
-    if (activated->codes) {
+    if (activated->format != FLOATS) {
         long first, last;
         share(member, num_rows * num_chosen, &first, &last);
         quantize_rows(activated, experts->mlps->down.num_inputs, activated->values, activated->stride, first, last);

@@ -1,4 +1,5 @@
 // A product with one matrix, as a part of a segment or alone; see octavo_linear.
+#include "arena.h"
 #include "layers.h"
 
 // Multiplications that are worth a second thread: it takes about as long to wake one.
@@ -16,31 +17,35 @@ void project(const Matrix *matrix, const Rows *in, float *out, bool add, const M
     }
 }
 
-static long codes_bytes(const Matrix *matrix, long num_rows) {
-    return round_up(num_rows * round_up(matrix->num_inputs, GROUP) * (long)sizeof(int16_t), 64);
+// Codes of the rows that a product takes, laid out at `address` (0: only measured); their bytes go to *num_bytes.
+static Rows lay_out_codes(const Matrix *matrix, long num_rows, uintptr_t address, long *num_bytes) {
+    Arena arena = {address, address};
+    Rows rows = take_codes(&arena, num_rows, matrix->num_inputs, input_format(matrix));
+    *num_bytes = used_bytes(&arena);
+    return rows;
 }
 
 long octavo_linear_scratch_bytes(const Matrix *matrix, long num_rows) {
-    return matrix->scales ? codes_bytes(matrix, num_rows) + num_rows * (long)sizeof(float) : 0;
+    long num_bytes;
+    lay_out_codes(matrix, num_rows, 0, &num_bytes);
+    return num_bytes;
 }
 
-// out[num_rows][num_outputs] = in[num_rows][num_inputs] @ matrix.T + bias; for an int8 matrix each row of `in` is
-// rounded to int16. memory has octavo_linear_scratch_bytes(...), aligned to 64 bytes.
+// out[num_rows][num_outputs] = in[num_rows][num_inputs] @ matrix.T + bias; what a product does not take as it is, is
+// turned into codes first. memory has octavo_linear_scratch_bytes(...), aligned to 64 bytes.
 void octavo_linear(const Matrix *matrix, long num_rows, float *in, float *out, char *memory, Team *team) {
     Team alone = {.num_threads = 1, .size = 1};
     if (num_rows * matrix->num_inputs * matrix->num_outputs < ALONE) team = &alone;
-    Rows rows = {.num_rows = num_rows, .stride = matrix->num_inputs, .values = in};
-    if (matrix->scales) {
-        rows.stride = round_up(matrix->num_inputs, GROUP);
-        rows.codes = (int16_t *)memory;
-        rows.scales = (float *)(memory + codes_bytes(matrix, num_rows));
-    }
+    long num_bytes;
+    Rows rows = lay_out_codes(matrix, num_rows, (uintptr_t)memory, &num_bytes);
+    rows.values = in;
+    if (rows.format == FLOATS) rows.stride = matrix->num_inputs;
     Meeting meeting;
     open_meeting(&meeting, team);
 #pragma omp parallel num_threads(team->size)
     {
         const Member member = join_meeting(&meeting);
-        if (matrix->scales) {
+        if (rows.format != FLOATS) {
             long begin, end;
             share(&member, num_rows, &begin, &end);
             quantize_rows(&rows, matrix->num_inputs, in, matrix->num_inputs, begin, end);

@@ -46,7 +46,7 @@ void activate_rows(const Mlp *mlp, Activation activation, const Rows *in, const 
 void lay_out_experts(const Experts *experts, long num_rows, Arena *arena, ExpertsScratch *scratch);
 
 // out (=|+=) for each row the weighted sum of what its experts make of `in`, in the order in which it chose them.
-// Both have the values of their rows, in int8 also the codes. Nobody waits at the end.
+// Both have the values of their rows, and their codes if they have some. Nobody waits at the end.
 void run_experts(const Experts *experts, Activation activation, const Rows *in, const ExpertsScratch *scratch,
                  float *out, bool add, const Member *member);
 

@@ -40,9 +40,9 @@ void normalize(const Norm *norm, const float *in, long size, float *out) {
     }
 }
 
-void normalize_rows(const Norm *norm, const float *in, long size, bool is_int8, const Rows *out, long begin, long end) {
+void normalize_rows(const Norm *norm, const float *in, long size, const Rows *out, long begin, long end) {
     for (long row = begin; row < end; row++) normalize(norm, in + row * size, size, out->values + row * out->stride);
-    if (is_int8) quantize_rows(out, size, out->values, out->stride, begin, end);
+    quantize_rows(out, size, out->values, out->stride, begin, end);
 }
 
 void add_normed_rows(const Norm *norm, float *in, long size, float *residual, long begin, long end) {

@@ -15,8 +15,8 @@ typedef struct {
 // out[size] = norm(in[size]); `out` may be `in`.
 void normalize(const Norm *norm, const float *in, long size, float *out);
 
-// out = norm(in[num_rows][size]) for the rows [begin, end); in int8 also their codes.
-void normalize_rows(const Norm *norm, const float *in, long size, bool is_int8, const Rows *out, long begin, long end);
+// out = norm(in[num_rows][size]) for the rows [begin, end); with their codes, if they have some.
+void normalize_rows(const Norm *norm, const float *in, long size, const Rows *out, long begin, long end);
 
 // residual += norm(in), both [num_rows][size], for the rows [begin, end); what is in `in` is lost. Without a norm in
 // itself is added.

@@ -8,23 +8,23 @@ typedef struct {
     ExpertsScratch experts;
 } Scratch;
 
-// The matrices of a segment have one number format, but for a router.
-static bool has_int8(const Segment *segment) {
-    return (segment->has_layer_end ? &segment->end.attention_output : &segment->projection)->scales != NULL;
+// The matrices of a segment take one format, but for a router.
+static InputFormat format_of(const Segment *segment) {
+    return input_format(segment->has_layer_end ? &segment->end.attention_output : &segment->projection);
 }
 
 // Lay out the scratch memory at `address` (0: only measure); return its size in bytes.
 static long lay_out(const Segment *segment, long num_rows, uintptr_t address, Scratch *scratch) {
     Arena arena = {address, address};
     const LayerEnd *end = &segment->end;
-    bool is_int8 = has_int8(segment);
-    scratch->normed = take_rows(&arena, num_rows, segment->hidden_size, is_int8);
+    InputFormat format = format_of(segment);
+    scratch->normed = take_rows(&arena, num_rows, segment->hidden_size, format);
     if (!segment->has_layer_end) return used_bytes(&arena);
-    scratch->attended = take_rows(&arena, is_int8 ? num_rows : 0, end->attention_output.num_inputs, is_int8);
+    scratch->attended = take_codes(&arena, num_rows, end->attention_output.num_inputs, format);
     if (end->experts.num_experts)
         lay_out_experts(&end->experts, num_rows, &arena, &scratch->experts);
     else
-        scratch->activated = take_rows(&arena, num_rows, end->mlp.down.num_inputs, is_int8);
+        scratch->activated = take_rows(&arena, num_rows, end->mlp.down.num_inputs, format);
     if (end->attention_output_norm.weight || end->mlp_output_norm.weight)
         scratch->outputs = take(&arena, num_rows * segment->hidden_size * (long)sizeof(float));
     return used_bytes(&arena);
@@ -40,11 +40,12 @@ static void end_attention(const Segment *segment, float *attended, float *residu
                           long end, const Member *member) {
     const Matrix *matrix = &segment->end.attention_output;
     const Norm *norm = &segment->end.attention_output_norm;
-    if (matrix->scales) {
+    scratch->attended.values = attended;
+    if (scratch->attended.format != FLOATS) {
         quantize_rows(&scratch->attended, matrix->num_inputs, attended, matrix->num_inputs, begin, end);
         wait_for_all(member);
     } else {
-        scratch->attended = (Rows){scratch->normed.num_rows, matrix->num_inputs, attended, NULL, NULL};
+        scratch->attended.stride = matrix->num_inputs;
     }
     project(matrix, &scratch->attended, norm->weight ? scratch->outputs : residual, !norm->weight, member);
     wait_for_all(member);
@@ -55,7 +56,7 @@ static void end_attention(const Segment *segment, float *attended, float *residu
 static void run_mlp(const Segment *segment, const float *residual, const Scratch *scratch, float *out, bool add,
                     long begin, long end, const Member *member) {
     const LayerEnd *layer = &segment->end;
-    normalize_rows(&layer->mlp_norm, residual, segment->hidden_size, has_int8(segment), &scratch->normed, begin, end);
+    normalize_rows(&layer->mlp_norm, residual, segment->hidden_size, &scratch->normed, begin, end);
     wait_for_all(member);
     if (layer->experts.num_experts) {
         run_experts(&layer->experts, (Activation)layer->activation, &scratch->normed, &scratch->experts, out, add,
@@ -65,7 +66,7 @@ static void run_mlp(const Segment *segment, const float *residual, const Scratch
     const Rows *activated = &scratch->activated;
     activate_rows(&layer->mlp, (Activation)layer->activation, &scratch->normed, activated, member);
     wait_for_all(member);
-    if (activated->codes) {
+    if (activated->format != FLOATS) {
         quantize_rows(activated, layer->mlp.down.num_inputs, activated->values, activated->stride, begin, end);
         wait_for_all(member);
     }
@@ -100,7 +101,7 @@ void run_segment(const Segment *segment, long num_rows, float *attended, float *
     }
     if (!segment->projection.num_outputs) return;
     if (segment->has_layer_end) wait_for_all(member);
-    normalize_rows(&segment->norm, residual, segment->hidden_size, has_int8(segment), &scratch.normed, begin, end);
+    normalize_rows(&segment->norm, residual, segment->hidden_size, &scratch.normed, begin, end);
     wait_for_all(member);
     project(&segment->projection, &scratch.normed, out, false, member);
     if (!segment->head_norms.num_heads) return;

@@ -1,10 +1,10 @@
-// The float32 inner product of the library: a few rows times one panel of columns.
+// The product of the library in floats: a few rows times one panel of columns.
 #ifndef OCTAVO_TILE_H
 #define OCTAVO_TILE_H
 
 #include <stdbool.h>
 
-#include "vec.h"
+#include "dense.h"
 
 // Rows whose sums fit into the registers beside three (or two) vectors of a panel.
 // The cases of a switch over the rows of a tile: as a constant each, so that the compiler unrolls over them.
@@ -16,44 +16,67 @@
 #define TILE_CASES(CASE) CASE(4) CASE(3) CASE(2) CASE(1)
 #endif
 
-// Steps of one tile between two fetches of the panel that comes next.
-#define FETCH_STEPS 4
+// The same of codes, whose sums are in int32 and in float32.
+#if LANES == 16
+#define CODE_ROWS 4
+#define CODE_CASES(CASE) CASE(4) CASE(3) CASE(2) CASE(1)
+#else
+#define CODE_ROWS 2
+#define CODE_CASES(CASE) CASE(2) CASE(1)
+#endif
 
-// c[rows][columns] = (add ? c : 0) + a[rows][depth] @ b[depth][vectors * LANES].
-// `rows` and `vectors` are constants at each call, so that all sums stay in registers. `fetch` is memory that
-// will be read later: every FETCH_STEPS steps of the depth, `fetch_lines` cache lines of it are fetched.
-INLINE void tile_product(const int rows, const int vectors, long depth, const float *a, long a_stride, const float *b,
-                         const char *fetch, int fetch_lines, float *c, long c_stride, long columns, bool add) {
+// Inputs of one step of a panel that is fetched meanwhile.
+#define STEP_INPUTS 4
+
+// The vectors of columns of input `k`, counted from `panel`, a pair of inputs or its begin.
+INLINE void load_columns(const long format, const int vectors, const void *panel, int k, vfloat *columns) {
+#pragma GCC unroll 3
+    for (int j = 0; j < vectors; j++) {
+        if (format == FLOAT32) {
+            columns[j] = vf_load((const float *)panel + (k * vectors + j) * LANES);
+        } else {
+            vint pair = vi_load((const int32_t *)panel + (k / 2 * vectors + j) * LANES);
+            columns[j] = k % 2 ? vf_high_bfloat16(pair) : vf_low_bfloat16(pair);
+        }
+    }
+}
+
+// c[rows][columns] = (add ? c : 0) + a[rows][depth] @ b[depth][vectors * LANES], in the order of the inputs, whatever
+// their format. `format`, `rows` and `vectors` are constants at each call, so that all sums stay in registers. `fetch`,
+// if it is not NULL, is what to fetch, from its step `first_step` on.
+INLINE void format_product(const long format, const int rows, const int vectors, long depth, const float *a,
+                           long a_stride, const void *b, const Fetch *fetch, long first_step, float *c, long c_stride,
+                           long columns, bool add) {
+    const long step_bytes = STEP_INPUTS * vectors * LANES * (format == FLOAT32 ? 4 : 2);
+    const char *panel = b;
     vfloat sum[TILE_ROWS][3];
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 3
         for (int j = 0; j < vectors; j++) sum[i][j] = vf_zero();
     long k = 0;
-    for (; k + FETCH_STEPS <= depth; k += FETCH_STEPS) {
-#pragma GCC unroll 1
-        for (int line = 0; line < fetch_lines; line++, fetch += 64) _mm_prefetch(fetch, _MM_HINT_T1);
+    for (; k + STEP_INPUTS <= depth; k += STEP_INPUTS, panel += step_bytes) {
+        if (fetch) fetch_lines(fetch, first_step + k / STEP_INPUTS);
 #pragma GCC unroll 4
-        for (int step = 0; step < FETCH_STEPS; step++) {
+        for (int input = 0; input < STEP_INPUTS; input++) {
             vfloat column[3];
-#pragma GCC unroll 3
-            for (int j = 0; j < vectors; j++) column[j] = vf_load(b + ((k + step) * vectors + j) * LANES);
+            load_columns(format, vectors, panel, input, column);
 #pragma GCC unroll 8
             for (int i = 0; i < rows; i++) {
-                vfloat value = vf_all(a[i * a_stride + k + step]);
+                vfloat value = vf_all(a[i * a_stride + k + input]);
 #pragma GCC unroll 3
-                for (int j = 0; j < vectors; j++) sum[i][j] = vf_fma(value, column[j], sum[i][j]);
+                for (int j = 0; j < vectors; j++) sum[i][j] = vf_accumulate(sum[i][j], value, column[j]);
             }
         }
     }
-    for (; k < depth; k++)
+    for (int input = 0; k < depth; k++, input++) {
+        vfloat column[3];
+        load_columns(format, vectors, panel, input, column);
 #pragma GCC unroll 8
-        for (int i = 0; i < rows; i++) {
-            vfloat value = vf_all(a[i * a_stride + k]);
+        for (int i = 0; i < rows; i++)
 #pragma GCC unroll 3
-            for (int j = 0; j < vectors; j++)
-                sum[i][j] = vf_fma(value, vf_load(b + (k * vectors + j) * LANES), sum[i][j]);
-        }
+            for (int j = 0; j < vectors; j++) sum[i][j] = vf_fma(vf_all(a[i * a_stride + k]), column[j], sum[i][j]);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 3
@@ -66,6 +89,12 @@ INLINE void tile_product(const int rows, const int vectors, long depth, const fl
                 vf_store_part(p, add ? vf_add(vf_load_part(p, count), sum[i][j]) : sum[i][j], count);
             }
         }
+}
+
+// The same in float32, without fetching.
+INLINE void tile_product(const int rows, const int vectors, long depth, const float *a, long a_stride, const float *b,
+                         float *c, long c_stride, long columns, bool add) {
+    format_product(FLOAT32, rows, vectors, depth, a, a_stride, b, NULL, 0, c, c_stride, columns, add);
 }
 
 #endif

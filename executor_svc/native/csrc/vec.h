@@ -7,6 +7,11 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+INLINE long most(long a, long b) { return a > b ? a : b; }
+INLINE long least(long a, long b) { return a < b ? a : b; }
+INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }
+INLINE long round_up(long a, long b) { return ceil_div(a, b) * b; }
+
 // The first `count` of 4 floats; the others are 0, and memory behind them is not touched.
 INLINE __m128 load_quad(const float *p, long count) {
     if (count >= 4) return _mm_loadu_ps(p);
@@ -36,6 +41,11 @@ INLINE vfloat vf_min(vfloat a, vfloat b) { return _mm512_min_ps(a, b); }
 INLINE vfloat vf_abs(vfloat a) { return _mm512_abs_ps(a); }
 INLINE vfloat vf_fma(vfloat a, vfloat b, vfloat c) { return _mm512_fmadd_ps(a, b, c); }     // a * b + c
 INLINE vfloat vf_fnma(vfloat a, vfloat b, vfloat c) { return _mm512_fnmadd_ps(a, b, c); }   // c - a * b
+// sum + a * b. Not the intrinsic: among many sums GCC 12 copies registers at each use.
+INLINE vfloat vf_accumulate(vfloat sum, vfloat a, vfloat b) {
+    __asm__("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+}
 INLINE vfloat vf_round(vfloat a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE float vf_first(vfloat v) { return _mm512_cvtss_f32(v); }
 INLINE float vf_sum(vfloat v) { return _mm512_reduce_add_ps(v); }
@@ -77,6 +87,37 @@ INLINE vint vi_load_bytes(const int8_t *p) { return _mm512_cvtepi8_epi16(_mm256_
 INLINE vfloat vf_load_bytes(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
+INLINE vint vi_load(const void *p) { return _mm512_loadu_si512(p); }
+INLINE vint vi_max(vint a, vint b) { return _mm512_max_epi32(a, b); }
+INLINE int32_t vi_largest(vint v) { return _mm512_reduce_max_epi32(v); }
+INLINE vint vf_bits(vfloat v) { return _mm512_castps_si512(v); }
+INLINE vfloat vf_load_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+// The two bfloat16 of each lane as floats.
+INLINE vfloat vf_low_bfloat16(vint v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
+INLINE vfloat vf_high_bfloat16(vint v) {
+    return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000)));
+}
+INLINE void vi_split_nibbles(vint v, vint *low, vint *high) {
+    const __m512i mask = _mm512_set1_epi8(15);
+    *high = _mm512_and_si512(_mm512_srli_epi16(v, 4), mask);
+    *low = _mm512_and_si512(v, mask);
+}
+// sum + the four products of uint8 of a and int8 of b in each lane.
+INLINE vint vi_dot_quads(vint sum, vint a, vint b) {
+#ifdef __AVX512VNNI__
+    // Not the intrinsic; see vi_dot_pairs.
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+#else
+    const __m512i low = _mm512_set1_epi16(255);
+    sum = _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_and_si512(a, low), _mm512_srai_epi16(_mm512_slli_epi16(b, 8), 8)));
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_srli_epi16(a, 8), _mm512_srai_epi16(b, 8)));
+#endif
+}
+// 32 int32 as int8; larger ones become the largest.
+INLINE __m256i vi_to_int8(const vint v[2]) {
+    return _mm256_set_m128i(_mm512_cvtsepi32_epi8(v[1]), _mm512_cvtsepi32_epi8(v[0]));
+}
 // sum + a.even * b.even + a.odd * b.odd in each lane, even and odd being its two int16.
 INLINE vint vi_dot_pairs(vint sum, vint a, vint b) {
 #ifdef __AVX512VNNI__
@@ -92,7 +133,7 @@ INLINE void vi_store_int16_part(int16_t *p, vint v, long count) {
     _mm512_mask_cvtepi32_storeu_epi16(p, lane_mask(count), v);
 }
 
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 #define LANES 8
 typedef __m256 vfloat;
@@ -117,6 +158,10 @@ INLINE vfloat vf_min(vfloat a, vfloat b) { return _mm256_min_ps(a, b); }
 INLINE vfloat vf_abs(vfloat a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 INLINE vfloat vf_fma(vfloat a, vfloat b, vfloat c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vfloat vf_fnma(vfloat a, vfloat b, vfloat c) { return _mm256_fnmadd_ps(a, b, c); }
+INLINE vfloat vf_accumulate(vfloat sum, vfloat a, vfloat b) {
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+    return sum;
+}
 INLINE vfloat vf_round(vfloat a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE float vf_first(vfloat v) { return _mm256_cvtss_f32(v); }
 INLINE float vf_sum(vfloat v) {
@@ -162,6 +207,38 @@ INLINE vint vi_load_bytes(const int8_t *p) { return _mm256_cvtepi8_epi16(_mm_loa
 INLINE vfloat vf_load_bytes(const int8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
+INLINE vint vi_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+INLINE vint vi_max(vint a, vint b) { return _mm256_max_epi32(a, b); }
+INLINE int32_t vi_largest(vint v) {
+    __m128i s = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    s = _mm_max_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+INLINE vint vf_bits(vfloat v) { return _mm256_castps_si256(v); }
+INLINE vfloat vf_load_half(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+INLINE vfloat vf_low_bfloat16(vint v) { return _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)); }
+INLINE vfloat vf_high_bfloat16(vint v) {
+    return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000)));
+}
+INLINE void vi_split_nibbles(vint v, vint *low, vint *high) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    *high = _mm256_and_si256(_mm256_srli_epi16(v, 4), mask);
+    *low = _mm256_and_si256(v, mask);
+}
+INLINE vint vi_dot_quads(vint sum, vint a, vint b) {
+#ifdef __AVXVNNI__
+    __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+    return sum;
+#else
+    const __m256i low = _mm256_set1_epi16(255);
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_and_si256(a, low), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8)));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8)));
+#endif
+}
+INLINE __m256i vi_to_int8(const vint v[4]) {
+    __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
+    return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
 INLINE vint vi_dot_pairs(vint sum, vint a, vint b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
 INLINE void vi_store_int16_part(int16_t *p, vint v, long count) {
     int32_t values[LANES];
@@ -170,13 +247,8 @@ INLINE void vi_store_int16_part(int16_t *p, vint v, long count) {
 }
 
 #else
-#error "needs AVX2 and FMA, or AVX-512 F, BW, VL and DQ"
+#error "needs AVX2, FMA and F16C, or AVX-512 F, BW, VL and DQ"
 #endif
-
-INLINE long most(long a, long b) { return a > b ? a : b; }
-INLINE long least(long a, long b) { return a < b ? a : b; }
-INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }
-INLINE long round_up(long a, long b) { return ceil_div(a, b) * b; }
 
 // exp(x) of less is about 1e-38: a weight that may as well be 0.
 #define LEAST_EXPONENT -87.0f
