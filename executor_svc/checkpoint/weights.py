@@ -7,7 +7,7 @@ quantized as the place wants it), and let go: there are never two copies of the 
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -95,6 +95,15 @@ class Checkpoint:
             with _open(path) as file:
                 found |= {str(file.get_slice(name).get_dtype()) for name in names}  # type: ignore[no-untyped-call]
         return found
+
+    def matrix_formats(self, besides: Container[str] = ()) -> set[str]:
+        """Return the number formats in which matrices are stored, but for those of some names; see `number_formats`."""
+        found = set()
+        for path, names in self._names_by_file():
+            with _open(path) as file:
+                tensors = [file.get_slice(name) for name in names if name not in besides]  # type: ignore[no-untyped-call]
+                found |= {str(tensor.get_dtype()) for tensor in tensors if len(tensor.get_shape()) > 1}
+        return {name for name in found if name.startswith(("F", "BF"))}  # others are masks and counts
 
     def _find_tensors(self) -> dict[str, Path]:
         """Return the file of each tensor, and check that the shards hold what the index says."""

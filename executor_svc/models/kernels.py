@@ -16,6 +16,7 @@ from executor_svc.models.dense import DenseKernels
 from executor_svc.models.invariance import ComputePath, Kernels, why_not_invariant
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.torch_dense import TorchDense, TorchMatrix
+from executor_svc.models.weight_format import NUMBER_FORMATS, Quantization
 from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.library import NativeLibrary, load_library
 from executor_svc.native.structs import NumberFormat
@@ -23,7 +24,6 @@ from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from shared.errors import ModelLoadError
 
 CpuKernels = Literal["auto", "native", "torch"]
-Quantization = Literal["none", "int8"]
 Numerics = Literal["fast", "invariant"]
 
 _DENSE = "dense work"
@@ -44,6 +44,7 @@ class MadeModel:
     model: Decoder
     attention: AttentionBackend
     kernels: str  # for people, in a few words
+    quantization: Quantization  # "bfloat16" too where the kernels in C keep weights as they are stored
     path: ComputePath
     library: NativeLibrary | None  # the C library, if it computes some of it
 
@@ -60,6 +61,7 @@ def make_model(
     *,
     cpu_kernels: CpuKernels = "auto",
     quantization: Quantization = "none",
+    is_stored_in_bfloat16: bool = False,
     group: TensorParallelGroup = SINGLE_RANK,
     attention: AttentionBackend | None = None,
     found: FoundLibrary | None = None,
@@ -72,40 +74,55 @@ def make_model(
         dtype: Number format of activations and cache.
         device: Where it runs.
         cpu_kernels: "native": the C library; "torch": torch; "auto": the C library if it can be had.
-        quantization: "int8": weights are quantized as they are loaded.
+        quantization: What weights become as they are loaded; "none": what `dtype` is.
+        is_stored_in_bfloat16: Whether the checkpoint has all matrices in bfloat16. Without quantization the C library
+            keeps them so: half the memory, and the bits of float32.
         group: The ranks that share the model.
         attention: None: that of the C library, or without one that of torch.
         found: The C library, or why it is not used; None: `cpu_kernels` says.
         numerics: "invariant": on a GPU products are ours, where they can be.
 
-    Raises: ModelLoadError: the ranks cannot share it, or the C library is needed and cannot be had.
+    Raises: ModelLoadError: the ranks cannot share it, the device has not this quantization, or the C library is needed
+        and cannot be had.
     """
-    is_int8 = quantization == "int8"
+    _check_quantization(quantization, device)
     found = found or find_library(dtype, device, cpu_kernels)
     attention = attention or make_attention(found.library)
     if found.library is not None:
-        dense = NativeDense(
-            found.library, number_format=NumberFormat.INT8 if is_int8 else NumberFormat.FLOAT32, group=group
-        )
+        if quantization == "none" and is_stored_in_bfloat16:
+            quantization = "bfloat16"
+        dense = NativeDense(found.library, number_format=NUMBER_FORMATS[quantization], group=group)
         model = Decoder(config, dense, group)
         path = compute_path(device, dtype, "C", attention, found)
         kernels = describe_kernels(found, attention, device, in_c=(_DENSE,))
-        return MadeModel(model, attention, kernels, path, found.library)
-    library = find_int8_library(device, cpu_kernels) if is_int8 else None
-    is_invariant = numerics == "invariant" and device.type == "cuda" and has_triton() and not is_int8
-    model = Decoder(config, _make_dense(dtype, device, is_int8, is_invariant, library, group), group)
-    in_c = () if library is None else ("int8 products",)
+        return MadeModel(model, attention, kernels, quantization, path, found.library)
+    is_quantized = quantization != "none"
+    library = find_product_library(quantization, device, cpu_kernels) if is_quantized else None
+    is_invariant = numerics == "invariant" and device.type == "cuda" and has_triton() and not is_quantized
+    model = Decoder(
+        config, _make_dense(dtype, device, NUMBER_FORMATS[quantization], is_invariant, library, group), group
+    )
+    in_c = () if library is None else (f"{quantization} products",)
     in_use = FoundLibrary(library, found.reason)
-    products: Kernels = "Triton" if is_invariant else "torchao" if is_int8 and device.type == "cuda" else "torch"
+    products: Kernels = "Triton" if is_invariant else "torchao" if is_quantized and device.type == "cuda" else "torch"
     path = compute_path(device, dtype, products, attention, in_use)
     kernels = describe_kernels(in_use, attention, device, in_c=in_c, is_invariant=is_invariant)
-    return MadeModel(model, attention, kernels, path, in_use.library)
+    return MadeModel(model, attention, kernels, quantization, path, in_use.library)
+
+
+def _check_quantization(quantization: Quantization, device: torch.device) -> None:
+    """Raise ModelLoadError if a device does not have a quantization."""
+    if device.type == "cuda" and quantization not in ("none", "int8"):
+        raise ModelLoadError(
+            f"quantization is {quantization}, which is for device cpu; on a GPU choose --quantization int8 or "
+            "--dtype bfloat16"
+        )
 
 
 def _make_dense(
     dtype: torch.dtype,
     device: torch.device,
-    is_int8: bool,
+    number_format: NumberFormat,
     is_invariant: bool,
     library: NativeLibrary | None,
     group: TensorParallelGroup,
@@ -114,8 +131,8 @@ def _make_dense(
     if device.type == "cuda" and has_triton():
         from executor_svc.models.triton_dense import TritonDense  # Triton takes seconds to import
 
-        return TritonDense(dtype, device, is_int8=is_int8, is_invariant=is_invariant, group=group)
-    return TorchDense(dtype, device, is_int8=is_int8, library=library, group=group)
+        return TritonDense(dtype, device, number_format=number_format, is_invariant=is_invariant, group=group)
+    return TorchDense(dtype, device, number_format=number_format, library=library, group=group)
 
 
 def has_triton() -> bool:
@@ -148,14 +165,17 @@ def find_library(dtype: torch.dtype, device: torch.device, cpu_kernels: CpuKerne
         return FoundLibrary(None, str(error))
 
 
-def find_int8_library(device: torch.device, cpu_kernels: CpuKernels) -> NativeLibrary | None:
-    """Return the C library for products with int8 weights, of a model whose number format it does not have otherwise.
+def find_product_library(
+    quantization: Quantization, device: torch.device, cpu_kernels: CpuKernels
+) -> NativeLibrary | None:
+    """Return the C library for products with quantized weights, of a model whose dtype it does not have otherwise.
 
     Args:
+        quantization: Of the weights.
         device: Where the model runs; None is returned for a GPU.
         cpu_kernels: "torch" was asked for: None.
 
-    Raises: ModelLoadError: it cannot be had: without it int8 would be several times as slow as float32.
+    Raises: ModelLoadError: it cannot be had: without it they would be several times as slow as with float32.
     """
     if device.type != "cpu" or cpu_kernels == "torch":
         return None
@@ -163,8 +183,9 @@ def find_int8_library(device: torch.device, cpu_kernels: CpuKernels) -> NativeLi
         return load_library(torch.get_num_threads())
     except NativeUnavailableError as error:
         raise ModelLoadError(
-            f"quantization is int8, which needs the kernels in C on a CPU, but {error}; leave out --quantization, or "
-            "set --cpu-kernels torch, where int8 saves memory but is several times slower than float32"
+            f"quantization is {quantization}, which needs the kernels in C on a CPU, but {error}; leave out "
+            f"--quantization, or set --cpu-kernels torch, where {quantization} saves memory but is several times "
+            "slower than float32"
         ) from error
 
 

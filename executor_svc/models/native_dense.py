@@ -14,6 +14,7 @@ from executor_svc.models.native_segments import (
     SharedSegment,
     norm_struct,
 )
+from executor_svc.models.weight_format import matrix_format
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import EmbeddingStruct, NumberFormat
@@ -22,11 +23,11 @@ from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 
 
 class NativeDense:
-    """Matrices and segments on a CPU, with float32 activations.
+    """Matrices and segments on a CPU, with activations in float32.
 
     Args:
         library: The compiled library.
-        number_format: Of the weights, the embedding included; routers are float32.
+        number_format: Of the weights; see `matrix_format`.
         group: The ranks that share the model.
     """
 
@@ -40,12 +41,7 @@ class NativeDense:
         group: TensorParallelGroup = SINGLE_RANK,
     ) -> None:
         self._library = library
-        self._formats: dict[MatrixRole, NumberFormat] = {
-            "layer": number_format,
-            # Of four bits per weight, embedding and head lose the most.
-            "vocabulary": NumberFormat.INT8_A8 if number_format == NumberFormat.INT4 else number_format,
-            "router": NumberFormat.FLOAT32,
-        }
+        self._number_format = number_format
         self._memory = WeightMemory()
         self._group = group
         self._rank_sum = RankSum(library, group)
@@ -56,7 +52,8 @@ class NativeDense:
         self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, role: MatrixRole = "layer"
     ) -> PackedMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
-        return PackedMatrix(self._library, num_inputs, sizes, has_bias, self._formats[role], self._memory)
+        number_format = matrix_format(self._number_format, role)
+        return PackedMatrix(self._library, num_inputs, sizes, has_bias, number_format, self._memory)
 
     def embedding(self, weights: EmbeddingWeights[PackedMatrix]) -> "NativeEmbedding":
         """Join the weights to an embedding; see `DenseKernels`."""

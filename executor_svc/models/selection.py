@@ -28,6 +28,7 @@ from executor_svc.models.kernels import (
 )
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.sharding import Shard
+from executor_svc.models.weight_format import Quantization
 from executor_svc.native.library import NativeLibrary
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from shared.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
@@ -49,6 +50,7 @@ class ChosenModel:
     path: ComputePath
     load: Callable[[Checkpoint], None]
     kernels: str = ""  # what computes it, for people
+    quantization: Quantization = "none"  # "bfloat16" too where the kernels in C keep weights as they are stored
     library: NativeLibrary | None = None  # the C library, if it computes some of it
 
     @property
@@ -76,7 +78,18 @@ def choose_model(
         model_config = read_model_config(directory, config)
     except UnsupportedModelError as reason:
         return _from_transformers(directory, config, device, reason)
-    return choose_decoder(model_config, config, device, group)
+    in_bfloat16 = config.quantization == "none" and _is_stored_in_bfloat16(directory, model_config)
+    return choose_decoder(model_config, config, device, group, is_stored_in_bfloat16=in_bfloat16)
+
+
+def _is_stored_in_bfloat16(directory: ModelDirectory, model_config: ModelConfig) -> bool:
+    """Return whether all matrices of a checkpoint are in bfloat16; routers are not counted, which are kept in float32.
+
+    Raises: ModelLoadError: a file is missing or damaged.
+    """
+    layers = range(model_config.num_hidden_layers)
+    routers = {f"{model_config.names.router.format(layer=layer)}.weight" for layer in layers}
+    return Checkpoint(directory.path).matrix_formats(besides=routers) == {"BF16"}
 
 
 def choose_decoder(
@@ -84,8 +97,13 @@ def choose_decoder(
     config: ExecutorConfig,
     device: torch.device,
     group: TensorParallelGroup = SINGLE_RANK,
+    *,
+    is_stored_in_bfloat16: bool = False,
 ) -> ChosenModel:
-    """Return a model of a family, which our own decoder runs. Raises: ModelLoadError: not as `config` wants it."""
+    """Return a model of a family, which our own decoder runs; see `make_model`.
+
+    Raises: ModelLoadError: not as `config` wants it.
+    """
     dtype = torch_dtype(config.dtype)
     shard = Shard.of(model_config, group.rank, group.size)
     layers = [shard.attention_layer(layer.attention) for layer in model_config.layers]
@@ -100,14 +118,23 @@ def choose_decoder(
         device,
         cpu_kernels=config.cpu_kernels,
         quantization=config.quantization,
+        is_stored_in_bfloat16=is_stored_in_bfloat16,
         group=group,
         attention=_make_attention(chosen, config),
         numerics=config.numerics,
     )
     if group.rank == 0:
         _log_attention(chosen, made.attention)
-    load = made.model.load
-    made_model = ChosenModel(made.model, made.attention, chosen.block_size, made.path, load, made.kernels, made.library)
+    made_model = ChosenModel(
+        made.model,
+        made.attention,
+        chosen.block_size,
+        made.path,
+        made.model.load,
+        made.kernels,
+        made.quantization,
+        made.library,
+    )
     return _checked(made_model, config)
 
 
@@ -126,7 +153,10 @@ def read_model_config(directory: ModelDirectory, config: ExecutorConfig) -> Mode
     try:
         model_config = parse_config(directory.config(), directory.path / "config.json")
     except UnsupportedModelError as reason:
-        wanted = {f"tp is {config.tp}": config.tp > 1, "quantization is int8": config.quantization == "int8"}
+        wanted = {
+            f"tp is {config.tp}": config.tp > 1,
+            f"quantization is {config.quantization}": config.quantization != "none",
+        }
         for setting in (setting for setting, is_wanted in wanted.items() if is_wanted):
             raise ModelLoadError(f"{setting}, which needs code of our own; but {reason}") from reason
         raise
@@ -161,9 +191,10 @@ def _from_transformers(
     in_use = FoundLibrary(found.library, found.reason or "we have no code of our own for this model")
     kernels = describe_kernels(in_use, attention, device, others="transformers")
     path = compute_path(device, dtype, "transformers", attention, in_use)
-    return _checked(
-        ChosenModel(model, attention, chosen.block_size, path, lambda _: None, kernels, found.library), config
+    chosen_model = ChosenModel(
+        model, attention, chosen.block_size, path, lambda _: None, kernels, library=found.library
     )
+    return _checked(chosen_model, config)
 
 
 def _checked(chosen: ChosenModel, config: ExecutorConfig) -> ChosenModel:

@@ -23,9 +23,11 @@ from executor_svc.models.dense import (
     Norm,
     Segment,
 )
-from executor_svc.models.linear import Linear, QuantizedLinear
+from executor_svc.models.linear import Linear
+from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.models.rotary_embedding import rotations
 from executor_svc.models.torchao_linear import TorchaoLinear
+from executor_svc.models.weight_format import matrix_format
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
@@ -57,9 +59,8 @@ class TorchDense:
     Args:
         dtype: Number format of activations, and of weights that are not quantized.
         device: Where the model runs.
-        is_int8: Whether weights are quantized to int8 as they are loaded: on a GPU by torchao, all but the
-            vocabulary; elsewhere all of them.
-        library: What multiplies int8 on a CPU; None: the reference, which restores the weights in each call.
+        number_format: Of the weights; FLOAT32: as `dtype`. On a GPU also INT8: by torchao, all but the vocabulary.
+        library: What multiplies quantized weights on a CPU; None: the reference, which restores them in each call.
         group: The ranks that share the model: each multiplies by its columns of the second matrix of a pair, and
             the results are added up.
     """
@@ -71,29 +72,32 @@ class TorchDense:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        is_int8: bool = False,
+        number_format: NumberFormat = NumberFormat.FLOAT32,
         library: NativeLibrary | None = None,
         group: TensorParallelGroup = SINGLE_RANK,
     ) -> None:
         self.dtype = dtype
         self.device = device
-        self._int8_linear: type[QuantizedLinear | TorchaoLinear] | None = None
-        if is_int8:
-            self._int8_linear = TorchaoLinear if device.type == "cuda" else QuantizedLinear
-        self._int8_library = library if is_int8 else None
-        self._weight_memory = WeightMemory()
+        self._number_format = number_format
+        self._uses_torchao = number_format == NumberFormat.INT8 and device.type == "cuda"
+        self._library = library
+        self._memory = WeightMemory()
         self._group = group
 
     def matrix(
         self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, role: MatrixRole = "layer"
     ) -> TorchMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
-        if self._int8_library is not None and role != "router":
-            return PackedMatrix(self._int8_library, num_inputs, sizes, has_bias, NumberFormat.INT8, self._weight_memory)
-        make: type[Linear | QuantizedLinear | TorchaoLinear] = self._int8_linear or Linear
-        if role == "router" or (role == "vocabulary" and make is TorchaoLinear):
-            make = Linear
-        return make(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
+        number_format = matrix_format(self._number_format, role)
+        if self._uses_torchao and role == "layer":
+            return TorchaoLinear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
+        if self._uses_torchao or number_format == NumberFormat.FLOAT32:
+            return Linear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
+        if self._library is not None:
+            return PackedMatrix(self._library, num_inputs, sizes, has_bias, number_format, self._memory)
+        return QuantizedLinear(
+            number_format, num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device
+        )
 
     def embedding(self, weights: EmbeddingWeights[TorchMatrix]) -> Embedding:
         """Join the weights to an embedding; see `DenseKernels`."""

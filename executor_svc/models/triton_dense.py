@@ -24,6 +24,7 @@ from executor_svc.models.dense import (
 )
 from executor_svc.models.linear import Linear
 from executor_svc.models.torch_dense import TorchDense, TorchEmbedding, TorchMatrix, gate_and_up
+from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation, plain_activation
 from executor_svc.triton_kernels.matmul import matmul
@@ -36,7 +37,7 @@ class TritonDense(TorchDense):
     Args:
         dtype: See `TorchDense`.
         device: The same.
-        is_int8: The same.
+        number_format: The same.
         is_invariant: Whether products are ours, so that no row depends on others, and ranks are added up in their
             order; not with int8.
         group: See `TorchDense`.
@@ -49,12 +50,12 @@ class TritonDense(TorchDense):
         dtype: torch.dtype,
         device: torch.device,
         *,
-        is_int8: bool = False,
+        number_format: NumberFormat = NumberFormat.FLOAT32,
         is_invariant: bool = False,
         group: TensorParallelGroup = SINGLE_RANK,
     ) -> None:
-        assert not (is_int8 and is_invariant), "int8 is torchao's"
-        super().__init__(dtype, device, is_int8=is_int8, group=group)
+        assert number_format == NumberFormat.FLOAT32 or not is_invariant, "int8 is torchao's"
+        super().__init__(dtype, device, number_format=number_format, group=group)
         self._is_invariant = is_invariant
 
     def matrix(

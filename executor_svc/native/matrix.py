@@ -79,7 +79,7 @@ class PackedPart:
         self._matrix = matrix
         self._first_row = first_row
         self.shape = torch.Size((num_rows, matrix.num_inputs))
-        self.nbytes = num_rows * matrix.num_inputs * 4
+        self.nbytes = matrix.num_bytes * num_rows // matrix.num_outputs
 
     def copy_(self, source: torch.Tensor, /) -> None:
         """Pack `source`, a tensor of this shape."""

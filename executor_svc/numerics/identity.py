@@ -33,8 +33,9 @@ from pathlib import Path
 
 import torch
 
-from executor_svc.models.kernels import FoundLibrary, Quantization, make_model
+from executor_svc.models.kernels import FoundLibrary, make_model
 from executor_svc.models.selection import ChosenModel
+from executor_svc.models.weight_format import Quantization
 from executor_svc.native.compiled_code import code_digest
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.sampling import NativeSampling
@@ -69,12 +70,11 @@ class Numerics:
         return self.why_not_invariant is None
 
 
-def find_numerics(chosen: ChosenModel, quantization: Quantization, num_ranks: int, device: torch.device) -> Numerics:
+def find_numerics(chosen: ChosenModel, num_ranks: int, device: torch.device) -> Numerics:
     """Return what the arithmetic of a model is.
 
     Args:
         chosen: The model; its weights are not looked at.
-        quantization: Of the weights.
         num_ranks: That share the model.
         device: Where it runs.
     """
@@ -93,10 +93,10 @@ def find_numerics(chosen: ChosenModel, quantization: Quantization, num_ranks: in
     if device.type == "cuda":
         parts |= triton_parts()
     number_format = str(path.dtype).removeprefix("torch.")
-    parts["weights"] = number_format if quantization == "none" else quantization
+    parts["weights"] = number_format if chosen.quantization == "none" else chosen.quantization
     parts |= {"cache": number_format, "ranks": str(num_ranks), "filters": filter_order()}
     if library is not None and chosen.why_not_invariant is None:
-        parts["probe"] = probe_native(library.path, quantization)
+        parts["probe"] = probe_native(library.path, chosen.quantization)
     return Numerics(digest_of(parts), chosen.why_not_invariant, parts)
 
 

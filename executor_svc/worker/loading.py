@@ -10,7 +10,7 @@ from executor_svc.checkpoint.model_location import find_model_directory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
 from executor_svc.device.selection import find_device
-from executor_svc.models.number_format import STORED_NAMES, choose_number_format
+from executor_svc.models.dtype import STORED_NAMES, choose_dtype
 from executor_svc.models.selection import ChosenModel, choose_model, read_model_config
 from executor_svc.numerics.identity import find_numerics, log_numerics
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
@@ -45,8 +45,8 @@ def load_worker(
     device = device or find_device(config.device, 0)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on the current one
-    number_format = choose_number_format(config.dtype, directory.config(), device)
-    config = config.model_copy(update={"dtype": number_format})
+    dtype = choose_dtype(config.dtype, directory.config(), device)
+    config = config.model_copy(update={"dtype": dtype})
     chosen = choose_model(directory, config, device, group)
     if group.rank == 0:
         logger.info(Event("kernels", in_use=chosen.kernels))
@@ -56,10 +56,12 @@ def load_worker(
     check_cache_settings(config, cache_shape_of(chosen), local_size)
     checkpoint = Checkpoint(directory.path)
     stored = checkpoint.number_formats()
-    if stored != {STORED_NAMES[number_format]} and group.rank == 0:
-        logger.info(Event("weights_converted", stored=",".join(sorted(stored)), dtype=number_format))
+    weights = dtype if chosen.quantization == "none" else chosen.quantization
+    kept = {name for number_format, name in STORED_NAMES.items() if number_format == weights}
+    if stored != kept and group.rank == 0:
+        logger.info(Event("weights_converted", stored=",".join(sorted(stored)), weights=weights))
     weights_digest = _load_weights(chosen, checkpoint, group.rank)
-    numerics = find_numerics(chosen, config.quantization, group.size, device)
+    numerics = find_numerics(chosen, group.size, device)
     if group.rank == 0:
         log_numerics(numerics, weights_digest)
     identity = ModelIdentity(

@@ -16,6 +16,7 @@ from executor_svc.models.families import parse_config
 from executor_svc.models.sharding import Shard
 from executor_svc.models.torch_dense import ACTIVATIONS, TorchDense
 from executor_svc.models.triton_dense import TritonDense, sum_in_rank_order
+from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, SingleRank
 from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation, plain_activation
 from tests.kernels.device import DEVICE, SLOW_IF_INTERPRETED
@@ -186,11 +187,15 @@ def run_segments(
 
 
 def check_segments(
-    config: ModelConfig, dtype: torch.dtype, groups: tuple[SingleRank, SingleRank], *, is_int8: bool = False
+    config: ModelConfig,
+    dtype: torch.dtype,
+    groups: tuple[SingleRank, SingleRank],
+    *,
+    number_format: NumberFormat = NumberFormat.FLOAT32,
 ) -> None:
-    ours = run_segments(config, TritonDense(dtype, DEVICE, is_int8=is_int8, group=groups[0]), groups[0])
+    ours = run_segments(config, TritonDense(dtype, DEVICE, number_format=number_format, group=groups[0]), groups[0])
 
-    theirs = run_segments(config, TorchDense(dtype, DEVICE, is_int8=is_int8, group=groups[1]), groups[1])
+    theirs = run_segments(config, TorchDense(dtype, DEVICE, number_format=number_format, group=groups[1]), groups[1])
     assert len(ours) == len(theirs) == 2 * config.num_hidden_layers + 2
     for our, their in zip(ours, theirs, strict=True):
         assert our.dtype == dtype
@@ -199,15 +204,15 @@ def check_segments(
         torch.testing.assert_close(our, their, rtol=0, atol=tolerance)
 
 
-# Name, and whether weights are int8. On a GPU torch takes those by torchao, which need not be there.
-SEGMENTS = [(name, False) for name in FAMILY_ARCHITECTURES]
+# Name and number_format. On a GPU torch takes those by torchao, which need not be there.
+SEGMENTS: list[tuple[str, NumberFormat]] = [(name, NumberFormat.FLOAT32) for name in FAMILY_ARCHITECTURES]
 if DEVICE.type == "cpu":
-    SEGMENTS.append(("LlamaForCausalLM", True))
+    SEGMENTS.append(("LlamaForCausalLM", NumberFormat.INT8))
 
 
-@pytest.mark.parametrize(("name", "is_int8"), SEGMENTS)
-def test_segments_equal_those_of_torch(name: str, is_int8: bool, configs: dict[str, ModelConfig]) -> None:
-    check_segments(configs[name], torch.float32, (SINGLE_RANK, SINGLE_RANK), is_int8=is_int8)
+@pytest.mark.parametrize(("name", "number_format"), SEGMENTS)
+def test_segments_equal_those_of_torch(name: str, number_format: NumberFormat, configs: dict[str, ModelConfig]) -> None:
+    check_segments(configs[name], torch.float32, (SINGLE_RANK, SINGLE_RANK), number_format=number_format)
 
 
 QUICK_INVARIANT = ("Qwen3ForCausalLM", "MixtralForCausalLM")

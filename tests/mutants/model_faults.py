@@ -238,7 +238,7 @@ FAULTS = (
     # Weights
     Fault(
         "int8 weights use another scale than they are restored with",
-        f"{EXECUTOR}/models/linear.py",
+        f"{EXECUTOR}/models/quantized_linear.py",
         "groups.abs().amax(-1, keepdim=True) / 127",
         "groups.abs().amax(-1, keepdim=True) / 64",
         (f"{NUMERICS}/test_kernels.py::test_int8_is_the_same_on_every_kernel_and_near_float32",),

@@ -1,13 +1,20 @@
 """The C library as the tests use it: for this machine's vectors, and for AVX2 where those are wider."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
+from executor_svc.models.weight_format import NUMBER_FORMATS, Quantization
 from executor_svc.native.build import FLAGS, build_library, cache_directory
 from executor_svc.native.library import NativeLibrary
+from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
+from executor_svc.native.weight_memory import WeightMemory
 
 LANES = ("widest", "avx2")
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+FORMATS: tuple[NumberFormat, ...] = tuple(NUMBER_FORMATS[name] for name in QUANTIZATIONS)
 NUM_THREADS = 3  # more than some products have panels, fewer than others
 
 
@@ -22,6 +29,8 @@ def library_path(lanes: str) -> Path:
     return build_library(cache_directory(), flags=FLAGS if lanes == "widest" else (*FLAGS, "-mno-avx512f"))
 
 
-def format_of(is_int8: bool) -> NumberFormat:
-    """Return the format of weights that the kernels in torch have too."""
-    return NumberFormat.INT8 if is_int8 else NumberFormat.FLOAT32
+def packed_matrix(
+    lanes: str, num_inputs: int, sizes: Sequence[int], number_format: NumberFormat, *, has_bias: bool = False
+) -> PackedMatrix:
+    """Return a matrix of its own."""
+    return PackedMatrix(native_library(lanes), num_inputs, sizes, has_bias, number_format, WeightMemory())

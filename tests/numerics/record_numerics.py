@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from executor_svc.models.families import parse_config
-from executor_svc.models.kernels import Quantization
 from executor_svc.numerics.identity import REVISION, probe_native
 from tests.numerics.architectures import SIZES
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
-from tests.numerics.native import LANES, native_library
+from tests.numerics.native import LANES, QUANTIZATIONS, native_library
 
 RECORD = Path(__file__).with_name("recorded_numerics.json")
-FORMATS: tuple[Quantization, ...] = ("none", "int8")
 
 
 def current() -> dict[str, Any]:
@@ -29,7 +27,7 @@ def current() -> dict[str, Any]:
         "probe": {
             f"{instructions} {weights}": probe_native(library.path, weights)
             for instructions, library in sorted(libraries.items())
-            for weights in FORMATS
+            for weights in QUANTIZATIONS
         },
     }
 

@@ -14,7 +14,7 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.families import parse_config
 from executor_svc.models.kernels import CpuKernels, make_model
-from executor_svc.models.linear import QuantizedLinear
+from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.native.build import NativeUnavailableError
 from executor_svc.worker.loading import load_worker
 from shared.errors import ModelLoadError

@@ -19,11 +19,11 @@ from executor_svc.models.rotary_embedding import inverse_frequencies
 from executor_svc.models.sharding import Shard
 from executor_svc.models.torch_dense import TorchDense
 from executor_svc.native.library import NativeLibrary
-from executor_svc.native.structs import NormStruct
+from executor_svc.native.structs import NormStruct, NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
-from tests.numerics.native import LANES, format_of, library_path, native_library
+from tests.numerics.native import FORMATS, LANES, library_path, native_library
 from tests.numerics.threaded_group import run_ranks
 
 NUM_ROWS = 130  # more than one task takes of a panel
@@ -31,7 +31,7 @@ NUM_ROWS = 130  # more than one task takes of a panel
 PARTS = [(0, 1), (129, 130), (0, 3), (20, 44), (0, 130)]
 
 families = pytest.mark.parametrize("name", FAMILY_ARCHITECTURES)
-formats = pytest.mark.parametrize("is_int8", [False, True], ids=["float32", "int8"])
+formats = pytest.mark.parametrize("number_format", FORMATS, ids=lambda one: one.name)
 vectors = pytest.mark.parametrize("lanes", LANES)
 
 
@@ -89,11 +89,11 @@ class DensePart:
 @formats
 @families
 @vectors
-def test_it_equals_torch(lanes: str, name: str, is_int8: bool, directories: dict[str, Path]) -> None:
-    ours = DensePart(directories[name], NativeDense(native_library(lanes), number_format=format_of(is_int8)))
-    theirs = DensePart(directories[name], TorchDense(torch.float32, torch.device("cpu"), is_int8=is_int8))
+def test_it_equals_torch(lanes: str, name: str, number_format: NumberFormat, directories: dict[str, Path]) -> None:
+    ours = DensePart(directories[name], NativeDense(native_library(lanes), number_format=number_format))
+    theirs = DensePart(directories[name], TorchDense(torch.float32, torch.device("cpu"), number_format=number_format))
     # int16 inputs differ from float32 by less than 2 ** -16 of the largest one of their row.
-    tolerance = 2e-3 if is_int8 else 5e-5
+    tolerance = {NumberFormat.INT8: 2e-3, NumberFormat.INT8_A8: 0.1, NumberFormat.INT4: 0.1}.get(number_format, 5e-5)
 
     for begin, end in ((0, 1), (20, 44)):
         for our, their in zip(ours(begin, end), theirs(begin, end), strict=True):
@@ -104,13 +104,11 @@ def test_it_equals_torch(lanes: str, name: str, is_int8: bool, directories: dict
 @families
 @vectors
 def test_a_row_has_the_same_bits_in_every_company(
-    lanes: str, name: str, is_int8: bool, directories: dict[str, Path]
+    lanes: str, name: str, number_format: NumberFormat, directories: dict[str, Path]
 ) -> None:
     expected: Sequence[torch.Tensor] | None = None
     for num_threads in (1, 2):
-        part = DensePart(
-            directories[name], NativeDense(library_of(lanes, num_threads), number_format=format_of(is_int8))
-        )
+        part = DensePart(directories[name], NativeDense(library_of(lanes, num_threads), number_format=number_format))
         expected = expected or part(0, NUM_ROWS)
         for begin, end in PARTS:
             for our, whole in zip(part(begin, end), expected, strict=True):
@@ -121,11 +119,11 @@ def test_a_row_has_the_same_bits_in_every_company(
 @formats
 @families
 def test_ranks_that_share_a_model_give_a_row_the_same_bits(
-    name: str, is_int8: bool, tp: int, directories: dict[str, Path]
+    name: str, number_format: NumberFormat, tp: int, directories: dict[str, Path]
 ) -> None:
     def run(group: TensorParallelGroup) -> list[list[torch.Tensor]]:
         library = NativeLibrary(library_path("widest"), num_threads=1)  # each rank has memory of its own
-        part = DensePart(directories[name], NativeDense(library, number_format=format_of(is_int8), group=group), group)
+        part = DensePart(directories[name], NativeDense(library, number_format=number_format, group=group), group)
         return [part(begin, end) for begin, end in PARTS]
 
     ranks = run_ranks(tp, run)
@@ -137,7 +135,7 @@ def test_ranks_that_share_a_model_give_a_row_the_same_bits(
     for rank in ranks:
         for our, of_first in zip(rank[-1][:3], ranks[0][-1], strict=False):  # what all ranks have whole
             assert torch.equal(our, of_first)
-    if is_int8:
+    if number_format not in (NumberFormat.FLOAT32, NumberFormat.BFLOAT16):
         return  # ranks share out the groups of inputs, so that weights are rounded otherwise
     embedded, between, residual, *_, logits = ranks[0][-1]
     *expected, expected_logits = DensePart(directories[name], torch_kernels())(0, NUM_ROWS)
@@ -206,9 +204,9 @@ def test_every_number_of_experts(lanes: str, num_experts: int, num_chosen: int) 
 
 @formats
 @vectors
-def test_the_experts_of_a_row_do_not_depend_on_the_other_rows(lanes: str, is_int8: bool) -> None:
+def test_the_experts_of_a_row_do_not_depend_on_the_other_rows(lanes: str, number_format: NumberFormat) -> None:
     for num_threads in (1, 2):
-        mixture = make_mixture(NativeDense(library_of(lanes, num_threads), number_format=format_of(is_int8)), 6, 3)
+        mixture = make_mixture(NativeDense(library_of(lanes, num_threads), number_format=number_format), 6, 3)
         together = run_mixture(mixture, NUM_ROWS)
 
         for begin, end in PARTS:

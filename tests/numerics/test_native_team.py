@@ -10,8 +10,9 @@ import torch
 
 from executor_svc.native.library import NativeLibrary, TeamStruct
 from executor_svc.native.matrix import PackedMatrix
+from executor_svc.native.structs import NumberFormat
 from executor_svc.native.weight_memory import WeightMemory
-from tests.numerics.native import LANES, NUM_THREADS, format_of, library_path
+from tests.numerics.native import FORMATS, LANES, NUM_THREADS, library_path
 
 MS = 1_000_000
 
@@ -87,11 +88,11 @@ def test_a_team_that_works_well_forgets_that_it_was_small() -> None:
     assert judged.team.grows_at_ns == (judged.now_ms + 100) * MS
 
 
-@pytest.mark.parametrize("is_int8", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("number_format", FORMATS, ids=lambda one: one.name)
 @pytest.mark.parametrize("lanes", LANES)
-def test_results_do_not_depend_on_the_size_of_the_team(lanes: str, is_int8: bool) -> None:
+def test_results_do_not_depend_on_the_size_of_the_team(lanes: str, number_format: NumberFormat) -> None:
     library = NativeLibrary(library_path(lanes), NUM_THREADS)
-    matrix = PackedMatrix(library, 700, [900], has_bias=False, number_format=format_of(is_int8), memory=WeightMemory())
+    matrix = PackedMatrix(library, 700, [900], False, number_format, WeightMemory())
     matrix.weights[0].copy_(torch.randn(900, 700))
     x, results = torch.randn(33, 700), []
 

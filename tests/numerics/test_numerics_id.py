@@ -9,8 +9,8 @@ import torch
 
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
-from executor_svc.models.kernels import Quantization
 from executor_svc.models.selection import ChosenModel, choose_model
+from executor_svc.models.weight_format import Quantization
 from executor_svc.numerics import identity, probe
 from executor_svc.numerics.identity import Numerics, find_numerics, probe_native
 from executor_svc.numerics.probe_models import MAX_POSITION_EMBEDDINGS
@@ -24,7 +24,7 @@ from shared.step import SAMPLING_ROW, SamplingRow
 from tests.numerics import record_numerics
 from tests.numerics.architectures import ARCHITECTURES, save_tiny_architecture
 from tests.numerics.conftest import TinyModel
-from tests.numerics.native import library_path, native_library
+from tests.numerics.native import QUANTIZATIONS, library_path, native_library
 
 CPU = torch.device("cpu")
 HAS_WIDER_THAN_AVX2 = native_library("widest").instructions != native_library("avx2").instructions
@@ -36,7 +36,7 @@ def choose(directory: Path, **settings: object) -> ChosenModel:
 
 
 def numerics(chosen: ChosenModel, quantization: Quantization = "none", num_ranks: int = 1) -> Numerics:
-    return find_numerics(chosen, quantization, num_ranks, CPU)
+    return find_numerics(replace(chosen, quantization=quantization), num_ranks, CPU)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_worker_that_is_not_invariant_says_why(tiny_models: dict[str, TinyMode
     assert (info.is_invariant, info.why_not_invariant) == (False, reason)
 
 
-@pytest.mark.parametrize("weights", record_numerics.FORMATS)
+@pytest.mark.parametrize("weights", QUANTIZATIONS)
 def test_threads_blocks_and_what_ran_before_are_no_kind(weights: Quantization, monkeypatch: pytest.MonkeyPatch) -> None:
     bits = [probe_native(library_path("widest"), weights, num_threads) for num_threads in (1, 2, 3)]
     for block_size in (8, 32):

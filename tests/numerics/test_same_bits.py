@@ -22,11 +22,10 @@ from executor_svc.models.language_model import LanguageModel
 from executor_svc.native.library import NativeLibrary
 from tests.numerics.architectures import PagedRun, load_architecture, save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
-from tests.numerics.native import LANES, library_path
+from tests.numerics.native import LANES, QUANTIZATIONS, library_path
 from tests.numerics.random_schedules import Plan, plans, play
 
 NUM_THREADS = (1, 2)
-FORMATS = ("none", "int8")
 MAX_TOKENS = 900  # three parts of the keys; contexts of 2,000 tokens are in tests/e2e/test_invariance.py
 
 # What the families do to attention, with sizes of heads and of groups that are no power of two.
@@ -124,13 +123,13 @@ def check_random_plans(models: Sequence[Loaded], profile: settings, max_tokens: 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_are_those_of_the_sequence_alone(name: str, load: Load) -> None:
-    models = [load(name, quantization) for quantization in FORMATS]
+    models = [load(name, quantization) for quantization in QUANTIZATIONS]
 
     check_random_plans(models, settings(max_examples=10), max_tokens=600)
 
 
 def test_logits_of_narrow_vectors_are_those_of_the_sequence_alone(load: Load) -> None:
-    models = [load("Llama: heads of 80 in a group of 9", quantization, "avx2") for quantization in FORMATS]
+    models = [load("Llama: heads of 80 in a group of 9", quantization, "avx2") for quantization in QUANTIZATIONS]
 
     check_random_plans(models, settings(max_examples=10), max_tokens=600)
 
@@ -138,7 +137,7 @@ def test_logits_of_narrow_vectors_are_those_of_the_sequence_alone(load: Load) ->
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("quantization", FORMATS)
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_are_those_of_the_sequence_alone_in_200_workloads(
     name: str, quantization: str, lanes: str, load: Load

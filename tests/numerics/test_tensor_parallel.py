@@ -12,7 +12,7 @@ import torch
 
 from executor_svc.cache.cache_engine import CacheShape
 from executor_svc.config import ExecutorConfig
-from executor_svc.models.linear import QuantizedLinear
+from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.worker.loading import check_model, load_worker
 from executor_svc.worker.torch_worker import TorchWorker
 from scheduler_svc.core.stopping import StopConditions

@@ -60,7 +60,7 @@ def test_weights_that_are_stored_in_another_format_are_converted_and_said_to_be(
         assert "weights_converted" not in caplog.text
         config = ExecutorConfig(model=str(tmp_path), num_device_blocks=1, dtype="bfloat16")
         assert load_worker(config).info.dtype == "bfloat16"
-    assert "event=weights_converted stored=F32 dtype=bfloat16" in caplog.text
+    assert "event=weights_converted stored=F32 weights=bfloat16" in caplog.text
 
 
 def test_cache_size_in_gib_gives_the_number_of_blocks(model: TinyModel) -> None:

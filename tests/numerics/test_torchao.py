@@ -14,6 +14,7 @@ from executor_svc.models.families import parse_config
 from executor_svc.models.linear import Linear
 from executor_svc.models.torch_dense import TorchDense
 from executor_svc.models.torchao_linear import TorchaoLinear
+from executor_svc.native.structs import NumberFormat
 from shared.errors import ModelLoadError
 from tests.numerics.architectures import PagedRun, save_tiny_architecture
 
@@ -25,8 +26,8 @@ class TorchaoDense(TorchDense):
     """As on a CUDA device."""
 
     def __init__(self) -> None:
-        super().__init__(torch.float32, CPU, is_int8=True)
-        self._int8_linear = TorchaoLinear
+        super().__init__(torch.float32, CPU, number_format=NumberFormat.INT8)
+        self._uses_torchao = True
 
 
 def test_parts_and_biases_are_those_of_a_plain_map() -> None:

@@ -7,15 +7,15 @@ import torch
 
 from executor_svc.attention.selection import BFLOAT16_CAPABILITY
 
-NumberFormat = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 # As safetensors name them.
-STORED_NAMES: Final[Mapping[NumberFormat, str]] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+STORED_NAMES: Final[Mapping[Dtype, str]] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
-def choose_number_format(
-    configured: Literal["auto"] | NumberFormat, model_config: Mapping[str, object], device: torch.device
-) -> NumberFormat:
+def choose_dtype(
+    configured: Literal["auto"] | Dtype, model_config: Mapping[str, object], device: torch.device
+) -> Dtype:
     """Return the number format of activations and cache.
 
     "auto" is float32 on a CPU, which the kernels in C are for and which is exact for all that is stored. On a GPU it is
@@ -36,7 +36,7 @@ def choose_number_format(
     return chosen
 
 
-def _said_by(model_config: Mapping[str, object]) -> NumberFormat:
+def _said_by(model_config: Mapping[str, object]) -> Dtype:
     """Return what a config.json says of the number format, for the model of text if it has several."""
     text_config = model_config.get("text_config")
     for config in (text_config if isinstance(text_config, dict) else {}, model_config):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from executor_svc.models.number_format import NumberFormat, choose_number_format
+from executor_svc.models.dtype import Dtype, choose_dtype
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -26,14 +26,14 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 def test_a_gpu_computes_in_what_config_json_says(
     model_config: dict[str, object],
     capability: tuple[int, int],
-    expected: NumberFormat,
+    expected: Dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
-    assert choose_number_format("auto", model_config, GPU) == expected
-    assert choose_number_format("auto", model_config, CPU) == "float32"
+    assert choose_dtype("auto", model_config, GPU) == expected
+    assert choose_dtype("auto", model_config, CPU) == "float32"
 
 
 @pytest.mark.parametrize("device", [CPU, GPU])
 def test_what_was_asked_for_wins(device: torch.device) -> None:
-    assert choose_number_format("float16", {"torch_dtype": "bfloat16"}, device) == "float16"
+    assert choose_dtype("float16", {"torch_dtype": "bfloat16"}, device) == "float16"

@@ -1,0 +1,143 @@
+"""Linear maps in torch with weights in the number formats of the kernels in C: what these mean, and their reference.
+
+Of a format of integers, GROUP inputs share a scale in float16. What each does:
+
+    bfloat16   weights are rounded to the nearest
+    int8       weight = code * scale, codes of -127 to 127; inputs are rounded to 16 bits, with a scale of each row
+    int8-a8    weights as with int8; inputs are rounded to 8 bits, with a scale of each group of a row
+    int4       weight = code * scale + minimum, codes of 0 to 15, the minimum in float16; inputs as with int8-a8
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
+
+from executor_svc.native.structs import NumberFormat
+
+# Inputs that share a scale: of a few hundred the largest would rule, fewer cost more scales. GROUP of dense.h.
+GROUP = 32
+
+
+class QuantizedLinear:
+    """A linear map [sum of sizes, num_inputs] of parts that are merged; its weights are filled in by the loader.
+
+    The weight is restored in each call, which saves memory and costs much time: the reference of the kernels in C, and
+    what serves without them for those who ask for it.
+    """
+
+    def __init__(
+        self,
+        number_format: NumberFormat,
+        num_inputs: int,
+        sizes: Sequence[int],
+        *,
+        has_bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        assert number_format != NumberFormat.FLOAT32, "that is Linear"
+        num_outputs = sum(sizes)
+        self._dtype = dtype
+        self._bias = torch.empty(num_outputs, dtype=dtype, device=device) if has_bias else None
+        self._weight = _QuantizedRows.empty(number_format, num_outputs, num_inputs, device)
+        ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
+        self.weights = tuple(self._weight[end - size : end] for size, end in zip(sizes, ends, strict=True))
+        self.biases = () if self._bias is None else torch.split(self._bias, list(sizes))
+
+    def rows(self, row_ids: torch.Tensor) -> torch.Tensor:
+        """Return rows of the weight, [num_ids, num_inputs]."""
+        return self._weight[row_ids].restore().to(self._dtype)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [num_rows, num_inputs] to [num_rows, num_outputs]."""
+        x = round_inputs(self._weight.number_format, x)
+        return F.linear(x, self._weight.restore().to(self._dtype), self._bias)
+
+
+def round_inputs(number_format: NumberFormat, x: torch.Tensor) -> torch.Tensor:
+    """Return what products with a format take in place of [num_rows, num_inputs]."""
+    if number_format == NumberFormat.BFLOAT16:
+        return x
+    largest_code, groups = (
+        (32767, x.float()[:, None]) if number_format == NumberFormat.INT8 else (127, _groups(x.float()))
+    )
+    largest = groups.abs().amax(-1, keepdim=True)
+    codes = (groups * torch.where(largest > 0, torch.full_like(largest, largest_code) / largest, 0)).round()
+    return (codes * (largest / largest_code)).flatten(1)[:, : x.shape[1]].to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _QuantizedRows:
+    """Rows of a quantized weight; the loader writes them."""
+
+    number_format: NumberFormat
+    num_inputs: int
+    codes: torch.Tensor  # [num_outputs, num_groups, GROUP]; of bfloat16 the values
+    scales: torch.Tensor  # [num_outputs, num_groups, 1] float16
+    minima: torch.Tensor  # the same
+
+    @classmethod
+    def empty(
+        cls, number_format: NumberFormat, num_outputs: int, num_inputs: int, device: torch.device
+    ) -> "_QuantizedRows":
+        """Return rows that are not written yet."""
+        dtypes = {NumberFormat.BFLOAT16: torch.bfloat16, NumberFormat.INT4: torch.uint8}
+        num_groups = -(-num_inputs // GROUP)
+        codes = torch.empty(
+            (num_outputs, num_groups, GROUP), dtype=dtypes.get(number_format, torch.int8), device=device
+        )
+        scales, minima = torch.empty((2, num_outputs, num_groups, 1), dtype=torch.float16, device=device)
+        return cls(number_format, num_inputs, codes, scales, minima)
+
+    def __getitem__(self, index: slice | torch.Tensor) -> "_QuantizedRows":
+        """Return some of them: the same memory for a slice, a copy for ids."""
+        return replace(self, codes=self.codes[index], scales=self.scales[index], minima=self.minima[index])
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the weight."""
+        return torch.Size((len(self.codes), self.num_inputs))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all."""
+        return self.codes.nbytes + self.scales.nbytes + self.minima.nbytes
+
+    def copy_(self, source: torch.Tensor, /) -> None:
+        """Quantize `source`, a tensor of this shape."""
+        source = source.to(self.codes.device, torch.float32)
+        groups = _groups(source)
+        if self.number_format == NumberFormat.BFLOAT16:
+            self.codes.copy_(groups)
+        elif self.number_format == NumberFormat.INT4:
+            smallest = _groups(source, torch.inf).amin(-1, keepdim=True)
+            largest = _groups(source, -torch.inf).amax(-1, keepdim=True)
+            self.scales.copy_((largest - smallest) / 15)
+            self.minima.copy_(smallest)
+            self.codes.copy_(_codes(groups - self.minima.float(), self.scales).clamp(0, 15))
+        else:
+            self.scales.copy_(groups.abs().amax(-1, keepdim=True) / 127)
+            self.codes.copy_(_codes(groups, self.scales).clamp(-127, 127))
+
+    def restore(self) -> torch.Tensor:
+        """Return the weight, [num_outputs, num_inputs] float32."""
+        values = self.codes.float()
+        if self.number_format != NumberFormat.BFLOAT16:
+            values *= self.scales
+        if self.number_format == NumberFormat.INT4:
+            values += self.minima
+        return values.flatten(1)[:, : self.num_inputs]
+
+
+def _groups(values: torch.Tensor, padding: float = 0.0) -> torch.Tensor:
+    """Return [num_rows, num_inputs] as [num_rows, num_groups, GROUP]."""
+    padded = F.pad(values, (0, -values.shape[-1] % GROUP), value=padding)
+    return padded.view(len(values), -1, GROUP)
+
+
+def _codes(groups: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Return what multiplied by the scales is nearest to the values of groups; 0 where the scale is 0."""
+    inverse = torch.where(scales > 0, 1 / scales.float(), 0)
+    return (groups * inverse).round()

@@ -1,0 +1,179 @@
+"""Products in every number format of weights are what NumPy makes of its definition, in C and in torch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from executor_svc.models.torch_dense import TorchDense
+from executor_svc.native.structs import NumberFormat
+from tests.numerics.native import FORMATS, LANES, packed_matrix
+from tests.numerics.number_formats import Float32Array, largest_parts, product, rounded_inputs, rounded_weight
+
+CPU = torch.device("cpu")
+EPSILON = 2.0**-24
+SMALLEST = 1e-31  # what inputs that are too small for codes may make of a sum
+
+formats = pytest.mark.parametrize("number_format", FORMATS, ids=lambda one: one.name)
+lanes = pytest.mark.parametrize("lanes", LANES)
+by = pytest.mark.parametrize("by", [*LANES, "torch"])
+# Inputs and outputs: remainders of groups, of pairs and fours of inputs, of panels; several depths of float32. The last
+# one is more work than a thread takes alone.
+shapes = pytest.mark.parametrize(
+    "shape", [(1, 1), (2, 7), (31, 50), (32, 48), (33, 47), (70, 5), (97, 143), (300, 96), (576, 1000)]
+)
+
+
+def random_values(*shape: int, seed: int = 1) -> Float32Array:
+    """Return values with outliers, as trained weights and their activations have them."""
+    values = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    return values * (1 + 20 * (np.abs(values) > 2.5)).astype(np.float32)
+
+
+def make(by: str, number_format: NumberFormat, weight: Float32Array, bias: Float32Array) -> Any:
+    """Return a matrix of two parts if there are enough outputs, of which the last is filled first."""
+    num_outputs, num_inputs = weight.shape
+    sizes = [num_outputs - 3, 3] if num_outputs > 3 else [num_outputs]
+    matrix: Any
+    if by == "torch":
+        matrix = TorchDense(torch.float32, CPU, number_format=number_format).matrix(num_inputs, sizes, has_bias=True)
+    else:
+        matrix = packed_matrix(by, num_inputs, sizes, number_format, has_bias=True)
+    begins = [0, num_outputs - 3][: len(sizes)]
+    for part, part_bias, begin, size in reversed([*zip(matrix.weights, matrix.biases, begins, sizes, strict=True)]):
+        part.copy_(torch.from_numpy(weight[begin : begin + size]))
+        part_bias.copy_(torch.from_numpy(bias[begin : begin + size]))
+    return matrix
+
+
+def assert_product(
+    number_format: NumberFormat, ours: torch.Tensor, x: Float32Array, weight: Float32Array, bias: Float32Array
+) -> None:
+    """Compare with the definition; a sum may be off by what its largest parts make of float32's rounding."""
+    exact = product(number_format, x, weight, bias)
+    sizes = np.abs(rounded_inputs(number_format, x)) @ largest_parts(number_format, weight).T
+    error = np.abs(ours.numpy() - exact)
+    bound = EPSILON * (8 + x.shape[1] ** 0.5) * (sizes + np.abs(bias)) + SMALLEST
+    assert (error <= bound).all(), f"{(error / bound).max():.1f} times what is allowed"
+
+
+@by
+@formats
+@shapes
+def test_rows_of_a_weight_are_the_rounded_ones(shape: tuple[int, int], number_format: NumberFormat, by: str) -> None:
+    num_inputs, num_outputs = shape
+    weight = random_values(num_outputs, num_inputs)
+    matrix = make(by, number_format, weight, np.zeros(num_outputs, np.float32))
+    ids = torch.randperm(num_outputs, generator=torch.Generator().manual_seed(2))
+
+    assert np.array_equal(matrix.rows(ids).numpy(), rounded_weight(number_format, weight)[ids.numpy()])
+
+
+@by
+@formats
+@shapes
+def test_products_of_every_number_of_rows(shape: tuple[int, int], number_format: NumberFormat, by: str) -> None:
+    num_inputs, num_outputs = shape
+    weight, bias = random_values(num_outputs, num_inputs), random_values(1, num_outputs, seed=2)[0]
+    matrix = make(by, number_format, weight, bias)
+    x = random_values(40, num_inputs, seed=3)
+
+    whole = matrix(torch.from_numpy(x))
+
+    assert_product(number_format, whole, x, weight, bias)
+    for num_rows in range(1, 40 if by in LANES else 1):
+        assert torch.equal(matrix(torch.from_numpy(x[:num_rows])), whole[:num_rows])
+
+
+def with_zeros(x: Float32Array) -> None:
+    x[1] = 0
+    x[2, :40] = 0  # a group of zeros and a part of one
+    x[3, 5:] = 0
+
+
+def with_huge_ones(x: Float32Array) -> None:
+    x[1] *= 1e30
+    x[2, 3] = 1e35
+    x[3, ::7] *= -1e20
+
+
+def with_tiny_ones(x: Float32Array) -> None:
+    x[1] *= 1e-30
+    x[2] *= 1e-44  # most of them are 0, the others have a few bits
+    x[3, 32:] *= 1e-36
+
+
+@lanes
+@formats
+@pytest.mark.parametrize("change", [with_zeros, with_huge_ones, with_tiny_ones], ids=lambda change: change.__name__)
+def test_products_of_unusual_inputs(
+    change: Callable[[Float32Array], None], number_format: NumberFormat, lanes: str
+) -> None:
+    weight, bias, x = random_values(53, 77), np.zeros(53, np.float32), random_values(5, 77, seed=3)
+    change(x)
+
+    ours = make(lanes, number_format, weight, bias)(torch.from_numpy(x))
+
+    assert_product(number_format, ours, x, weight, bias)
+
+
+@lanes
+@formats
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 35, 76])
+def test_what_is_no_number_stays_in_its_row_and_is_seen(
+    place: int, value: float, number_format: NumberFormat, lanes: str
+) -> None:
+    weight, bias, x = random_values(53, 77), np.zeros(53, np.float32), random_values(9, 77, seed=3)
+    matrix = make(lanes, number_format, weight, bias)
+    expected = matrix(torch.from_numpy(x))
+    x[4, place] = value
+
+    ours = matrix(torch.from_numpy(x))
+
+    assert not ours[4].isfinite().any()
+    others = [row for row in range(9) if row != 4]
+    assert torch.equal(ours[others], expected[others])
+
+
+@lanes
+@formats
+@pytest.mark.parametrize("size", [1e-7, 1e-5, 1.0, 300.0])
+def test_weights_of_every_size(size: float, number_format: NumberFormat, lanes: str) -> None:
+    """Small ones have scales that float16 has few digits of, or none."""
+    weight, bias, x = random_values(50, 70), np.zeros(50, np.float32), random_values(3, 70, seed=3)
+    weight *= np.float32(size)
+    weight[3, 32:64] = 0.25 * size  # a group of equal ones
+    weight[4] = 0
+    matrix = make(lanes, number_format, weight, bias)
+
+    assert np.array_equal(matrix.rows(torch.arange(50)).numpy(), rounded_weight(number_format, weight))
+    assert_product(number_format, matrix(torch.from_numpy(x)), x, weight, bias)
+
+
+@lanes
+def test_bfloat16_has_the_bits_of_float32(lanes: str) -> None:
+    """So a checkpoint that is stored in bfloat16 loses nothing."""
+    weight = rounded_weight(NumberFormat.BFLOAT16, random_values(100, 301))
+    bias, x = random_values(1, 100, seed=2)[0], torch.from_numpy(random_values(40, 301, seed=3))
+    short, long = (make(lanes, one, weight, bias) for one in (NumberFormat.BFLOAT16, NumberFormat.FLOAT32))
+
+    for num_rows in range(1, 41):
+        assert torch.equal(short(x[:num_rows]), long(x[:num_rows]))
+
+
+@lanes
+@formats
+def test_a_slice_of_inputs_has_groups_of_its_own(number_format: NumberFormat, lanes: str) -> None:
+    """A rank of tensor parallelism has some inputs: cut between groups its weights are those of one process."""
+    weight, bias = random_values(50, 96), np.zeros(50, np.float32)
+    whole = make(lanes, number_format, weight, bias).rows(torch.arange(50))
+
+    def sliced(place: int) -> torch.Tensor:
+        halves = [np.ascontiguousarray(half) for half in (weight[:, :place], weight[:, place:])]
+        return torch.cat([make(lanes, number_format, half, bias).rows(torch.arange(50)) for half in halves], 1)
+
+    assert torch.equal(sliced(64), whole)
+    assert torch.equal(sliced(40), whole) == (number_format <= NumberFormat.BFLOAT16)
