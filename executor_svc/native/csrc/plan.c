@@ -6,7 +6,7 @@
 #include "plan.h"
 
 // Query vectors of a tile, tokens times heads of a group: enough to pay for packing the keys that they share.
-#define TILE_QUERIES 128
+#define TILE_QUERIES 384
 // Tasks for each thread that even out sequences of different length.
 #define TASKS_PER_THREAD 4
 
@@ -77,4 +77,13 @@ void plan_attention(const StepRows *rows, int num_threads, Step *step, Arena *ar
     step->num_tiles = step->most_tokens = step->num_tasks = step->num_partials = 0;
     cut_tiles(rows, step, tiles);
     share_parts(step, tiles, num_wanted, tasks);
+}
+
+// plan_attention for rows of `tables`; memory has as many bytes as this returns, aligned to 64 bytes; NULL: only measure.
+long octavo_plan_attention(Step *step, long num_rows, const int32_t *tables, const int32_t *starts,
+                           const int32_t *lengths, int num_threads, char *memory) {
+    StepRows rows = {num_rows, tables, starts, lengths};
+    Arena arena = {(uintptr_t)memory, (uintptr_t)memory};
+    plan_attention(&rows, num_threads, step, &arena);
+    return used_bytes(&arena);
 }
