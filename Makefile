@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 # The suite starts hundreds of processes; each would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo dev test test-all check protos baseline record-release models bench bench-core gpu-check mutants coverage checkov k8s-check monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
+.PHONY: help demo dev test test-all check protos baseline record-release models bench bench-peers bench-pages bench-core gpu-check mutants coverage checkov k8s-check monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
 
 help:
 	@echo "make demo      a real model answers, and an executor is killed in the middle of it"
@@ -24,8 +24,10 @@ help:
 	@echo "make test-all  every test"
 	@echo "make check     format, lint, types, import contracts, protos (under a minute)"
 	@echo "make models    the architectures that run, each compared with transformers"
-	@echo "make bench     tokens per second beside transformers, in one run"
-	@echo "make bench-core CPU time of the scheduler's core by itself, and of placing on 1 to 64 executors"
+	@echo "make bench     tokens a second beside every engine that is installed, in one run; ARGS=--quick takes 3 minutes"
+	@echo "make bench-peers install llama.cpp, OpenVINO GenAI and vLLM for it, each into .venv-bench (half an hour)"
+	@echo "make bench-pages write the last result into README.md and docs/benchmarks.md"
+	@echo "make bench-core CPU time of the scheduler's core by itself, of the wire, and of placing on 1 to 64 executors"
 	@echo "make gpu-check on a machine with a GPU: check and measure its path, with the PYTHON that has torch there"
 	@echo "make mutants   plant faults in copies of the tree; each must be caught by the suite named beside it"
 	@echo "make protos    write the stubs anew after a change in protos/"
@@ -132,7 +134,16 @@ record-release: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/octavo model prepare smollm2
-	$(BIN)/python -m benchmarks.throughput
+	$(BIN)/python -m benchmarks.end_to_end $(ARGS)
+
+# The other engines, each in an environment of its own; PEERS=openvino installs one.
+bench-peers: $(INSTALLED)
+	$(BIN)/octavo model prepare smollm2
+	$(BIN)/python -m benchmarks.end_to_end.peers $(PEERS)
+
+# By hand, after a run that is to be quoted; tests compare the pages with the result.
+bench-pages: $(INSTALLED)
+	$(BIN)/python -m benchmarks.end_to_end.pages
 
 models: $(INSTALLED)
 	$(BIN)/python -m benchmarks.architectures
@@ -175,4 +186,4 @@ wheels: $(INSTALLED)
 	$(BIN)/python -m tests.packaging.check_wheels
 
 clean:
-	rm -rf $(VENV) .venv-checkov .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage docs/_build
+	rm -rf $(VENV) .venv-bench .venv-checkov .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage docs/_build

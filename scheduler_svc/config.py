@@ -158,12 +158,12 @@ class SchedulerConfig(ServiceConfig):
         True,
         description="Reuse the cached blocks of an earlier prompt that begins with the same tokens.",
     )
-    steps_in_flight: int = Field(
-        2,
-        ge=1,
-        le=8,
-        description="Most steps that are sent and not yet answered. 1: one after the other. 2: hides the time for "
-        "scheduling and the network.",
+    steps_in_flight: str = Field(
+        "auto",
+        pattern=r"^(auto|[1-8])$",
+        coerce_numbers_to_str=True,
+        description="Most steps that are sent and not yet answered, 1 to 8. 1: one after the other. 2: hides the time "
+        "for scheduling and a fast network. auto: 1 to 4, as few as keep each executor busy.",
     )
     check_batch_table: bool = Field(
         False,

@@ -283,7 +283,7 @@ def engine_settings(config: SchedulerConfig) -> EngineSettings:
     return EngineSettings(
         core=core,
         driver=DriverSettings(
-            steps_in_flight=config.steps_in_flight,
+            steps_in_flight=None if config.steps_in_flight == "auto" else int(config.steps_in_flight),
             checks_batch_table=config.check_batch_table,
             max_executors=config.max_executors,
         ),

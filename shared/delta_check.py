@@ -28,17 +28,27 @@ def check_delta(table: TableColumns, delta: TableDelta) -> None:
     _Projection(table).check(delta)
 
 
+# What an admission or a fork of beams writes.
+_OF_A_SEQUENCE = ("live", "active", "num_tokens", "num_scheduled_tokens", "num_blocks", "num_candidates")
+
+_NO_BLOCK, _TOO_LONG = "has no block for its next token", "is at max_model_len"
+
+
 class _Projection:
-    """The per-slot columns as they will be after the fields that were checked so far."""
+    """The per-slot columns as they will be after the fields that were checked so far.
+
+    A column is the table's own until something is written to it: most deltas write to few of them, or to none.
+    """
 
     def __init__(self, table: TableColumns) -> None:
         self.table = table
-        self.live = table.live.copy()
-        self.active = table.active.copy()
-        self.num_tokens = table.num_tokens.copy()
-        self.num_scheduled_tokens = table.num_scheduled_tokens.copy()
-        self.num_blocks = table.num_blocks.copy()
-        self.num_candidates = table.num_candidates.copy()
+        self.live = table.live
+        self.active = table.active
+        self.num_tokens = table.num_tokens
+        self.num_scheduled_tokens = table.num_scheduled_tokens
+        self.num_blocks = table.num_blocks
+        self.num_candidates = table.num_candidates
+        self._copied: set[str] = set()
 
     def check(self, delta: TableDelta) -> None:
         if len(delta.released_slots):
@@ -53,14 +63,29 @@ class _Projection:
             self._replace_blocks(delta.replaced_blocks)
         if len(delta.appended_blocks):
             self._append_blocks(delta.appended_blocks)
-        self._activate(delta.deactivated_slots, delta.activated_slots)
-        sampled_slots = self._run_rows(delta.prefill_chunks)
+        if len(delta.deactivated_slots) or len(delta.activated_slots):
+            self._activate(delta.deactivated_slots, delta.activated_slots)
+        if len(delta.activated_slots) or len(delta.appended_tokens):
+            # All active slots, not only the new ones: an active slot may have been given a token.
+            caught_up = self.num_scheduled_tokens == self.num_tokens - 1
+            self._require_of_active(caught_up, "cannot decode: more than one token is not computed")
+        if len(delta.prefill_chunks):
+            self._check_chunks(delta.prefill_chunks)
+        self._check_decodes()
         if delta.forks:
-            self._fork(delta.forks, sampled_slots)
+            self._fork(delta.forks, delta.prefill_chunks)
+
+    def _write_to(self, *names: str) -> None:
+        """Copy columns of the table, unless they are copies already."""
+        for name in names:
+            if name not in self._copied:
+                self._copied.add(name)
+                setattr(self, name, getattr(self, name).copy())
 
     def _release(self, slots: Int32Array) -> None:
         self._require_live(slots, "released")
         self._require_distinct(slots, "released")
+        self._write_to("live", "active")
         self.live[slots] = False
         self.active[slots] = False
 
@@ -80,6 +105,7 @@ class _Projection:
         if len(admission.block_ids) > table.block_tables.shape[1]:
             raise InvalidStepError(f"slot {slot} has {len(admission.block_ids)} blocks, more than a table holds")
         self._require_blocks(np.full_like(admission.block_ids, slot), admission.block_ids)
+        self._write_to(*_OF_A_SEQUENCE)
         self.live[slot], self.active[slot] = True, False
         self.num_tokens[slot] = num_tokens
         self.num_scheduled_tokens[slot] = admission.num_computed_tokens
@@ -93,6 +119,7 @@ class _Projection:
             raise InvalidStepError(f"slot {parent} is forked but not live")
         self._require_free(child, fork.generation, "forked into")
         _require_sampling(child, fork.sampling)
+        self._write_to(*_OF_A_SEQUENCE)
         self.live[child], self.active[child] = True, False
         for column in (self.num_tokens, self.num_scheduled_tokens, self.num_blocks):
             column[child] = column[parent]
@@ -101,6 +128,7 @@ class _Projection:
     def _append_tokens(self, appended_tokens: Int32Array) -> None:
         slots = appended_tokens[:, 0]
         self._require_live(slots, "given a token")
+        self._write_to("num_tokens")
         np.add.at(self.num_tokens, slots, 1)
         self._require(slots, self.num_tokens[slots] <= self.table.max_model_len, "would be longer than max_model_len")
 
@@ -114,6 +142,7 @@ class _Projection:
         slots, block_ids = appended_blocks.T
         self._require_live(slots, "given a block")
         self._require_blocks(slots, block_ids)
+        self._write_to("num_blocks")
         np.add.at(self.num_blocks, slots, 1)
         fits = self.num_blocks[slots] <= self.table.block_tables.shape[1]
         self._require(slots, fits, "would have more blocks than a block table holds")
@@ -121,35 +150,36 @@ class _Projection:
     def _activate(self, deactivated: Int32Array, activated: Int32Array) -> None:
         self._require_live(deactivated, "deactivated")
         self._require_live(activated, "activated")
+        self._write_to("active")
         self.active[deactivated] = False
         self.active[activated] = True
-        # All active slots, not only the new ones: an active slot may have been given a token.
-        active = np.flatnonzero(self.active).astype(np.int32)
-        caught_up = self.num_scheduled_tokens[active] == self.num_tokens[active] - 1
-        self._require(active, caught_up, "cannot decode: more than one token is not computed")
 
-    def _run_rows(self, prefill_chunks: Int32Array) -> Int32Array:
-        """Return the slots that reach the end of their sequence."""
+    def _check_chunks(self, prefill_chunks: Int32Array) -> None:
+        slots, lengths = prefill_chunks.T
+        self._require_live(slots, "given a prefill chunk")
+        self._require_distinct(slots, "given a prefill chunk")
+        self._require(slots, ~self.active[slots], "is active and has a prefill chunk")
+        self._require(slots, lengths >= 1, "has an empty prefill chunk")
+        # Before anything is added to the lengths: near 2^31 the sum would wrap.
+        num_left = self.num_tokens[slots] - self.num_scheduled_tokens[slots]
+        self._require(slots, lengths <= num_left, "would compute more tokens than it has")
+        ends, num_tokens = self.num_scheduled_tokens[slots] + lengths, self.num_tokens[slots]
+        self._require(slots, ends <= self.num_blocks[slots] * self.table.block_size, _NO_BLOCK)
+        self._require(slots, (ends < num_tokens) | (num_tokens < self.table.max_model_len), _TOO_LONG)
+
+    def _check_decodes(self) -> None:
+        """Check the active slots: each feeds its last token. This is done in every step, so of all slots at once."""
+        most_tokens = np.minimum(self.num_blocks * self.table.block_size, self.table.max_model_len - 1)
+        if np.count_nonzero((self.num_tokens > most_tokens) & self.active):
+            self._require_of_active(self.num_tokens <= self.num_blocks * self.table.block_size, _NO_BLOCK)
+            self._require_of_active(self.num_tokens < self.table.max_model_len, _TOO_LONG)
+
+    def _fork(self, forks: tuple[Fork, ...], prefill_chunks: Int32Array) -> None:
         chunk_slots, chunk_lengths = prefill_chunks.T
-        self._require_live(chunk_slots, "given a prefill chunk")
-        self._require_distinct(chunk_slots, "given a prefill chunk")
-        self._require(chunk_slots, ~self.active[chunk_slots], "is active and has a prefill chunk")
-        self._require(chunk_slots, chunk_lengths >= 1, "has an empty prefill chunk")
-        # Before anything is added to the lengths: near 2^31 the sum would wrap. An active slot has one token left.
-        num_left = self.num_tokens[chunk_slots] - self.num_scheduled_tokens[chunk_slots]
-        self._require(chunk_slots, chunk_lengths <= num_left, "would compute more tokens than it has")
-        slots = np.concatenate((np.flatnonzero(self.active).astype(np.int32), chunk_slots))
-        lengths = np.ones(len(slots), np.int32)
-        lengths[len(slots) - len(chunk_slots) :] = chunk_lengths
-        ends = self.num_scheduled_tokens[slots] + lengths
-        num_tokens = self.num_tokens[slots]
-        self._require(slots, ends <= self.num_blocks[slots] * self.table.block_size, "has no block for its next token")
-        self._require(slots, (ends < num_tokens) | (num_tokens < self.table.max_model_len), "is at max_model_len")
-        sampled_slots: Int32Array = slots[ends == num_tokens]
-        return sampled_slots
-
-    def _fork(self, forks: tuple[Fork, ...], sampled_slots: Int32Array) -> None:
-        parents = set(sampled_slots.tolist())
+        ends = self.num_scheduled_tokens[chunk_slots] + chunk_lengths
+        sampled_slots = chunk_slots[ends == self.num_tokens[chunk_slots]]
+        parents = {*np.flatnonzero(self.active).tolist(), *sampled_slots.tolist()}
+        self._write_to("live")
         for fork in forks:
             self._require_in_range(fork.parent_slot, "forked")
             if fork.parent_slot not in parents:
@@ -165,6 +195,10 @@ class _Projection:
     def _require(self, slots: Int32Array, holds: BoolArray, rule: str) -> None:
         if not holds.all():
             raise InvalidStepError(f"slot {slots[~holds][0]} {rule}")
+
+    def _require_of_active(self, holds: BoolArray, rule: str) -> None:
+        active = np.flatnonzero(self.active).astype(np.int32)
+        self._require(active, holds[active], rule)
 
     def _require_live(self, slots: Int32Array, what: str) -> None:
         in_range = (slots >= 0) & (slots < len(self.live))

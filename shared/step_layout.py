@@ -26,6 +26,7 @@ class StepLayout:
     sample_slots: Int32Array  # [num_samples] slot that gets the token
     sample_positions: Int32Array  # [num_samples] position of the token
     sample_generations: Int32Array  # [num_samples] generation of the slot
+    sample_places: IndexArray  # [num_samples] where the token is in the table's `token_ids`, as if that were flat
     num_decodes: int  # the first rows, of active slots; the rest are prefill chunks
     num_candidates: Int32Array | None  # [num_samples] 0 except in beam rows; None: the step has no beam row
     num_alternatives: Int32Array | None = None  # [num_samples] asked for beside the token; None: by no row
@@ -36,7 +37,15 @@ class StepLayout:
     @property
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
-        return int(self.lengths.sum())
+        return self.num_decodes if self.num_decodes == len(self.slots) else int(self.lengths.sum())
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether all rows are those of active slots, each sampled once.
+
+        Steps that follow each other and decode the same sequences share `slots`, which then is `sample_slots` too.
+        """
+        return self.num_decodes == len(self.slots) == len(self.sample_rows)
 
     def ask_for_prompt_logprobs(self, asked: Int32Array, num_prompt_tokens: Int32Array) -> None:
         """Say which log-probabilities of prompts the rows answer: the token at p is predicted by the one at p - 1.

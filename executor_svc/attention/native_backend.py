@@ -14,11 +14,12 @@ import numpy.typing as npt
 import torch
 
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, LayerCache, Rotation
-from executor_svc.native.library import NativeLibrary, StepStruct
+from executor_svc.native.library import NativeLibrary
+from executor_svc.native.model_structs import StepStruct
 from shared.step import Int32Array
 
 # Query vectors of a tile, tokens times heads of a group: enough to pay for packing the keys that they share.
-TILE_QUERIES = 128
+TILE_QUERIES = 384
 # Tasks for each thread that even out sequences of different length.
 TASKS_PER_THREAD = 4
 

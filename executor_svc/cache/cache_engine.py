@@ -80,10 +80,12 @@ class CacheEngine:
 
     def move(self, step: Step) -> None:
         """Swap out, swap in, copy: in this order. The blocks exist; see `executor_svc.worker.interface.check_step`."""
-        for pairs in self._parts(step.blocks_to_swap_out):
-            self._swap_out(pairs)
-        for pairs in self._parts(step.blocks_to_swap_in):
-            self._swap_in(pairs)
+        if len(step.blocks_to_swap_out):
+            for pairs in self._parts(step.blocks_to_swap_out):
+                self._swap_out(pairs)
+        if len(step.blocks_to_swap_in):
+            for pairs in self._parts(step.blocks_to_swap_in):
+                self._swap_in(pairs)
         if len(step.blocks_to_copy):
             self._copy_blocks(step.blocks_to_copy)
 

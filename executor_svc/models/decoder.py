@@ -1,9 +1,10 @@
 """A decoder-only transformer: a loop of dense segments and attentions over the tokens of a step.
 
 One flat forward pass over the tokens of all sequences of a step. Which sequence a token belongs to is known to
-the attention plan alone. The model is a loop (`layer_loop.py`): a segment of dense work (`dense.py`), the attention of
-a layer, the next segment. What a family does its own way is in its `ModelConfig`; the weights are made
-by `decoder_weights.py` and filled in place by `executor_svc/checkpoint/weights.py`.
+the attention plan alone. The model is a loop: a segment of dense work (`dense.py`), the attention of a layer, the next
+segment. What a family does its own way is in its `ModelConfig`; the weights are made by `decoder_weights.py` and
+filled in place by `executor_svc/checkpoint/weights.py`. On a CPU the C library runs all of it in one call, with the
+same bits (`native_forward.py`).
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights
 from executor_svc.models.dense import DenseKernels
 from executor_svc.models.language_model import ModelShape
-from executor_svc.models.layer_loop import LayerByLayer, MakeLayerLoop
 from executor_svc.models.rotary_embedding import inverse_frequencies
 from executor_svc.models.sharding import Shard
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
@@ -30,7 +30,6 @@ class Decoder:
         config: Of the model.
         kernels: What computes the dense part.
         group: The ranks that share the model.
-        make_layer_loop: What runs the layers, for kernels that have a loop of their own.
 
     Raises: ModelLoadError: the ranks cannot share this model.
     """
@@ -41,7 +40,6 @@ class Decoder:
         config: ModelConfig,
         kernels: DenseKernels[Any],
         group: TensorParallelGroup = SINGLE_RANK,
-        make_layer_loop: MakeLayerLoop | None = None,
     ) -> None:
         self.config = config
         self.dtype = kernels.dtype
@@ -49,10 +47,9 @@ class Decoder:
         self._group = group
         self._shard = Shard.of(config, self._group.rank, self._group.size)
         self._kernels = kernels
-        weights = self._weights = DecoderWeights(config, kernels, self._shard)
-        attention_layers = [self._shard.attention_layer(layer.attention) for layer in config.layers]
-        self._run_layers = (make_layer_loop or LayerByLayer)(weights.segments, attention_layers)
-        self._frequencies = {
+        self.weights = DecoderWeights(config, kernels, self._shard)
+        self._attention_layers = [self._shard.attention_layer(layer.attention) for layer in config.layers]
+        self.frequencies = {
             layer.rope: inverse_frequencies(layer.rope, config.head_dim).to(kernels.device)
             for layer in config.layers
             if layer.rope is not None
@@ -76,6 +73,7 @@ class Decoder:
         """Whether a CUDA graph can hold `forward`: not where tokens choose experts, or ranks wait for each other."""
         return self.config.experts is None and self._group.size == 1
 
+    @torch.inference_mode()
     def forward(
         self,
         token_ids: torch.Tensor,
@@ -85,20 +83,26 @@ class Decoder:
         wanted: torch.Tensor,
     ) -> torch.Tensor:
         """Run the decoder; see `LanguageModel.forward`. The last layer ends for the wanted tokens only."""
-        rotation_of = {rope: self._kernels.rotations(positions, f) for rope, f in self._frequencies.items()}
-        residual = self._weights.embed(token_ids, positions)  # [num_tokens, hidden_size]
-        layer_rotations = [None if layer.rope is None else rotation_of[layer.rope] for layer in self.config.layers]
-        attended = self._run_layers(residual, layer_rotations, caches, attention)
+        rotation_of = {rope: self._kernels.rotations(positions, f) for rope, f in self.frequencies.items()}
+        residual = self.weights.embed(token_ids, positions)  # [num_tokens, hidden_size]
+        attended: torch.Tensor | None = None
+        for index, layer in enumerate(self.config.layers):
+            qkv = self.weights.segments[index](attended, residual).contiguous()
+            qkv = qkv.view(residual.shape[0], -1, self.config.head_dim)
+            rotation = None if layer.rope is None else rotation_of[layer.rope]
+            attended = attention.attend(qkv, rotation, caches[index], self._attention_layers[index])
+        assert attended is not None, "a model has layers"
         residual = residual[wanted]
-        self._weights.last_segment(attended[wanted], residual)
+        self.weights.last_segment(attended[wanted], residual)
         return residual
 
+    @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Map hidden states [num_rows, hidden_size] to raw logits, [num_rows, vocab_size] float32.
 
         All ranks call this together; only rank 0 gets the logits, the others None.
         """
-        logits = self._group.gather_columns(self._weights.head(None, hidden))
+        logits = self._group.gather_columns(self.weights.head(None, hidden))
         if logits is None:
             return None
         logits = logits[:, : self.config.vocab_size].float()
@@ -107,7 +111,7 @@ class Decoder:
 
     def load(self, checkpoint: WeightSource) -> None:
         """Fill the weights. Raises: ModelLoadError: see `Checkpoint.load_into`."""
-        checkpoint.load_into(self._weights.map.targets, self._is_redundant, self.config.names.optional_prefix)
+        checkpoint.load_into(self.weights.map.targets, self._is_redundant, self.config.names.optional_prefix)
 
     def _is_redundant(self, name: str) -> bool:
         """Whether a checkpoint may hold the tensor `name` although the model computes or shares it."""

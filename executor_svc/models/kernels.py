@@ -3,7 +3,6 @@
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
@@ -16,7 +15,6 @@ from executor_svc.models.decoder import Decoder
 from executor_svc.models.dense import DenseKernels
 from executor_svc.models.invariance import ComputePath, Kernels, why_not_invariant
 from executor_svc.models.native_dense import NativeDense
-from executor_svc.models.native_layers import NativeLayers
 from executor_svc.models.torch_dense import TorchDense, TorchMatrix
 from executor_svc.models.weight_format import NUMBER_FORMATS, Quantization
 from executor_svc.native.build import NativeUnavailableError
@@ -94,8 +92,7 @@ def make_model(
         if quantization == "none" and is_stored_in_bfloat16:
             quantization = "bfloat16"
         dense = NativeDense(found.library, number_format=NUMBER_FORMATS[quantization], group=group)
-        has_loop = group.size == 1 and isinstance(attention, NativeAttentionBackend)
-        model = Decoder(config, dense, group, partial(NativeLayers, found.library) if has_loop else None)
+        model = Decoder(config, dense, group)
         path = compute_path(device, dtype, "C", attention, found)
         kernels = describe_kernels(found, attention, device, in_c=(_DENSE,))
         return MadeModel(model, attention, kernels, quantization, path, found.library)

@@ -101,9 +101,9 @@ class NativeEmbedding:
     ) -> None:
         self._library = library
         self._group = group
-        self._weights = weights  # the struct has pointers into them
+        self.weights = weights  # the struct has pointers into them
         self._is_plain = weights.scale is None and weights.positions is None and weights.norm is None
-        self._struct = EmbeddingStruct(
+        self.struct = EmbeddingStruct(
             scale=1.0 if weights.scale is None else float(weights.scale),
             positions=None if weights.positions is None else weights.positions.data_ptr(),
             position_offset=weights.position_offset,
@@ -113,11 +113,11 @@ class NativeEmbedding:
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Embed tokens."""
-        tokens = self._weights.tokens
+        tokens = self.weights.tokens
         residual = torch.empty(token_ids.shape[0], tokens.num_inputs)
-        self._library.read_rows(tokens.struct, token_ids.long(), residual, self._weights.vocabulary[0])
+        self._library.read_rows(tokens.struct, token_ids.long(), residual, self.weights.vocabulary[0])
         # Of all ranks one has the row, the others have zeros: their sum has the same bits in every order.
         residual = self._group.all_reduce(residual)
         if not self._is_plain:
-            self._library.finish_embedding(self._struct, positions.long(), residual)
+            self._library.finish_embedding(self.struct, positions.long(), residual)
         return residual

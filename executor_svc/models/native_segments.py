@@ -68,11 +68,11 @@ class NativeLastSegment:
         self._library = library
         self._layer_end = NativeLayerEnd(layer_end)
         hidden_size = layer_end.attention_output.num_outputs
-        self._struct = SegmentStruct(end=self._layer_end.struct, hidden_size=hidden_size, has_layer_end=1)
+        self.struct = SegmentStruct(end=self._layer_end.struct, hidden_size=hidden_size, has_layer_end=1)
 
     def __call__(self, attended: torch.Tensor, residual: torch.Tensor) -> None:
         """End the last layer."""
-        self._library.segment(self._struct, attended, residual, None)
+        self._library.segment(self.struct, attended, residual, None)
 
 
 class RankSum:

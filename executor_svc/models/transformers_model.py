@@ -48,6 +48,7 @@ class TransformersModel:
         """Nobody knows what the code of a model does on the host."""
         return False
 
+    @torch.inference_mode()
     def forward(
         self,
         token_ids: torch.Tensor,
@@ -62,6 +63,7 @@ class TransformersModel:
         hidden: torch.Tensor = output.last_hidden_state[0, wanted]
         return hidden
 
+    @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states [num_rows, hidden_size] to raw logits [num_rows, vocab_size], float32."""
         logits: torch.Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]

@@ -46,10 +46,14 @@ class ScratchMemory:
     """
 
     def __init__(self) -> None:
+        self.num_bytes = 0  # behind the address
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self._address = 0
 
     def address(self, num_bytes: int) -> int:
         """Return the address of at least `num_bytes`, uninitialised, aligned to 64 bytes; valid until the next call."""
-        if self._memory.nbytes < num_bytes + _ALIGNMENT:
-            self._memory = torch.empty(num_bytes + num_bytes // 4 + _ALIGNMENT, dtype=torch.uint8)
-        return -(-self._memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+        if self.num_bytes < num_bytes:
+            self.num_bytes = num_bytes + num_bytes // 4
+            self._memory = torch.empty(self.num_bytes + _ALIGNMENT, dtype=torch.uint8)
+            self._address = -(-self._memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+        return self._address

@@ -9,45 +9,8 @@ import torch
 
 from executor_svc.native.binding import FLOAT, INT, LONG, POINTER, Function, ScratchMemory, bind
 from executor_svc.native.build import build_library, cache_directory
+from executor_svc.native.model_structs import BatchStruct, ModelStruct, StepStruct
 from executor_svc.native.structs import EmbeddingStruct, MatrixStruct, NormStruct, NumberFormat, SegmentStruct
-
-
-class StepStruct(ctypes.Structure):
-    """`Step` of step.h."""
-
-    _fields_ = (
-        ("num_heads", LONG),
-        ("num_kv_heads", LONG),
-        ("head_dim", LONG),
-        ("block_size", LONG),
-        ("num_tokens", LONG),
-        ("table_width", LONG),
-        ("window", LONG),
-        ("scale", FLOAT),
-        ("soft_cap", FLOAT),
-        ("slopes", POINTER),
-        ("cos", POINTER),
-        ("sin", POINTER),
-        ("slot_mapping", POINTER),
-        ("block_tables", POINTER),
-        ("tiles", POINTER),
-        ("num_tiles", LONG),
-        ("most_tokens", LONG),
-        ("tasks", POINTER),
-        ("num_tasks", LONG),
-        ("num_partials", LONG),
-    )
-
-
-class LayerStruct(ctypes.Structure):
-    """`Layer` of layers.c."""
-
-    _fields_ = (
-        ("segment", POINTER),
-        ("step", POINTER),
-        ("keys", POINTER),
-        ("values", POINTER),
-    )
 
 
 class TeamStruct(ctypes.Structure):
@@ -83,8 +46,7 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_add_parts", None, (POINTER, LONG, LONG, LONG, POINTER, POINTER, INT)),
     ("octavo_attention_scratch_bytes", LONG, (POINTER, INT)),
     ("octavo_attention", None, (POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER)),
-    ("octavo_layers_scratch_bytes", LONG, (POINTER, LONG, LONG, INT)),
-    ("octavo_layers", None, (POINTER, LONG, LONG, POINTER, POINTER, POINTER, POINTER, POINTER)),
+    ("octavo_forward", LONG, (POINTER, POINTER, POINTER, LONG, POINTER)),
 )
 
 
@@ -218,27 +180,16 @@ class NativeLibrary:
             byref(self._team),
         )
 
-    def layers(
-        self,
-        layers: ctypes.Array[LayerStruct],
-        residual: torch.Tensor,
-        qkv: torch.Tensor,
-        attended: torch.Tensor,
-    ) -> None:
-        """Run segments and attentions in turn; see octavo_layers. `qkv` is scratch, `attended` the result."""
-        assert residual.is_contiguous(), "rows lie one after the other"
-        num_rows = residual.shape[0]
-        num_bytes = self._library.octavo_layers_scratch_bytes(layers, len(layers), num_rows, self.num_threads)
-        self._library.octavo_layers(
-            layers,
-            len(layers),
-            num_rows,
-            residual.data_ptr(),
-            qkv.data_ptr(),
-            attended.data_ptr(),
-            self._scratch.address(num_bytes),
-            byref(self._team),
-        )
+    def forward(self, model: ModelStruct, batch: BatchStruct) -> None:
+        """Run a step of a model; see octavo_forward in forward.c."""
+        missing = 0
+        while True:
+            memory = self._scratch.address(missing)
+            missing = self._library.octavo_forward(
+                byref(model), byref(batch), memory, self._scratch.num_bytes, byref(self._team)
+            )
+            if not missing:
+                return
 
 
 def load_library(num_threads: int) -> NativeLibrary:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.batch_table import BatchTable, StepLayout
-from shared.sampling_parameters import Stage, of_stage
+from shared.sampling_parameters import NO_LOGPROBS, Stage, of_stage
 from shared.step import BoolArray, Int32Array
 from shared.token_rules import NO_TOKEN, TokenRules
 
@@ -63,6 +63,14 @@ class SampleRows:
 
     def __len__(self) -> int:
         return len(self.slots)
+
+    def take_likeliest(self) -> bool:
+        """Return whether every row takes the likeliest token of its logits as they are, and asks for nothing else."""
+        sampling = self.sampling
+        asks = (
+            (sampling["temperature"] > 0) | (sampling["num_logprobs"] != NO_LOGPROBS) | (sampling["num_candidates"] > 0)
+        )
+        return not (asks.any() or self.are_processed().any() or any(rules is not None for rules in self.rules))
 
     def __getitem__(self, index: Int64Array | BoolArray | slice) -> SampleRows:
         """Return some of the rows."""
@@ -161,6 +169,28 @@ class SampleRows:
         prefixes = words[:, :-1]
         completes = ((prefixes == NO_TOKEN) | (prefixes == tails)).all(axis=1)
         return FlatTokens(rows[completes], words[completes, -1].astype(np.int64))
+
+
+class RowLookup:
+    """Finds the sample rows of steps, and looks them up in the table once for decodes of the same sequences.
+
+    Their layouts share an array of slots, which is made anew as soon as a slot begins or ends to decode; and no slot
+    changes how it is sampled meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.take_likeliest = False  # `SampleRows.take_likeliest` of the step
+        self._rows: SampleRows | None = None
+
+    def of_step(self, table: BatchTable, layout: StepLayout) -> SampleRows:
+        """Return the sample rows of a step, in its order; valid until the next step."""
+        rows = self._rows
+        if rows is not None and rows.slots is layout.sample_slots:
+            rows.num_tokens = layout.sample_positions
+            return rows
+        rows = self._rows = SampleRows.of_step(table, layout)
+        self.take_likeliest = rows.take_likeliest()
+        return rows
 
 
 def _widened(words: Int32Array, width: int) -> Int32Array:

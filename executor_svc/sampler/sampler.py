@@ -70,7 +70,9 @@ class Sampler:
             logits = logits.contiguous()
         return self._draw_on_device(logits, logit_rows, sampling, draws)
 
-    def sample(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Sampled:
+    def sample(
+        self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, likeliest: Int32Array | None = None
+    ) -> Sampled:
         """Return the sampled tokens, and the log-probabilities of the rows that ask for them.
 
         A row in which no token may come gets some token: whoever makes the rules keeps that from happening.
@@ -79,7 +81,10 @@ class Sampler:
             logits: Raw, [num_logit_rows, vocab_size] float32; unchanged.
             logit_rows: The row of `logits` that each sample row uses, [num_samples].
             rows: The sample rows.
+            likeliest: If all rows take it, the likeliest token of each row of `logits`; None: it is looked for.
         """
+        if likeliest is not None:
+            return Sampled(likeliest[logit_rows])
         token_ids = self._backend.choose(logits, logit_rows, rows)
         num_logprobs = rows.sampling["num_logprobs"]
         asked = np.flatnonzero(num_logprobs != NO_LOGPROBS)

@@ -9,7 +9,7 @@ NUM_KEPT_RESPONSES = 16
 class StepLog:
     """What was executed in this epoch. Steps are numbered from 1 without gaps.
 
-    The step thread appends; any thread may read: the tuple is replaced in one piece.
+    The thread that answers steps appends; any thread may read: the tuple is replaced in one piece.
     """
 
     def __init__(self) -> None:

@@ -2,9 +2,11 @@
 
 `StepRunner` owns the worker. Everything that touches the worker goes through one queue of one
 thread, so steps run strictly in order, a picture of the table is always taken between two steps,
-and the event loop never waits for the model. A step that a device is still computing leaves the thread
-free to launch the next one; a second thread waits for the device, and then has the first finish the step.
-Read next: `step_stream.py`, which feeds the queue, and `executor_svc/worker/interface.py`, what runs at its end.
+and the event loop never waits for the model. A step is decoded when it arrives, while the one before runs. A step that
+a device is still computing leaves the thread free to launch the next one; a second thread waits for the device, and
+then has the first finish the step.
+Read next: `step_thread.py`; `step_stream.py`, which feeds the queue; `executor_svc/worker/interface.py`, what runs at
+its end.
 """
 
 import asyncio
@@ -19,12 +21,14 @@ from typing import TypeVar
 from executor_svc.service.attachment import Attachment
 from executor_svc.service.step_log import StepLog
 from executor_svc.service.step_meter import StepMeter, StepTokens
+from executor_svc.service.step_thread import StepThread, wake
 from executor_svc.worker.interface import RunningStep, Worker
 from octavo.execution.v1 import step_pb2
 from shared import wire
 from shared.errors import DeviceLostError, InvalidStepError, StepFailedError, UnavailableError
 from shared.events import Event
 from shared.executor_info import ExecutorInfo
+from shared.step import BoolArray, Step, StepResult, TableDelta
 from shared.wire_agreement import WireAgreement
 
 T = TypeVar("T")
@@ -35,13 +39,26 @@ Deliver = Callable[[Response | Exception], None]
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class _Arrived:
+    """A step that waits for the thread: its message, what that says, or what is wrong with it, and who gets the answer.
+
+    An error is told in the step's turn.
+    """
+
+    message: step_pb2.ExecuteModelRequest
+    step: Step | Exception
+    deliver: Deliver
+
+
+@dataclass(slots=True)
 class _Running:
-    """A launched step, and who gets its response."""
+    """A launched step, and who gets its response; `was_active`: the slots that were active before it."""
 
     message: step_pb2.ExecuteModelRequest
     step: RunningStep
-    tokens: StepTokens
+    delta: TableDelta
+    was_active: BoolArray
     deliver: Deliver
 
 
@@ -51,17 +68,19 @@ class StepRunner:
     `meter` counts the steps.
 
     The event loop calls the public methods. Of the loop's state the thread reads two values that are
-    replaced in one piece: the attachment's epoch, to drop the steps of older ones, and `draining`.
+    replaced in one piece: the attachment's epoch, to drop the steps of older ones, and `draining`. Of the thread's
+    state the loop reads the agreement, which belongs to an epoch: its first step comes after `reset` has returned.
     """
 
     def __init__(self, attachment: Attachment) -> None:
         self.meter = StepMeter()
         self._attachment = attachment
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="steps")
+        self._thread = StepThread()
         self._waiting_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
         self._running: deque[_Running] = deque()  # in the order of their launch
         self._worker: Worker | None = None
         self._log = StepLog()
+        self._next_step_id = 1
         self._agreement = WireAgreement()
         self._failure: str | None = None
         self._draining = False
@@ -101,7 +120,8 @@ class StepRunner:
     async def load(self, load_worker: Callable[[], Worker]) -> None:
         """Make the worker, on the thread that will run it. Raises what `load_worker` raises."""
         self._loop = asyncio.get_running_loop()
-        self._worker = await self._on_thread(load_worker)
+        self._thread.start()
+        self._worker = await self._thread.run(load_worker)
 
     async def device_lost(self) -> DeviceLostError:
         """Return when a step has found that the device computes nothing any more."""
@@ -122,25 +142,26 @@ class StepRunner:
             self._require_device()
             worker.reset()
             self._log = StepLog()
+            self._next_step_id = 1
             self._agreement = agreement
             self._failure = None
 
-        await self._on_thread(begin_epoch)
+        await self._thread.run(begin_epoch)
 
     async def run(self, message: step_pb2.ExecuteModelRequest) -> Response:
         """Run one step, or return its stored response. Raises as `submit` delivers."""
-        worker = self.worker
+        worker, step = self.worker, self._decode(message)
 
         def run() -> Response:
             answers: list[Response | Exception] = []
-            self._launch(worker, message, answers.append)
+            self._launch(worker, _Arrived(message, step, answers.append))
             self._finish_all()
             [answer] = answers
             if isinstance(answer, Exception):
                 raise answer
             return answer
 
-        return await self._on_thread(run)
+        return await self._thread.run(run)
 
     def submit(self, message: step_pb2.ExecuteModelRequest, deliver: Deliver) -> None:
         """Queue one step; `deliver` gets its response, or its error, on the event loop.
@@ -148,12 +169,9 @@ class StepRunner:
         Errors: FencedError (older epoch), StepGapError, InvalidStepError (nothing was written),
         StepFailedError (this and all later steps of the epoch), UnavailableError (shutting down).
         """
-        worker, loop = self.worker, asyncio.get_running_loop()
-
-        def deliver_on_loop(answer: Response | Exception) -> None:
-            loop.call_soon_threadsafe(deliver, answer)
-
-        self._thread.submit(self._launch, worker, message, deliver_on_loop)
+        worker, loop = self.worker, self._loop
+        arrived = _Arrived(message, self._decode(message), lambda answer: wake(loop, deliver, answer))
+        self._thread.submit(lambda: self._launch(worker, arrived))
 
     async def between_steps(self, look: Callable[[Worker, StepLog], T]) -> T:
         """Call `look` on the thread, behind the steps that are queued now, and return its answer."""
@@ -163,38 +181,46 @@ class StepRunner:
             self._finish_all()
             return look(worker, self._log)
 
-        return await self._on_thread(finish_and_look)
+        return await self._thread.run(finish_and_look)
 
     async def drain(self) -> None:
         """Refuse new work, drop the queued steps and return when the running ones have ended."""
         self._draining = True
-        await self._on_thread(self._finish_all)
+        await self._thread.run(self._finish_all)
 
     def close(self) -> None:
         """Let the threads go; do not wait for them."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
         self._waiting_thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _on_thread(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+    def _decode(self, message: step_pb2.ExecuteModelRequest) -> Step | Exception:
+        """Return what a message says, or what is wrong with it."""
+        try:
+            self._agreement.check_step(message)
+            return wire.decode_step(message)
+        except Exception as error:  # a value to whoever waits for the response, in the order of the steps
+            return error
 
-    def _launch(self, worker: Worker, message: step_pb2.ExecuteModelRequest, deliver: Deliver) -> None:
+    def _launch(self, worker: Worker, arrived: _Arrived) -> None:
         """Launch a step; finish it at once if nothing is to be waited for."""
+        message, step, deliver = arrived.message, arrived.step, arrived.deliver
         try:
             stored = self._stored_response(message)
             if stored is not None:
-                deliver(stored)
+                self._thread.answer(lambda: deliver(stored))
                 return
-            self._agreement.check_step(message)
-            step = wire.decode_step(message)
+            if isinstance(step, Exception):
+                raise step
             with self._failing(message), self.meter.launching():
                 was_active = worker.table.active.copy()
                 running = worker.launch(step)
         except Exception as error:  # a value to whoever waits for the response, in the order of the steps
             self._finish_all()
-            deliver(error)
+            answer = error
+            self._thread.answer(lambda: deliver(answer))
             return
-        self._running.append(_Running(message, running, StepTokens.of(step.delta, was_active), deliver))
+        self._next_step_id += 1
+        self._running.append(_Running(message, running, step.delta, was_active, deliver))
         self._finish_done()
         if self._running:
             self._waiting_thread.submit(self._wait_for, running)
@@ -209,7 +235,7 @@ class StepRunner:
         self._attachment.require(message.epoch)
         if self._failure is not None:
             raise StepFailedError(f"{self._failure}; attach anew")
-        if message.step_id == self._log.last_step_id + len(self._running) + 1:
+        if message.step_id == self._next_step_id:
             return None
         self._finish_all()
         return self._log.find(message.step_id)
@@ -218,8 +244,7 @@ class StepRunner:
         """Wait for the device, on the thread for that; then have the step finished."""
         with contextlib.suppress(Exception):  # `finish` raises it as well
             step.wait()
-        with contextlib.suppress(RuntimeError):  # closed meanwhile
-            self._thread.submit(self._finish_done)
+        self._thread.submit(self._finish_done)
 
     def _finish_done(self) -> None:
         """Finish the steps that nobody has to wait for, in order."""
@@ -227,26 +252,40 @@ class StepRunner:
             self._finish_first()
 
     def _finish_all(self) -> None:
-        """Finish all steps, however long it takes."""
+        """Finish and answer all steps, however long it takes."""
         while self._running:
             self._finish_first()
+        self._thread.wait_for_answers()
 
     def _finish_first(self) -> None:
         first = self._running.popleft()
+        result: StepResult | Exception
         try:
             if self._failure is not None:
                 raise StepFailedError(f"{self._failure}; attach anew")
             with self._failing(first.message):
-                response = wire.encode_result(first.step.finish())
+                result = first.step.finish()
+        except Exception as error:
+            result = error
+        self._thread.answer(lambda: self._answer(first, result))
+
+    def _answer(self, finished: _Running, result: StepResult | Exception) -> None:
+        """Count a finished step, keep its response and hand it out; on the answering thread."""
+        try:
+            if isinstance(result, Exception):
+                raise result
+            with self._failing(finished.message):
+                response = wire.encode_result(result)
                 if self._agreement.has_feature_bits:
-                    response.feature_bits = first.message.feature_bits
+                    response.feature_bits = finished.message.feature_bits
         except Exception as error:
             self.meter.failed()
-            first.deliver(error)
+            finished.deliver(error)
             return
-        self.meter.finished(response.execute_duration_us * 1e-6, first.tokens)
+        tokens = StepTokens.of(finished.delta, finished.was_active)
+        self.meter.finished(response.execute_duration_us * 1e-6, tokens)
         self._log.append(response)
-        first.deliver(response)
+        finished.deliver(response)
 
     @contextlib.contextmanager
     def _failing(self, message: step_pb2.ExecuteModelRequest) -> Iterator[None]:

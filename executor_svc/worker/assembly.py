@@ -24,6 +24,7 @@ from executor_svc.cache.block_count import (
 from executor_svc.cache.cache_engine import MAX_STAGED_BLOCKS, CacheEngine, CacheShape
 from executor_svc.device.memory import GpuMemory, gpu_memory
 from executor_svc.device.probe import device_probe
+from executor_svc.models.native_forward import native_forward
 from executor_svc.models.selection import ChosenModel
 from executor_svc.native.sampling import load_sampling
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
@@ -38,7 +39,8 @@ from executor_svc.worker.decode_graphs import (
 )
 from executor_svc.worker.largest_step import NUM_DEVICE_BLOCKS, run_largest_steps
 from executor_svc.worker.last_tokens import LastTokens
-from executor_svc.worker.model_runner import ModelRunner
+from executor_svc.worker.model_runner import ModelRunner, Runner
+from executor_svc.worker.native_runner import NativeRunner
 from executor_svc.worker.torch_worker import TorchWorker
 from executor_svc.worker.warm_up import warm_up
 from shared.events import Event
@@ -182,11 +184,16 @@ class _Parts:
             graphs = self._make_graphs(cache_engine.layers, last_tokens, self.graph_sizes, capture)
             num_seconds = round(time.perf_counter() - begin_s, 1)
             _logger.info(Event("cuda_graphs", sizes=len(self.graph_sizes), seconds=num_seconds))
-        runner = ModelRunner(model, cache_engine.layers, backend, last_tokens, graphs)
+        runner: Runner = ModelRunner(model, cache_engine.layers, backend, last_tokens, graphs)
+        forward = native_forward(model, backend, chosen.library, cache_engine.layers)
+        if forward is not None:
+            runner = NativeRunner(model, forward, config.max_num_seqs)
         native = load_sampling(torch.get_num_threads()) if isinstance(backend, NativeAttentionBackend) else None
         sampler = Sampler(native, device_sampling(self.device))
         probe = device_probe(self.device)
-        return TorchWorker(info, runner, cache_engine, sampler, identity.tokenizer_files, self.group, probe)
+        return TorchWorker(
+            info, runner, last_tokens, cache_engine, sampler, identity.tokenizer_files, self.group, probe
+        )
 
     def _last_tokens(self) -> LastTokens:
         return LastTokens(self.config.max_num_seqs, self.device)

@@ -93,11 +93,14 @@ def check_step(step: Step, info: ExecutorInfo) -> None:
 
     Raises: InvalidStepError: they do not.
     """
-    _check_blocks(step, "device", step.blocks_to_copy, info.num_device_blocks)
-    _check_blocks(step, "device", step.blocks_to_swap_out[:, 0], info.num_device_blocks)
-    _check_blocks(step, "host", step.blocks_to_swap_out[:, 1], info.num_host_blocks)
-    _check_blocks(step, "host", step.blocks_to_swap_in[:, 0], info.num_host_blocks)
-    _check_blocks(step, "device", step.blocks_to_swap_in[:, 1], info.num_device_blocks)
+    if len(step.blocks_to_copy):
+        _check_blocks(step, "device", step.blocks_to_copy, info.num_device_blocks)
+    if len(step.blocks_to_swap_out):
+        _check_blocks(step, "device", step.blocks_to_swap_out[:, 0], info.num_device_blocks)
+        _check_blocks(step, "host", step.blocks_to_swap_out[:, 1], info.num_host_blocks)
+    if len(step.blocks_to_swap_in):
+        _check_blocks(step, "host", step.blocks_to_swap_in[:, 0], info.num_host_blocks)
+        _check_blocks(step, "device", step.blocks_to_swap_in[:, 1], info.num_device_blocks)
     _check_token_ids(step, info.vocab_size)
 
 
@@ -111,7 +114,10 @@ def _check_blocks(step: Step, pool: str, block_ids: Int32Array, num_blocks: int)
 
 def _check_token_ids(step: Step, vocab_size: int) -> None:
     delta = step.delta
-    for token_ids in (delta.appended_tokens[:, 1], *(admission.token_ids for admission in delta.admissions)):
+    given = [admission.token_ids for admission in delta.admissions]
+    if len(delta.appended_tokens):
+        given.append(delta.appended_tokens[:, 1])
+    for token_ids in given:
         outside = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
         if len(outside):
             raise InvalidStepError(f"step {step.step_id} has token id {outside[0]}; ids are 0 to {vocab_size - 1}")

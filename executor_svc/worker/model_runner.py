@@ -6,6 +6,7 @@ decode may be replayed as CUDA graphs; next: `executor_svc/worker/decode_graphs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,26 @@ class SampleLogits:
     logit_rows: Int32Array  # [num_samples] index into `logits`
     # [sum of StepLayout.num_prompt_logprobs, hidden_size] of the tokens before those; None: none is wanted.
     prompt_hidden: torch.Tensor | None = None
+    likeliest: Int32Array | None = None  # [num_logit_rows] first of the largest logits; None: not looked for
+
+
+class Runner(Protocol):
+    """Runs steps of a model on its caches."""
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model."""
+
+    def run(self, table: BatchTable, layout: StepLayout, *, finds_likeliest: bool) -> SampleLogits:
+        """Compute the tokens of a step, 1 or more, and return the logits of its sample rows.
+
+        What is returned is valid until the next step.
+
+        Args:
+            table: With the step applied.
+            layout: Of the step.
+            finds_likeliest: Whether the likeliest token of each row is looked for too, by those who can.
+        """
 
 
 class ModelRunner:
@@ -64,23 +85,38 @@ class ModelRunner:
         self._backend = backend
         self._graphs = graphs
 
-    def run(self, table: BatchTable, layout: StepLayout) -> SampleLogits:
-        """Compute the tokens of a step, 1 or more, and return the logits of its sample rows."""
+    def run(self, table: BatchTable, layout: StepLayout, *, finds_likeliest: bool) -> SampleLogits:
+        """Compute the tokens of a step; see `Runner.run`. The likeliest tokens are left to the sampler."""
         if self._graphs is not None and self._graphs.can_run(layout):
             hidden = self._graphs.run(table, layout)
             return SampleLogits(self.model.logits(hidden), layout.sample_rows)
         inputs = prepare_input(table, layout, self.last_tokens)
         plan = self._backend.plan(inputs.attention, self._caches[0])
-        rows, logit_rows = np.unique(layout.sample_rows, return_inverse=True)
-        wanted = np.cumsum(layout.lengths)[rows] - 1
-        counts = layout.num_prompt_logprobs
-        if counts is not None:
-            wanted = np.concatenate((wanted, _first_tokens(layout.lengths, counts)))
+        wanted, num_logit_rows, logit_rows = wanted_tokens(layout)
         hidden = self.model.forward(
             inputs.token_ids, inputs.positions, self._caches, plan, index_to_device(wanted, self.model.device)
         )
-        logits = self.model.logits(hidden[: len(rows)])
-        return SampleLogits(logits, logit_rows.astype(np.int32), None if counts is None else hidden[len(rows) :])
+        logits = self.model.logits(hidden[:num_logit_rows])
+        prompt_hidden = None if layout.num_prompt_logprobs is None else hidden[num_logit_rows:]
+        return SampleLogits(logits, logit_rows, prompt_hidden)
+
+
+def wanted_tokens(layout: StepLayout) -> tuple[Int32Array, int, Int32Array]:
+    """Return which tokens of a step matter behind its last layer.
+
+    Returns:
+        Indices of flat tokens, [num_wanted]: first those whose logits are sampled, each once, then those that predict
+        the tokens of prompts whose log-probabilities are wanted; how many the first are; and which of them each sample
+        row uses, [num_samples].
+    """
+    counts = layout.num_prompt_logprobs
+    if len(layout.sample_rows) == layout.num_decodes == len(layout.slots):
+        return layout.sample_rows, layout.num_decodes, layout.sample_rows  # a token a row, and all are sampled
+    rows, logit_rows = np.unique(layout.sample_rows, return_inverse=True)
+    wanted = np.cumsum(layout.lengths)[rows] - 1
+    if counts is not None:
+        wanted = np.concatenate((wanted, _first_tokens(layout.lengths, counts)))
+    return wanted.astype(np.int32), len(rows), logit_rows.astype(np.int32)
 
 
 def prepare_input(table: BatchTable, layout: StepLayout, last_tokens: LastTokens) -> ModelInput:

@@ -5,10 +5,10 @@ import torch
 
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.sampler.sample_rows import SampleRows
-from executor_svc.sampler.sampler import Sampler, prompt_spans
+from executor_svc.sampler.sampler import Sampled, Sampler, prompt_spans
 from executor_svc.worker.model_runner import SampleLogits
 from shared.batch_table import BatchTable, StepLayout
-from shared.step import NO_LOGPROBS, UNKNOWN_TOKEN, Step, StepResult
+from shared.step import NO_LOGPROBS, UNKNOWN_TOKEN, Int32Array, Step, StepResult
 
 
 def is_sampled_alone(layout: StepLayout, rows: SampleRows, computed: SampleLogits) -> bool:
@@ -35,29 +35,39 @@ def answer_step(
     """Return the sampled tokens, the candidates of the beam rows, and the log-probabilities asked for."""
     logits = computed.logits
     assert logits is not None, "this is rank 0"
-    result = no_answer(step, layout)
-    is_sampled = np.ones(len(rows), np.bool_) if layout.num_candidates is None else layout.num_candidates == 0
-    if is_sampled.all():
-        sampled = sampler.sample(logits, computed.logit_rows, rows)
-        result.sampled_token_ids, result.logprobs = sampled.token_ids, sampled.logprobs
-    elif is_sampled.any():
-        sampled = sampler.sample(logits, computed.logit_rows[is_sampled], rows[is_sampled])
-        result.sampled_token_ids[is_sampled] = sampled.token_ids
-        if sampled.logprobs is not None:
-            result.logprobs = np.full(len(rows), np.nan, np.float32)
-            result.logprobs[is_sampled] = sampled.logprobs
+    if layout.num_candidates is None:
+        sampled = sampler.sample(logits, computed.logit_rows, rows, computed.likeliest)
+        result = StepResult(step.epoch, step.step_id, sampled.token_ids, sampled.logprobs)
+        _add_alternatives(result, sampled)
     else:
-        sampled = None
-    if sampled is not None and sampled.alternatives is not None:
-        result.alternative_token_ids = sampled.alternatives.token_ids
-        result.alternative_logprobs = sampled.alternatives.logprobs
-    if layout.num_candidates is not None:
-        beams = ~is_sampled
-        candidates = sampler.candidates(logits, computed.logit_rows[beams], rows[beams], layout.num_candidates[beams])
-        result.candidate_token_ids, result.candidate_logprobs = candidates.token_ids, candidates.logprobs
+        result = no_answer(step, layout)
+        _answer_beams(result, layout.num_candidates, rows, computed, sampler)
     if computed.prompt_hidden is not None:
         _answer_prompt(result, table, layout, computed.prompt_hidden, model, sampler)
     return result
+
+
+def _answer_beams(
+    result: StepResult, num_candidates: Int32Array, rows: SampleRows, computed: SampleLogits, sampler: Sampler
+) -> None:
+    """Add the candidates of the beam rows, and what is sampled in the others, if there are any."""
+    logits, logit_rows, beams = computed.logits, computed.logit_rows, num_candidates > 0
+    assert logits is not None, "this is rank 0"
+    if not beams.all():
+        sampled = sampler.sample(logits, logit_rows[~beams], rows[~beams])
+        result.sampled_token_ids[~beams] = sampled.token_ids
+        if sampled.logprobs is not None:
+            result.logprobs = np.full(len(rows), np.nan, np.float32)
+            result.logprobs[~beams] = sampled.logprobs
+        _add_alternatives(result, sampled)
+    candidates = sampler.candidates(logits, logit_rows[beams], rows[beams], num_candidates[beams])
+    result.candidate_token_ids, result.candidate_logprobs = candidates.token_ids, candidates.logprobs
+
+
+def _add_alternatives(result: StepResult, sampled: Sampled) -> None:
+    if sampled.alternatives is not None:
+        result.alternative_token_ids = sampled.alternatives.token_ids
+        result.alternative_logprobs = sampled.alternatives.logprobs
 
 
 def follow_answer(step: Step, layout: StepLayout, computed: SampleLogits, model: LanguageModel) -> StepResult:

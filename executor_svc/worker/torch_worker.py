@@ -2,27 +2,29 @@
 
 `executor_svc/worker/assembly.py` makes it. Read next: `executor_svc/worker/model_runner.py`.
 
-A step is launched in the order of its parts: the table, the moves of blocks, the model, the sampler. On a GPU that
-only puts work into a stream. The sampled ids stay there: the next step, which may be launched before they have
-reached the host, feeds them to the model (`last_token_ids`). In the table they are `UNKNOWN_TOKEN` until then.
+A step is launched in the order of its parts: the table, the moves of blocks, the model, the sampler. On a CPU all is
+done then. On a GPU that only puts work into a stream. The sampled ids stay there: the next step, which may be launched
+before they have reached the host, feeds them to the model (`LastTokens`). In the table they are `UNKNOWN_TOKEN` until
+then.
 """
 
 from collections import deque
-from dataclasses import replace
 
+import numpy as np
 import torch
 
 from executor_svc.cache.cache_engine import CacheEngine
 from executor_svc.device.probe import DeviceProbe, step_error
 from executor_svc.device.transfer import index_to_device
 from executor_svc.parallel.group import TensorParallelGroup
-from executor_svc.sampler.sample_rows import SampleRows
+from executor_svc.sampler.sample_rows import RowLookup, SampleRows
 from executor_svc.sampler.sampler import Sampler
-from executor_svc.worker.interface import RunningStep, check_layout, check_step
+from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step
+from executor_svc.worker.last_tokens import LastTokens
 from executor_svc.worker.launched_step import LaunchedStep
-from executor_svc.worker.model_runner import ModelRunner, SampleLogits
+from executor_svc.worker.model_runner import Runner, SampleLogits
 from executor_svc.worker.step_answer import answer_step, follow_answer, is_sampled_alone, no_answer
-from executor_svc.worker.step_timer import start_timer
+from executor_svc.worker.step_timer import StepTimer, start_timer
 from shared.batch_table import BatchTable, StepLayout
 from shared.errors import InvalidStepError, StepFailedError
 from shared.executor_info import ExecutorInfo, TokenizerFile
@@ -39,7 +41,8 @@ class TorchWorker:
     def __init__(
         self,
         info: ExecutorInfo,
-        model_runner: ModelRunner,
+        runner: Runner,
+        last_tokens: LastTokens,
         cache_engine: CacheEngine,
         sampler: Sampler,
         tokenizer_files: tuple[TokenizerFile, ...],
@@ -47,12 +50,14 @@ class TorchWorker:
         probe: DeviceProbe,
     ) -> None:
         self._info = info
-        self._model_runner = model_runner
+        self._runner = runner
+        self._last_tokens = last_tokens
         self._cache_engine = cache_engine
         self._sampler = sampler
         self._tokenizer_files = tokenizer_files
         self._group = group
         self._probe = probe
+        self._rows = RowLookup()
         self._unrecorded: deque[LaunchedStep] = deque()  # their tokens are UNKNOWN_TOKEN in the table
         self.reset()
 
@@ -87,50 +92,76 @@ class TorchWorker:
         """Return tokenizer.json and its companions; empty if the model has no tokenizer.json."""
         return self._tokenizer_files
 
-    @torch.inference_mode()
-    def _launch(self, step: Step) -> LaunchedStep:
-        device = self._model_runner.model.device
-        timer = start_timer(device)
-        table = self._table
-        layout = table.apply(step.delta)
-        digest = check_layout(step, layout, table, self._info.max_num_batched_tokens)
+    def _launch(self, step: Step) -> RunningStep:
+        timer = start_timer(self._runner.model.device)
+        layout = self._table.apply(step.delta)
+        digest = check_layout(step, layout, self._table, self._info.max_num_batched_tokens)
         self._cache_engine.move(step)
+        if self._sampler.samples_on_device:
+            return self._launch_on_device(step, layout, digest, timer)
+        return self._run_on_host(step, layout, digest, timer)
+
+    @torch.inference_mode()
+    def _launch_on_device(self, step: Step, layout: StepLayout, digest: int | None, timer: StepTimer) -> LaunchedStep:
+        """Put the work of a step into the device's stream."""
         answer = no_answer(step, layout)
-        token_ids = torch.empty(0, dtype=torch.int64, device=device)
+        token_ids = torch.empty(0, dtype=torch.int64, device=self._runner.model.device)
         if layout.num_tokens:
             answer, token_ids = self._compute(step, layout)
-        answer = replace(answer, table_digest=digest)
+        answer.table_digest = digest
         launched = LaunchedStep(answer, layout, token_ids, timer, self._record, self._probe)
         self._unrecorded.append(launched)
         return launched
 
+    def _run_on_host(self, step: Step, layout: StepLayout, digest: int | None, timer: StepTimer) -> DoneStep:
+        """Run a step to its end: its tokens are recorded before the next one is launched."""
+        if not layout.num_tokens:
+            answer = no_answer(step, layout)
+        else:
+            rows = self._rows.of_step(self._table, layout)
+            computed = self._runner.run(self._table, layout, finds_likeliest=self._rows.take_likeliest)
+            answer = self._answer(step, layout, rows, computed)
+            if self._group.size > 1:
+                token_ids = self._group.broadcast(torch.from_numpy(answer.sampled_token_ids.astype(np.int64)))
+                answer.sampled_token_ids = token_ids.numpy().astype(np.int32)
+            self._table.record(layout, answer.sampled_token_ids, all_current=True)
+        answer.table_digest = digest
+        timer.stop()
+        answer.execute_duration_us = timer.duration_us()
+        return DoneStep(answer)
+
     def _compute(self, step: Step, layout: StepLayout) -> tuple[StepResult, torch.Tensor]:
-        """Run the model and sample.
+        """Run the model and sample, on a device that is ahead of the host.
 
         Returns:
             The answer but for the sampled tokens, and these on the device, [num_samples] int64; both of rank 0, on the
             other ranks the tokens alone.
         """
-        computed = self._model_runner.run(self._table, layout)
-        if self._group.rank == 0:
-            answer, token_ids = self._sample(step, layout, computed)
-        else:
-            answer = follow_answer(step, layout, computed, self._model_runner.model)
-            token_ids = torch.empty(len(layout.sample_slots), dtype=torch.int64, device=self._model_runner.model.device)
+        computed = self._runner.run(self._table, layout, finds_likeliest=False)
+        answer, token_ids = self._sample(step, layout, computed)
         token_ids = self._group.broadcast(token_ids)
-        self._model_runner.last_tokens.store(layout.sample_slots, token_ids)
+        self._last_tokens.store(layout.sample_slots, token_ids)
         return answer, token_ids
 
     def _sample(self, step: Step, layout: StepLayout, computed: SampleLogits) -> tuple[StepResult, torch.Tensor]:
         """Sample on the device if nothing else is asked for; else the host takes part, and has to wait."""
-        rows = SampleRows.of_step(self._table, layout)
-        if self._sampler.samples_on_device and is_sampled_alone(layout, rows, computed):
-            assert computed.logits is not None, "this is rank 0"
-            return no_answer(step, layout), self._sampler.sample_on_device(computed.logits, computed.logit_rows, rows)
-        while self._unrecorded:
-            self._record(self._unrecorded[0])  # penalties and rules look at them
-        answer = answer_step(step, self._table, layout, rows, computed, self._model_runner.model, self._sampler)
-        return answer, index_to_device(answer.sampled_token_ids, self._model_runner.model.device)
+        rows, device = SampleRows.of_step(self._table, layout), self._runner.model.device
+        if self._group.rank == 0:
+            if is_sampled_alone(layout, rows, computed):
+                assert computed.logits is not None, "this is rank 0"
+                token_ids = self._sampler.sample_on_device(computed.logits, computed.logit_rows, rows)
+                return no_answer(step, layout), token_ids
+            while self._unrecorded:
+                self._record(self._unrecorded[0])  # penalties and rules look at them
+        answer = self._answer(step, layout, rows, computed)
+        return answer, index_to_device(answer.sampled_token_ids, device)
+
+    def _answer(self, step: Step, layout: StepLayout, rows: SampleRows, computed: SampleLogits) -> StepResult:
+        """Return what rank 0 answers; the others do their part of it."""
+        model = self._runner.model
+        if self._group.rank:
+            return follow_answer(step, layout, computed, model)
+        return answer_step(step, self._table, layout, rows, computed, model, self._sampler)
 
     def _record(self, launched: LaunchedStep) -> None:
         """Write the tokens of a step, and of those before it, into the table, if they are not there yet."""

@@ -52,6 +52,14 @@ def span_text(milliseconds: int | None) -> str:
     return f"{days}d {seconds % _DAY_S // _HOUR_S}h" if days < 100 else f"{days:,}d"
 
 
+def short_span_text(microseconds: int) -> str:
+    """Return a short span of time in at most 7 characters: "0.42 ms", "5.3 ms", "130 ms"; a long one as `span_text`."""
+    milliseconds = microseconds / 1000
+    if milliseconds >= 99.95:
+        return span_text(round(milliseconds))
+    return f"{milliseconds:.2f} ms" if milliseconds < 0.995 else f"{milliseconds:.1f} ms"
+
+
 def counted(number: int, noun: str) -> str:
     """Return "1 block", "2,000 blocks": the noun's plural takes an s."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

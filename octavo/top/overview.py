@@ -17,6 +17,7 @@ from octavo.top.formatting import (
     pad,
     rate_text,
     share_text,
+    short_span_text,
     span_text,
     sparkline,
 )
@@ -29,6 +30,7 @@ BLOCK_CELLS = (("█", "#5fafd7"), ("▓", "#5f87af"), ("░", "#5f87af"), ("·"
 _LABEL_WIDTH = 12
 _MAX_SPARKLINE = 60
 _WIDE = 100  # cells; there is room for a status in front of the numbers
+_WIDEST = 120  # and for what is known of the link
 
 
 def overview_lines(picture: Picture, address: str, width: int) -> list[Text]:
@@ -61,7 +63,7 @@ def executor_lines(rows: Sequence[ExecutorRow], width: int, max_lines: int) -> l
     address_width = max([21, *(min(len(row.address), 30 if width < _WIDE else 40) for row in rows)])
     status_width = 8 if width >= _WIDE else 0
     num_shown = len(rows) if len(rows) < max_lines else max(0, max_lines - 2)
-    lines = [_executor_head(address_width, status_width)]
+    lines = [_executor_head(width, address_width, status_width)]
     lines += [_executor_line(row, width, address_width, status_width) for row in rows[:num_shown]]
     if num_shown < len(rows):
         num_attached = sum(row.is_attached for row in rows[num_shown:])
@@ -154,11 +156,12 @@ def _labelled(label: str, *parts: str) -> Text:
     return Text.assemble((label.ljust(_LABEL_WIDTH), "dim"), "   ".join(parts))
 
 
-def _executor_head(address_width: int, status_width: int) -> Text:
+def _executor_head(width: int, address_width: int, status_width: int) -> Text:
     status = f" {'STATUS':<{status_width}}" if status_width else ""
     running = f" {'RUN':>4}" if status_width else ""
+    link = f" {'TRIP':>7} {'VOID':>5}" if width >= _WIDEST else ""
     return Text(
-        f"{'EXECUTOR':<{address_width}}{status}{running} {'SLOTS':>9} {'SWAP':>4} {'STEPS':>10} {'TOK/S':>6}"
+        f"{'EXECUTOR':<{address_width}}{status}{running} {'SLOTS':>9} {'SWAP':>4} {'STEPS':>11}{link} {'TOK/S':>6}"
         f" {'LOST':>4}  BLOCKS",
         "bold",
     )
@@ -177,9 +180,15 @@ def _executor_line(row: ExecutorRow, width: int, address_width: int, status_widt
     slots = f"{row.num_used_slots}/{row.num_slots}" if row.num_slots else NONE
     line.append(f" {slots:>9} {count_text(row.num_swapped):>4}")
     steps = str(row.num_steps_in_flight)
+    if row.max_steps_in_flight:
+        steps += f"/{row.max_steps_in_flight}"
     if row.oldest_step_ms is not None:
         steps += f", {span_text(row.oldest_step_ms)}"
-    numbers = f" {steps:>10} {rate_text(row.tokens_per_s):>6} {count_text(row.num_losses):>4}"
+    link = ""
+    if width >= _WIDEST:
+        trip = NONE if row.round_trip_us is None else short_span_text(row.round_trip_us)
+        link = f" {trip:>7} {share_text(row.num_void_rows, row.num_void_rows + row.num_output_tokens):>5}"
+    numbers = f" {steps:>11}{link} {rate_text(row.tokens_per_s):>6} {count_text(row.num_losses):>4}"
     if row.warning:  # in place of the blocks, and where it needs more room also of the numbers before them
         if line.cell_len + len(numbers) + 2 + cell_len(row.warning) <= width:
             line.append(numbers)

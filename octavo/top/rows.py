@@ -96,11 +96,15 @@ class ExecutorRow:
         num_slots: Sequences that its batch has room for; 0: the scheduler does not say.
         num_used_slots: Of these, those that run.
         tokens_per_s: Output tokens per second since the last picture; None: not known yet.
+        max_steps_in_flight: Most steps that the scheduler sends before one is answered; 0: it does not say.
+        round_trip_us: To the executor, in microseconds; None: not known.
         oldest_step_ms: Age of the oldest step in flight; None: none is.
         num_used_blocks: Used by one sequence.
         num_shared_blocks: Used by several.
         num_cached_blocks: Used by nobody, with a prefix in it.
         num_free_blocks: Used by nobody, and empty.
+        num_output_tokens: Since the start of the scheduler.
+        num_void_rows: Rows computed for sequences that had ended, since then.
     """
 
     address: str
@@ -113,6 +117,8 @@ class ExecutorRow:
     num_running: int
     num_swapped: int
     num_steps_in_flight: int
+    max_steps_in_flight: int
+    round_trip_us: int | None
     oldest_step_ms: int | None
     tokens_per_s: float | None
     num_used_blocks: int
@@ -120,6 +126,8 @@ class ExecutorRow:
     num_cached_blocks: int
     num_free_blocks: int
     num_losses: int
+    num_output_tokens: int
+    num_void_rows: int
 
     @property
     def num_blocks(self) -> int:
@@ -240,6 +248,8 @@ def _executor_row(executor: admin_pb2.ExecutorState, tokens_per_s: float | None)
         num_running=executor.num_running_requests,
         num_swapped=executor.num_swapped_requests,
         num_steps_in_flight=executor.num_steps_in_flight,
+        max_steps_in_flight=executor.max_steps_in_flight,
+        round_trip_us=executor.round_trip_us if executor.HasField("round_trip_us") else None,
         oldest_step_ms=executor.oldest_step_age_ms if executor.HasField("oldest_step_age_ms") else None,
         tokens_per_s=tokens_per_s,
         num_used_blocks=executor.num_used_blocks - executor.num_shared_blocks,
@@ -247,6 +257,8 @@ def _executor_row(executor: admin_pb2.ExecutorState, tokens_per_s: float | None)
         num_cached_blocks=executor.num_cached_blocks,
         num_free_blocks=executor.num_free_blocks - executor.num_cached_blocks,
         num_losses=executor.num_losses,
+        num_output_tokens=executor.num_output_tokens,
+        num_void_rows=executor.num_void_rows,
     )
 
 

@@ -71,6 +71,7 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
         status=admin_pb2.EXECUTOR_STATUS_CONNECTING,
         num_losses=driver.num_losses,
         num_output_tokens=driver.num_output_tokens,
+        num_void_rows=driver.num_void_rows,
         last_error=driver.last_trouble,
         is_retired=driver.is_retired,
     )
@@ -83,6 +84,9 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
     state.is_invariant = session.info.is_invariant
     state.weights_digest = session.info.weights_digest
     state.warning = driver.trouble(now_s)
+    state.max_steps_in_flight = driver.in_flight.limit
+    if driver.in_flight.round_trip_s is not None:
+        state.round_trip_us = round(driver.in_flight.round_trip_s * 1e6)
     set_core_state(state, core, now_s)
     return state
 

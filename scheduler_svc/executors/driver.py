@@ -1,7 +1,7 @@
 """Drives one executor: attach, send steps and take results until it is lost, attach again.
 
-Up to `steps_in_flight` steps are on their way at once: with two, the executor has the next step before
-it finishes the current one, and the time of scheduling and of the network is hidden.
+Several steps are on their way at once: the executor has the next step before it finishes the current one, and the
+time of scheduling and of the network is hidden. `in_flight_limit.py` says how many.
 
 The core and everything that the engine keeps is only touched between two awaits, so it needs no lock.
 Read next: `session.py` for the session, `engine.py` for what becomes of the results.
@@ -14,16 +14,20 @@ import time
 from dataclasses import replace
 
 from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost
+from scheduler_svc.core.stopping import FinishReason
 from scheduler_svc.executors.circuit_breaker import CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings, OtherDrivers
+from scheduler_svc.executors.in_flight_limit import InFlightLimit
 from scheduler_svc.executors.probe import probe
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.step_log import LoggedStep, StepLog
 from shared.errors import ExecutorFaultError, OctavoServiceError, TokenizerFileError
 from shared.events import Event
+from shared.step import StepResult
 from shared.wording import counted
 
 log = logging.getLogger(__name__)
@@ -54,7 +58,9 @@ class ExecutorDriver:
         core: Decides the steps; None while no executor is attached.
         session: The attachment; None while there is none.
         step_log: The last steps of the last attachment.
+        in_flight: How many steps may be in flight in this attachment.
         num_losses: How often an attachment was lost.
+        num_void_rows: Rows that it computed since the start for sequences that had ended.
         num_output_tokens: Tokens that requests got from it since the start; of a beam search one for each beam.
         last_trouble: Why the executor is not attached; empty: it is, or no trouble is known.
         instance_id: The executor process that answers at the address; empty: none did when last asked.
@@ -76,8 +82,10 @@ class ExecutorDriver:
         self.core: ExecutorCore | None = None
         self.session: ExecutorSession | None = None
         self.step_log = StepLog(observe=meter.step_processed)
+        self.in_flight = InFlightLimit(settings.steps_in_flight)
         self.num_losses = 0
         self.num_output_tokens = 0
+        self.num_void_rows = 0
         self.last_trouble = ""
         self.instance_id = ""
         self.holds_instance = False
@@ -148,6 +156,8 @@ class ExecutorDriver:
                     self._step_cost, self._cost_of = StepCost(), session.info.instance_id
                 fleet.set_step_cost(self.core, self._step_cost)
                 self.step_log.clear()
+                self.in_flight = InFlightLimit(self._settings.steps_in_flight)
+                session.on_heartbeat = self.in_flight.note_round_trip
                 self.last_trouble = ""
                 log.info(Event("attached", executor=self.address, epoch=session.epoch))
                 await self._owner.on_attached(self)
@@ -242,7 +252,7 @@ class ExecutorDriver:
         """Send steps; return when the executor is retired and has no group left."""
         while not (self.is_retired and not core.groups):
             self.work.clear()
-            while len(core.in_flight) < self._settings.steps_in_flight:
+            while (num_in_flight := len(core.in_flight)) < self.in_flight.limit:
                 decided_at_s = time.monotonic()
                 scheduled = self._owner.schedule(core, self.address, decided_at_s)
                 if scheduled is None:
@@ -252,6 +262,7 @@ class ExecutorDriver:
                     step = replace(step, table_digest=core.table.digest())
                 logged = LoggedStep(step, scheduled.layout, decided_at_s=decided_at_s)
                 self.step_log.add(logged)
+                self.in_flight.note_sent(logged.logged_at_s, is_alone=num_in_flight == 0)
                 logged.request_bytes = await session.send(step)
             self._owner.dispatch()  # what this core preempted may run on another one
             await self.work.wait()
@@ -261,10 +272,10 @@ class ExecutorDriver:
             result = await session.receive()
             answered_at_s = time.monotonic()
             updates = self._owner.fleet.process(core, result)
+            self._note_answered(answered_at_s, result, updates)
             if not self._breaker.is_closed:
                 self._breaker.close()
                 self._owner.fleet.set_probing(core, False)
-            self.num_output_tokens += updates.num_tokens
             self.work.set()
             try:
                 # `_send_steps` decides and sends the next step first: the executor need not wait for what follows.
@@ -272,6 +283,15 @@ class ExecutorDriver:
             finally:  # whatever ends this task, what was processed reaches its requests
                 self._owner.deliver(core, updates)
                 self.step_log.set_result(result, answered_at_s)
+
+    def _note_answered(self, now_s: float, result: StepResult, updates: StepUpdates) -> None:
+        """Count what a step brought."""
+        self.num_output_tokens += updates.num_tokens
+        self.num_void_rows += updates.num_void_rows
+        self._meter.num_void_rows += updates.num_void_rows
+        num_stops = sum(reason is FinishReason.STOP for reason in updates.finished.values())
+        execute_s, num_rows = result.execute_duration_us * 1e-6, len(result.sampled_token_ids)
+        self.in_flight.note_answered(now_s, execute_s, num_rows, num_stops, updates.num_void_rows)
 
     async def _watch_steps(self, core: ExecutorCore, session: ExecutorSession) -> None:
         """Wait for a step that takes much longer than it should. Raises ExecutorLostError: it does."""

@@ -72,13 +72,13 @@ class DriverSettings:
     """What a driver takes from the configuration.
 
     Attributes:
-        steps_in_flight: Most steps sent and not answered.
+        steps_in_flight: Most steps sent and not answered; None: as many as the link asks for.
         checks_batch_table: Whether steps carry a digest for the executor to compare.
         retry_interval_s: Time between two attempts to attach, in seconds.
         max_executors: Most executors that one scheduler attaches to; None: any number.
     """
 
-    steps_in_flight: int = 2
+    steps_in_flight: int | None = None
     checks_batch_table: bool = False
     retry_interval_s: float = 0.5
     max_executors: int | None = None

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
@@ -55,6 +56,9 @@ class ExecutorSession:
     """One attachment: steps go out in order, results come back in order.
 
     Not for several tasks at once in the same direction: one sends, one receives.
+
+    Attributes:
+        on_heartbeat: Called with the seconds that a heartbeat took until it was answered.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class ExecutorSession:
         self._num_resumes_in_a_row = 0
         self._heartbeat_answered_at_s = time.monotonic()
         self._is_resuming = False
+        self.on_heartbeat: Callable[[float], None] = lambda _: None
 
     @property
     def is_resuming(self) -> bool:
@@ -176,9 +181,11 @@ class ExecutorSession:
         request = pb.HeartbeatRequest(epoch=self.epoch, instance_id=self.info.instance_id)
         while True:
             await asyncio.sleep(interval_s)
+            sent_at_s = time.monotonic()
             try:
                 await self._stub.Heartbeat(request, timeout=interval_s)
                 self._heartbeat_answered_at_s = time.monotonic()
+                self.on_heartbeat(self._heartbeat_answered_at_s - sent_at_s)
             except grpc.aio.AioRpcError as error:
                 text = failure_text(error)
                 log.warning(Event("heartbeat_failed", executor=self._address, epoch=self.epoch, cause=text))

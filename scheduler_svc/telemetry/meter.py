@@ -55,6 +55,7 @@ class Meter:
         self.num_finished: Counter[str] = Counter()
         self.num_errors: Counter[str] = Counter()
         self.num_executor_losses = 0
+        self.num_void_rows = 0
         self.num_recovered = 0
 
     def step_processed(self, logged: LoggedStep) -> None:

@@ -95,6 +95,24 @@ ERRORS = Metric(
     "What was refused before is in grpc_server_handled_total.",
     ("code",),
 )
+STEPS_IN_FLIGHT = Metric(
+    "octavo_steps_in_flight",
+    "gauge",
+    "Most steps that are sent to an executor and not answered, as it is now (--steps-in-flight).",
+    _EXECUTOR,
+)
+ROUND_TRIP = Metric(
+    "octavo_executor_round_trip_seconds",
+    "gauge",
+    "Shortest of the last round trips to an executor, in seconds: of heartbeats, and of steps that did not wait there.",
+    _EXECUTOR,
+)
+VOID_ROWS = Metric(
+    "octavo_void_rows_total",
+    "counter",
+    "Rows that executors computed for sequences that had ended when their tokens came, because several steps were in "
+    "flight.",
+)
 EXECUTORS = Metric(
     "octavo_executors",
     "gauge",
@@ -150,6 +168,9 @@ METRICS = (
     OUTPUT_TOKENS,
     FINISHED,
     ERRORS,
+    STEPS_IN_FLIGHT,
+    ROUND_TRIP,
+    VOID_ROWS,
     EXECUTORS,
     LOSSES,
     RECOVERED,
@@ -174,6 +195,7 @@ def scheduler_families(engine: Engine) -> Iterator[Family]:
     yield SWAPPED.single(sum(len(core.swapped) for core in cores.values()))
     yield from _cache_families(cores)
     yield PREEMPTIONS.family(by_label({mode.value: num for mode, num in engine.fleet.num_preemptions.items()}))
+    yield from _in_flight_families(engine)
     states = Counter(dict.fromkeys(_EXECUTOR_STATES, 0))
     states.update(map(_state_of, drivers))
     yield EXECUTORS.family(by_label(states))
@@ -195,6 +217,14 @@ def _cache_families(cores: dict[str, ExecutorCore]) -> Iterator[Family]:
         blocks[address, "cached"] = pool.num_cached_blocks
         blocks[address, "free"] = pool.num_free_blocks - pool.num_cached_blocks
     yield KV_BLOCKS.family(blocks)
+
+
+def _in_flight_families(engine: Engine) -> Iterator[Family]:
+    limits = {driver.address: driver.in_flight for driver in engine.drivers.values() if driver.core is not None}
+    yield STEPS_IN_FLIGHT.family(by_label({address: limit.limit for address, limit in limits.items()}))
+    round_trips = {address: limit.round_trip_s for address, limit in limits.items()}
+    yield ROUND_TRIP.family({(address,): value for address, value in round_trips.items() if value is not None})
+    yield VOID_ROWS.single(engine.meter.num_void_rows)
 
 
 def _counted_families(engine: Engine) -> Iterator[Family]:

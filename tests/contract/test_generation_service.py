@@ -203,7 +203,7 @@ async def test_64_streams_get_every_token_once_and_leave_nothing_behind() -> Non
         assert await all_blocks_are_free(stack)
 
 
-@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 4])
 async def test_steps_in_flight_do_not_change_outputs(steps_in_flight: int) -> None:
     requests = [token_request(30 + i, 40, first_id=i, temperature=0.7, seed=i) for i in range(12)]
     async with running_stack(steps_in_flight=1) as stack:

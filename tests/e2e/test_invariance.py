@@ -119,11 +119,11 @@ def named_schedules(num_blocks: int) -> dict[str, Schedule]:
             num_blocks, NUM_BLOCKS, CoreSettings(preemption_mode=mode, watermark=0.0), depth
         )
         for mode in PreemptionMode
-        for depth in (1, 2, 3)
+        for depth in (1, 2, 4)
     }
     return {
         "all at once": ALL_AT_ONCE,
-        "all at once, 3 in flight": replace(ALL_AT_ONCE, num_steps_in_flight=3),
+        "all at once, 4 in flight": replace(ALL_AT_ONCE, num_steps_in_flight=4),
         "nothing cached": ALONE,
         "prefill first": Schedule(NUM_BLOCKS, settings=CoreSettings(prefill_mode=PrefillMode.FIRST)),
         "a budget of 8": Schedule(NUM_BLOCKS, settings=CoreSettings(max_num_seqs=8, max_num_batched_tokens=8)),
@@ -152,7 +152,7 @@ def random_schedule(seed: int, num_blocks: int) -> Schedule:
         num_blocks + 3 + int(random.choice([0, 5, 20])),
         int(random.choice([0, 10, NUM_BLOCKS])),
         settings,
-        num_steps_in_flight=int(random.integers(1, 4)),
+        num_steps_in_flight=int(random.integers(1, 5)),
     )
 
 
@@ -205,7 +205,7 @@ def tiny(make_scene: Callable[[str, str], Scene], request: pytest.FixtureRequest
 
 
 @pytest.mark.parametrize(
-    "name", ["chunks of 7, 2 in flight", "recompute, 2 in flight", "swap, 3 in flight", "neighbours leave"]
+    "name", ["chunks of 7, 2 in flight", "recompute, 2 in flight", "swap, 4 in flight", "neighbours leave"]
 )
 def test_outputs_of_a_tiny_model_are_those_alone(tiny: Scene, name: str) -> None:
     check_named(tiny, name)

@@ -58,6 +58,13 @@ FAULTS = (
         (f"{CONTRACT}/test_execution_steps.py::test_a_step_that_comes_twice_runs_once",),
     ),
     Fault(
+        "the step thread wakes the event loop itself",
+        f"{EXECUTOR}/service/step_runner.py",
+        "        self._thread.answer(lambda: self._answer(first, result))\n",
+        "        self._answer(first, result)\n",
+        (f"{UNIT}/service/test_step_runner.py",),
+    ),
+    Fault(
         "steps run on after one that failed",
         f"{EXECUTOR}/service/step_runner.py",
         '            self._failure = f"step {message.step_id} failed',

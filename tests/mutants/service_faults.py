@@ -8,6 +8,42 @@ CONTRACT = "tests/contract"
 TLS = "tests/tls"
 
 FAULTS = (
+    # Steps in flight
+    Fault(
+        "the number of steps in flight ignores the round trip",
+        f"{SERVICE}/executors/in_flight_limit.py",
+        "LINK_MARGIN * round_trip_s + self._reaction_s",
+        "self._reaction_s",
+        (f"{UNIT}/executors/test_in_flight_limit.py",),
+    ),
+    Fault(
+        "rows computed in vain cost nothing",
+        f"{SERVICE}/executors/in_flight_limit.py",
+        "        stop_share = self._num_stops / self._num_rows\n",
+        "        stop_share = 0.0\n",
+        (f"{UNIT}/executors/test_in_flight_limit.py",),
+    ),
+    Fault(
+        "a few long steps change the number of steps in flight",
+        f"{SERVICE}/executors/in_flight_limit.py",
+        "CHOICES_BEFORE_FEWER = 4\n",
+        "CHOICES_BEFORE_FEWER = 1\n",
+        (f"{UNIT}/executors/test_in_flight_limit.py",),
+    ),
+    Fault(
+        "rows computed in vain are not counted",
+        f"{SERVICE}/core/step/results.py",
+        "                updates.num_void_rows += 1\n",
+        "",
+        (f"{UNIT}/executors/test_driver.py",),
+    ),
+    Fault(
+        "the number of steps in flight does not follow the link",
+        f"{SERVICE}/executors/driver.py",
+        "< self.in_flight.limit:",
+        "< 2:",
+        (f"{UNIT}/executors/test_driver.py",),
+    ),
     # The session with an executor
     Fault(
         "a model's default counts for nothing",

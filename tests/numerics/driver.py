@@ -113,10 +113,12 @@ class RecordingSampler(Sampler):
         self.logits = torch.empty(0)
         self.num_logit_rows = 0
 
-    def sample(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Sampled:
+    def sample(
+        self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, likeliest: Int32Array | None = None
+    ) -> Sampled:
         self.logits = logits[torch.from_numpy(logit_rows)].clone()
         self.num_logit_rows = len(logits)
-        return super().sample(logits, logit_rows, rows)
+        return super().sample(logits, logit_rows, rows, likeliest)
 
 
 class PoisonedCacheEngine(CacheEngine):

@@ -66,8 +66,8 @@ class DensePart:
         """Return all results for the rows [begin, end) of NUM_ROWS random ones, the logits at rank 0 only."""
         token_ids, positions, heads, residual = (values[begin:end].clone() for values in self._inputs())
         attended = heads[:, self._heads].reshape(end - begin, -1).contiguous()
-        weights, model = self._model._weights, self._model
-        rotations = [model._kernels.rotations(positions, f) for f in model._frequencies.values()]
+        weights, model = self._model.weights, self._model
+        rotations = [model._kernels.rotations(positions, f) for f in model.frequencies.values()]
         embedded = weights.embed(token_ids, positions)
         projected = weights.segments[1](attended, residual).clone()
         between = residual.clone()

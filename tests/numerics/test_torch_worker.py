@@ -16,6 +16,7 @@ from executor_svc.cache.cache_engine import CacheEngine
 from executor_svc.config import ExecutorConfig
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.models.decoder import Decoder
+from executor_svc.models.native_forward import NativeForward
 from executor_svc.sampler.interface import Alternatives
 from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.sampler.sampler import Sampled, Sampler
@@ -204,10 +205,10 @@ def test_a_failing_forward_pass_becomes_step_failed(
 ) -> None:
     driver = make_driver(model)
 
-    def fail(*arguments: object) -> torch.Tensor:
+    def fail(*arguments: object) -> None:
         raise RuntimeError("out of everything")
 
-    monkeypatch.setattr(Decoder, "forward", fail)
+    monkeypatch.setattr(NativeForward, "__call__", fail)
 
     with pytest.raises(StepFailedError, match="step 1 failed: RuntimeError: out of everything") as caught:
         driver.prefill([[3, 4, 5]])
@@ -218,12 +219,12 @@ def test_a_failing_forward_pass_becomes_step_failed(
 def test_a_forward_pass_that_fails_on_a_dead_device_is_the_loss_of_the_device(
     model: TinyModel, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dead(*_: object) -> torch.Tensor:
+    def dead(*_: object) -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr("executor_svc.worker.assembly.device_probe", lambda _: dead)
     driver = make_driver(model)
-    monkeypatch.setattr(Decoder, "forward", dead)
+    monkeypatch.setattr(NativeForward, "__call__", dead)
     with pytest.raises(DeviceLostError, match="the device is lost: an illegal memory access"):
         driver.prefill([[3, 4, 5]])
 
@@ -234,12 +235,12 @@ def test_a_failed_step_leaves_no_tensor_behind(
     driver = make_driver(model)
     activations: list[weakref.ref[torch.Tensor]] = []
 
-    def fail(*_: object) -> torch.Tensor:
+    def fail(*_: object) -> None:
         large = torch.zeros(1)
         activations.append(weakref.ref(large))
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Decoder, "forward", fail)
+    monkeypatch.setattr(NativeForward, "__call__", fail)
     try:
         driver.prefill([[3, 4, 5]])
     except StepFailedError as error:
@@ -307,11 +308,13 @@ class WatchedSampler(Sampler):
         self.num_sampled: list[int] = []
         self.num_beams: list[int] = []
 
-    def sample(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Sampled:
+    def sample(
+        self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, likeliest: Int32Array | None = None
+    ) -> Sampled:
         assert rows.are_processed().all()
         assert (rows.sampling["num_logprobs"] > 0).all()
         self.num_sampled.append(len(logits))
-        return super().sample(logits, logit_rows, rows)
+        return super().sample(logits, logit_rows, rows, likeliest)
 
     def candidates(
         self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, num_candidates: Int32Array

@@ -14,7 +14,7 @@ from tests.support.workloads import VOCAB_SIZE, Request, Workload, play, workloa
 
 def check_outputs_at_every_depth(workload: Workload) -> None:
     """Equal to the output alone at each depth, hence equal among the depths."""
-    for num_steps_in_flight in (1, 2, 3):
+    for num_steps_in_flight in (1, 2, 4):
         play(workload, num_steps_in_flight)
 
 
@@ -32,7 +32,7 @@ def test_every_output_is_the_one_computed_alone_over_thousands_of_workloads(work
     check_outputs_at_every_depth(workload)
 
 
-@pytest.mark.parametrize("num_steps_in_flight", [1, 2, 3])
+@pytest.mark.parametrize("num_steps_in_flight", [1, 2, 4])
 @pytest.mark.parametrize("mode", PreemptionMode)
 def test_a_pool_far_too_small_for_all_preempts_and_changes_no_output(
     num_steps_in_flight: int, mode: PreemptionMode

@@ -1,6 +1,6 @@
 """A fleet whose executors come, go and stall: every output is still the one computed alone.
 
-Each example plays one random workload three times, with 1, 2 and 3 steps in flight on every core. Its
+Each example plays one random workload three times, with 1, 2 and 4 steps in flight on every core. Its
 cores differ in most of their limits and are too small for all of its requests, which are those of
 `tests/support/workloads.py`; after each decision `tests/support/placement.py` sees that nobody waits in vain.
 """
@@ -229,7 +229,7 @@ class Run:
 
 def check(workload: FleetWorkload) -> None:
     """Play at every depth; compare with what the plainest loop makes of each prompt."""
-    for num_steps_in_flight in (1, 2, 3):
+    for num_steps_in_flight in (1, 2, 4):
         run = Run(workload, num_steps_in_flight)
         run.play()
         for arrival, request in enumerate(workload.requests):

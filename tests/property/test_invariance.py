@@ -124,7 +124,7 @@ def examples(draw: st.DrawFn) -> Example:
         num_blocks=most_blocks + draw(st.sampled_from([0, 0, 9, 300])),
         num_host_blocks=draw(st.sampled_from([0, 5, 40, 300])),
         settings=settings,
-        num_steps_in_flight=draw(st.integers(1, 3)),
+        num_steps_in_flight=draw(st.integers(1, 4)),
         arrival_rounds=[0, *draw(st.lists(st.integers(0, 20), max_size=len(drawn) - 1))],
         abort_rounds=draw(st.dictionaries(indices, st.integers(1, 20), max_size=2)),
         loss_round=draw(st.sampled_from([None, None, 1, 6])),
@@ -173,7 +173,7 @@ def crowd_alone() -> list[Outcome]:
     return [example.outcome_alone(request) for request in example.requests]
 
 
-@pytest.mark.parametrize("num_steps_in_flight", [1, 2, 3])
+@pytest.mark.parametrize("num_steps_in_flight", [1, 2, 4])
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("mode", PreemptionMode)
 def test_a_crowd_is_preempted_and_found_again_and_gets_what_each_gets_alone(

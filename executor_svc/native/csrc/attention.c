@@ -11,24 +11,27 @@
 #include "attention_packed.h"
 #include "layers.h"
 
-static long most_rows(const Step *step) { return step->most_tokens * (step->num_heads / step->num_kv_heads); }
+// Tokens whose queries are fetched ahead of those that are rotated.
+#define FETCH_TOKENS 4
+
+// Rows of the largest tile, in whole strips and vectors.
+static long most_rows(const Step *step) { return round_up(step->most_tokens * group_of(step), STRIP_ROWS * LANES); }
 
 static float *take_floats(Arena *arena, long count) { return take(arena, count * (long)sizeof(float)); }
 
 static Softmax take_softmax(const Step *step, Arena *arena) {
     long rows = most_rows(step);
-    float *sums = take_floats(arena, rows * step->head_dim), *largest = take_floats(arena, rows);
+    float *sums = take_floats(arena, rows * padded_values(step)), *largest = take_floats(arena, rows);
     return (Softmax){.sums = sums, .largest = largest, .weights = take_floats(arena, rows)};
 }
 
 // Lay out the memory of one thread at `address` (0: only measure); return its size in bytes.
 static long lay_out(const Step *step, uintptr_t address, Work *work) {
     Arena arena = {address, address};
-    long rows = most_rows(step), dim = step->head_dim;
-    work->queries = take_floats(&arena, rows * padded_dim(step));
-    work->scores = take_floats(&arena, rows * BLOCK_KEYS);
-    work->keys = take_floats(&arena, BLOCK_KEYS * padded_dim(step));
-    work->values = take_floats(&arena, BLOCK_KEYS * round_up(dim, TILE_COLUMNS));
+    work->queries = take_floats(&arena, most_rows(step) * padded_queries(step));
+    work->scores = take_floats(&arena, MAX_DIRECT_HEADS * BLOCK_KEYS);
+    work->keys = take_floats(&arena, BLOCK_KEYS * round_up(step->head_dim, CHAINS));
+    work->values = take_floats(&arena, BLOCK_KEYS * padded_values(step));
     work->total = take_softmax(step, &arena);
     work->part = take_softmax(step, &arena);
     return used_bytes(&arena);
@@ -50,17 +53,22 @@ long octavo_part_keys(void) { return PART_KEYS; }
 
 // Turn one head of a token by the angles of its position: out = scale * (x * cos + swapped halves of x * sin).
 static void rotate(const Step *step, long token, const float *x, float scale, float *out) {
-    long dim = step->head_dim, half = dim / 2;
-    if (!step->cos) {
-        for (long i = 0; i < dim; i++) out[i] = scale * x[i];
-        return;
+    const vfloat factor = vf_all(scale);
+    long dim = step->head_dim, half = step->cos ? dim / 2 : 0;
+    for (long i = 0; i < half; i += LANES) {
+        const float *cos = step->cos + token * dim, *sin = step->sin + token * dim;
+        long count = half - i;
+        vfloat low = vf_load_part(x + i, count), high = vf_load_part(x + half + i, count);
+        vfloat turned = vf_mul(low, vf_load_part(cos + i, count));
+        turned = vf_add(turned, vf_mul(high, vf_load_part(sin + i, count)));
+        vf_store_part(out + i, vf_mul(factor, turned), count);
+        turned = vf_mul(high, vf_load_part(cos + half + i, count));
+        turned = vf_add(turned, vf_mul(low, vf_load_part(sin + half + i, count)));
+        vf_store_part(out + half + i, vf_mul(factor, turned), count);
     }
-    const float *cos = step->cos + token * dim, *sin = step->sin + token * dim;
-    for (long i = 0; i < half; i++) {
-        float low = x[i], high = x[i + half];
-        out[i] = scale * (low * cos[i] + high * sin[i]);
-        out[i + half] = scale * (high * cos[i + half] + low * sin[i + half]);
-    }
+    if (half) return;
+    for (long i = 0; i < dim; i += LANES)
+        vf_store_part(out + i, vf_mul(factor, vf_load_part(x + i, dim - i)), dim - i);
 }
 
 // Rotate the keys of this thread's tokens and write them and the values into the cache.
@@ -80,7 +88,8 @@ static void find_block(const Step *step, const QueryTile *tile, long head, long 
                        KeyBlock *block) {
     const int32_t *table = step->block_tables + tile->row * step->table_width;
     long position = begin + first, index = position / step->block_size, offset = position % step->block_size, i = first;
-    long upper = least(BLOCK_KEYS + FETCH_KEYS, end - begin), key_size = step->num_kv_heads * step->head_dim;
+    long num_fetched = is_direct(step, tile) ? FETCH_KEYS : BLOCK_KEYS;
+    long upper = least(BLOCK_KEYS + num_fetched, end - begin), key_size = step->num_kv_heads * step->head_dim;
     block->stride = step->block_size % LANES ? 0 : key_size;
     block->begin = begin;
     block->first = first;
@@ -89,22 +98,26 @@ static void find_block(const Step *step, const QueryTile *tile, long head, long 
         long at = (table[index] * step->block_size + offset) * key_size + head * step->head_dim;
         for (; offset < step->block_size && i < upper; offset++, i++, at += key_size) block->offsets[i] = at;
     }
-    for (; i < round_up(last, LANES) + FETCH_KEYS; i++) block->offsets[i] = block->offsets[upper - 1];
+    for (; i < round_up(last, LANES) + num_fetched; i++) block->offsets[i] = block->offsets[upper - 1];
     for (i = 0; i < first; i++) block->offsets[i] = block->offsets[first];
 }
 
 // The queries of a tile for one KV head, rotated and scaled, laid out for the way in which the tile is scored.
 static void load_queries(const Step *step, const QueryTile *tile, long head, const float *qkv, const Work *work) {
-    long dim = step->head_dim, padded = padded_dim(step), group = step->num_heads / step->num_kv_heads;
-    long qkv_size = (step->num_heads + 2 * step->num_kv_heads) * dim;
-    for (long i = 0; i < tile->num_tokens * group; i++) {
+    long dim = step->head_dim, padded = padded_queries(step), group = group_of(step);
+    long qkv_size = (step->num_heads + 2 * step->num_kv_heads) * dim, num_rows = tile->num_tokens * group;
+    bool is_packed = !is_direct(step, tile);
+    for (long i = 0; i < num_rows; i++) {
         long token = tile->first_token + i / group;
-        float *query = work->queries + i * padded, *rotated = is_direct(step, tile) ? query : work->values;
-        rotate(step, token, qkv + token * qkv_size + (head * group + i % group) * dim, step->scale, rotated);
+        const float *from = qkv + token * qkv_size + (head * group + i % group) * dim;
+        float *query = work->queries + i * padded, *rotated = is_packed ? work->values : query;
+        if (is_packed) fetch_vector(from + FETCH_TOKENS * qkv_size, dim);
+        rotate(step, token, from, query_scale(step), rotated);
         for (long d = dim; d < padded; d++) rotated[d] = 0;
-        if (rotated == query) continue;
-        for (long d = 0; d < padded; d++) query[d % CHAINS * (padded / CHAINS) + d / CHAINS] = rotated[d];
+        if (is_packed) split_query(rotated, padded, query);
     }
+    long missing = is_packed ? round_up(num_rows, STRIP_ROWS) - num_rows : 0;
+    memset(work->queries + num_rows * padded, 0, (size_t)(missing * padded) * sizeof(float));
 }
 
 // The first position that a tile sees, which is what its first token sees first, and the end of its last token.
@@ -116,12 +129,12 @@ static long upper_of(const QueryTile *tile) { return tile->first_position + tile
 // The queries of a tile and one KV head against one part of their keys.
 static void attend_part(const Step *step, const QueryTile *tile, long part, long head, const float *keys,
                         const float *values, const Work *work, const Softmax *into) {
-    long dim = step->head_dim, group = step->num_heads / step->num_kv_heads, num_rows = tile->num_tokens * group;
+    long num_rows = round_up(tile->num_tokens * group_of(step), STRIP_ROWS);
     for (long i = 0; i < num_rows; i++) {
         into->largest[i] = -INFINITY;
         into->weights[i] = 0;
     }
-    memset(into->sums, 0, (size_t)(num_rows * dim) * sizeof(float));
+    memset(into->sums, 0, (size_t)(num_rows * padded_values(step)) * sizeof(float));
     long lower = lower_of(step, tile), upper = upper_of(tile);
     KeyBlock block;  // not initialised: that would take as long as many a block
     block.keys = keys, block.values = values;
@@ -136,40 +149,44 @@ static void attend_part(const Step *step, const QueryTile *tile, long part, long
 }
 
 // Add the softmax of one more part to that of the parts before it. A part that a query does not see changes nothing.
-static void add_part(long dim, long num_rows, const Softmax *total, const Softmax *part) {
+static void add_part(const Step *step, const QueryTile *tile, const Softmax *total, const Softmax *part) {
+    long stride = padded_values(step), num_rows = tile->num_tokens * group_of(step);
+    float a[LANES], b[LANES];  // by what the sums of a row are multiplied
     for (long i = 0; i < num_rows; i++) {
-        float now = fmaxf(total->largest[i], part->largest[i]);
-        if (now == -INFINITY) continue;
-        float a = weight_of(total->largest[i] - now), b = weight_of(part->largest[i] - now);
-        total->largest[i] = now;
-        total->weights[i] = total->weights[i] * a + part->weights[i] * b;
-        for (long d = 0; d < dim; d += LANES) {
-            float *sums = total->sums + i * dim + d;
-            vfloat added = vf_mul(vf_load_part(part->sums + i * dim + d, dim - d), vf_all(b));
-            vf_store_part(sums, vf_fma(vf_load_part(sums, dim - d), vf_all(a), added), dim - d);
+        if (i % LANES == 0) {
+            vfloat before = vf_load(total->largest + i), other = vf_load(part->largest + i), now = vf_max(before, other);
+            vfloat factor = vf_weight(vf_sub(before, now)), other_factor = vf_weight(vf_sub(other, now));
+            vf_store(a, factor), vf_store(b, other_factor);
+            vf_store(total->largest + i, now);
+            vfloat weights = vf_mul(vf_load(total->weights + i), factor);
+            vf_store(total->weights + i, vf_add(weights, vf_mul(vf_load(part->weights + i), other_factor)));
+        }
+        for (long d = i * stride; d < (i + 1) * stride; d += LANES) {
+            vfloat added = vf_mul(vf_load(part->sums + d), vf_all(b[i % LANES]));
+            vf_store(total->sums + d, vf_fma(vf_load(total->sums + d), vf_all(a[i % LANES]), added));
         }
     }
 }
 
 // out = sums / weights for the queries of a tile and one KV head.
 static void finish(const Step *step, const QueryTile *tile, long head, const Softmax *softmax, float *out) {
-    long dim = step->head_dim, group = step->num_heads / step->num_kv_heads;
+    long dim = step->head_dim, group = group_of(step), stride = padded_values(step);
     for (long i = 0; i < tile->num_tokens * group; i++) {
         float *to = out + ((tile->first_token + i / group) * step->num_heads + head * group + i % group) * dim;
         vfloat inverse = vf_all(1.0f / softmax->weights[i]);
         for (long d = 0; d < dim; d += LANES)
-            vf_store_part(to + d, vf_mul(vf_load_part(softmax->sums + i * dim + d, dim - d), inverse), dim - d);
+            vf_store_part(to + d, vf_mul(vf_load(softmax->sums + i * stride + d), inverse), dim - d);
     }
 }
 
 // All parts of a tile and head in turn.
 static void attend_tile(const Step *step, const QueryTile *tile, long head, const float *keys, const float *values,
                         const Work *work, float *out) {
-    long first = lower_of(step, tile) / PART_KEYS, num_rows = tile->num_tokens * (step->num_heads / step->num_kv_heads);
+    long first = lower_of(step, tile) / PART_KEYS;
     attend_part(step, tile, first, head, keys, values, work, &work->total);
     for (long part = first + 1; part * PART_KEYS < upper_of(tile); part++) {
         attend_part(step, tile, part, head, keys, values, work, &work->part);
-        add_part(step->head_dim, num_rows, &work->total, &work->part);
+        add_part(step, tile, &work->total, &work->part);
     }
     finish(step, tile, head, &work->total, out);
 }
@@ -183,11 +200,10 @@ static Softmax partial_of(const Step *step, const QueryTile *tile, long index, l
 
 // Join the parts of a tile and head, in order, into the first of them.
 static void join_parts(const Step *step, const QueryTile *tile, long head, char *partials, float *out) {
-    long num_rows = tile->num_tokens * (step->num_heads / step->num_kv_heads);
     Softmax total = partial_of(step, tile, 0, head, partials);
     for (long index = 1; index < tile->num_partials; index++) {
         Softmax part = partial_of(step, tile, index, head, partials);
-        add_part(step->head_dim, num_rows, &total, &part);
+        add_part(step, tile, &total, &part);
     }
     finish(step, tile, head, &total, out);
 }

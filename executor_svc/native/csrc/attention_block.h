@@ -3,7 +3,8 @@
 //
 // Both give the same bits. A block begins at a multiple of BLOCK_KEYS. For each query, a score is the sum of CHAINS sums,
 // each over every CHAINS-th dimension in order; the weights of a block are summed by lanes from the block's beginning, and
-// its weighted values over the keys in order. What a query does not see counts as exactly 0.
+// its weighted values over the keys in order. What a query does not see counts as exactly 0. Scores are logarithms to
+// the base 2, which are scaled by log2(e) before they are made: 2 ** x takes fewer steps than exp(x).
 #ifndef OCTAVO_ATTENTION_BLOCK_H
 #define OCTAVO_ATTENTION_BLOCK_H
 
@@ -11,77 +12,97 @@
 #include <string.h>
 
 #include "step.h"
-#include "tile.h"
+#include "vec.h"
 
-// Keys that are scored at once. Both are multiples of every TILE_VECTORS * LANES.
+// Keys that are scored at once: a multiple of every PANEL_KEYS.
 #define BLOCK_KEYS 96
-#define TILE_VECTORS 2
-#define TILE_COLUMNS (TILE_VECTORS * LANES)
 // Sums of which a score is the sum.
 #define CHAINS 4
 // Keys whose softmax is summed apart, a part; see attention.c.
 #define PART_KEYS (4 * BLOCK_KEYS)
-// Keys behind a block that are fetched while it is scored.
+// Keys that are fetched ahead of those that are scored directly. While a block is packed and scored, the next is fetched.
 #define FETCH_KEYS LANES
 // Query heads of one token that are scored directly on the cache; more of them pay for packing the keys.
 #define MAX_DIRECT_HEADS 8
 
+#define LOG2_E 1.44269504088896341f
+
 // The softmax of some queries over some keys, not divided yet.
 typedef struct {
-    float *sums;     // [most rows][head_dim] values weighted by exp(score - largest)
+    float *sums;     // [most rows][padded_values] values weighted by 2 ** (score - largest)
     float *largest;  // [most rows]
-    float *weights;  // [most rows] sum of exp(score - largest)
+    float *weights;  // [most rows] sum of 2 ** (score - largest)
 } Softmax;
 
 // Memory of one thread.
 typedef struct {
-    float *queries;       // [most rows][padded head_dim] scaled; packed: [most rows][CHAINS][padded head_dim / CHAINS]
-    float *scores;        // [most rows][BLOCK_KEYS]
-    float *keys;          // [BLOCK_KEYS / TILE_COLUMNS][CHAINS][padded head_dim / CHAINS][TILE_COLUMNS]
-    float *values;        // [ceil(head_dim / TILE_COLUMNS)][BLOCK_KEYS][TILE_COLUMNS]
+    float *queries;       // [most rows][padded_queries] scaled; packed: [most rows][CHAINS][padded_queries / CHAINS]
+    float *scores;        // [MAX_DIRECT_HEADS][BLOCK_KEYS]
+    float *keys;          // [BLOCK_KEYS / PANEL_KEYS][CHAINS][ceil(head_dim / CHAINS)][PANEL_KEYS]
+    float *values;        // [ceil(head_dim / VALUE_COLUMNS)][BLOCK_KEYS][VALUE_COLUMNS], the last one narrower
     Softmax total, part;  // over the parts so far, over one part
 } Work;
 
 // Some keys of a block, for one KV head. `offsets` are where they lie in the cache, from the beginning of the block, and
-// FETCH_KEYS more; what is no key of these has the offset of one that is.
+// those that are fetched behind it; what is no key of these has the offset of one that is.
 typedef struct {
     const float *keys, *values;
     long stride;       // from one key to the next in the cache, where LANES keys lie in one block of it; else 0
     long begin;        // position at which the block begins
     long first, last;  // keys from there: [first, last) of the block
-    long offsets[BLOCK_KEYS + FETCH_KEYS];
+    long offsets[2 * BLOCK_KEYS];
 } KeyBlock;
+
+INLINE long group_of(const Step *step) { return step->num_heads / step->num_kv_heads; }
+
+// Floats of a query and of the sums of one, in whole vectors.
+INLINE long padded_queries(const Step *step) { return round_up(step->head_dim, CHAINS * LANES); }
+INLINE long padded_values(const Step *step) { return round_up(step->head_dim, LANES); }
+
+// Whether a tile is scored directly on the cache.
+INLINE bool is_direct(const Step *step, const QueryTile *tile) {
+    return tile->num_tokens == 1 && group_of(step) <= MAX_DIRECT_HEADS;
+}
+
+// What a query is multiplied by, so that its scores are logarithms to the base 2. Those under a cap become so behind it.
+INLINE float query_scale(const Step *step) { return step->soft_cap == 0 ? step->scale * LOG2_E : step->scale; }
 
 // Cap the scores of one query and shift them by ALiBi, in whole vectors; `distance` is the position of the block less
 // that of the query.
-static void shape_scores(float *scores, long first, long last, float soft_cap, float slope, long distance) {
+static void shape_scores(float *scores, long begin, long end, float soft_cap, float slope, long distance) {
     const float counting_up[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const vfloat lanes = vf_load(counting_up), cap = vf_all(soft_cap);
-    for (long t = first / LANES * LANES; t < last; t += LANES) {
+    const vfloat lanes = vf_load(counting_up), cap = vf_all(soft_cap), largest = vf_all(soft_cap * LOG2_E);
+    for (long t = begin; t < end; t += LANES) {
         vfloat score = vf_load(scores + t);
-        if (soft_cap != 0) score = vf_mul(cap, vf_tanh(vf_div(score, cap)));
-        score = vf_fma(vf_all(slope), vf_add(lanes, vf_all((float)(distance + t))), score);
+        if (soft_cap != 0) score = vf_mul(largest, vf_tanh(vf_div(score, cap)));
+        score = vf_fma(vf_all(slope * LOG2_E), vf_add(lanes, vf_all((float)(distance + t))), score);
         vf_store(scores + t, score);
     }
 }
 
-// As shape_scores, for all queries of a tile and one KV head, where the layer asks for it.
-static void shape_tile(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, float *scores) {
+// As shape_scores, for rows [first_row, first_row + num_rows) of a tile and one KV head, where the layer asks for it.
+INLINE void shape_rows(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, long first_row,
+                       long num_rows, long begin, long end, float *scores) {
     if (step->soft_cap == 0 && !step->slopes) return;
-    long group = step->num_heads / step->num_kv_heads;
-    for (long i = 0; i < tile->num_tokens * group; i++) {
-        float slope = step->slopes ? step->slopes[head * group + i % group] : 0;
-        shape_scores(scores + i * BLOCK_KEYS, block->first, block->last, step->soft_cap, slope,
-                     block->begin - tile->first_position - i / group);
+    long group = group_of(step);
+    for (long i = 0; i < num_rows; i++) {
+        long row = first_row + i;
+        float slope = step->slopes ? step->slopes[head * group + row % group] : 0;
+        shape_scores(scores + i * BLOCK_KEYS, begin, end, step->soft_cap, slope,
+                     block->begin - tile->first_position - row / group);
     }
 }
 
-// Whether a tile is scored directly on the cache.
-INLINE bool is_direct(const Step *step, const QueryTile *tile) {
-    return tile->num_tokens == 1 && step->num_heads / step->num_kv_heads <= MAX_DIRECT_HEADS;
-}
+#define FETCH_LINE(d) _mm_prefetch((const char *)(vector + (d)), _MM_HINT_T0)
 
-INLINE long padded_dim(const Step *step) { return round_up(step->head_dim, CHAINS); }
+// Fetch a vector of `dim` floats that is read soon: blocks are scattered, which the hardware does not foresee.
+INLINE void fetch_vector(const float *vector, long dim) {
+    if (dim == 64) {  // of most models; a loop takes as long as its lines
+        FETCH_LINE(0), FETCH_LINE(16), FETCH_LINE(32), FETCH_LINE(48);
+        return;
+    }
+    for (long d = 0; d < dim; d += 16) FETCH_LINE(d);
+}
 
 // LANES keys from one of a block on, `*stride` apart: in the cache, or copied to `room`.
 INLINE const float *find_keys(const KeyBlock *block, long t, long dim, float *room, long *stride) {
@@ -94,28 +115,43 @@ INLINE const float *find_keys(const KeyBlock *block, long t, long dim, float *ro
     return room;
 }
 
-// Take the scores [lower, upper) of one query into its running softmax: they become exp(score - largest), older sums
-// shrink. In the vectors that hold them the other scores become 0.
+// In the vectors [begin, end) of one query's scores, those outside of the keys [lower, upper) that it sees become -inf.
+INLINE void hide_scores(float *scores, long begin, long end, long lower, long upper) {
+    if (lower <= begin && end <= upper) return;
+    for (long t = begin; t < end; t += LANES)
+        vf_store(scores + t, vf_fill_outside(vf_load(scores + t), lower - t, upper - t, -INFINITY));
+}
+
+// Take the vectors [begin, end) of the scores of some queries into their running softmax: scores become
+// 2 ** (score - largest), and `shrink` what the sums of older keys are multiplied by. `rows` is a constant at each call.
 // Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
-static void soften(float *scores, long lower, long upper, long dim, float *largest, float *weight, float *sums) {
-    if (lower >= upper) return;
-    long begin = lower / LANES * LANES, end = round_up(upper, LANES);
-    for (long t = begin; t < lower; t++) scores[t] = -INFINITY;
-    for (long t = upper; t < end; t++) scores[t] = -INFINITY;
-    vfloat peak = vf_all(*largest), total = vf_zero();
-    for (long t = begin; t < end; t += LANES) peak = vf_max(peak, vf_load(scores + t));
-    float now = vf_largest(peak);
-    for (long t = begin; t < end; t += LANES) {
-        vfloat weights = vf_weight(vf_sub(vf_load(scores + t), vf_all(now)));
-        vf_store(scores + t, weights);
-        total = vf_add(total, weights);
-    }
-    float shrink = weight_of(*largest - now);
-    *weight = *weight * shrink + vf_sum(total);
-    *largest = now;
-    if (shrink == 1.0f) return;
-    for (long d = 0; d < dim; d += LANES)
-        vf_store_part(sums + d, vf_mul(vf_load_part(sums + d, dim - d), vf_all(shrink)), dim - d);
+INLINE void soften(const int rows, float *scores, long begin, long end, float *largest, float *weights, float *shrink) {
+    vfloat peaks[MAX_DIRECT_HEADS], totals[MAX_DIRECT_HEADS];
+    float found[LANES] = {0};  // of each row
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) peaks[i] = vf_all(-INFINITY);
+    for (long t = begin; t < end; t += LANES)
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) peaks[i] = vf_max(peaks[i], vf_load(scores + i * BLOCK_KEYS + t));
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) found[i] = vf_largest(peaks[i]);
+    vfloat before = vf_load_part(largest, rows), now = vf_max(before, vf_load(found));
+    vf_store_part(largest, now, rows);
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) peaks[i] = vf_all(largest[i]), totals[i] = vf_zero();
+    for (long t = begin; t < end; t += LANES)
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) {
+            float *score = scores + i * BLOCK_KEYS + t;
+            vfloat weight = vf_weight(vf_sub(vf_load(score), peaks[i]));
+            vf_store(score, weight);
+            totals[i] = vf_add(totals[i], weight);
+        }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) found[i] = vf_sum(totals[i]);
+    vfloat factors = vf_weight(vf_sub(before, now));
+    vf_store_part(shrink, factors, rows);
+    vf_store_part(weights, vf_add(vf_mul(vf_load_part(weights, rows), factors), vf_load(found)), rows);
 }
 
 #endif

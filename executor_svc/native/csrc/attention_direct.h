@@ -8,18 +8,7 @@
 #define QUAD_VECTORS 2
 #define QUAD_KEYS (QUAD_VECTORS * LANES / 4)
 // Vectors of a value whose sums, for 4 heads, fit into the registers.
-#define VALUE_VECTORS (LANES / 4)
-
-#define FETCH_LINE(d) _mm_prefetch((const char *)(vector + (d)), _MM_HINT_T0)
-
-// Fetch a vector of `dim` floats that is read soon: blocks are scattered, which the hardware does not foresee.
-INLINE void fetch_vector(const float *vector, long dim) {
-    if (dim == 64) {  // of most models; a loop takes as long as its lines
-        FETCH_LINE(0), FETCH_LINE(16), FETCH_LINE(32), FETCH_LINE(48);
-        return;
-    }
-    for (long d = 0; d < dim; d += 16) FETCH_LINE(d);
-}
+#define HEAD_VECTORS (LANES / 4)
 
 // sums[heads] += queries * the dimensions d to d + 3 (`count` of them) of QUAD_KEYS keys, a quad of sums for each key.
 INLINE void add_quads(const int heads, const float *queries, const float *keys, long stride, long d, long count,
@@ -37,14 +26,14 @@ INLINE void add_quads(const int heads, const float *queries, const float *keys, 
 }
 
 // sums[heads][first ..]: the chains of QUAD_KEYS keys, a quad for each. Their values, and later keys, are fetched.
-INLINE void score_quads(const int heads, const float *queries, const float *keys, long stride, const KeyBlock *block,
-                        const long *offsets, long dim, int first, vfloat sums[4][4]) {
+INLINE void score_quads(const int heads, const float *queries, long padded, const float *keys, long stride,
+                        const KeyBlock *block, const long *offsets, long dim, int first, vfloat sums[4][4]) {
     vfloat own[4][QUAD_VECTORS];
 #pragma GCC unroll 4
     for (int j = 0; j < heads; j++)
 #pragma GCC unroll 4
         for (int v = 0; v < QUAD_VECTORS; v++) own[j][v] = vf_zero();
-    long padded = round_up(dim, CHAINS), due = 0;
+    long due = 0;
     for (long d = 0; d < dim; d += 4) {
         for (due += 4 * QUAD_KEYS; due >= dim; due -= dim, offsets++) {
             fetch_vector(block->keys + offsets[FETCH_KEYS], dim);
@@ -62,7 +51,7 @@ INLINE void score_quads(const int heads, const float *queries, const float *keys
 }
 
 // scores[heads][keys] of up to 4 heads of one token, straight from the cache. `heads` is a constant at each call.
-INLINE void score_heads(const int heads, const float *queries, const KeyBlock *block, long dim, float *room,
+INLINE void score_heads(const int heads, const float *queries, long padded, const KeyBlock *block, long dim, float *room,
                         float *scores) {
     for (long t = block->first / LANES * LANES; t < block->last; t += LANES) {
         long stride;
@@ -70,7 +59,7 @@ INLINE void score_heads(const int heads, const float *queries, const KeyBlock *b
         vfloat sums[4][4];
 #pragma GCC unroll 1
         for (int first = 0; first < 4; first += QUAD_VECTORS)
-            score_quads(heads, queries, keys + first * (LANES / 4) * stride, stride, block,
+            score_quads(heads, queries, padded, keys + first * (LANES / 4) * stride, stride, block,
                         block->offsets + t + first * (LANES / 4), dim, first, sums);
 #pragma GCC unroll 4
         for (int j = 0; j < heads; j++) {
@@ -83,9 +72,9 @@ INLINE void score_heads(const int heads, const float *queries, const KeyBlock *b
 
 // Some dimensions of add_values: `vectors` whole ones, or with 0 the `rest` that is no whole vector.
 INLINE void add_dimensions(const int heads, const int vectors, const float *scores, const KeyBlock *block, long d,
-                           long dim, float *sums) {
+                           long dim, const float *shrink, float *sums) {
     const int used = vectors ? vectors : 1;
-    long rest = dim - d;
+    long rest = dim - d, stride = round_up(dim, LANES);
     vfloat sum[4][4];
 #pragma GCC unroll 4
     for (int j = 0; j < heads; j++)
@@ -107,45 +96,44 @@ INLINE void add_dimensions(const int heads, const int vectors, const float *scor
     for (int j = 0; j < heads; j++)
 #pragma GCC unroll 4
         for (int v = 0; v < used; v++) {
-            float *p = sums + j * dim + d + v * LANES;
-            if (vectors)
-                vf_store(p, vf_add(vf_load(p), sum[j][v]));
-            else
-                vf_store_part(p, vf_add(vf_load_part(p, rest), sum[j][v]), rest);
+            float *p = sums + j * stride + d + v * LANES;
+            vf_store(p, vf_fma(vf_load(p), vf_all(shrink[j]), sum[j][v]));
         }
 }
 
-// sums[heads][dim] += scores[heads][keys] @ values, straight from the cache, up to 4 heads of one token.
-INLINE void add_values(const int heads, const float *scores, const KeyBlock *block, long dim, float *sums) {
+// sums[heads] = sums * shrink + scores[heads][keys] @ values, straight from the cache, up to 4 heads of one token.
+INLINE void add_values(const int heads, const float *scores, const KeyBlock *block, long dim, const float *shrink,
+                       float *sums) {
     long d = 0;
-    for (; d + VALUE_VECTORS * LANES <= dim; d += VALUE_VECTORS * LANES)
-        add_dimensions(heads, VALUE_VECTORS, scores, block, d, dim, sums);
-    for (; d + LANES <= dim; d += LANES) add_dimensions(heads, 1, scores, block, d, dim, sums);
-    if (d < dim) add_dimensions(heads, 0, scores, block, d, dim, sums);
+    for (; d + HEAD_VECTORS * LANES <= dim; d += HEAD_VECTORS * LANES)
+        add_dimensions(heads, HEAD_VECTORS, scores, block, d, dim, shrink, sums);
+    for (; d + LANES <= dim; d += LANES) add_dimensions(heads, 1, scores, block, d, dim, shrink, sums);
+    if (d < dim) add_dimensions(heads, 0, scores, block, d, dim, shrink, sums);
 }
 
-#define FOR_HEADS(call)                              \
-    for (long j = 0; j < num_rows; j += 4) {         \
-        switch (least(4, num_rows - j)) {            \
-            case 4: call(4); break;                  \
-            case 3: call(3); break;                  \
-            case 2: call(2); break;                  \
-            case 1: call(1); break;                  \
-        }                                            \
-    }
+// A block of keys, for up to 4 heads of one token from `row` on. `heads` is a constant at each call.
+INLINE void attend_heads(const int heads, const Step *step, const QueryTile *tile, long head, const KeyBlock *block,
+                         long row, const Work *work, const Softmax *into) {
+    long dim = step->head_dim, begin = block->first / LANES * LANES, end = round_up(block->last, LANES);
+    float *scores = work->scores, shrink[LANES];
+    score_heads(heads, work->queries + row * padded_queries(step), padded_queries(step), block, dim, work->keys, scores);
+    shape_rows(step, tile, head, block, row, heads, begin, end, scores);
+    for (long i = 0; i < heads; i++) hide_scores(scores + i * BLOCK_KEYS, begin, end, block->first, block->last);
+    soften(heads, scores, begin, end, into->largest + row, into->weights + row, shrink);
+    add_values(heads, scores, block, dim, shrink, into->sums + row * padded_values(step));
+}
 
 // A block of keys, for the few heads of one token, which sees all of them.
 static void attend_direct(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, const Work *work,
                           const Softmax *into) {
-    long dim = step->head_dim, padded = padded_dim(step), num_rows = step->num_heads / step->num_kv_heads;
-#define SCORE(n) score_heads(n, work->queries + j * padded, block, dim, work->keys, work->scores + j * BLOCK_KEYS)
-    FOR_HEADS(SCORE)
-    shape_tile(step, tile, head, block, work->scores);
-    for (long i = 0; i < num_rows; i++)
-        soften(work->scores + i * BLOCK_KEYS, block->first, block->last, dim, into->largest + i, into->weights + i,
-               into->sums + i * dim);
-#define ADD(n) add_values(n, work->scores + j * BLOCK_KEYS, block, dim, into->sums + j * dim)
-    FOR_HEADS(ADD)
+    for (long row = 0; row < group_of(step); row += 4) {
+        switch (least(4, group_of(step) - row)) {
+            case 4: attend_heads(4, step, tile, head, block, row, work, into); break;
+            case 3: attend_heads(3, step, tile, head, block, row, work, into); break;
+            case 2: attend_heads(2, step, tile, head, block, row, work, into); break;
+            case 1: attend_heads(1, step, tile, head, block, row, work, into); break;
+        }
+    }
 }
 
 #endif

@@ -1,84 +1,190 @@
 // All queries of a tile against a block of keys, which is packed first.
+//
+// The rows of a tile, tokens times the heads of a group, fall into strips. A strip goes through a block at once: its
+// scores, their softmax and the weighted values stay in the nearest cache, and all sums in registers.
 #ifndef OCTAVO_ATTENTION_PACKED_H
 #define OCTAVO_ATTENTION_PACKED_H
 
 #include "attention_block.h"
 
-// c[rows][columns of a panel] (=|+=) a @ panel, for up to TILE_ROWS rows.
-INLINE void multiply_tile(long num_rows, long depth, const float *a, long a_stride, const float *panel, float *c,
-                          long c_stride, long columns, bool add) {
-#define TILE(n)                                                                                                    \
-    case n:                                                                                                        \
-        tile_product(n, TILE_VECTORS, depth, a, a_stride, panel, c, c_stride, columns, add);                        \
-        break;
-    switch (num_rows) {
-        TILE_CASES(TILE)
+#if LANES == 16
+#define STRIP_ROWS 6
+#define VALUE_VECTORS 4
+#else
+#define STRIP_ROWS 4
+#define VALUE_VECTORS 2
+#endif
+#define KEY_VECTORS 2
+#define PANEL_KEYS (KEY_VECTORS * LANES)
+#define VALUE_COLUMNS (VALUE_VECTORS * LANES)
+
+// The keys of a block that the rows of a strip see: row i those in [lower[i], upper[i]), all of them within [first, last).
+typedef struct {
+    long first, last;
+    long lower[STRIP_ROWS], upper[STRIP_ROWS];
+} Sight;
+
+INLINE Sight look(const Step *step, const QueryTile *tile, const KeyBlock *block, long first_row) {
+    Sight sight = {.first = block->last, .last = block->first};
+    long group = group_of(step), token = first_row / group, head = first_row % group;
+    for (long i = 0; i < STRIP_ROWS; i++) {
+        long end = tile->first_position + token + 1 - block->begin;
+        sight.upper[i] = most(block->first, least(end, block->last));
+        sight.lower[i] = least(most(block->first, end - step->window), sight.upper[i]);
+        if (++head == group) head = 0, token++;
+        if (sight.lower[i] == sight.upper[i]) continue;
+        sight.first = least(sight.first, sight.lower[i]);
+        sight.last = most(sight.last, sight.upper[i]);
     }
-#undef TILE
+    return sight;
 }
 
-// The scores of all queries of a tile, in the vectors of the keys [first, last).
-static void score_packed(const Step *step, long num_rows, long first, long last, const Work *work) {
-    long padded = padded_dim(step), depth = padded / CHAINS;
-    for (long column = first / TILE_COLUMNS * TILE_COLUMNS; column < last; column += TILE_COLUMNS)
-        for (long i = 0; i < num_rows; i += TILE_ROWS)
-            for (long chain = 0; chain < CHAINS; chain++)
-                multiply_tile(least(TILE_ROWS, num_rows - i), depth, work->queries + i * padded + chain * depth, padded,
-                              work->keys + column * padded + chain * depth * TILE_COLUMNS,
-                              work->scores + i * BLOCK_KEYS + column, BLOCK_KEYS, TILE_COLUMNS, chain > 0);
+// scores[STRIP_ROWS][PANEL_KEYS] of a strip and a panel of keys.
+INLINE void score_panel(long depth, const float *queries, long chain_stride, const float *panel, float *scores) {
+    vfloat total[STRIP_ROWS][KEY_VECTORS];
+#pragma GCC unroll 4
+    for (int chain = 0; chain < CHAINS; chain++) {
+        vfloat sum[STRIP_ROWS][KEY_VECTORS];
+#pragma GCC unroll 8
+        for (int i = 0; i < STRIP_ROWS; i++)
+#pragma GCC unroll 4
+            for (int v = 0; v < KEY_VECTORS; v++) sum[i][v] = vf_zero();
+        const float *query = queries + chain * chain_stride;
+        for (long k = 0; k < depth; k++, panel += PANEL_KEYS) {
+            vfloat keys[KEY_VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < KEY_VECTORS; v++) keys[v] = vf_load(panel + v * LANES);
+#pragma GCC unroll 8
+            for (int i = 0; i < STRIP_ROWS; i++) {
+                vfloat element = vf_all(query[i * CHAINS * chain_stride + k]);
+#pragma GCC unroll 4
+                for (int v = 0; v < KEY_VECTORS; v++) sum[i][v] = vf_fma(element, keys[v], sum[i][v]);
+            }
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < STRIP_ROWS; i++)
+#pragma GCC unroll 4
+            for (int v = 0; v < KEY_VECTORS; v++) total[i][v] = chain ? vf_add(total[i][v], sum[i][v]) : sum[i][v];
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < STRIP_ROWS; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < KEY_VECTORS; v++) vf_store(scores + i * BLOCK_KEYS + v * LANES, total[i][v]);
 }
 
-// sums[num_rows][dim] += scores[num_rows][count] @ values.
-static void add_packed(long num_rows, long count, const float *scores, long dim, const Work *work, float *sums) {
-    for (long d = 0; d < dim; d += TILE_COLUMNS)
-        for (long i = 0; i < num_rows; i += TILE_ROWS)
-            multiply_tile(least(TILE_ROWS, num_rows - i), count, scores + i * BLOCK_KEYS, BLOCK_KEYS,
-                          work->values + d * count, sums + i * dim + d, dim, dim - d, true);
+// sums[STRIP_ROWS] = sums * shrink + weights[STRIP_ROWS][count] @ values, for some columns. `vectors` is a constant.
+INLINE void add_columns(const int vectors, long count, const float *weights, const float *values, const float *shrink,
+                        float *sums, long stride) {
+    vfloat sum[STRIP_ROWS][VALUE_VECTORS];
+#pragma GCC unroll 8
+    for (int i = 0; i < STRIP_ROWS; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) sum[i][v] = vf_zero();
+    for (long t = 0; t < count; t++, values += vectors * LANES) {
+        vfloat value[VALUE_VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) value[v] = vf_load(values + v * LANES);
+#pragma GCC unroll 8
+        for (int i = 0; i < STRIP_ROWS; i++) {
+            vfloat weight = vf_all(weights[i * BLOCK_KEYS + t]);
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) sum[i][v] = vf_fma(weight, value[v], sum[i][v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < STRIP_ROWS; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {
+            float *p = sums + i * stride + v * LANES;
+            vf_store(p, vf_fma(vf_load(p), vf_all(shrink[i]), sum[i][v]));
+        }
 }
 
-// Pack the keys and values of a block, so that they are read in order.
-static void pack_block(const KeyBlock *block, long dim, const Work *work) {
-    long padded = round_up(dim, CHAINS), depth = padded / CHAINS;
+// As add_columns, for all columns and the keys [first, last) of a block.
+static void add_strip(long dim, long first, long last, const float *weights, const float *values, const float *shrink,
+                      float *sums) {
+    long stride = round_up(dim, LANES);
+    for (long d = 0; d < stride; d += VALUE_COLUMNS, values += BLOCK_KEYS * VALUE_COLUMNS) {
+#define COLUMNS(n) add_columns(n, last - first, weights + first, values + first * (n) * LANES, shrink, sums + d, stride)
+        switch (least(VALUE_VECTORS, (stride - d) / LANES)) {
+#if VALUE_VECTORS == 4
+            case 4: COLUMNS(4); break;
+            case 3: COLUMNS(3); break;
+#endif
+            case 2: COLUMNS(2); break;
+            case 1: COLUMNS(1); break;
+        }
+#undef COLUMNS
+    }
+}
+
+// Pack the keys of a block: LANES of them side by side, and their dimensions chain by chain.
+static void pack_keys(const KeyBlock *block, long dim, const Work *work) {
+    long depth = ceil_div(dim, CHAINS);
     for (long t = block->first / LANES * LANES; t < block->last; t += LANES) {
-        float *panel = work->keys + t / TILE_COLUMNS * TILE_COLUMNS * padded + t % TILE_COLUMNS;
+        float *panel = work->keys + t / PANEL_KEYS * PANEL_KEYS * CHAINS * depth + t % PANEL_KEYS;
         long stride;
         const float *keys = find_keys(block, t, dim, work->values, &stride);
-        for (long d = 0; d < dim; d += 4) {
+        for (long d = 0; d < dim; d += CHAINS) {
             vfloat quads[4], chains[4];
             for (int v = 0; v < 4; v++)
                 quads[v] = vf_load_quads(keys + d + v * (LANES / 4) * stride, stride, dim - d);
             vf_transpose_quads(quads, chains);
             for (long chain = 0; chain < CHAINS; chain++)
-                vf_store(panel + (chain * depth + d / 4) * TILE_COLUMNS, chains[chain]);
+                vf_store(panel + (chain * depth + d / CHAINS) * PANEL_KEYS, chains[chain]);
         }
     }
-    long count = block->last - block->first;
-    for (long t = 0; t < count; t++) {
-        const float *value = block->values + block->offsets[block->first + t];
-        for (long d = 0; d < dim; d += TILE_COLUMNS)
-            memcpy(work->values + d * count + t * TILE_COLUMNS, value + d,
-                   (size_t)least(TILE_COLUMNS, dim - d) * sizeof(float));
+}
+
+// Pack the values of a block: some columns of all keys, then the next; zeros behind the last dimension.
+static void pack_values(const KeyBlock *block, long dim, const Work *work) {
+    long stride = round_up(dim, LANES);
+    for (long d = 0; d < stride; d += VALUE_COLUMNS) {
+        long width = least(VALUE_COLUMNS, stride - d);
+        float *panel = work->values + d * BLOCK_KEYS;
+        for (long t = block->first; t < block->last; t++) {
+            const float *value = block->values + block->offsets[t] + d;
+            for (long i = 0; i < width; i += LANES)
+                vf_store(panel + t * width + i, vf_load_part(value + i, least(LANES, dim - d - i)));
+        }
+    }
+}
+
+// One row of queries, which is [padded_queries], by chains; see Work.
+INLINE void split_query(const float *query, long padded, float *chains) {
+    for (long d = 0; d < padded; d += CHAINS * LANES) {
+        vfloat quads[4], split[4];
+        for (int v = 0; v < 4; v++) quads[v] = vf_load(query + d + v * LANES);
+        vf_transpose_quads(quads, split);
+        for (int chain = 0; chain < CHAINS; chain++) vf_store(chains + (chain * padded + d) / CHAINS, split[chain]);
     }
 }
 
 // A block of keys, for all queries of a tile, packed.
 static void attend_packed(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, const Work *work,
                           const Softmax *into) {
-    long dim = step->head_dim, group = step->num_heads / step->num_kv_heads, num_rows = tile->num_tokens * group;
-    long first = block->first, last = block->last;
-    pack_block(block, dim, work);
-    score_packed(step, num_rows, first, last, work);
-    shape_tile(step, tile, head, block, work->scores);
-    for (long i = 0; i < num_rows; i++) {
-        float *scores = work->scores + i * BLOCK_KEYS;
-        long position = tile->first_position + i / group;
-        long upper = most(first, least(position + 1 - block->begin, last));
-        long lower = least(most(first, position + 1 - step->window - block->begin), upper);
-        soften(scores, lower, upper, dim, into->largest + i, into->weights + i, into->sums + i * dim);
-        for (long t = first; t < lower; t++) scores[t] = 0;
-        for (long t = upper; t < last; t++) scores[t] = 0;
+    long dim = step->head_dim, depth = ceil_div(dim, CHAINS), padded = padded_queries(step);
+    long num_rows = tile->num_tokens * group_of(step), fetched = block->last;
+    pack_keys(block, dim, work);
+    pack_values(block, dim, work);
+    for (long row = 0; row < num_rows; row += STRIP_ROWS) {
+        for (; fetched < block->last + BLOCK_KEYS && (fetched - block->last) * num_rows <= row * BLOCK_KEYS; fetched++) {
+            fetch_vector(block->keys + block->offsets[fetched], dim);
+            fetch_vector(block->values + block->offsets[fetched], dim);
+        }
+        const Sight sight = look(step, tile, block, row);
+        if (sight.first >= sight.last) continue;
+        long begin = sight.first / LANES * LANES, end = round_up(sight.last, LANES);
+        float *scores = work->scores, shrink[LANES];
+        for (long t = begin / PANEL_KEYS * PANEL_KEYS; t < end; t += PANEL_KEYS)
+            score_panel(depth, work->queries + row * padded, padded / CHAINS, work->keys + t * CHAINS * depth,
+                        scores + t);
+        shape_rows(step, tile, head, block, row, STRIP_ROWS, begin, end, scores);
+        for (long i = 0; i < STRIP_ROWS; i++)
+            hide_scores(scores + i * BLOCK_KEYS, begin, end, sight.lower[i], sight.upper[i]);
+        soften(STRIP_ROWS, scores, begin, end, into->largest + row, into->weights + row, shrink);
+        add_strip(dim, sight.first, sight.last, scores, work->values, shrink, into->sums + row * padded_values(step));
     }
-    add_packed(num_rows, last - first, work->scores + first, dim, work, into->sums);
 }
 
 #endif

@@ -1,19 +1,10 @@
 // From token ids and positions to the first residual stream.
-#include <string.h>
+#include "embedding.h"
 
-#include "norm.h"
+#include <string.h>
 
 // Values that are worth a second thread.
 #define ALONE 20000l
-
-// What becomes of the embedding of a token.
-typedef struct {
-    float scale;
-    const float *positions;  // [position_offset + most positions][hidden_size], added; NULL: none
-    long position_offset;
-    Norm norm;
-    long hidden_size;
-} Embedding;
 
 // out[i][num_inputs] = row ids[i] - first_id of the matrix, or zeros if it has no such row: another rank has it.
 void octavo_read_rows(const Matrix *matrix, long first_id, long num_ids, const int64_t *ids, float *out,
@@ -29,18 +20,20 @@ void octavo_read_rows(const Matrix *matrix, long first_id, long num_ids, const i
     }
 }
 
-// residual = norm(residual * scale + the embedding of its position), [num_rows][hidden_size].
+void finish_embedding(const Embedding *embedding, long position, float *x) {
+    long size = embedding->hidden_size;
+    for (long i = 0; i < size; i++) x[i] *= embedding->scale;
+    if (embedding->positions) {
+        const float *added = embedding->positions + (position + embedding->position_offset) * size;
+        for (long i = 0; i < size; i++) x[i] += added[i];
+    }
+    if (embedding->norm.weight) normalize(&embedding->norm, x, size, x);
+}
+
+// finish_embedding of each row of residual [num_rows][hidden_size].
 void octavo_finish_embedding(const Embedding *embedding, long num_rows, const int64_t *positions, float *residual,
                              int num_threads) {
     long size = embedding->hidden_size;
 #pragma omp parallel for num_threads(num_threads) if (num_rows * size >= ALONE)
-    for (long row = 0; row < num_rows; row++) {
-        float *x = residual + row * size;
-        for (long i = 0; i < size; i++) x[i] *= embedding->scale;
-        if (embedding->positions) {
-            const float *position = embedding->positions + (positions[row] + embedding->position_offset) * size;
-            for (long i = 0; i < size; i++) x[i] += position[i];
-        }
-        if (embedding->norm.weight) normalize(&embedding->norm, x, size, x);
-    }
+    for (long row = 0; row < num_rows; row++) finish_embedding(embedding, positions[row], residual + row * size);
 }

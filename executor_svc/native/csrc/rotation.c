@@ -1,4 +1,6 @@
 // The rotary embedding of the tokens of a step. Source: Su et al. 2021, "RoFormer".
+#include "rotation.h"
+
 #include <math.h>
 #include <stdint.h>
 
@@ -31,17 +33,18 @@ static inline void turn(double x, float *cos, float *sin) {
     *cos = (float)((quarter + 1) & 2 ? -cosine : cosine);
 }
 
-// cos and sin [num_tokens][2 * half] of the angles position * frequencies[half], the sines of the first half with a
-// minus; the angles are rounded to float32, as models are trained.
+void turn_by_position(long position, const float *frequencies, long half, float *cos, float *sin) {
+    for (long i = 0; i < half; i++) {
+        turn((float)position * frequencies[i], cos + i, sin + half + i);
+        cos[half + i] = cos[i];
+        sin[i] = -sin[half + i];
+    }
+}
+
+// cos and sin [num_tokens][2 * half] of tokens; see turn_by_position.
 void octavo_rotations(long num_tokens, const int64_t *positions, const float *frequencies, long half, float *cos,
                       float *sin, int num_threads) {
 #pragma omp parallel for num_threads(num_threads) if (num_tokens * half >= ALONE)
-    for (long token = 0; token < num_tokens; token++) {
-        float *cos_row = cos + token * 2 * half, *sin_row = sin + token * 2 * half;
-        for (long i = 0; i < half; i++) {
-            turn((float)positions[token] * frequencies[i], cos_row + i, sin_row + half + i);
-            cos_row[half + i] = cos_row[i];
-            sin_row[i] = -sin_row[half + i];
-        }
-    }
+    for (long token = 0; token < num_tokens; token++)
+        turn_by_position(positions[token], frequencies, half, cos + token * 2 * half, sin + token * 2 * half);
 }

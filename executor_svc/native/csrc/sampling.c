@@ -5,12 +5,12 @@
 // that a bound does not rule out. All filters work on the candidates.
 #include <float.h>
 
+#include "likeliest.h"
 #include "processors.h"
 #include "scores.h"
 
 #define MIN_TEMPERATURE 1e-6f  // MIN_TEMPERATURE of filters.py
 #define MARGIN 0.5             // bounds of probabilities are so much lower than they need be, so that rounding is safe
-#define CHUNK (16 * LANES)     // scores that are looked at together for the largest of a row
 
 // How a token is chosen from a row of scores: the filters of shared/sampling_parameters.py, in its order.
 typedef struct {
@@ -26,29 +26,6 @@ typedef struct {
 
 // What the caller compares with its own record.
 long octavo_choice_bytes(void) { return (long)sizeof(Choice); }
-
-// The first of the largest scores. NaN is passed over; 0 if there is no number.
-static long argmax(const float *scores, long size) {
-    float top = -INFINITY;
-    long found = 0;  // where the chunk begins that has it
-    for (long begin = 0; begin < size; begin += CHUNK) {
-        vfloat most[4] = {vf_all(-INFINITY), vf_all(-INFINITY), vf_all(-INFINITY), vf_all(-INFINITY)};
-        float largest = -INFINITY;
-        if (size - begin >= CHUNK) {
-            for (long i = 0; i < CHUNK; i += 4 * LANES)
-                for (long j = 0; j < 4; j++) most[j] = vf_max(vf_load(scores + begin + i + j * LANES), most[j]);
-            largest = vf_largest(vf_max(vf_max(most[0], most[1]), vf_max(most[2], most[3])));
-        } else {
-            for (long i = begin; i < size; i++) largest = scores[i] > largest ? scores[i] : largest;
-        }
-        if (!(largest > top)) continue;
-        top = largest;
-        found = begin;
-    }
-    for (long i = found; i < size; i++)
-        if (scores[i] == top) return i;
-    return 0;
-}
 
 static Mass weigh_candidates(const Scratch *scratch, float top) {
     Mass mass = {0.0, 0.0};
@@ -188,7 +165,7 @@ void octavo_choose(const float *scores, long size, long num_choices, const Choic
                 process_row(scratch.processed, size, processings + choices[i].processing, lists, scratch.counts);
             }
             bool is_greedy = choices[i].temperature <= 0.0f;
-            token_ids[i] = (int32_t)(is_greedy ? argmax(row, size) : choose(row, size, choices + i, &scratch));
+            token_ids[i] = (int32_t)(is_greedy ? first_largest(row, size) : choose(row, size, choices + i, &scratch));
         }
         leave_meeting(&member);
     }

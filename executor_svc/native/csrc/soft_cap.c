@@ -1,15 +1,20 @@
-// The soft cap of logits.
+#include "soft_cap.h"
+
 #include "vec.h"
 
-// Values that are worth a second thread.
-#define ALONE 20000l
+// Values that a thread caps together, and that are worth a second one.
+#define PART 20000l
 
-// values[count] = cap * tanh(values / cap)
-void octavo_soft_cap(long count, float cap, float *values, int num_threads) {
+void cap_values(long count, float cap, float *values) {
     vfloat whole = vf_all(cap);
-#pragma omp parallel for num_threads(num_threads) if (count >= ALONE)
     for (long i = 0; i < count; i += LANES) {
         vfloat capped = vf_mul(whole, vf_tanh(vf_div(vf_load_part(values + i, count - i), whole)));
         vf_store_part(values + i, capped, count - i);
     }
+}
+
+// cap_values, by several threads.
+void octavo_soft_cap(long count, float cap, float *values, int num_threads) {
+#pragma omp parallel for num_threads(num_threads) if (count > PART)
+    for (long begin = 0; begin < count; begin += PART) cap_values(least(PART, count - begin), cap, values + begin);
 }

@@ -6,7 +6,7 @@
 
 #include "dense.h"
 
-// Rows whose sums fit into the registers beside three (or two) vectors of a panel.
+// Rows whose sums fit into the registers beside three vectors of a panel.
 // The cases of a switch over the rows of a tile: as a constant each, so that the compiler unrolls over them.
 #if LANES == 16
 #define TILE_ROWS 8
@@ -42,8 +42,8 @@ INLINE void load_columns(const long format, const int vectors, const void *panel
 }
 
 // c[rows][columns] = (add ? c : 0) + a[rows][depth] @ b[depth][vectors * LANES], in the order of the inputs, whatever
-// their format. `format`, `rows` and `vectors` are constants at each call, so that all sums stay in registers. `fetch`,
-// if it is not NULL, is what to fetch, from its step `first_step` on.
+// their format. `format`, `rows` and `vectors` are constants at each call, so that all sums stay in registers. `fetch` is
+// what to fetch, from its step `first_step` on.
 INLINE void format_product(const long format, const int rows, const int vectors, long depth, const float *a,
                            long a_stride, const void *b, const Fetch *fetch, long first_step, float *c, long c_stride,
                            long columns, bool add) {
@@ -56,7 +56,7 @@ INLINE void format_product(const long format, const int rows, const int vectors,
         for (int j = 0; j < vectors; j++) sum[i][j] = vf_zero();
     long k = 0;
     for (; k + STEP_INPUTS <= depth; k += STEP_INPUTS, panel += step_bytes) {
-        if (fetch) fetch_lines(fetch, first_step + k / STEP_INPUTS);
+        fetch_lines(fetch, first_step + k / STEP_INPUTS);
 #pragma GCC unroll 4
         for (int input = 0; input < STEP_INPUTS; input++) {
             vfloat column[3];
@@ -89,12 +89,6 @@ INLINE void format_product(const long format, const int rows, const int vectors,
                 vf_store_part(p, add ? vf_add(vf_load_part(p, count), sum[i][j]) : sum[i][j], count);
             }
         }
-}
-
-// The same in float32, without fetching.
-INLINE void tile_product(const int rows, const int vectors, long depth, const float *a, long a_stride, const float *b,
-                         float *c, long c_stride, long columns, bool add) {
-    format_product(FLOAT32, rows, vectors, depth, a, a_stride, b, NULL, 0, c, c_stride, columns, add);
 }
 
 #endif

@@ -60,6 +60,14 @@ INLINE vfloat vf_power_of_two(vint n) {  // 2 ** n for -126 <= n <= 127
 INLINE vfloat vf_zero_below(vfloat v, vfloat x, float least) {  // v where x >= least, else 0
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, vf_all(least), _CMP_GE_OQ), v);
 }
+// v * 2 ** n for a whole n >= -126; 0 where n is less, or no number. v is about 1.
+INLINE vfloat vf_scale(vfloat v, vfloat n) {
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(n, vf_all(-126.0f), _CMP_GE_OQ), v, n);
+}
+// v, but fill where a lane is none of [begin, end).
+INLINE vfloat vf_fill_outside(vfloat v, long begin, long end, float fill) {
+    return _mm512_mask_mov_ps(vf_all(fill), (__mmask16)(lane_mask(end < 0 ? 0 : end) & ~lane_mask(begin < 0 ? 0 : begin)), v);
+}
 // The 4 floats at p, p + stride, .. p + (LANES / 4 - 1) * stride side by side; of each the first `count`, 1 to 4, the
 // others are 0.
 INLINE vfloat vf_load_quads(const float *p, long stride, long count) {
@@ -184,6 +192,14 @@ INLINE vfloat vf_power_of_two(vint n) {
 INLINE vfloat vf_zero_below(vfloat v, vfloat x, float least) {
     return _mm256_and_ps(v, _mm256_cmp_ps(x, vf_all(least), _CMP_GE_OQ));
 }
+INLINE vfloat vf_scale(vfloat v, vfloat n) {
+    vfloat is_normal = _mm256_cmp_ps(n, vf_all(-126.0f), _CMP_GE_OQ);
+    return _mm256_and_ps(_mm256_mul_ps(v, vf_power_of_two(_mm256_cvtps_epi32(n))), is_normal);
+}
+INLINE vfloat vf_fill_outside(vfloat v, long begin, long end, float fill) {
+    __m256i inside = _mm256_andnot_si256(lane_mask(begin), lane_mask(end));
+    return _mm256_blendv_ps(vf_all(fill), v, _mm256_castsi256_ps(inside));
+}
 INLINE vfloat vf_load_quads(const float *p, long stride, long count) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(load_quad(p, count)), load_quad(p + stride, count), 1);
 }
@@ -250,9 +266,6 @@ INLINE void vi_store_int16_part(int16_t *p, vint v, long count) {
 #error "needs AVX2, FMA and F16C, or AVX-512 F, BW, VL and DQ"
 #endif
 
-// exp(x) of less is about 1e-38: a weight that may as well be 0.
-#define LEAST_EXPONENT -87.0f
-
 // exp(x), relative error about 1e-7; below -87.3 it stays at about 1e-38, above 88.3 at about 2e38.
 // Source: Cephes, expf: 2 ** n * p(r) with x = n * ln 2 + r.
 INLINE vfloat vf_exp(vfloat x) {
@@ -270,9 +283,17 @@ INLINE vfloat vf_exp(vfloat x) {
     return vf_mul(p, vf_power_of_two(vf_to_int(n)));
 }
 
-// exp(x) where x is at least LEAST_EXPONENT, else 0: a weight of a softmax.
-INLINE vfloat vf_weight(vfloat x) { return vf_zero_below(vf_exp(x), x, LEAST_EXPONENT); }
-INLINE float weight_of(float x) { return vf_first(vf_weight(vf_all(x))); }
+// 2 ** x for x <= 0, a weight of a softmax: relative error below 2e-7, 1 for 0, 0 below -126 and for what is no number.
+// Source: minimax polynomial of 2 ** r for |r| <= 1 / 2, with the constant 1.
+INLINE vfloat vf_weight(vfloat x) {
+    vfloat n = vf_round(x), r = vf_sub(x, n), p = vf_all(1.326472731e-3f);
+    p = vf_fma(p, r, vf_all(9.671512991e-3f));
+    p = vf_fma(p, r, vf_all(5.550733581e-2f));
+    p = vf_fma(p, r, vf_all(2.402224243e-1f));
+    p = vf_fma(p, r, vf_all(6.931470037e-1f));
+    p = vf_fma(p, r, vf_all(1.0f));
+    return vf_scale(p, n);
+}
 
 // tanh(x), relative error below 4e-7.
 // Source: Eigen, ptanh_float: an odd polynomial divided by an even one; beyond the bounds it is 1 in float32.

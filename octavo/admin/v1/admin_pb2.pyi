@@ -248,6 +248,9 @@ class ExecutorState(_message.Message):
     NUMERICS_ID_FIELD_NUMBER: _builtins.int
     IS_INVARIANT_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    MAX_STEPS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_US_FIELD_NUMBER: _builtins.int
+    NUM_VOID_ROWS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Where it is dialled."""
     status: Global___ExecutorStatus.ValueType
@@ -314,6 +317,14 @@ class ExecutorState(_message.Message):
     """Whether an output of it depends on the request alone, to the bit."""
     weights_digest: _builtins.str
     """Digest of all bytes of its weights, in hexadecimal digits. Empty: it is not attached, or does not say it."""
+    max_steps_in_flight: _builtins.int
+    """Most steps that are sent and not answered, as it is now: --steps-in-flight, or what that chose."""
+    round_trip_us: _builtins.int
+    """Shortest of the last round trips of heartbeats and of steps that did not wait there, in microseconds; absent:
+    none is known yet.
+    """
+    num_void_rows: _builtins.int
+    """Rows that it computed since the scheduler started for sequences that had ended when their tokens came."""
     def __init__(
         self,
         *,
@@ -347,14 +358,22 @@ class ExecutorState(_message.Message):
         numerics_id: _builtins.str = ...,
         is_invariant: _builtins.bool = ...,
         weights_digest: _builtins.str = ...,
+        max_steps_in_flight: _builtins.int = ...,
+        round_trip_us: _builtins.int | None = ...,
+        num_void_rows: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "oldest_step_age_ms", b"oldest_step_age_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "_round_trip_us", b"_round_trip_us", "oldest_step_age_ms", b"oldest_step_age_ms", "round_trip_us", b"round_trip_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "is_retired", b"is_retired", "last_error", b"last_error", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "model_id", b"model_id", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_free_slots", b"num_free_slots", "num_host_blocks", b"num_host_blocks", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preempted_requests", b"num_preempted_requests", "num_running_requests", b"num_running_requests", "num_shared_blocks", b"num_shared_blocks", "num_slots", b"num_slots", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "numerics_id", b"numerics_id", "oldest_step_age_ms", b"oldest_step_age_ms", "status", b"status", "warning", b"warning", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "_round_trip_us", b"_round_trip_us", "address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "is_retired", b"is_retired", "last_error", b"last_error", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "max_steps_in_flight", b"max_steps_in_flight", "model_id", b"model_id", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_free_slots", b"num_free_slots", "num_host_blocks", b"num_host_blocks", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preempted_requests", b"num_preempted_requests", "num_running_requests", b"num_running_requests", "num_shared_blocks", b"num_shared_blocks", "num_slots", b"num_slots", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_void_rows", b"num_void_rows", "numerics_id", b"numerics_id", "oldest_step_age_ms", b"oldest_step_age_ms", "round_trip_us", b"round_trip_us", "status", b"status", "warning", b"warning", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__oldest_step_age_ms: _TypeAlias = _typing.Literal["oldest_step_age_ms"]  # noqa: Y015
     _WhichOneofArgType__oldest_step_age_ms: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms"]  # noqa: Y015
+    _WhichOneofReturnType__round_trip_us: _TypeAlias = _typing.Literal["round_trip_us"]  # noqa: Y015
+    _WhichOneofArgType__round_trip_us: _TypeAlias = _typing.Literal["_round_trip_us", b"_round_trip_us"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__oldest_step_age_ms) -> _WhichOneofReturnType__oldest_step_age_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__round_trip_us) -> _WhichOneofReturnType__round_trip_us | None: ...
 
 Global___ExecutorState: _TypeAlias = ExecutorState  # noqa: Y015
 

@@ -142,12 +142,14 @@ export class ExecutorCards {
 
 function numbersOf(executor, tokensPerSecond) {
   const oldest = executor.oldestStepAgeMs === undefined ? "" : `, oldest ${spanMs(number(executor.oldestStepAgeMs))}`;
+  const most = executor.maxStepsInFlight === undefined ? "" : ` of ${count(number(executor.maxStepsInFlight))}`;
   return [
     ["Running", count(number(executor.numRunningRequests))],
     ["Free slots", `${count(number(executor.numFreeSlots))} of ${count(number(executor.numSlots))}`],
     ["Swapped", count(number(executor.numSwappedRequests))],
     ["Tokens/s", tokensPerSecond === undefined ? "–" : rate(tokensPerSecond)],
-    ["Steps in flight", `${count(number(executor.numStepsInFlight))}${oldest}`],
+    ["Steps in flight", `${count(number(executor.numStepsInFlight))}${most}${oldest}`],
+    ["Round trip", executor.roundTripUs === undefined ? "–" : `${(number(executor.roundTripUs) / 1000).toFixed(1)} ms`],
   ];
 }
 

@@ -55,6 +55,7 @@ class StepUpdates:
     `advanced_searches` are groups whose beams got their next tokens, `finished_searches` those whose
     search is over; `SequenceGroup.beams` has the hypotheses. `alternatives` maps an index of the lists to
     the likeliest tokens in that place, where they were asked for. `prompt_logprobs` come before all tokens.
+    `num_void_rows`: rows of sequences that had ended or lost their beam when the result came.
     """
 
     sequences: list[Sequence]
@@ -65,6 +66,7 @@ class StepUpdates:
     finished_searches: list[SequenceGroup] = field(default_factory=list)
     alternatives: dict[int, Alternatives] = field(default_factory=dict)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    num_void_rows: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -167,6 +169,7 @@ class Results:
             slot, generation = int(layout.sample_slots[row]), int(layout.sample_generations[row])
             sequence = self._preempted.sequence_of(slot, generation)
             if sequence is None:
+                updates.num_void_rows += 1
                 continue
             token_id = int(result.sampled_token_ids[row])
             sequence.append_inflight_token(token_id)

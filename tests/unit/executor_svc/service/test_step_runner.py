@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from executor_svc.service.attachment import Attachment
 from executor_svc.service.step_runner import Response, StepRunner
 from executor_svc.worker.interface import DoneStep, RunningStep
 from octavo.execution.v1 import step_pb2
+from shared import wire
 from shared.errors import DeviceLostError, StepFailedError, StepGapError, UnavailableError
 from shared.step import Step, TableDelta, pairs
 from shared.wire import encode_step
@@ -95,6 +97,34 @@ async def test_the_next_step_is_launched_while_one_runs(steps: Runner) -> None:
     await steps.submit(3)  # behind a step that runs, while the thread waits for nothing
     steps.end(1, 2)
     assert [await steps.answered_id(), await steps.answered_id()] == [2, 3]
+
+
+async def test_between_two_steps_their_thread_neither_decodes_nor_encodes_nor_wakes_the_loop(
+    steps: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[str] = set()
+
+    def noted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def note_and_call(*args: object) -> object:
+            threads.add(f"{call.__name__} on {threading.current_thread().name}")
+            return call(*args)
+
+        return note_and_call
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(wire, "decode_step", noted(wire.decode_step))
+    monkeypatch.setattr(wire, "encode_result", noted(wire.encode_result))
+    monkeypatch.setattr(loop, "call_soon_threadsafe", noted(loop.call_soon_threadsafe))
+    steps.worker.done_step_ids = {1, 2, 3}
+    for step_id in (1, 2, 3):
+        steps.runner.submit(steps.request(step_id), steps.answers.put_nowait)
+    assert [await steps.answered_id() for _ in range(3)] == [1, 2, 3]
+
+    assert threads == {
+        "decode_step on MainThread",
+        "encode_result on answers",
+        "call_soon_threadsafe on answers",
+    }
 
 
 async def test_a_step_that_ends_early_is_answered_in_its_turn(steps: Runner) -> None:

@@ -251,7 +251,7 @@ def worn_bench() -> Bench:
     return bench
 
 
-@pytest.mark.parametrize("num_steps_in_flight", [1, 2, 3])
+@pytest.mark.parametrize("num_steps_in_flight", [1, 2, 4])
 def test_requests_before_and_after_the_largest_generation_get_their_tokens(num_steps_in_flight: int) -> None:
     bench = worn_bench()
     sequences = [bench.add(arrival, 4, max_tokens(3)).sequences[0] for arrival in range(3)]

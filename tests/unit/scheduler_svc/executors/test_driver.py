@@ -149,7 +149,7 @@ class Stage:
     """A driver that runs, and all around it."""
 
     def __init__(
-        self, steps_in_flight: int = 2, *, checks_batch_table: bool = False, backoff: Backoff | None = None
+        self, steps_in_flight: int | None = 2, *, checks_batch_table: bool = False, backoff: Backoff | None = None
     ) -> None:
         self.client = VirtualClient()
         self.owner = Owner()
@@ -203,7 +203,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 4])
 async def test_no_more_steps_are_sent_than_may_be_in_flight(steps_in_flight: int) -> None:
     stage = Stage(steps_in_flight)
     async with stage.running():
@@ -211,6 +211,24 @@ async def test_no_more_steps_are_sent_than_may_be_in_flight(steps_in_flight: int
         for num_answered in range(4):
             assert [step.step_id for step in stage.session.sent] == list(range(1, num_answered + steps_in_flight + 1))
             await stage.answer()
+
+
+async def test_steps_in_flight_follow_the_link_and_rows_computed_in_vain_are_counted() -> None:
+    stage = Stage(None)
+    async with stage.running():
+        group = await stage.submit(max_tokens=200)
+        await stage.answer(execute_duration_us=200_000)
+        assert len(stage.session.sent) == 3
+        for _ in range(8):  # a slow link
+            stage.session.on_heartbeat(0.5)
+        await stage.answer(8, execute_duration_us=200_000)
+        assert stage.driver.in_flight.limit == 4
+        assert len(stage.session.sent) - stage.session.num_answered == 4
+
+        assert stage.driver.core is not None
+        stage.driver.core.abort(group)
+        await stage.answer(4)
+        assert stage.driver.num_void_rows == 4
 
 
 async def test_the_owner_is_told_of_a_group_that_failed_and_the_others_go_on() -> None:

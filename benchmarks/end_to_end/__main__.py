@@ -1,0 +1,178 @@
+"""`make bench`: measure, print one table, write the result.
+
+python -m benchmarks.end_to_end                     everything that is installed: half an hour to an hour
+python -m benchmarks.end_to_end --quick             W1 and W2 once, float32 and 8 bits: under 3 minutes
+python -m benchmarks.end_to_end --engines octavo llama.cpp --formats int8 int8-a8 --workloads W1 P2000
+"""
+
+import argparse
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from benchmarks.end_to_end.engines import OURS, PRODUCTS, ROOT, EngineSpec, all_engines, class_of, our_formats
+from benchmarks.end_to_end.model_costs import model_costs
+from benchmarks.end_to_end.result import RESULTS, Limits, Machine, Model, Result, result_name, write_result
+from benchmarks.end_to_end.session import Findings, Plan, Session
+from benchmarks.end_to_end.tables import comparison, limits_line, machine_line, runs_table
+from benchmarks.end_to_end.workloads import WORKLOADS, by_name
+from benchmarks.machine import processor_name
+from octavo.models.store import prepare_model
+
+QUICK_WORKLOADS = ("W1", "W2")
+QUICK_CLASSES = ("float32", "8 bits")
+SLOW_TO_START = ("vLLM",)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return 1 if an engine failed that is installed."""
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    console = Console()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engines are stopped too
+    directory: Path = options.model or prepare_model("smollm2")
+    model = model_costs(directory)
+    command = shlex.join(["python", "-m", "benchmarks.end_to_end", *(sys.argv[1:] if arguments is None else arguments)])
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
+        plan = Plan(
+            specs=chosen_engines(options),
+            directory=directory,
+            vocab_size=model.vocab_size,
+            workloads=[by_name(name) for name in options.workloads],
+            num_rounds=options.rounds,
+            num_repeats=options.repeats,
+            num_threads=options.threads,
+            folder=Path(folder),
+        )
+        session = Session(plan, model, partial(console.print, highlight=False, markup=False))
+
+        def result(findings: Findings) -> Result:
+            return _result(findings, model, command, options.threads, (time.monotonic() - began) / 60)
+
+        def save(findings: Findings) -> None:
+            """What was measured stays if a later engine breaks the run."""
+            if findings.runs and (options.output or not options.quick):
+                made = result(findings)
+                write_result(made, options.output or RESULTS / result_name(made))
+
+        session.measure(save)
+        last = result(session.findings)
+    if not last.runs:
+        console.print("nothing was measured: no engine could run")
+        return 1
+    _show(last, console)
+    return 1 if any(engine.name in last.missing for engine in last.engines) else 0
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    names = [workload.name for workload in WORKLOADS]
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.end_to_end", description="Octavo's whole stack beside every engine that is here."
+    )
+    products = {product.lower(): product for product in PRODUCTS}
+    parser.add_argument("--engines", nargs="+", choices=products, default=list(products), help="default: all")
+    parser.add_argument("--formats", nargs="+", choices=our_formats(), help="of ours; peers follow (default: all)")
+    parser.add_argument("--workloads", nargs="+", choices=names, help="default: all")
+    parser.add_argument("--rounds", type=int, help="runs of each engine and workload (default: 3)")
+    parser.add_argument("--repeats", type=int, help="of a run that other work disturbed (default: 2)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each engine")
+    parser.add_argument("--model", type=Path, help="Hugging Face directory (default: the demo model)")
+    parser.add_argument("--quick", action="store_true", help="W1 and W2, float32 and 8 bits, one round, no vLLM")
+    parser.add_argument("--output", type=Path, help="the result's file (default: benchmarks/results, if not quick)")
+    options = parser.parse_args(arguments)
+    options.engines = [products[name] for name in options.engines]
+    options.workloads = options.workloads or (list(QUICK_WORKLOADS) if options.quick else names)
+    options.rounds = options.rounds or (1 if options.quick else 3)
+    options.repeats = (0 if options.quick else 2) if options.repeats is None else options.repeats
+    return options
+
+
+def chosen_engines(options: argparse.Namespace) -> list[EngineSpec]:
+    """Return the engines that the options name."""
+    formats = options.formats or our_formats()
+    classes = {class_of(name) for name in formats}
+    if options.quick and not options.formats:
+        classes &= set(QUICK_CLASSES)
+    left_out = SLOW_TO_START if options.quick else ()
+    return [
+        spec
+        for spec in all_engines()
+        if spec.product in options.engines
+        and spec.product not in left_out
+        and spec.number_class in classes
+        and (spec.product != OURS or spec.number_format in formats)
+    ]
+
+
+def _result(findings: Findings, model: Model, command: str, num_threads: int, minutes: float) -> Result:
+    samples = findings.samples
+    return Result(
+        date=f"{datetime.now(tz=UTC):%Y-%m-%d}",
+        commit=_commit(),
+        command=_without_paths(command),
+        minutes=round(minutes, 1),
+        machine=this_machine(),
+        num_threads=num_threads,
+        python=platform.python_version(),
+        model=model,
+        limits=Limits(
+            read_gb_per_s=[round(sample.read_gb, 1) for sample in samples if sample.read_gb is not None],
+            fma_gflop_per_s=[round(sample.fma_gflop, 1) for sample in samples if sample.fma_gflop is not None],
+            gemm_gflop_per_s=[round(sample.gemm_gflop, 1) for sample in samples if sample.gemm_gflop is not None],
+        ),
+        engines=findings.engines,
+        missing=findings.missing,
+        runs=findings.runs,
+    )
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def _without_paths(command: str) -> str:
+    """Files are nobody's business but the reader's of this machine."""
+    return shlex.join(Path(word).name if os.sep in word else word for word in shlex.split(command))
+
+
+def this_machine() -> Machine:
+    """Describe the machine."""
+    processor, cores = processor_name(), os.cpu_count() or 1
+    words = "".join(letter if letter.isalnum() else " " for letter in processor.lower()).split()
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\nflags")[2].partition("\n")[0].split()
+    instructions = next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), "none")
+    return Machine(
+        processor=processor,
+        kind="-".join([*words, str(cores), "cores"]),
+        cores=cores,
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        instructions=instructions,
+    )
+
+
+def _show(result: Result, console: Console) -> None:
+    for table in (comparison(result), runs_table(result)):
+        console.print(Markdown(table))
+    for line in (machine_line(result), limits_line(result)):
+        console.print(line, highlight=False)
+    console.print("Tokens a second, or ms where it says so; * other work disturbed all runs.", highlight=False)
+    for name, reason in result.missing.items():
+        console.print(f"left out: {name}: {reason}", highlight=False, markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Which engines there are, in which number formats, and which of them this machine can run."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from benchmarks.end_to_end.adapters.interface import Options
+from executor_svc.config import ExecutorConfig
+
+ROOT = Path(__file__).parents[2]
+PEERS_FOLDER = ROOT / ".venv-bench"
+
+# Engines are compared within a class: what an engine calls its formats differs.
+CLASSES = ("float32", "bfloat16", "8 bits", "4 bits")
+OURS = "Octavo"
+PRODUCTS = (OURS, "transformers", "llama.cpp", "OpenVINO", "vLLM")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """One engine with one number format.
+
+    Attributes:
+        product: As in tables.
+        number_format: As the engine calls it.
+        number_class: One of CLASSES.
+        adapter: Module in `adapters/`.
+        weight_bits: Of one weight, scales included, where the size of a file does not say it; None: the file does.
+        peer: Folder of its environment in PEERS_FOLDER; "": it runs in ours.
+        workloads: Those that it runs; empty: all.
+    """
+
+    product: str
+    number_format: str
+    number_class: str
+    adapter: str
+    weight_bits: float | None = None
+    peer: str = ""
+    workloads: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Unique among all engines."""
+        return f"{self.product} {self.number_format}"
+
+
+def class_of(quantization: str) -> str:
+    """Return the class of a value of the executor's setting `quantization`."""
+    if quantization == "none":
+        return "float32"
+    bits = next((bits for bits in ("8", "4") if quantization.startswith(f"int{bits}")), None)
+    return quantization if bits is None else f"{bits} bits"
+
+
+def our_formats() -> tuple[str, ...]:
+    """Return the values of the executor's setting `quantization`."""
+    formats: tuple[str, ...] = get_args(ExecutorConfig.model_fields["quantization"].annotation)
+    return formats
+
+
+# Scales included: int8 has one for each output, int8-a8 a float32 for 32 weights, int4 a scale and a minimum.
+_OUR_BITS = {"none": 32.0, "bfloat16": 16.0, "int8": 8.0, "int8-a8": 9.0, "int4": 5.0}
+
+
+def all_engines() -> list[EngineSpec]:
+    """Return every engine that the benchmark knows, whether or not it is here."""
+    ours = [EngineSpec(OURS, name, class_of(name), "octavo_stack", _OUR_BITS.get(name)) for name in our_formats()]
+    return [
+        *ours,
+        EngineSpec(
+            "transformers", "float32", "float32", "transformers_generate", workloads=("W1", "W2", "P512", "P2000")
+        ),
+        EngineSpec("llama.cpp", "F32", "float32", "llama_cpp_server", peer="llama.cpp"),
+        EngineSpec("llama.cpp", "BF16", "bfloat16", "llama_cpp_server", peer="llama.cpp"),
+        EngineSpec("llama.cpp", "Q8_0", "8 bits", "llama_cpp_server", peer="llama.cpp"),
+        EngineSpec("llama.cpp", "Q4_0", "4 bits", "llama_cpp_server", peer="llama.cpp"),
+        EngineSpec("OpenVINO", "float32", "float32", "openvino_genai", peer="openvino"),
+        EngineSpec("OpenVINO", "bfloat16", "bfloat16", "openvino_genai", 16.0, peer="openvino"),
+        EngineSpec("OpenVINO", "int8", "8 bits", "openvino_genai", peer="openvino"),
+        EngineSpec("OpenVINO", "int4", "4 bits", "openvino_genai", peer="openvino"),
+        EngineSpec("vLLM", "float32", "float32", "vllm_engine", peer="vllm"),
+        EngineSpec("vLLM", "bfloat16", "bfloat16", "vllm_engine", 16.0, peer="vllm"),
+    ]
+
+
+def peer_python(peer: str) -> Path:
+    """Return the interpreter of a peer's environment."""
+    return PEERS_FOLDER / peer / "bin" / "python"
+
+
+def llama_cpp_program(name: str) -> Path:
+    """Return an executable of llama.cpp."""
+    return PEERS_FOLDER / "llama.cpp" / "build" / "bin" / name
+
+
+def converted_model(peer: str, number_format: str) -> Path:
+    """Return the demo model as a peer wants it: a directory, or a file for llama.cpp."""
+    name = f"{peer}-{number_format}"
+    return PEERS_FOLDER / "models" / (f"{name}.gguf" if peer == "llama.cpp" else name)
+
+
+def model_path(spec: EngineSpec, directory: Path) -> Path:
+    """Return what an engine loads in the place of the Hugging Face directory."""
+    files = {"F32": "float32", "BF16": "bfloat16", "Q8_0": "int8", "Q4_0": "int4"}
+    if spec.peer == "llama.cpp":
+        return converted_model(spec.peer, files[spec.number_format])
+    if spec.peer == "openvino":
+        return converted_model(spec.peer, "float32" if spec.number_format == "bfloat16" else spec.number_format)
+    return directory
+
+
+def why_missing(spec: EngineSpec, directory: Path) -> str | None:
+    """Return why an engine cannot run here; None: it can."""
+    program = llama_cpp_program("llama-server") if spec.product == "llama.cpp" else interpreter(spec)
+    for path in (program, model_path(spec, directory)):
+        if not path.exists():
+            where = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
+            return f"{where} is missing; make bench-peers makes it"
+    return None
+
+
+def interpreter(spec: EngineSpec) -> Path:
+    """Return what runs the adapter: that of llama.cpp needs no package, ours will do."""
+    return Path(sys.executable) if spec.peer in ("", "llama.cpp") else peer_python(spec.peer)
+
+
+def options_of(spec: EngineSpec, directory: Path, num_threads: int, max_tokens: int) -> Options:
+    """Return how an engine is started."""
+    program = str(llama_cpp_program("llama-server")) if spec.product == "llama.cpp" else ""
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    model = str(model_path(spec, directory))
+    return Options(model, spec.number_format, num_threads, cores, max_tokens, program)
+
+
+def weight_bytes(spec: EngineSpec, directory: Path, num_parameters: int) -> int:
+    """Return how many bytes of weights a token of one stream reads."""
+    if spec.weight_bits is not None:
+        return int(num_parameters * spec.weight_bits / 8)
+    path = model_path(spec, directory)
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for ending in ("safetensors", "bin") for file in path.glob(f"*model.{ending}"))

@@ -1,0 +1,1 @@
+"""How long an executor waits between two steps; see `__main__.py`."""

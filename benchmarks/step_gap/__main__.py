@@ -1,0 +1,234 @@
+"""How long an executor waits between two steps, over gRPC, with nothing streamed.
+
+    python -m benchmarks.step_gap [--step-ms 10,3] [--round-trip-ms 0,1,5] [--sequences 32,256,1024]
+                                  [--steps-in-flight auto] [--seconds 4] [--json FILE]
+
+Scheduler and executor are the real services in two processes; the worker sleeps for the length of a step. All
+sequences decode. They are outputs of requests with best_of = 16, so that nothing is sent to a client before the end. A
+proxy in a third process adds the round trip, half of it each way.
+
+A gap is the time between the end of a step and the begin of the next one by the executor's own clock; idle is
+the sum of the gaps as a share of the whole time.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import octavo
+from benchmarks.machine import describe_machine
+from benchmarks.step_gap.executor import open_record
+from tests.support.processes import Service, running_service
+
+OUTPUTS_PER_REQUEST = 16  # best_of; one is returned
+MAX_MODEL_LEN = 4096
+BLOCK_SIZE = 16
+WARM_UP_S = 1.0
+POLL_S = 0.1
+START_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured: length of a step, round trip, sequences, and the value of --steps-in-flight."""
+
+    step_ms: float
+    round_trip_ms: float
+    num_sequences: int
+    steps_in_flight: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """What came out of a case.
+
+    Attributes:
+        idle_share: Of the executor's time, 0 to 1.
+        gap_us: Median of the gaps.
+        gap_p99_us: Their 99th percentile.
+        measured_step_ms: What a step took, median.
+        num_steps: How many were measured.
+        scheduler_us: CPU time of the scheduler's process for a step.
+        executor_us: CPU time of the executor's process for a step.
+    """
+
+    case: Case
+    idle_share: float
+    gap_us: float
+    gap_p99_us: float
+    measured_step_ms: float
+    num_steps: int
+    scheduler_us: float
+    executor_us: float
+
+
+async def measure(case: Case, seconds: float) -> Gaps:
+    """Start the services, let all sequences decode for a while, and stop them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "steps"
+        async with running_stack(case, path) as (scheduler, executor), octavo.Client(scheduler.address) as client:
+            await client.wait_until_ready()
+            num_tokens = min(MAX_MODEL_LEN - 64, int(1.5 * (seconds + WARM_UP_S) * 1000 / case.step_ms) + 200)
+            with requests(client, case.num_sequences, num_tokens):
+                record = open_record(path, is_new=False)
+                await _all_decode(record, case.num_sequences)
+                await asyncio.sleep(WARM_UP_S)
+                first, before = _num_steps(record), (_cpu_s(scheduler), _cpu_s(executor))
+                await asyncio.sleep(seconds)
+                last, after = _num_steps(record), (_cpu_s(scheduler), _cpu_s(executor))
+                steps = np.array(record[first:last])
+    assert (steps["num_active"] == case.num_sequences).all(), "a sequence ended before the measurement did"
+    scheduler_s, executor_s = (end - begin for begin, end in zip(before, after, strict=True))
+    return gaps_of(case, steps, scheduler_s, executor_s)
+
+
+def gaps_of(case: Case, steps: npt.NDArray[np.void], scheduler_s: float, executor_s: float) -> Gaps:
+    """Return the figures of recorded steps, [n] of `STEP_TIMES`, and of the CPU seconds that they took."""
+    gaps_us = (steps["begin_ns"][1:] - steps["end_ns"][:-1]) / 1000
+    return Gaps(
+        case,
+        idle_share=float(gaps_us.sum() * 1000 / (steps["end_ns"][-1] - steps["end_ns"][0])),
+        gap_us=float(np.median(gaps_us)),
+        gap_p99_us=float(np.percentile(gaps_us, 99)),
+        measured_step_ms=float(np.median(steps["end_ns"] - steps["begin_ns"])) / 1e6,
+        num_steps=len(steps),
+        scheduler_us=scheduler_s * 1e6 / len(steps),
+        executor_us=executor_s * 1e6 / len(steps),
+    )
+
+
+@contextlib.asynccontextmanager
+async def running_stack(case: Case, record: Path) -> AsyncIterator[tuple[Service, Service]]:
+    """Run scheduler and executor, with a proxy between them if there is a round trip to add."""
+    executor_flags = {
+        "--record": record,
+        "--step-ms": case.step_ms,
+        "--max-num-seqs": case.num_sequences,
+        "--max-model-len": MAX_MODEL_LEN,
+        "--block-size-tokens": BLOCK_SIZE,
+        "--num-device-blocks": case.num_sequences * MAX_MODEL_LEN // BLOCK_SIZE,
+        "--log-level": "warning",
+    }
+    async with contextlib.AsyncExitStack() as stack:
+        executor = await stack.enter_async_context(
+            running_service("benchmarks.step_gap.executor", *_words(executor_flags))
+        )
+        address = executor.address
+        if case.round_trip_ms:
+            proxy_flags = {"--target": address, "--round-trip-ms": case.round_trip_ms}
+            proxy = running_service("benchmarks.step_gap.delay_proxy", *_words(proxy_flags))
+            address = (await stack.enter_async_context(proxy)).address
+        scheduler_flags = {
+            "--executor": address,
+            "--steps-in-flight": case.steps_in_flight,
+            "--log-level": "warning",
+        }
+        scheduler = await stack.enter_async_context(running_service("scheduler_svc", *_words(scheduler_flags)))
+        yield scheduler, executor
+
+
+@contextlib.contextmanager
+def requests(client: octavo.Client, num_sequences: int, num_tokens: int) -> Iterator[None]:
+    """Have so many sequences generated, each so many tokens; give up what is not done at the end."""
+    params = octavo.SamplingParams(best_of=OUTPUTS_PER_REQUEST, n=1, max_tokens=num_tokens, ignore_eos=True)
+    tasks = [
+        asyncio.create_task(client.generate([33 + number % 90, 33 + number // 90], params))
+        for number in range(num_sequences // OUTPUTS_PER_REQUEST)
+    ]
+    try:
+        yield
+        assert not any(task.done() for task in tasks), "a request ended before the measurement did"
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _all_decode(record: npt.NDArray[np.void], num_sequences: int) -> None:
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while not (record["num_active"] == num_sequences).any():  # noqa: ASYNC110  # another process writes it
+            await asyncio.sleep(POLL_S)
+
+
+def _num_steps(record: npt.NDArray[np.void]) -> int:
+    return int(np.count_nonzero(record["end_ns"]))
+
+
+def _cpu_s(service: Service) -> float:
+    """Return the CPU seconds that a process has used (Linux)."""
+    fields = Path(f"/proc/{service.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _words(flags: Mapping[str, object]) -> list[str]:
+    return [str(word) for flag in flags.items() for word in flag]
+
+
+def gap_table(gaps: list[Gaps]) -> Table:
+    """Return the table that is printed."""
+    table = Table(title="Executor between two steps, nothing streamed")
+    headings = ("step", "round trip", "sequences", "in flight", "idle", "gap µs", "p99", "scheduler µs", "executor µs")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for found in gaps:
+        case = found.case
+        table.add_row(
+            f"{case.step_ms:g} ms",
+            f"{case.round_trip_ms:g} ms",
+            f"{case.num_sequences:,}",
+            case.steps_in_flight,
+            f"{found.idle_share:.1%}",
+            f"{found.gap_us:,.0f}",
+            f"{found.gap_p99_us:,.0f}",
+            f"{found.scheduler_us:,.0f}",
+            f"{found.executor_us:,.0f}",
+        )
+    return table
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Time between two steps of an executor, over gRPC.")
+    parser.add_argument("--step-ms", default="10,3", help="length of a step (default: %(default)s)")
+    parser.add_argument("--round-trip-ms", default="0,1,5", help="added to the connection (default: %(default)s)")
+    parser.add_argument("--sequences", default="32,256,1024", help="multiples of 16 (default: %(default)s)")
+    parser.add_argument("--steps-in-flight", default="auto", help="of the scheduler (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="measured for each case (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    arguments = parser.parse_args()
+    cases = [
+        Case(float(step_ms), float(round_trip_ms), int(num_sequences), steps_in_flight)
+        for steps_in_flight, step_ms, num_sequences, round_trip_ms in itertools.product(
+            arguments.steps_in_flight.split(","),
+            arguments.step_ms.split(","),
+            arguments.sequences.split(","),
+            arguments.round_trip_ms.split(","),
+        )
+    ]
+    console = Console()
+    gaps = [
+        asyncio.run(measure(case, arguments.seconds))
+        for case in track(cases, "measuring", console=console, transient=True)
+    ]
+    console.print(gap_table(gaps))
+    console.print(describe_machine())
+    if arguments.json is not None:
+        figures = {"machine": describe_machine(), "gaps": [dataclasses.asdict(found) for found in gaps]}
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""A decoder as the C library runs it: a step from the batch table to logits in one call.
+
+What stays as it is from step to step, which is all but a few pointers and numbers, is put together once. Bit for bit
+this is what `Decoder` does segment by segment.
+"""
+
+from collections.abc import Sequence
+from ctypes import addressof
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from executor_svc.attention.interface import AttentionBackend, AttentionLayer, LayerCache
+from executor_svc.attention.native_backend import NativeAttentionBackend
+from executor_svc.models.config import ModelConfig
+from executor_svc.models.decoder import Decoder
+from executor_svc.models.language_model import LanguageModel
+from executor_svc.models.native_dense import NativeEmbedding
+from executor_svc.models.native_segments import NativeLastSegment, NativeSegment
+from executor_svc.native.library import NativeLibrary
+from executor_svc.native.model_structs import (
+    AttentionKindStruct,
+    BatchStruct,
+    LayerStruct,
+    ModelStruct,
+    RotationStruct,
+    StepStruct,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _NativeParts:
+    """The weights of a model whose every part is the library's."""
+
+    embedding: NativeEmbedding
+    segments: Sequence[NativeSegment]
+    last_segment: NativeLastSegment
+    head: NativeSegment
+
+    @classmethod
+    def of(cls, model: Decoder) -> "_NativeParts | None":
+        """Return the parts; None: other kernels have some, or several ranks share them."""
+        weights = model.weights
+        segments = [segment for segment in weights.segments if isinstance(segment, NativeSegment)]
+        embedding, last_segment, head = weights.embed, weights.last_segment, weights.head
+        if (
+            len(segments) < len(weights.segments)
+            or not isinstance(embedding, NativeEmbedding)
+            or not isinstance(last_segment, NativeLastSegment)
+            or not isinstance(head, NativeSegment)
+        ):
+            return None
+        return cls(embedding, segments, last_segment, head)
+
+
+class NativeForward:
+    """One call for a step of a decoder on its caches.
+
+    Args:
+        library: That of the parts.
+        model: With its weights, on one rank.
+        parts: Of the model.
+        caches: One a layer.
+    """
+
+    def __init__(
+        self, library: NativeLibrary, model: Decoder, parts: _NativeParts, caches: Sequence[LayerCache]
+    ) -> None:
+        self.hidden_size = model.config.hidden_size
+        self.vocab_size = model.config.vocab_size
+        self._library = library
+        self._parts = parts  # the structs have pointers into them, and into what follows
+        self._caches = caches
+        self._frequencies = model.frequencies
+        ropes = {rope: index for index, rope in enumerate(model.frequencies)}
+        self._rotations = (RotationStruct * len(ropes))()
+        for rotation, frequencies in zip(self._rotations, model.frequencies.values(), strict=True):
+            rotation.frequencies = frequencies.data_ptr()
+        layers = model.config.layers
+        distinct = list(dict.fromkeys(layers))
+        self._slopes = [np.array(kind.attention.alibi_slopes or (), np.float32) for kind in distinct]
+        self._kinds = (AttentionKindStruct * len(distinct))()
+        for kind, like, slopes in zip(self._kinds, distinct, self._slopes, strict=True):
+            kind.step = _constant_step(model.config, caches[0].block_size, like.attention, slopes)
+            kind.window = like.attention.window_tokens or 0
+            kind.rotation = None if like.rope is None else addressof(self._rotations[ropes[like.rope]])
+        self._layers = (LayerStruct * len(layers))()
+        for struct, layer, segment, cache in zip(self._layers, layers, parts.segments, caches, strict=True):
+            struct.segment = addressof(segment.struct)
+            struct.kind = addressof(self._kinds[distinct.index(layer)])
+            struct.keys, struct.values = cache.keys.data_ptr(), cache.values.data_ptr()
+        self._model = ModelStruct(
+            tokens=parts.embedding.weights.tokens.struct,
+            embedding=parts.embedding.struct,
+            layers=addressof(self._layers),
+            kinds=addressof(self._kinds),
+            rotations=addressof(self._rotations),
+            num_layers=len(layers),
+            num_kinds=len(distinct),
+            num_rotations=len(ropes),
+            last_segment=addressof(parts.last_segment.struct),
+            head=addressof(parts.head.struct),
+            logit_soft_cap=model.config.logit_soft_cap or 0.0,
+        )
+
+    def __call__(self, batch: BatchStruct) -> None:
+        """Run a step; what it has pointers to must live as long."""
+        self._library.forward(self._model, batch)
+
+
+def native_forward(
+    model: LanguageModel, attention: AttentionBackend, library: NativeLibrary | None, caches: Sequence[LayerCache]
+) -> NativeForward | None:
+    """Return the one call for a model whose every part is the library's; None: it is another one.
+
+    Args:
+        model: With its weights.
+        attention: Of the model.
+        library: The C library, if it computes some of the model.
+        caches: One a layer.
+    """
+    if library is None or not isinstance(model, Decoder) or not isinstance(attention, NativeAttentionBackend):
+        return None
+    parts = _NativeParts.of(model)
+    return None if parts is None else NativeForward(library, model, parts, caches)
+
+
+def _constant_step(
+    config: ModelConfig, block_size: int, layer: AttentionLayer, slopes: npt.NDArray[np.float32]
+) -> StepStruct:
+    """Return what does not change from step to step, for layers that attend like this one."""
+    return StepStruct(
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        scale=layer.scale,
+        soft_cap=layer.soft_cap or 0.0,
+        slopes=slopes.ctypes.data if len(slopes) else None,
+    )

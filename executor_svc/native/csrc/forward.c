@@ -1,0 +1,223 @@
+// A whole step of a model in one parallel region, from the batch table to logits; see octavo_forward.
+#include <string.h>
+
+#include "arena.h"
+#include "embedding.h"
+#include "layers.h"
+#include "likeliest.h"
+#include "plan.h"
+#include "rotation.h"
+
+// A rotation, and its values for the tokens of a step.
+typedef struct {
+    const float *frequencies;  // [head_dim / 2]
+    float *cos, *sin;          // [num_tokens][head_dim], as in Step
+} Rotation;
+
+// What layers have in common that attend and rotate alike.
+typedef struct {
+    Step step;                 // sizes, scale, cap and slopes are constant; each step fills in the rest
+    long window;               // positions that a token sees, its own included; 0: all
+    const Rotation *rotation;  // NULL: none
+} AttentionKind;
+
+// What comes before an attention, and the attention.
+typedef struct {
+    const Segment *segment;
+    const AttentionKind *kind;
+    float *keys, *values;  // of the layer's cache
+} Layer;
+
+// A decoder on its cache; constant but for kinds and rotations.
+typedef struct {
+    Matrix tokens;
+    Embedding embedding;
+    const Layer *layers;
+    AttentionKind *kinds;
+    Rotation *rotations;
+    long num_layers, num_kinds, num_rotations;
+    const Segment *last_segment, *head;
+    float logit_soft_cap;  // 0: none
+} Model;
+
+// A step: the rows of the batch table that it computes, and what is wanted of it.
+typedef struct {
+    const int32_t *token_ids;     // [max_num_seqs][max_model_len]
+    const int32_t *block_tables;  // [max_num_seqs][table_width]
+    long max_model_len, table_width;
+    StepRows rows;
+    const int32_t *wanted;  // [num_wanted] tokens of the step whose hidden states are wanted
+    long num_wanted, num_logit_rows;  // the first wanted ones get logits
+    float *hidden;                    // [num_wanted][hidden_size]
+    float *logits;                    // [num_logit_rows][size of the vocabulary]
+    int32_t *likeliest;               // [num_logit_rows] the first of the largest logits; NULL: nobody asks
+} Batch;
+
+// Where the tokens of a step are, and all that it computes on the way.
+typedef struct {
+    long num_tokens;
+    int32_t *slots, *positions;       // of each token
+    int64_t *slot_mapping;
+    float *residual, *qkv, *attended;
+    float *wanted_attended;           // of the wanted tokens
+    char *segment_memory;
+    float *attention_memory;
+    int32_t *likeliest_memory;
+} Work;
+
+static float *take_floats(Arena *arena, long rows, long columns) {
+    return take(arena, rows * columns * (long)sizeof(float));
+}
+
+static Logits logits_of(const Model *model, const Batch *batch) {
+    return (Logits){
+        .values = batch->logits,
+        .num_rows = batch->num_logit_rows,
+        .size = model->head->projection.num_outputs,
+        .soft_cap = model->logit_soft_cap,
+        .likeliest = batch->likeliest,
+    };
+}
+
+// Plan the attention of every kind of layer.
+static void plan(const Model *model, const Batch *batch, int num_threads, Arena *arena) {
+    long longest = 0;
+    for (long row = 0; row < batch->rows.num_rows; row++)
+        longest = most(longest, batch->rows.starts[row] + batch->rows.lengths[row]);
+    for (long i = 0; i < model->num_kinds; i++) {
+        Step *step = &model->kinds[i].step;
+        step->window = model->kinds[i].window ? least(model->kinds[i].window, longest) : longest;
+        plan_attention(&batch->rows, num_threads, step, arena);
+    }
+}
+
+// Lay out all memory but that of the plans; the attention is planned.
+static void lay_out(const Model *model, const Batch *batch, int num_threads, Arena *arena, Work *work) {
+    const Step *step = &model->kinds[0].step;
+    long num_tokens = 0, width = step->num_heads * step->head_dim;
+    for (long row = 0; row < batch->rows.num_rows; row++) num_tokens += batch->rows.lengths[row];
+    work->num_tokens = num_tokens;
+    work->slots = take(arena, num_tokens * (long)sizeof(int32_t));
+    work->positions = take(arena, num_tokens * (long)sizeof(int32_t));
+    work->slot_mapping = take(arena, num_tokens * (long)sizeof(int64_t));
+    for (Rotation *rotation = model->rotations; rotation < model->rotations + model->num_rotations; rotation++) {
+        rotation->cos = take_floats(arena, num_tokens, step->head_dim);
+        rotation->sin = take_floats(arena, num_tokens, step->head_dim);
+    }
+    work->residual = take_floats(arena, num_tokens, model->embedding.hidden_size);
+    work->qkv = take_floats(arena, num_tokens, width + 2 * step->num_kv_heads * step->head_dim);
+    work->attended = take_floats(arena, num_tokens, width);
+    work->wanted_attended = take_floats(arena, batch->num_wanted, width);
+    long bytes = most(octavo_segment_scratch_bytes(model->last_segment, batch->num_wanted),
+                      octavo_segment_scratch_bytes(model->head, batch->num_logit_rows));
+    for (long i = 0; i < model->num_layers; i++)
+        bytes = most(bytes, octavo_segment_scratch_bytes(model->layers[i].segment, num_tokens));
+    work->segment_memory = take(arena, bytes);
+    bytes = 0;
+    for (long i = 0; i < model->num_kinds; i++)
+        bytes = most(bytes, octavo_attention_scratch_bytes(&model->kinds[i].step, num_threads));
+    work->attention_memory = take(arena, bytes);
+    Logits logits = logits_of(model, batch);
+    work->likeliest_memory = take(arena, likeliest_scratch_bytes(&logits));
+}
+
+// Fill in what the steps of all kinds share.
+static void place_tokens(const Model *model, const Batch *batch, const Work *work) {
+    long token = 0, block_size = model->kinds[0].step.block_size;
+    for (long row = 0; row < batch->rows.num_rows; row++) {
+        long slot = batch->rows.tables[row], position = batch->rows.starts[row];
+        const int32_t *table = batch->block_tables + slot * batch->table_width;
+        for (long i = 0; i < batch->rows.lengths[row]; i++, token++, position++) {
+            work->slots[token] = (int32_t)slot;
+            work->positions[token] = (int32_t)position;
+            work->slot_mapping[token] = table[position / block_size] * block_size + position % block_size;
+        }
+    }
+    for (long i = 0; i < model->num_kinds; i++) {
+        Step *step = &model->kinds[i].step;
+        const Rotation *rotation = model->kinds[i].rotation;
+        if (rotation) step->cos = rotation->cos, step->sin = rotation->sin;
+        step->num_tokens = work->num_tokens;
+        step->slot_mapping = work->slot_mapping;
+        step->block_tables = batch->block_tables;
+        step->table_width = batch->table_width;
+    }
+}
+
+// The first residual stream and the rotations of this thread's tokens.
+static void embed(const Model *model, const Batch *batch, const Work *work, const Member *member) {
+    long begin, end, size = model->embedding.hidden_size, dim = model->kinds[0].step.head_dim;
+    share(member, work->num_tokens, &begin, &end);
+    for (long token = begin; token < end; token++) {
+        long position = work->positions[token];
+        long token_id = batch->token_ids[work->slots[token] * batch->max_model_len + position];
+        read_row(&model->tokens, token_id, work->residual + token * size);
+        finish_embedding(&model->embedding, position, work->residual + token * size);
+        for (const Rotation *rotation = model->rotations; rotation < model->rotations + model->num_rotations; rotation++)
+            turn_by_position(position, rotation->frequencies, dim / 2, rotation->cos + token * dim,
+                             rotation->sin + token * dim);
+    }
+}
+
+// Copy what the last layer attended and the residual stream of this thread's part of the wanted tokens.
+static void take_wanted(const Model *model, const Batch *batch, const Work *work, const Member *member) {
+    long width = model->kinds[0].step.num_heads * model->kinds[0].step.head_dim, size = model->embedding.hidden_size;
+    long begin, end;
+    share(member, batch->num_wanted, &begin, &end);
+    for (long i = begin; i < end; i++) {
+        memcpy(work->wanted_attended + i * width, work->attended + batch->wanted[i] * width,
+               (size_t)width * sizeof(float));
+        memcpy(batch->hidden + i * size, work->residual + batch->wanted[i] * size, (size_t)size * sizeof(float));
+    }
+}
+
+static void run_model(const Model *model, const Batch *batch, const Work *work, const Member *member) {
+    embed(model, batch, work, member);
+    wait_for_all(member);
+    for (const Layer *layer = model->layers; layer < model->layers + model->num_layers; layer++) {
+        run_segment(layer->segment, work->num_tokens, work->attended, work->residual, work->qkv, work->segment_memory,
+                    member);
+        wait_for_all(member);
+        run_attention(&layer->kind->step, work->qkv, layer->keys, layer->values, work->attended,
+                      work->attention_memory, member);
+        wait_for_all(member);
+    }
+    if (!batch->num_wanted) return;
+    take_wanted(model, batch, work, member);
+    wait_for_all(member);
+    run_segment(model->last_segment, batch->num_wanted, work->wanted_attended, batch->hidden, NULL,
+                work->segment_memory, member);
+    wait_for_all(member);
+    if (!batch->num_logit_rows) return;
+    run_segment(model->head, batch->num_logit_rows, NULL, batch->hidden, batch->logits, work->segment_memory, member);
+    wait_for_all(member);
+    Logits logits = logits_of(model, batch);
+    finish_logits(&logits, work->likeliest_memory, member);
+}
+
+// Compute a step: keys and values of all tokens enter the cache, hidden states and logits are written.
+//
+// memory has num_bytes, aligned to 64 bytes. Returns 0, or if that is too little, the bytes to come again with, which
+// may be too few once more; nothing is written then.
+long octavo_forward(const Model *model, const Batch *batch, char *memory, long num_bytes, Team *team) {
+    int num_threads = (int)team->num_threads;
+    Arena plans = {0, 0};
+    plan(model, batch, num_threads, &plans);
+    if (used_bytes(&plans) > num_bytes) return used_bytes(&plans);
+    Arena arena = {(uintptr_t)memory, (uintptr_t)memory};
+    plan(model, batch, num_threads, &arena);
+    Work work;
+    lay_out(model, batch, num_threads, &arena, &work);
+    if (used_bytes(&arena) > num_bytes) return used_bytes(&arena);
+    place_tokens(model, batch, &work);
+    Meeting meeting;
+    open_meeting(&meeting, team);
+#pragma omp parallel num_threads(team->size)
+    {
+        const Member member = join_meeting(&meeting);
+        run_model(model, batch, &work, &member);
+        leave_meeting(&member);
+    }
+    close_meeting(&meeting);
+    return 0;
+}

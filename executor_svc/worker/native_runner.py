@@ -1,0 +1,92 @@
+"""From a step's layout to logits on a CPU where the C library runs the whole model: one call, no tensors.
+
+The library reads the batch table in place. See `model_runner.py` for the same with any model.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from executor_svc.models.language_model import LanguageModel
+from executor_svc.models.native_forward import NativeForward
+from executor_svc.native.model_structs import BatchStruct
+from executor_svc.worker.model_runner import SampleLogits, wanted_tokens
+from shared.batch_table import BatchTable, StepLayout
+
+
+class NativeRunner:
+    """Runs a model on the caches that its call knows; see `Runner`.
+
+    Args:
+        model: For what is no part of a step's one call: logits of prompts.
+        forward: The call.
+        max_num_seqs: Most rows of a step.
+    """
+
+    def __init__(self, model: LanguageModel, forward: NativeForward, max_num_seqs: int) -> None:
+        self.model = model
+        self._forward = forward
+        self._batch = BatchStruct()
+        # The last step, which the batch points into. Decodes of the same sequences differ in where they start alone.
+        self._prepared: tuple[BatchTable, StepLayout, bool] | None = None
+        self._computed = SampleLogits(None, np.empty(0, np.int32))
+        self._wanted = np.empty(0, np.int32)
+        # What steps write is kept, so that no step pays for page faults again.
+        self._hidden = torch.empty(0, forward.hidden_size)
+        self._logits = torch.empty(0, forward.vocab_size)
+        self._likeliest = np.empty(max_num_seqs, np.int32)
+        self._starts = np.empty(max_num_seqs, np.int32)
+
+    def run(self, table: BatchTable, layout: StepLayout, *, finds_likeliest: bool) -> SampleLogits:
+        """Compute the tokens of a step; see `Runner.run`."""
+        if not self._is_prepared(table, layout, finds_likeliest):
+            self._prepare(table, layout, finds_likeliest)
+        self._starts[: len(layout.starts)] = layout.starts
+        self._forward(self._batch)
+        return self._computed
+
+    def _is_prepared(self, table: BatchTable, layout: StepLayout, finds_likeliest: bool) -> bool:
+        """Return whether the step decodes the same sequences as the last one: then nothing in the batch changes."""
+        if self._prepared is None or not layout.only_decodes:
+            return False
+        last_table, last_layout, found_likeliest = self._prepared
+        is_alike = last_table is table and last_layout.slots is layout.slots and last_layout.only_decodes
+        return is_alike and found_likeliest == finds_likeliest
+
+    def _prepare(self, table: BatchTable, layout: StepLayout, finds_likeliest: bool) -> None:
+        """Point to the rows of a step, and to where its results go."""
+        self._prepared = table, layout, finds_likeliest
+        self._wanted, num_logit_rows, logit_rows = wanted_tokens(layout)
+        num_wanted = len(self._wanted)
+        if self._hidden.shape[0] < num_wanted:
+            self._hidden = torch.empty(num_wanted, self._forward.hidden_size)
+        if self._logits.shape[0] < num_logit_rows:
+            self._logits = torch.empty(num_logit_rows, self._forward.vocab_size)
+        self._batch = BatchStruct(
+            token_ids=_address(table.token_ids),
+            block_tables=_address(table.block_tables),
+            max_model_len=table.max_model_len,
+            table_width=table.block_tables.shape[1],
+            num_rows=len(layout.slots),
+            slots=_address(layout.slots),
+            starts=_address(self._starts),
+            lengths=_address(layout.lengths),
+            wanted=_address(self._wanted),
+            num_wanted=num_wanted,
+            num_logit_rows=num_logit_rows,
+            hidden=self._hidden.data_ptr(),
+            logits=self._logits.data_ptr(),
+            likeliest=_address(self._likeliest) if finds_likeliest else None,
+        )
+        self._computed = SampleLogits(
+            self._logits[:num_logit_rows],
+            logit_rows,
+            None if layout.num_prompt_logprobs is None else self._hidden[num_logit_rows:num_wanted],
+            self._likeliest[:num_logit_rows] if finds_likeliest else None,
+        )
+
+
+def _address(array: npt.NDArray[np.int32]) -> int:
+    assert array.flags.c_contiguous, "the library counts on numbers that lie one after the other"
+    assert array.dtype == np.int32, "the library counts on int32"
+    return array.ctypes.data

@@ -1,0 +1,76 @@
+"""The benchmark of the time between two steps: its arithmetic, its record, and the proxy that adds a round trip."""
+
+import io
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from benchmarks.step_gap.__main__ import Case, gap_table, gaps_of
+from benchmarks.step_gap.delay_proxy import serve
+from benchmarks.step_gap.executor import STEP_TIMES, SleepingWorker, open_record
+from executor_svc.fake.worker import FakeWorker
+from shared.step import Step, TableDelta
+
+CASE = Case(step_ms=3, round_trip_ms=1, num_sequences=32, steps_in_flight="2")
+
+
+def test_idle_is_the_share_of_the_time_between_steps() -> None:
+    steps = np.array([(0, 800, 32), (1000, 1700, 32), (2000, 2900, 32)], STEP_TIMES)
+    steps["begin_ns"] *= 1000
+    steps["end_ns"] *= 1000
+
+    gaps = gaps_of(CASE, steps, scheduler_s=0.003, executor_s=0.006)
+
+    assert gaps.idle_share == pytest.approx((200 + 300) / (2900 - 800))
+    assert gaps.gap_us == pytest.approx(250)
+    assert (gaps.scheduler_us, gaps.executor_us) == pytest.approx((1000, 2000))
+
+
+def test_a_worker_records_each_step_before_the_last_one(tmp_path: Path) -> None:
+    record = open_record(tmp_path / "steps", is_new=True)
+    worker = SleepingWorker(FakeWorker(), 2.0, record)
+
+    for step_id in (1, 2, 3):
+        worker.launch(Step(1, step_id, TableDelta()))
+
+    seen = open_record(tmp_path / "steps", is_new=False)
+    assert np.count_nonzero(seen["end_ns"]) == 2
+    assert (seen["end_ns"][:2] - seen["begin_ns"][:2] >= 2_000_000).all()
+    assert seen["begin_ns"][1] >= seen["end_ns"][0]
+
+
+def test_the_proxy_delays_each_way_and_holds_nothing_up_behind_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as target, socket.create_server(("127.0.0.1", 0)) as listener:
+        forwarding = (listener, target.getsockname(), 0.02)
+        threading.Thread(target=serve, args=forwarding, daemon=True).start()
+        with socket.create_connection(listener.getsockname()) as client:
+            server, _ = target.accept()
+            with server:
+                begin_s = time.perf_counter()
+                for _ in range(3):
+                    client.sendall(b"step")
+                    time.sleep(0.005)
+                received = b""
+                while len(received) < 12:
+                    received += server.recv(100)
+                one_way_s = time.perf_counter() - begin_s
+                server.sendall(b"answer")
+                assert client.recv(100) == b"answer"
+                both_ways_s = time.perf_counter() - begin_s
+
+    assert 0.03 <= one_way_s < 0.06, "the third message is 10 ms younger and comes 20 ms later, not 60"
+    assert both_ways_s >= one_way_s + 0.02
+
+
+def test_the_table_shows_each_case() -> None:
+    gaps = gaps_of(CASE, np.array([(0, 9, 32), (10, 19, 32)], STEP_TIMES), 0.0, 0.0)
+    output = io.StringIO()
+
+    Console(file=output, width=200).print(gap_table([gaps, gaps]))
+
+    assert output.getvalue().count("3 ms") == 2
