@@ -18,8 +18,9 @@ from executor_svc.native.library import NativeLibrary
 from executor_svc.native.model_structs import StepStruct
 from shared.step import Int32Array
 
-# Query vectors of a tile, tokens times heads of a group: enough to pay for packing the keys that they share.
-TILE_QUERIES = 384
+# Query vectors of a tile, tokens times heads of a group: enough to pay for packing the keys that they share, and no more
+# than the cache of a core holds with their sums.
+LEAST_TILE_QUERIES, MOST_TILE_QUERIES = 96, 384
 # Tasks for each thread that even out sequences of different length.
 TASKS_PER_THREAD = 4
 
@@ -83,7 +84,7 @@ class NativeAttentionPlan:
         """
         num_kv_heads, head_dim = cache.keys.shape[2:]
         window = self._longest if layer.window_tokens is None else min(layer.window_tokens, self._longest)
-        tasks = self._tasks_under(window, num_heads, num_kv_heads)
+        tasks = self._tasks_under(window, num_tokens, num_heads, num_kv_heads)
         slopes: npt.NDArray[np.float32] | None = None
         if layer.alibi_slopes is not None:
             slopes = np.array(layer.alibi_slopes, np.float32)
@@ -111,13 +112,14 @@ class NativeAttentionPlan:
             num_partials=int(tasks.tiles[:, 4].sum()),
         )
 
-    def _tasks_under(self, window: int, num_heads: int, num_kv_heads: int) -> _Tasks:
+    def _tasks_under(self, window: int, num_tokens: int, num_heads: int, num_kv_heads: int) -> _Tasks:
         """Return the work of layers whose tokens see the last `window` positions."""
         tasks = self._tasks.get(window)
         if tasks is None:
-            tile_tokens = max(1, TILE_QUERIES // (num_heads // num_kv_heads))
-            tiles = query_tiles(self._metadata.starts, self._metadata.lengths, tile_tokens)
+            group = num_heads // num_kv_heads
             num_wanted = self._library.num_threads * TASKS_PER_THREAD / num_kv_heads
+            tile_queries = max(LEAST_TILE_QUERIES, min(MOST_TILE_QUERIES, int(num_tokens * group / num_wanted)))
+            tiles = query_tiles(self._metadata.starts, self._metadata.lengths, max(1, tile_queries // group))
             tasks = self._tasks[window] = _Tasks(tiles, split_keys(tiles, num_wanted, window, self._library.part_keys))
         return tasks
 
@@ -151,7 +153,8 @@ def split_keys(tiles: npt.NDArray[np.int32], num_wanted: float, window: int, par
         part_keys: Positions of a part; the first begins at position 0.
 
     Returns:
-        Tile, and which of its parts; 0 of a tile that is one task.
+        Tile, and which of its parts; 0 of a tile that is one task. Where there are chunks the largest tasks come first,
+        so that threads end together.
     """
     ends = tiles[:, 3] + tiles[:, 2]
     begins = np.maximum(0, tiles[:, 3] + 1 - window)
@@ -164,4 +167,6 @@ def split_keys(tiles: npt.NDArray[np.int32], num_wanted: float, window: int, par
     tasks = np.empty((num_tasks.sum(), 2), np.int32)
     tasks[:, 0] = np.repeat(np.arange(len(tiles)), num_tasks)
     tasks[:, 1] = np.arange(len(tasks)) - np.repeat(np.cumsum(num_tasks) - num_tasks, num_tasks)
+    if tiles[:, 2].max() > 1:
+        tasks = tasks[np.argsort(-(work / num_tasks)[tasks[:, 0]], kind="stable")]
     return tasks
