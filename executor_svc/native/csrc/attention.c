@@ -14,8 +14,8 @@
 // Tokens whose queries are fetched ahead of those that are rotated.
 #define FETCH_TOKENS 4
 
-// Rows of the largest tile, in whole strips and vectors.
-static long most_rows(const Step *step) { return round_up(step->most_tokens * group_of(step), STRIP_ROWS * LANES); }
+// Rows of the largest tile; whole vectors of them, and whole strips, are worked on.
+static long most_rows(const Step *step) { return round_up(step->most_tokens * group_of(step), LANES) + STRIP_ROWS; }
 
 static float *take_floats(Arena *arena, long count) { return take(arena, count * (long)sizeof(float)); }
 
@@ -29,7 +29,7 @@ static Softmax take_softmax(const Step *step, Arena *arena) {
 static long lay_out(const Step *step, uintptr_t address, Work *work) {
     Arena arena = {address, address};
     work->queries = take_floats(&arena, most_rows(step) * padded_queries(step));
-    work->scores = take_floats(&arena, MAX_DIRECT_HEADS * BLOCK_KEYS);
+    work->scores = take_floats(&arena, 2 * most(MAX_DIRECT_HEADS, STRIP_ROWS) * BLOCK_KEYS);
     work->keys = take_floats(&arena, BLOCK_KEYS * round_up(step->head_dim, CHAINS));
     work->values = take_floats(&arena, BLOCK_KEYS * padded_values(step));
     work->total = take_softmax(step, &arena);
