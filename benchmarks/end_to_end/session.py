@@ -141,7 +141,7 @@ class Session:
                     number_class=spec.number_class,
                     versions=description.versions,
                     settings=description.settings,
-                    weight_bytes=weight_bytes(spec, plan.directory, self._model.num_parameters),
+                    weight_bytes=weight_bytes(spec, plan.directory, self._model),
                     start_s=round(start_s, 1),
                 )
                 self.findings.engines.append(record)

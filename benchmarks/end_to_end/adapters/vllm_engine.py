@@ -18,6 +18,7 @@ class VllmEngine:
     def start(self) -> Description:
         """Load and compile the model."""
         environment = {
+            "OMP_NUM_THREADS": str(self._options.num_threads),
             "VLLM_CPU_KVCACHE_SPACE": str(self._options.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, self._options.cores[: self._options.num_threads])),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
