@@ -31,8 +31,6 @@ class VllmEngine:
             model=self._options.model,
             dtype=self._options.number_format,
             max_model_len=self._options.max_tokens,
-            max_num_seqs=64,
-            max_num_batched_tokens=max(2048, self._options.max_tokens),
             disable_log_stats=False,  # it holds the time of each first token
         )
         return Description({"vllm": vllm.__version__, "torch": torch.__version__}, environment)
