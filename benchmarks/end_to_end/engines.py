@@ -44,7 +44,7 @@ class EngineSpec:
     @property
     def name(self) -> str:
         """Unique among all engines."""
-        return f"{self.product} {self.number_format}"
+        return f"{self.product} {self.number_class if self.number_format == 'none' else self.number_format}"
 
 
 def class_of(quantization: str) -> str:
