@@ -209,9 +209,44 @@ FAULTS = (
     Fault(
         "keys are rotated the other way",
         f"{EXECUTOR}/native/csrc/rotation.c",
-        "            sin_row[i] = -sin_row[half + i];\n",
-        "            sin_row[i] = sin_row[half + i];\n            sin_row[half + i] = -sin_row[i];\n",
+        "        sin[i] = -sin[half + i];\n",
+        "        sin[i] = sin[half + i];\n        sin[half + i] = -sin[i];\n",
         (f"{NUMERICS}/test_llama.py::test_logits_at_every_position_equal_transformers",),
+    ),
+    Fault(
+        "the last of equal logits is taken",
+        f"{EXECUTOR}/native/csrc/likeliest.c",
+        "        if (!(row[found[part]] > top)) continue;\n",
+        "        if (!(row[found[part]] >= top)) continue;\n",
+        (f"{NUMERICS}/test_native_forward.py::test_the_first_of_equal_logits_is_the_likeliest_in_every_part_of_a_row",),
+    ),
+    Fault(
+        "a step's one call runs the sequences of the last step",
+        f"{EXECUTOR}/worker/native_runner.py",
+        "last_layout.slots is layout.slots",
+        "len(last_layout.slots) == len(layout.slots)",
+        (f"{NUMERICS}/test_native_forward.py::test_every_family_and_every_kind_of_step",),
+    ),
+    Fault(
+        "rows are sampled as those of the last step",
+        f"{EXECUTOR}/sampler/sample_rows.py",
+        "rows.slots is layout.sample_slots",
+        "len(rows.slots) == len(layout.sample_slots)",
+        (f"{NUMERICS}/test_native_forward.py::test_every_family_and_every_kind_of_step",),
+    ),
+    Fault(
+        "a step's one call ends the last layer for other tokens than those that are wanted",
+        f"{EXECUTOR}/native/csrc/forward.c",
+        "work->attended + batch->wanted[i] * width",
+        "work->attended + i * width",
+        (f"{NUMERICS}/test_native_forward.py::test_every_family_and_every_kind_of_step",),
+    ),
+    Fault(
+        "sample rows are looked up in every step",
+        f"{EXECUTOR}/sampler/sample_rows.py",
+        "        if rows is not None and rows.slots is layout.sample_slots:\n",
+        "        if rows is not None and rows.slots is None:\n",
+        (f"{NUMERICS}/test_step_calls.py::test_a_decode_step_takes_as_much_python_for_many_rows_as_for_one",),
     ),
     # Ranks
     Fault(
