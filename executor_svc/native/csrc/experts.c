@@ -127,13 +127,15 @@ static void run_down(const Experts *experts, const long *ends, const Rows *activ
 }
 
 // out (=|+=) the weighted sum of the outputs of its experts, one row.
-static void sum_outputs(const Experts *experts, const int32_t *places, const float *weights, const float *outputs,
+static void sum_outputs(const Experts *experts, const Placement *placement, const ExpertsScratch *scratch, long row,
                         float *out, bool add) {
     long size = experts->mlps->down.num_outputs, num_chosen = experts->num_chosen;
+    const int32_t *places = placement->places + row * num_chosen;
+    const float *weights = scratch->weights + row * num_chosen;
     for (long i = 0; i < size; i += LANES) {
         vfloat sum = vf_zero();
         for (long j = 0; j < num_chosen; j++)
-            sum = vf_fma(vf_all(weights[j]), vf_load_part(outputs + places[j] * size + i, size - i), sum);
+            sum = vf_fma(vf_all(weights[j]), vf_load_part(scratch->outputs + places[j] * size + i, size - i), sum);
         vf_store_part(out + i, add ? vf_add(vf_load_part(out + i, size - i), sum) : sum, size - i);
     }
 }
@@ -167,6 +169,5 @@ void run_experts(const Experts *experts, Activation activation, const Rows *in, 
     run_down(experts, placement.ends, &activated, scratch->outputs, repetition, member);
     Phase sums = begin_phase(member, in->num_rows, ONCE);
     while (next_task(&sums))
-        sum_outputs(experts, placement.places + sums.task * num_chosen, scratch->weights + sums.task * num_chosen,
-                    scratch->outputs, out + sums.task * hidden_size, add);
+        sum_outputs(experts, &placement, scratch, sums.task, out + sums.task * hidden_size, add);
 }

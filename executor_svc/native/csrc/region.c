@@ -27,7 +27,7 @@ static struct {
     void *argument;
     long num_workers;
     pthread_mutex_t in_use;
-} pool = {.gate = CLOSED, .in_use = PTHREAD_MUTEX_INITIALIZER};
+} pool = {.region.phase = 1, .gate = CLOSED, .in_use = PTHREAD_MUTEX_INITIALIZER};
 
 static void run_member(int thread) {
     long num_phases = 0;

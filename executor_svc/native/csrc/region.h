@@ -15,7 +15,7 @@
 // Of a grain in phase p: 4 * p + one of these; less than 4 * p: nobody has taken it.
 enum { TAKEN, CLAIMED, DONE };
 
-// Phases are counted over all regions, so that what an earlier one left in `states` means nothing.
+// Phases are counted over all regions, from 1, so that what an earlier one left in `states` means nothing.
 struct Region {
     atomic_ulong phase __attribute__((aligned(64)));  // the one that is under way: all before it are done
     atomic_ulong states[NUM_STATES] __attribute__((aligned(64)));

@@ -30,14 +30,16 @@ static void run(const Member *member, void *argument) {
     Stress *stress = argument;
     unsigned thread = (unsigned)member->thread;
     for (long number = 0; number < stress->num_phases; number++) {
-        static const long sizes[] = {0, 1, 2, 3, 7, 12, 40, 64, MOST_TASKS};
+        static const long sizes[] = {0, 1, 5, 3, 7, 12, 40, 64, MOST_TASKS};
         unsigned kind = draw(stress->seed, (unsigned)number, 0);
-        long num_tasks = sizes[kind % 9], size_before = number ? sizes[draw(stress->seed, (unsigned)number - 1, 0) % 9] : 0;
+        long num_tasks = sizes[kind % 9];
         atomic_int *done = stress->done[number % 2], *before = stress->done[1 - number % 2];
         delay(stress, thread, (unsigned)number);
-        Phase checks = begin_phase(member, size_before, ONCE);
-        while (next_task(&checks))
-            if (atomic_exchange(before + checks.task, 0) != 1) atomic_fetch_add(&stress->num_faults, 1);
+        if (number) {
+            Phase checks = begin_phase(member, sizes[draw(stress->seed, (unsigned)number - 1, 0) % 9], ONCE);
+            while (next_task(&checks))
+                if (atomic_exchange(before + checks.task, 0) != 1) atomic_fetch_add(&stress->num_faults, 1);
+        }
         Phase phase = begin_phase(member, num_tasks, kind & 16 ? REPEATABLE : ONCE);
         while (next_task(&phase)) {
             delay(stress, thread * 100000 + (unsigned)number, (unsigned)phase.task);
@@ -61,7 +63,7 @@ void stress_team(Team *team, long num_regions, long num_phases, long delay_us, u
         stress->num_phases = num_phases;
         stress->delay_us = delay_us;
         stress->seed = seed + (unsigned)i;
-        team->size = 1 + draw(seed, 7, (unsigned)i) % team->num_threads;
+        team->size = i ? 1 + draw(seed, 7, (unsigned)i) % team->num_threads : team->num_threads;
         run_region(team, run, stress);
     }
     results[0] = stress->num_faults, results[1] = stress->num_repeated, results[2] = stress->num_by_others;
