@@ -1,11 +1,11 @@
 """Time to the first token of long prompts on a CPU, and the share of attention in it: the executor alone, without RPC.
 
-    python -m benchmarks.prefill [--lengths 512 2000 8000] [--quantization none int8] [--chunk 2048] [--threads 2] [--json]
+    python -m benchmarks.prefill [--lengths 512 2000 8000] [--quantization none int8] [--chunk 2048] [--json]
 
-One prompt at a time, cut into chunks as the scheduler cuts it (`--chunk` is its `--max-num-batched-tokens`), greedy. The
-time is from the first chunk to the sampled token. Attention is timed by itself on the same chunks, with a cache of the
-model's shape, and counted for all layers; FLOP count what a query sees, so what is computed and hidden again lowers the
-rate. Rounds take turns, and the table has the fastest of each: other work on the machine only adds.
+One prompt at a time, cut into chunks as the scheduler cuts it (`--chunk` is its `--max-num-batched-tokens`), greedy.
+The time is from the first chunk to the sampled token. Attention is timed by itself on the same chunks, with a cache of
+the model's shape, and counted for all layers; its FLOP are those of what a query sees, so what is computed and then
+hidden lowers the rate. Rounds take turns, and the table has the fastest of each: other work on the machine only adds.
 """
 
 import argparse
@@ -177,7 +177,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Time to the first token on a CPU, and the share of attention in it.")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2000, 8000], help="of prompts, in tokens")
-    parser.add_argument("--quantization", nargs="+", default=["none", "int8"], help="of the executor; several take turns")
+    parser.add_argument(
+        "--quantization", nargs="+", default=["none", "int8"], help="of the executor; several take turns"
+    )
     parser.add_argument("--chunk", type=int, default=2048, help="most tokens of a step (default: 2048)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the executor (default: cores)")
     parser.add_argument("--rounds", type=int, default=3, help="of each prompt; the fastest counts (default: 3)")
