@@ -140,15 +140,22 @@ FAULTS = (
     Fault(
         "the C attention sees one position more than the window",
         f"{EXECUTOR}/native/csrc/attention_packed.h",
-        "most(first, position + 1 - step->window - block->begin)",
-        "most(first, position - step->window - block->begin)",
+        "end - step->window)",
+        "end - 1 - step->window)",
         (f"{NUMERICS}/test_native_attention.py::test_a_window_begins_anywhere_in_a_block",),
+    ),
+    Fault(
+        "a query of a strip sees what the last of them does",
+        f"{EXECUTOR}/native/csrc/attention_packed.h",
+        "strip->sight.lower[i], strip->sight.upper[i]);",
+        "strip->sight.lower[i], strip->sight.last);",
+        (f"{NUMERICS}/test_native_attention.py::test_every_combination",),
     ),
     Fault(
         "parts of a long context are joined without their weights",
         f"{EXECUTOR}/native/csrc/attention.c",
-        "total->weights[i] = total->weights[i] * a + part->weights[i] * b;",
-        "total->weights[i] = total->weights[i] + part->weights[i];",
+        "vf_mul(vf_load(part->weights + i), other_factor)",
+        "vf_load(part->weights + i)",
         (f"{NUMERICS}/test_native_attention.py::test_a_long_context_is_split_over_the_threads",),
     ),
     Fault(

@@ -208,6 +208,20 @@ static void join_parts(const Step *step, const QueryTile *tile, long head, char 
     finish(step, tile, head, &total, out);
 }
 
+// Fetch the first keys of a task that comes soon: nothing before it reads them.
+static void fetch_first_keys(const Step *step, const Task *task, long head, const float *keys) {
+    const QueryTile *tile = step->tiles + task->tile;
+    const int32_t *table = step->block_tables + tile->row * step->table_width;
+    long first = lower_of(step, tile), key_size = step->num_kv_heads * step->head_dim;
+    first = most(first, (first / PART_KEYS + task->index) * PART_KEYS);
+    long index = first / step->block_size, offset = first % step->block_size, upper = upper_of(tile);
+    for (long position = first; position < least(first + FETCH_KEYS, upper); index++, offset = 0) {
+        const float *key = keys + (table[index] * step->block_size + offset) * key_size + head * step->head_dim;
+        for (; offset < step->block_size && position < first + FETCH_KEYS; offset++, position++, key += key_size)
+            fetch_vector(key, step->head_dim);
+    }
+}
+
 void run_attention(const Step *step, const float *qkv, float *keys, float *values, float *out, float *memory,
                    const Member *member) {
     Work work;
@@ -220,6 +234,10 @@ void run_attention(const Step *step, const float *qkv, float *keys, float *value
         const Task *task = step->tasks + phase.task / num_heads;
         const QueryTile *tile = step->tiles + task->tile;
         long head = phase.task % num_heads;
+        if (is_direct(step, tile)) {
+            long next = upcoming_task(&phase);
+            fetch_first_keys(step, step->tasks + next / num_heads, next % num_heads, keys);
+        }
         load_queries(step, tile, head, qkv, &work);
         if (!tile->num_partials) {
             attend_tile(step, tile, head, keys, values, &work);
