@@ -1,0 +1,169 @@
+"""Which number format the weights of a model get, from the setting and from what a checkpoint has."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.weights import Checkpoint
+from executor_svc.config import ExecutorConfig
+from executor_svc.models.kernels import make_model
+from executor_svc.models.selection import ChosenModel, choose_model, read_model_config
+from executor_svc.models.weight_format import Quantization
+from executor_svc.native.structs import NumberFormat
+from executor_svc.numerics.identity import find_numerics
+from executor_svc.worker.loading import load_worker
+from shared.errors import ModelLoadError
+from shared.step import TableDelta
+from tests.numerics.architectures import save_tiny_architecture
+from tests.numerics.driver import RecordingSampler, StepDriver
+from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.numerics.native import QUANTIZATIONS, packed_matrix
+from tests.numerics.reference import random_prompt
+
+CPU = torch.device("cpu")
+FAMILY = "Qwen3MoeForCausalLM"  # it has all: routers, experts, norms of heads
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a model in float32."""
+    directory = tmp_path_factory.mktemp("weight_formats") / "float32"
+    save_tiny_architecture(directory, FAMILY, FAMILY_ARCHITECTURES[FAMILY])
+    return directory
+
+
+def converted(saved: Path, directory: Path, dtype_of: Callable[[str, torch.Tensor], torch.dtype]) -> Path:
+    """Save the model with other number formats; all values are those that bfloat16 has."""
+    shutil.copytree(saved, directory)
+    tensors = load_file(saved / "model.safetensors")
+    rounded = {name: tensor.bfloat16().to(dtype_of(name, tensor)) for name, tensor in tensors.items()}
+    save_file(rounded, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def choose(directory: Path, **settings: object) -> ChosenModel:
+    config = ExecutorConfig.model_validate({"model": str(directory), "dtype": "float32", **settings})
+    return choose_model(ModelDirectory(directory), config, CPU)
+
+
+def is_router(name: str) -> bool:
+    return name.endswith("mlp.gate.weight")
+
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+STORED: dict[str, tuple[Callable[[str, torch.Tensor], torch.dtype], dict[str, str], Quantization]] = {
+    "all in bfloat16": (lambda name, tensor: BF16, {}, "bfloat16"),
+    "norms in float32": (lambda name, tensor: BF16 if tensor.ndim > 1 else F32, {}, "bfloat16"),
+    "routers in float32": (lambda name, tensor: F32 if is_router(name) else BF16, {}, "bfloat16"),
+    "the head in float32": (lambda name, tensor: F32 if name == "lm_head.weight" else BF16, {}, "none"),
+    "a matrix in float16": (lambda name, tensor: F16 if "1.self_attn.k_proj" in name else BF16, {}, "none"),
+    "all in float32": (lambda name, tensor: F32, {}, "none"),
+    "in int8, as asked for": (lambda name, tensor: BF16, {"quantization": "int8"}, "int8"),
+    "computed by torch": (lambda name, tensor: BF16, {"cpu_kernels": "torch"}, "none"),
+    "computed in bfloat16": (lambda name, tensor: BF16, {"dtype": "bfloat16"}, "none"),
+}
+
+
+@pytest.mark.parametrize(("dtype_of", "settings", "expected"), STORED.values(), ids=STORED)
+def test_matrices_stay_in_bfloat16_if_all_are_stored_so(
+    dtype_of: Callable[[str, torch.Tensor], torch.dtype],
+    settings: dict[str, str],
+    expected: Quantization,
+    saved: Path,
+    tmp_path: Path,
+) -> None:
+    chosen = choose(converted(saved, tmp_path / "model", dtype_of), **settings)
+
+    assert chosen.quantization == expected
+    if not settings:
+        weights = find_numerics(chosen, num_ranks=1, device=CPU).parts["weights"]
+        assert weights == ("bfloat16" if expected == "bfloat16" else "float32")
+
+
+def logits_of(directory: Path, recorder: RecordingSampler, **settings: object) -> torch.Tensor:
+    """Return those of a prompt, and of a token more."""
+    config = ExecutorConfig.model_validate({"model": str(directory), "num_device_blocks": 64, **settings})
+    driver = StepDriver(load_worker(config))
+    driver.prefill([random_prompt(30)], num_new_tokens=2)
+    logits = [recorder.logits]
+    driver.execute(TableDelta())
+    return torch.cat([*logits, recorder.logits])
+
+
+def test_weights_that_stay_in_bfloat16_give_the_bits_of_float32(
+    saved: Path, tmp_path: Path, recorder: RecordingSampler
+) -> None:
+    short, long = (
+        converted(saved, tmp_path / str(dtype), lambda name, tensor, dtype=dtype: dtype)  # type: ignore[misc]
+        for dtype in (BF16, F32)
+    )
+
+    assert torch.equal(logits_of(short, recorder), logits_of(long, recorder))
+
+
+# What the logits may be off, as a part of their length.
+ERRORS: dict[Quantization, tuple[float, float]] = {
+    "bfloat16": (1e-4, 0.02),
+    "int8": (1e-3, 0.05),
+    "int8-a8": (1e-3, 0.05),
+    "int4": (1e-2, 0.5),
+}
+
+
+@pytest.mark.parametrize("quantization", ERRORS)
+def test_every_quantization_is_near_float32_and_the_same_in_torch(
+    quantization: Quantization, tmp_path: Path, recorder: RecordingSampler
+) -> None:
+    save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
+    exact, *same = (
+        logits_of(tmp_path, recorder, **settings)[:1]  # behind the prompt each may have another token
+        for settings in (
+            {},
+            {"quantization": quantization},
+            {"quantization": quantization, "attention_backend": "torch"},
+            {"quantization": quantization, "cpu_kernels": "torch"},
+        )
+    )
+    ours = same[0]
+
+    least, most = ERRORS[quantization]
+    assert least < float((ours - exact).norm() / exact.norm()) < most
+    for other in same[1:]:
+        assert float((ours - other).norm() / exact.norm()) < least
+
+
+@pytest.mark.parametrize("quantization", ["bfloat16", "int8-a8", "int4"])
+def test_what_a_gpu_does_not_have_is_refused(quantization: Quantization, saved: Path) -> None:
+    config = ExecutorConfig(model=str(saved))
+    model_config = read_model_config(ModelDirectory(saved), config)
+
+    with pytest.raises(ModelLoadError) as refused:
+        make_model(model_config, torch.bfloat16, torch.device("cuda"), quantization=quantization)
+
+    assert str(refused.value) == (
+        f"quantization is {quantization}, which is for device cpu; on a GPU choose --quantization int8 or "
+        "--dtype bfloat16"
+    )
+
+
+def test_every_quantization_is_another_kind_and_another_model_to_a_fleet(saved: Path) -> None:
+    chosen, checkpoint = choose(saved), Checkpoint(saved)
+    kinds = [find_numerics(replace(chosen, quantization=quantization), 1, CPU) for quantization in QUANTIZATIONS]
+
+    assert all(kind.is_invariant for kind in kinds)
+    for values in ([kind.numerics_id for kind in kinds], [kind.parts["probe"] for kind in kinds]):
+        assert len(set(values)) == len(QUANTIZATIONS)
+    assert len({checkpoint.model_hash(quantization) for quantization in QUANTIZATIONS}) == len(QUANTIZATIONS)
+
+
+def test_a_part_counts_what_it_takes() -> None:
+    """The progress of loading and the log say how much memory the weights are."""
+    matrix = packed_matrix("widest", 64, [96, 48], NumberFormat.INT4)
+
+    assert [part.nbytes for part in matrix.weights] == [96 * 64 * 5 // 8, 48 * 64 * 5 // 8]
