@@ -16,10 +16,13 @@ import torch
 import transformers
 
 from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, LayerCache
+from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.language_model import LanguageModel
+from executor_svc.models.native_forward import NativeForward, native_forward
 from executor_svc.models.selection import choose_model
+from executor_svc.native.model_structs import BatchStruct
 from shared.step import Int32Array
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 
@@ -206,7 +209,10 @@ def compare_with_transformers(model: LanguageModel, backend: AttentionBackend, r
 
 
 class PagedRun:
-    """Runs sequences on a cache of its own that is NaN where nobody has written; block tables are scrambled."""
+    """Runs sequences on a cache of its own that is NaN where nobody has written; block tables are scrambled.
+
+    A model that the C library can run in one call runs so, unless `is_composed`.
+    """
 
     def __init__(
         self,
@@ -214,6 +220,8 @@ class PagedRun:
         backend: AttentionBackend,
         block_size: int = BLOCK_SIZE_TOKENS,
         num_blocks: int = NUM_BLOCKS,
+        *,
+        is_composed: bool = False,
     ) -> None:
         self.block_size = block_size
         self._model = model
@@ -224,6 +232,8 @@ class PagedRun:
             LayerCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan))
             for _ in range(model.shape.num_layers)
         ]
+        library = backend._library if isinstance(backend, NativeAttentionBackend) else None
+        self._forward = None if is_composed else native_forward(model, backend, library, self._caches)
 
     def prompt_logits(self, prompt: Sequence[int], chunk_size: int) -> torch.Tensor:
         """Return the logits at every position, [num_tokens, vocab_size]."""
@@ -266,6 +276,11 @@ class PagedRun:
         With `only_last` those of the last token of each row, each [1, vocab_size].
         """
         lengths = [len(chunk) for chunk in chunks]
+        ends = np.cumsum(lengths)
+        if self._forward is not None:
+            indices = (ends - 1 if only_last else np.arange(ends[-1])).astype(np.int32)
+            in_one_call = _run_in_one_call(self._forward, chunks, starts, tables, indices)
+            return torch.split(in_one_call, 1 if only_last else lengths)
         positions = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         slots = [
             table[part // self.block_size].astype(np.int64) * self.block_size + part % self.block_size
@@ -281,6 +296,40 @@ class PagedRun:
         logits = self._model.logits(hidden)
         assert logits is not None, "there is one rank"
         return torch.split(logits, 1 if only_last else lengths)
+
+
+def _run_in_one_call(
+    forward: NativeForward,
+    chunks: Sequence[Sequence[int]],
+    starts: Sequence[int],
+    tables: Int32Array,
+    wanted: Int32Array,
+) -> torch.Tensor:
+    """Return the logits of the wanted tokens of a step, [num_wanted, vocab_size]."""
+    longest = max(start + len(chunk) for start, chunk in zip(starts, chunks, strict=True))
+    token_ids = np.zeros((len(chunks), longest), np.int32)
+    for row, (start, chunk) in enumerate(zip(starts, chunks, strict=True)):
+        token_ids[row, start : start + len(chunk)] = chunk
+    rows = [np.array(column, np.int32) for column in (range(len(chunks)), starts, [len(chunk) for chunk in chunks])]
+    block_tables = np.ascontiguousarray(tables, np.int32)
+    hidden, logits = (torch.empty(len(wanted), size) for size in (forward.hidden_size, forward.vocab_size))
+    batch = BatchStruct(
+        token_ids=token_ids.ctypes.data,
+        block_tables=block_tables.ctypes.data,
+        max_model_len=token_ids.shape[1],
+        table_width=block_tables.shape[1],
+        num_rows=len(chunks),
+        slots=rows[0].ctypes.data,
+        starts=rows[1].ctypes.data,
+        lengths=rows[2].ctypes.data,
+        wanted=wanted.ctypes.data,
+        num_wanted=len(wanted),
+        num_logit_rows=len(wanted),
+        hidden=hidden.data_ptr(),
+        logits=logits.data_ptr(),
+    )
+    forward(batch)
+    return logits
 
 
 def _random_tokens(num_tokens: int) -> list[int]:

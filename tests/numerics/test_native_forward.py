@@ -148,3 +148,14 @@ def test_the_first_of_equal_logits_is_the_likeliest_in_every_part_of_a_row(load:
         driver.worker.reset()
         for result in greedy_steps(driver, [[5, 6], [7]]):
             assert set(result.sampled_token_ids.tolist()) <= {first, first + 1}
+
+
+def test_sequences_that_take_turns_are_sampled_each_as_it_asks(load: Load) -> None:
+    driver = load("LlamaForCausalLM", is_composed=False)
+    asking = SamplingRow(num_logprobs=0)
+    rows = tuple(driver.admission(slot, [5, 6], 9, row) for slot, row in enumerate((GREEDY, asking)))
+    driver.execute(TableDelta(admissions=rows, prefill_chunks=pairs((0, 2), (1, 2))))
+
+    results = [driver.execute(delta) for delta in one_after_the_other_rests(0, 1)]
+
+    assert [result.logprobs is not None for result in results] == [True, False, False]

@@ -68,11 +68,10 @@ class Loaded:
     by_threads: dict[int, tuple[LanguageModel, AttentionBackend]] = field(repr=False)
 
     def alone(self, token_ids: list[int]) -> torch.Tensor:
-        """Return the logits of a sequence in one chunk, in one thread."""
+        """Return the logits of a sequence in one chunk, in one thread, its segments and attentions called in turn."""
         num_blocks = -(-len(token_ids) // 16)
-        return PagedRun(*self.by_threads[1], block_size=16, num_blocks=num_blocks).prompt_logits(
-            token_ids, len(token_ids)
-        )
+        run = PagedRun(*self.by_threads[1], block_size=16, num_blocks=num_blocks, is_composed=True)
+        return run.prompt_logits(token_ids, len(token_ids))
 
     def check(self, plan: Plan, num_threads: int) -> None:
         expected = [self.alone(token_ids) for token_ids in plan.token_ids()]
