@@ -97,13 +97,13 @@ class Response:
         output = self._made[output_index]
         if self.ended is not None or output.finish_reason is not None:
             return False
-        if self._has_text_at_end_only:
-            output.append_token(token_id, logprob if self._has_logprobs else None, alternatives)
-            return False
-        text, stop_string = self._texts[output_index].push(token_id)
-        self._announce(output)
+        text, stop_string = "", None
+        if not self._has_text_at_end_only:
+            text, stop_string = self._texts[output_index].push(token_id)
+            self._announce(output)
         output.append_token(token_id, logprob if self._has_logprobs else None, alternatives)
-        output.append_text(text)
+        if text:
+            output.append_text(text)
         if stop_string is None:
             return False
         output.stop_string = stop_string

