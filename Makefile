@@ -154,6 +154,7 @@ bench-core: $(INSTALLED)
 	$(BIN)/python -m benchmarks.fleet
 	$(BIN)/python -m benchmarks.step_gap
 	$(BIN)/python -m benchmarks.step_profile
+	$(BIN)/python -m benchmarks.prefill
 
 # Installs nothing: a machine with a GPU brings torch, Triton, transformers and pytest of its own.
 gpu-check:
