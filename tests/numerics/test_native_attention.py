@@ -147,11 +147,20 @@ def planned(starts: list[int], lengths: list[int], heads: tuple[int, int], windo
 
 
 def test_tiles_cover_every_token_once() -> None:
-    assert planned([5, 0, 9], [1, 7, 4], heads=(128, 1)) == [  # 3 tokens a tile
+    assert planned([5, 0, 9], [1, 7, 4], heads=(32, 1)) == [  # 3 tokens a tile
         *([0, 0, 1, 5, 0, 0], [1, 1, 3, 0, 0, 0], [1, 4, 3, 3, 0, 0]),
         *([1, 7, 1, 6, 0, 0], [2, 8, 2, 9, 0, 0], [2, 10, 2, 11, 0, 0]),
-        *([tile, 0] for tile in range(6)),
+        *([tile, 0] for tile in (5, 4, 2, 1, 3, 0)),  # the largest first
     ]
+
+
+def test_long_chunks_have_large_tiles_and_short_ones_busy_threads() -> None:
+    def tile_sizes(length: int) -> list[int]:
+        return [tile[2] for tile in planned([0], [length], heads=(9, 3)) if len(tile) == 6]
+
+    assert tile_sizes(1_000) == [125] * 8  # up to 384 queries
+    assert tile_sizes(256) == [64] * 4  # as many as tasks are wanted
+    assert tile_sizes(33) == [17, 16]  # no fewer than 96 queries
 
 
 def test_keys_are_split_where_one_tile_is_most_of_the_work() -> None:
