@@ -27,7 +27,7 @@ help:
 	@echo "make bench     tokens a second beside every engine that is installed, in one run; ARGS=--quick takes 3 minutes"
 	@echo "make bench-peers install llama.cpp, OpenVINO GenAI and vLLM for it, each into .venv-bench (half an hour)"
 	@echo "make bench-pages write the last result into README.md and docs/benchmarks.md"
-	@echo "make bench-core CPU time of the scheduler's core by itself, of the wire, and of placing on 1 to 64 executors"
+	@echo "make bench-core the parts: scheduler's core, placing on executors, gaps between steps, who takes what of a step"
 	@echo "make gpu-check on a machine with a GPU: check and measure its path, with the PYTHON that has torch there"
 	@echo "make mutants   plant faults in copies of the tree; each must be caught by the suite named beside it"
 	@echo "make protos    write the stubs anew after a change in protos/"
@@ -149,8 +149,11 @@ models: $(INSTALLED)
 	$(BIN)/python -m benchmarks.architectures
 
 bench-core: $(INSTALLED)
+	$(BIN)/octavo model prepare smollm2
 	$(BIN)/python -m benchmarks.scheduler_core
 	$(BIN)/python -m benchmarks.fleet
+	$(BIN)/python -m benchmarks.step_gap
+	$(BIN)/python -m benchmarks.step_profile
 
 # Installs nothing: a machine with a GPU brings torch, Triton, transformers and pytest of its own.
 gpu-check:

@@ -46,16 +46,17 @@ def _load_worker(config: ExecutorConfig, assignment: RankAssignment | None, at_e
 def _import_and_load(config: ExecutorConfig, assignment: RankAssignment | None, at_end: ExitStack) -> Worker:
     try:
         from executor_svc.worker.loading import load_worker
-        from executor_svc.worker.rank_process import load_leader
+        from executor_svc.worker.rank_process import load_leader, share_cores
     except ModuleNotFoundError as error:
         raise ModelLoadError(f"the package {error.name} is missing; install octavo[executor]") from error
     if config.tp > 1:
         return load_leader(config, assignment, sys.argv[1:], os.environ, at_end)
+    share_cores(config, 1)
     return load_worker(config)
 
 
 def _spin_less() -> None:
-    """Let OpenMP's threads sleep soon when they wait for each other; it reads this when torch is imported.
+    """Let torch's threads, OpenMP's, sleep soon when they wait for each other; it reads this when torch is imported.
 
     By default they spin for milliseconds, and where other work shares the cores they steal them from
     the very thread that they wait for. A token of the demo model beside 3 busy processes took 114 and

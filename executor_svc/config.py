@@ -95,8 +95,9 @@ class ExecutorConfig(_BatchConfig):
     num_threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads of each rank. By default the ranks share all cores. The kernels in C use fewer "
-        "while other work needs the cores.",
+        description="CPU threads of each rank. By default the ranks share the cores that this process may use, as many "
+        "as its container's quota allows; two hardware threads of a core count once. The kernels in C use fewer while "
+        "other work needs the cores.",
     )
     kv_cache_gib: float | None = Field(
         None,

@@ -114,6 +114,9 @@ class BatchTable(TableColumns):
         """
         slots, places = layout.sample_slots, layout.sample_places
         current = self._all_true[: len(slots)] if all_current else self.is_current(slots, layout.sample_generations)
+        if all_current and layout.num_candidates is None:
+            self._flat_token_ids[places] = sampled_token_ids
+            return current
         written = current if layout.num_candidates is None else current & (layout.num_candidates == 0)
         if np.count_nonzero(written) == len(written):  # a third of the time of written.all()
             self._flat_token_ids[places] = sampled_token_ids

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from benchmarks.end_to_end.adapters.interface import Options
+from benchmarks.end_to_end.result import Model
 from executor_svc.config import ExecutorConfig
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ class EngineSpec:
         number_format: As the engine calls it.
         number_class: One of CLASSES.
         adapter: Module in `adapters/`.
-        weight_bits: Of one weight, scales included, where the size of a file does not say it; None: the file does.
+        weight_bits: Of a weight of the layers and of one of the output head, where the size of a file does not say it.
         peer: Folder of its environment in PEERS_FOLDER; "": it runs in ours.
         workloads: Those that it runs; empty: all.
     """
@@ -36,14 +37,14 @@ class EngineSpec:
     number_format: str
     number_class: str
     adapter: str
-    weight_bits: float | None = None
+    weight_bits: tuple[float, float] | None = None
     peer: str = ""
     workloads: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """Unique among all engines."""
-        return f"{self.product} {self.number_format}"
+        return f"{self.product} {self.number_class if self.number_format == 'none' else self.number_format}"
 
 
 def class_of(quantization: str) -> str:
@@ -60,8 +61,14 @@ def our_formats() -> tuple[str, ...]:
     return formats
 
 
-# Scales included: int8 has one for each output, int8-a8 a float32 for 32 weights, int4 a scale and a minimum.
-_OUR_BITS = {"none": 32.0, "bfloat16": 16.0, "int8": 8.0, "int8-a8": 9.0, "int4": 5.0}
+# With the float16 scales of groups of 32: one in int8-a8, and a minimum too in int4, whose output head is int8-a8.
+_OUR_BITS = {
+    "none": (32.0, 32.0),
+    "bfloat16": (16.0, 16.0),
+    "int8": (8.0, 8.0),
+    "int8-a8": (8.5, 8.5),
+    "int4": (5.0, 8.5),
+}
 
 
 def all_engines() -> list[EngineSpec]:
@@ -77,11 +84,11 @@ def all_engines() -> list[EngineSpec]:
         EngineSpec("llama.cpp", "Q8_0", "8 bits", "llama_cpp_server", peer="llama.cpp"),
         EngineSpec("llama.cpp", "Q4_0", "4 bits", "llama_cpp_server", peer="llama.cpp"),
         EngineSpec("OpenVINO", "float32", "float32", "openvino_genai", peer="openvino"),
-        EngineSpec("OpenVINO", "bfloat16", "bfloat16", "openvino_genai", 16.0, peer="openvino"),
+        EngineSpec("OpenVINO", "bfloat16", "bfloat16", "openvino_genai", (16.0, 16.0), peer="openvino"),
         EngineSpec("OpenVINO", "int8", "8 bits", "openvino_genai", peer="openvino"),
         EngineSpec("OpenVINO", "int4", "4 bits", "openvino_genai", peer="openvino"),
         EngineSpec("vLLM", "float32", "float32", "vllm_engine", peer="vllm"),
-        EngineSpec("vLLM", "bfloat16", "bfloat16", "vllm_engine", 16.0, peer="vllm"),
+        EngineSpec("vLLM", "bfloat16", "bfloat16", "vllm_engine", (16.0, 16.0), peer="vllm"),
     ]
 
 
@@ -134,10 +141,11 @@ def options_of(spec: EngineSpec, directory: Path, num_threads: int, max_tokens: 
     return Options(model, spec.number_format, num_threads, cores, max_tokens, program)
 
 
-def weight_bytes(spec: EngineSpec, directory: Path, num_parameters: int) -> int:
+def weight_bytes(spec: EngineSpec, directory: Path, model: Model) -> int:
     """Return how many bytes of weights a token of one stream reads."""
     if spec.weight_bits is not None:
-        return int(num_parameters * spec.weight_bits / 8)
+        of_layers, of_head = spec.weight_bits
+        return int(model.prefill_flops / 2 * of_layers / 8 + model.head_flops / 2 * of_head / 8)
     path = model_path(spec, directory)
     if path.is_file():
         return path.stat().st_size

@@ -1,20 +1,62 @@
-"""Write the last result into the pages, between their markers: `make bench-pages`.
+"""Write the last results into the pages, between their markers: `make bench-pages`.
 
     python -m benchmarks.end_to_end.pages
 
-README.md gets a short table, docs/benchmarks.md all of it and a picture. A test compares the pages with the result.
+README.md gets a short table, docs/benchmarks.md all of it, a picture, and the profile of a step. A test compares the
+pages with the results.
 """
 
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.end_to_end.engines import ROOT
 from benchmarks.end_to_end.plot import save_plot
-from benchmarks.end_to_end.result import Result, last_result, read_result
+from benchmarks.end_to_end.result import RESULTS, Result, last_result, read_result
 from benchmarks.end_to_end.tables import comparison, limits_line, machine_line, runs_table
 
-BEGIN, END = "<!-- begin: make bench-pages -->", "<!-- end: make bench-pages -->"
 PICTURE = Path("docs/figures/benchmark.svg")
+STEP_PROFILE = RESULTS / "step_profile.json"  # python -m benchmarks.step_profile --json
+_LEAST_US = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What stands between two markers of a page.
+
+    Attributes:
+        page: The page.
+        name: Of the section, in its markers.
+        make: Returns its text.
+    """
+
+    page: str
+    name: str
+    make: Callable[[], str]
+
+    @property
+    def markers(self) -> tuple[str, str]:
+        """The lines before and after it."""
+        return f"<!-- begin: {self.name}, by make bench-pages -->", f"<!-- end: {self.name} -->"
+
+    def insert_into(self, text: str) -> str:
+        """Return the page with this section as it is now.
+
+        Raises:
+            ValueError: the page has no markers.
+        """
+        begin, end = self.markers
+        before, found, rest = text.partition(begin)
+        _, found_end, after = rest.partition(end)
+        if not found or not found_end:
+            raise ValueError(f"the page has no {begin} with {end} after it")
+        return f"{before}{begin}\n\n{self.make()}\n\n{end}{after}"
+
+
+def of_last_result(make: Callable[[Result], str], path: Path | None) -> str:
+    """Return what is said of a result's file."""
+    return "No run is recorded yet: `make bench` measures yours." if path is None else make(read_result(path))
 
 
 def front_part(result: Result) -> str:
@@ -31,38 +73,50 @@ def whole_part(result: Result) -> str:
     return "\n\n".join([*parts, "Every engine, with the range of its runs:", runs_table(result)])
 
 
-PAGES: dict[str, Callable[[Result], str]] = {"README.md": front_part, "docs/benchmarks.md": whole_part}
+def step_part(path: Path) -> str:
+    """Return the profile of a step as a table for each number format; parts that take little are one line."""
+    if not path.exists():
+        return "No profile is recorded yet: `make bench-core` measures yours."
+    profile = json.loads(path.read_text(encoding="utf-8"))
+    threads = f"{profile['threads']} thread" + "s" * (profile["threads"] > 1)
+    tables = [_step_table(name, by_rows) for name, by_rows in profile["microseconds"].items()]
+    return "\n\n".join([*tables, f"{threads}, {profile['machine']}."])
 
 
-def part_of(page: str, path: Path | None) -> str:
-    """Return what a page says of a result's file."""
-    if path is None:
-        return "No run is recorded yet: `make bench` measures yours."
-    return PAGES[page](read_result(path))
+def _step_table(name: str, by_rows: dict[str, dict[str, float]]) -> str:
+    columns = list(by_rows.values())
+    lines = [
+        "| " + " | ".join([f"{name}, CPU µs", *(f"{rows} row" + "s" * (rows != "1") for rows in by_rows)]) + " |",
+        "|---|" + "---:|" * len(columns),
+    ]
+    for is_c, title in ((True, "C"), (False, "Python")):
+        parts = [part for part in columns[0] if part.startswith("C: ") == is_c]
+        large = [part for part in parts if max(column.get(part, 0.0) for column in columns) >= _LEAST_US]
+        rows = {f"{title}: {part.removeprefix('C: ')}": [part] for part in large}
+        rows |= {f"{title}: what takes less": sorted(set(parts) - set(large)), f"all of {title}": parts}
+        for label, summed in rows.items():
+            cells = (f"{sum(column.get(part, 0.0) for part in summed):,.0f}" for column in columns)
+            lines.append(f"| {label} | {' | '.join(cells)} |")
+    lines.append("| step | " + " | ".join(f"{sum(column.values()):,.0f}" for column in columns) + " |")
+    return "\n".join(lines)
 
 
-def with_part(text: str, part: str) -> str:
-    """Return a page with another text between its markers.
-
-    Raises:
-        ValueError: the page has no markers.
-    """
-    before, found, rest = text.partition(BEGIN)
-    _, found_end, after = rest.partition(END)
-    if not found or not found_end:
-        raise ValueError(f"the page has no {BEGIN} with {END} after it")
-    return f"{before}{BEGIN}\n\n{part}\n\n{END}{after}"
+SECTIONS = (
+    Section("README.md", "results", lambda: of_last_result(front_part, last_result())),
+    Section("docs/benchmarks.md", "results", lambda: of_last_result(whole_part, last_result())),
+    Section("docs/benchmarks.md", "one step", lambda: step_part(STEP_PROFILE)),
+)
 
 
 def main() -> None:
-    """Write both pages and the picture."""
+    """Write the pages and the picture."""
+    for section in SECTIONS:
+        page = ROOT / section.page
+        page.write_text(section.insert_into(page.read_text(encoding="utf-8")), encoding="utf-8")
+        print(f"{section.page}: {section.name}")
     path = last_result()
-    for name in PAGES:
-        page = ROOT / name
-        page.write_text(with_part(page.read_text(encoding="utf-8"), part_of(name, path)), encoding="utf-8")
     if path is not None:
         save_plot(read_result(path), ROOT / PICTURE)
-    print(f"{', '.join(PAGES)}: " + ("there is no result in benchmarks/results" if path is None else path.name))
 
 
 if __name__ == "__main__":

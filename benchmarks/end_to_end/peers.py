@@ -68,7 +68,8 @@ def pip(python: Path, *arguments: str | Path) -> None:
 def install_llama_cpp() -> None:
     """Build the server and the converter from source, for the instructions of this machine; convert the model."""
     folder = PEERS_FOLDER / "llama.cpp"
-    if not llama_cpp_program("llama-quantize").exists():
+    programs = ("llama-server", "llama-quantize")
+    if not all(llama_cpp_program(name).exists() for name in programs):
         if not any(map(shutil.which, ("c++", "g++", "clang++"))):
             raise FileNotFoundError("there is no C++ compiler: install g++ or clang++")
         python = make_environment("llama.cpp")
@@ -87,7 +88,7 @@ def install_llama_cpp() -> None:
         cmake, build = python.with_name("cmake"), folder / "build"
         options += ["CMAKE_BUILD_TYPE=Release", f"CMAKE_MAKE_PROGRAM={python.with_name('ninja')}"]
         run(cmake, "-G", "Ninja", "-S", source, "-B", build, *(f"-D{option}" for option in options))
-        run(cmake, "--build", build, "--target", "llama-server", "llama-quantize", "-j", str(os.cpu_count() or 1))
+        run(cmake, "--build", build, "--target", *programs, "-j", str(os.cpu_count() or 1))
     convert_to_gguf()
 
 

@@ -1,11 +1,12 @@
-"""How long an executor waits between two steps, over gRPC, with nothing streamed.
+"""How long an executor waits between two steps, over gRPC.
 
     python -m benchmarks.step_gap [--step-ms 10,3] [--round-trip-ms 0,1,5] [--sequences 32,256,1024]
-                                  [--steps-in-flight auto] [--seconds 4] [--json FILE]
+                                  [--steps-in-flight auto] [--streamed] [--seconds 4] [--json FILE]
 
 Scheduler and executor are the real services in two processes; the worker sleeps for the length of a step. All
-sequences decode. They are outputs of requests with best_of = 16, so that nothing is sent to a client before the end. A
-proxy in a third process adds the round trip, half of it each way.
+sequences decode. They are outputs of requests with best_of = 16, so that nothing is sent to a client before the end;
+with --streamed each is a stream of its own, which this process reads. A proxy in a third process adds the round trip,
+half of it each way.
 
 A gap is the time between the end of a step and the begin of the next one by the executor's own clock; idle is
 the sum of the gaps as a share of the whole time.
@@ -44,12 +45,13 @@ START_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured: length of a step, round trip, sequences, and the value of --steps-in-flight."""
+    """What is measured: length of a step, round trip, sequences, the value of --steps-in-flight, streams or not."""
 
     step_ms: float
     round_trip_ms: float
     num_sequences: int
     steps_in_flight: str
+    is_streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ async def measure(case: Case, seconds: float) -> Gaps:
         async with running_stack(case, path) as (scheduler, executor), octavo.Client(scheduler.address) as client:
             await client.wait_until_ready()
             num_tokens = min(MAX_MODEL_LEN - 64, int(1.5 * (seconds + WARM_UP_S) * 1000 / case.step_ms) + 200)
-            with requests(client, case.num_sequences, num_tokens):
+            with requests(client, case, num_tokens):
                 record = open_record(path, is_new=False)
                 await _all_decode(record, case.num_sequences)
                 await asyncio.sleep(WARM_UP_S)
@@ -142,12 +144,13 @@ async def running_stack(case: Case, record: Path) -> AsyncIterator[tuple[Service
 
 
 @contextlib.contextmanager
-def requests(client: octavo.Client, num_sequences: int, num_tokens: int) -> Iterator[None]:
-    """Have so many sequences generated, each so many tokens; give up what is not done at the end."""
-    params = octavo.SamplingParams(best_of=OUTPUTS_PER_REQUEST, n=1, max_tokens=num_tokens, ignore_eos=True)
+def requests(client: octavo.Client, case: Case, num_tokens: int) -> Iterator[None]:
+    """Have the sequences of a case generated, each so many tokens; give up what is not done at the end."""
+    num_outputs = 1 if case.is_streamed else OUTPUTS_PER_REQUEST
+    params = octavo.SamplingParams(best_of=num_outputs, n=1, max_tokens=num_tokens, ignore_eos=True)
     tasks = [
         asyncio.create_task(client.generate([33 + number % 90, 33 + number // 90], params))
-        for number in range(num_sequences // OUTPUTS_PER_REQUEST)
+        for number in range(case.num_sequences // num_outputs)
     ]
     try:
         yield
@@ -179,7 +182,8 @@ def _words(flags: Mapping[str, object]) -> list[str]:
 
 def gap_table(gaps: list[Gaps]) -> Table:
     """Return the table that is printed."""
-    table = Table(title="Executor between two steps, nothing streamed")
+    what = "every sequence streamed" if gaps[0].case.is_streamed else "nothing streamed"
+    table = Table(title=f"Executor between two steps, {what}")
     headings = ("step", "round trip", "sequences", "in flight", "idle", "gap µs", "p99", "scheduler µs", "executor µs")
     for heading in headings:
         table.add_column(heading, justify="right")
@@ -206,11 +210,12 @@ def main() -> None:
     parser.add_argument("--round-trip-ms", default="0,1,5", help="added to the connection (default: %(default)s)")
     parser.add_argument("--sequences", default="32,256,1024", help="multiples of 16 (default: %(default)s)")
     parser.add_argument("--steps-in-flight", default="auto", help="of the scheduler (default: %(default)s)")
+    parser.add_argument("--streamed", action="store_true", help="each sequence is a stream of its own")
     parser.add_argument("--seconds", type=float, default=4.0, help="measured for each case (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     arguments = parser.parse_args()
     cases = [
-        Case(float(step_ms), float(round_trip_ms), int(num_sequences), steps_in_flight)
+        Case(float(step_ms), float(round_trip_ms), int(num_sequences), steps_in_flight, arguments.streamed)
         for steps_in_flight, step_ms, num_sequences, round_trip_ms in itertools.product(
             arguments.steps_in_flight.split(","),
             arguments.step_ms.split(","),

@@ -3,14 +3,17 @@
 import ctypes
 from collections.abc import Sequence
 from ctypes import byref
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from executor_svc.native.binding import FLOAT, INT, LONG, POINTER, Function, ScratchMemory, bind
 from executor_svc.native.build import build_library, cache_directory
 from executor_svc.native.model_structs import BatchStruct, ModelStruct, StepStruct
 from executor_svc.native.structs import EmbeddingStruct, MatrixStruct, NormStruct, NumberFormat, SegmentStruct
+from shared.step import Int32Array
 
 
 class TeamStruct(ctypes.Structure):
@@ -30,7 +33,6 @@ class TeamStruct(ctypes.Structure):
 _FUNCTIONS: Sequence[Function] = (
     ("octavo_panel_columns", LONG, ()),
     ("octavo_lanes", LONG, ()),
-    ("octavo_part_keys", LONG, ()),
     ("octavo_panels_bytes", LONG, (LONG, LONG, LONG)),
     ("octavo_scales_bytes", LONG, (LONG, LONG, LONG)),
     ("octavo_pack", None, (POINTER, LONG, LONG, POINTER, INT)),
@@ -44,6 +46,7 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_segment", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_mlp", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_add_parts", None, (POINTER, LONG, LONG, LONG, POINTER, POINTER, INT)),
+    ("octavo_plan_attention", LONG, (POINTER, LONG, POINTER, POINTER, POINTER, INT, POINTER)),
     ("octavo_attention_scratch_bytes", LONG, (POINTER, INT)),
     ("octavo_attention", None, (POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_forward", LONG, (POINTER, POINTER, POINTER, LONG, POINTER)),
@@ -70,7 +73,6 @@ class NativeLibrary:
         self.num_threads = num_threads
         self.panel_columns: int = self._library.octavo_panel_columns()
         self.num_lanes: int = self._library.octavo_lanes()
-        self.part_keys: int = self._library.octavo_part_keys()
         self.instructions = {16: "AVX-512", 8: "AVX2"}[self.num_lanes]
 
     def matrix_bytes(self, number_format: NumberFormat, num_outputs: int, num_inputs: int) -> tuple[int, int]:
@@ -164,6 +166,31 @@ class NativeLibrary:
         self._library.octavo_add_parts(
             byref(norm), *parts.shape, parts.data_ptr(), residual.data_ptr(), self.num_threads
         )
+
+    def plan_attention(
+        self, step: StepStruct, tables: Int32Array, starts: Int32Array, lengths: Int32Array
+    ) -> ScratchMemory:
+        """Fill in the tiles and tasks of a step; see plan.c. Returns where they are: it must live as long as the step.
+
+        Args:
+            step: With its heads and its window.
+            tables: Rows of the block tables, [num_rows].
+            starts: Position of the first token of each, [num_rows].
+            lengths: Tokens of each, [num_rows].
+        """
+        assert all(array.flags.c_contiguous and array.dtype == np.int32 for array in (tables, starts, lengths))
+        plan = partial(
+            self._library.octavo_plan_attention,
+            byref(step),
+            len(tables),
+            tables.ctypes.data,
+            starts.ctypes.data,
+            lengths.ctypes.data,
+            self.num_threads,
+        )
+        memory = ScratchMemory()
+        plan(memory.address(plan(None)))
+        return memory
 
     def attention(
         self, step: StepStruct, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor

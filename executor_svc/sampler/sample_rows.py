@@ -70,7 +70,7 @@ class SampleRows:
         asks = (
             (sampling["temperature"] > 0) | (sampling["num_logprobs"] != NO_LOGPROBS) | (sampling["num_candidates"] > 0)
         )
-        return not (asks.any() or self.are_processed().any() or any(rules is not None for rules in self.rules))
+        return not (asks.any() or self.are_processed().any() or self.rules.count(None) < len(self.rules))
 
     def __getitem__(self, index: Int64Array | BoolArray | slice) -> SampleRows:
         """Return some of the rows."""
@@ -98,6 +98,8 @@ class SampleRows:
         processed: BoolArray = np.zeros(len(self), np.bool_)
         for name, neutral in _PROCESSORS:
             processed |= sampling[name] != neutral
+        if self.rules.count(None) == len(self.rules):
+            return processed
         for row, rules in enumerate(self.rules):
             if rules is not None and not processed[row]:
                 processed[row] = rules.always_apply or sampling["min_tokens"][row] > self.num_output_tokens[row]

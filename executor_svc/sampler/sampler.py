@@ -84,7 +84,7 @@ class Sampler:
             likeliest: If all rows take it, the likeliest token of each row of `logits`; None: it is looked for.
         """
         if likeliest is not None:
-            return Sampled(likeliest[logit_rows])
+            return Sampled(likeliest.take(logit_rows))
         token_ids = self._backend.choose(logits, logit_rows, rows)
         num_logprobs = rows.sampling["num_logprobs"]
         asked = np.flatnonzero(num_logprobs != NO_LOGPROBS)

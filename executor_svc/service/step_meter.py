@@ -1,6 +1,6 @@
 """What an executor counts of its steps: how many, how long, how many tokens, and how busy it was lately.
 
-The step thread tells it when a step is launched and when its answer is there; a scrape reads it on the event loop, so
+One thread tells it when a step is launched, another when its answer is there; a scrape reads it on the event loop, so
 a lock stands between them. Durations are those that the answers carry: on a GPU what the device
 took, by events in its stream that are read when the step is over. Nothing here waits for a device.
 """

@@ -184,12 +184,12 @@ class _Parts:
             graphs = self._make_graphs(cache_engine.layers, last_tokens, self.graph_sizes, capture)
             num_seconds = round(time.perf_counter() - begin_s, 1)
             _logger.info(Event("cuda_graphs", sizes=len(self.graph_sizes), seconds=num_seconds))
-        runner: Runner = ModelRunner(model, cache_engine.layers, backend, last_tokens, graphs)
-        forward = native_forward(model, backend, chosen.library, cache_engine.layers)
-        if forward is not None:
-            runner = NativeRunner(model, forward, config.max_num_seqs)
         native = load_sampling(torch.get_num_threads()) if isinstance(backend, NativeAttentionBackend) else None
         sampler = Sampler(native, device_sampling(self.device))
+        runner: Runner = ModelRunner(model, cache_engine.layers, backend, last_tokens, graphs)
+        forward = native_forward(model, backend, chosen.library, cache_engine.layers)
+        if forward is not None and not sampler.samples_on_device:  # it reads all tokens from the batch table
+            runner = NativeRunner(model, forward, config.max_num_seqs)
         probe = device_probe(self.device)
         return TorchWorker(
             info, runner, last_tokens, cache_engine, sampler, identity.tokenizer_files, self.group, probe

@@ -1,5 +1,6 @@
 """A process that is one rank of a group: rank 0 becomes a worker of the service, the others follow it."""
 
+import logging
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ from contextlib import ExitStack
 import torch
 
 from executor_svc.config import ExecutorConfig
+from executor_svc.device.cpus import read_cpus
 from executor_svc.device.selection import find_device
 from executor_svc.parallel.ranks import RankAssignment
 from executor_svc.parallel.rendezvous import FollowingRank, LeadingRank, end_group
@@ -16,7 +18,9 @@ from executor_svc.worker.interface import Worker
 from executor_svc.worker.loading import check_model, load_worker
 from executor_svc.worker.rank_worker import LeaderWorker, follow
 from shared.errors import ModelLoadError, StepFailedError
-from shared.events import configure_logging
+from shared.events import Event, configure_logging
+
+logger = logging.getLogger(__name__)
 
 
 def load_leader(
@@ -43,7 +47,7 @@ def load_leader(
     leading = LeadingRank(assignment, config.tp, argv, environ, device)
     at_end.callback(leading.close)
     local_size = config.tp if assignment is None else _local_size(environ)
-    _share_cores(config, local_size)
+    share_cores(config, local_size)
     worker = load_worker(config, leading.group, device, local_size)
     return LeaderWorker(worker, leading.channel, leading.end)
 
@@ -58,7 +62,7 @@ def run_following_rank(config: ExecutorConfig, assignment: RankAssignment) -> in
         device = find_device(config.device, assignment.local_rank)
         following = FollowingRank(assignment, device)
         local_size = _local_size(os.environ)
-        _share_cores(config, local_size)
+        share_cores(config, local_size)
         follow(load_worker(config, following.group, device, local_size), following.connection)
     except ModelLoadError as error:
         print(f"octavo executor: rank {assignment.rank}: {error}", file=sys.stderr)
@@ -74,7 +78,12 @@ def _local_size(environ: Mapping[str, str]) -> int:
     return int(environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def _share_cores(config: ExecutorConfig, local_size: int) -> None:
+def share_cores(config: ExecutorConfig, num_ranks: int) -> None:
     """Give each rank of this machine its share of the cores; more threads than cores would wait for each other."""
-    if config.num_threads is None:
-        torch.set_num_threads(max(1, torch.get_num_threads() // local_size))
+    if config.num_threads is not None:
+        return
+    cpus = read_cpus()
+    # Torch's own choice is every CPU, unless OMP_NUM_THREADS says fewer.
+    num_threads = max(1, min(cpus.num_threads(num_ranks), torch.get_num_threads() // num_ranks))
+    torch.set_num_threads(num_threads)
+    logger.info(Event("threads", num_threads=num_threads, cpus=cpus.num_cpus, cores=cpus.num_cores, quota=cpus.quota))

@@ -8,6 +8,7 @@ the queue. A request leaves when it has ended, by whatever comes first. Read nex
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import TypeAlias
 
 from scheduler_svc.core.dispatch.fleet import Fleet
@@ -156,20 +157,24 @@ class LiveRequests(Mapping[str, LiveRequest]):
         for prompt in updates.prompt_logprobs:
             if (request := self._live(prompt.group)) is not None:
                 request.sink.push_prompt(prompt.logprobs, prompt.alternatives)
-        for row, sequence in enumerate(updates.sequences):
-            request = self._live(sequence.group)
-            if request is None:
+        requests, finished, alternatives_of = self._requests, updates.finished, updates.alternatives
+        rows = zip(count(), updates.sequences, updates.token_ids, logprobs, strict=False)
+        for row, sequence, token_id, logprob in rows:
+            group = sequence.group
+            request = requests.get(group.request_id)
+            if request is None or request.group is not group:
                 continue
-            self._forgive_losses(request)
+            if group.lost_on:
+                self._forgive_losses(request)
             request.num_output_tokens += 1
-            index, alternatives = sequence.index, updates.alternatives.get(row)
-            if request.sink.push(index, updates.token_ids[row], logprobs[row], alternatives):
+            index = sequence.index
+            if request.sink.push(index, token_id, logprob, alternatives_of.get(row)):
                 request.note_finished_output(index, FinishReason.STOP)
-                if row not in updates.finished:
+                if row not in finished:
                     self._fleet.finish(core, sequence)
-            elif row in updates.finished:
-                request.sink.finish_output(index, updates.finished[row])
-                request.note_finished_output(index, updates.finished[row])
+            elif row in finished:
+                request.sink.finish_output(index, finished[row])
+                request.note_finished_output(index, finished[row])
             self._note_progress(request, core, now_s, last_tokens_at_s)
         for group in updates.advanced_searches:
             request = self._live(group)

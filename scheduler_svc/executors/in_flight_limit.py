@@ -29,7 +29,7 @@ NUM_KEPT_STEPS = 15
 ANSWERS_BETWEEN_CHOICES = 8
 # So many choices in a row have to ask for fewer steps before there are fewer; for more, one is enough.
 CHOICES_BEFORE_FEWER = 4
-# What a step weighs in the share of rows that end a sequence, after the next step: about 200 count.
+# Of a step's weight in the share of rows that end a sequence, what the next step leaves: about 200 steps count.
 DECAY = 0.995
 REACTION_WEIGHT = 0.1
 

@@ -6,7 +6,8 @@ string) or `finish_output`; those of a beam search together, by `finish_search`.
 exactly once, by `end`; later calls change nothing.
 
 Ranked outputs (best_of above n, beams) are not streamed. At the end they are put in order, the best
-ones become the answer, and only then are their tokens and text handed out. Next: output.py.
+ones become the answer, and only then are their tokens and text handed out. Where no stop string is looked for, they
+have no text before, and the others never get one. Next: output.py.
 """
 
 import asyncio
@@ -55,6 +56,7 @@ class Response:
         self._texts = [OutputText(tokenizer, options.text) for _ in self._made]
         self._num_unfinished = len(self._made)
         self._returned = [] if options.is_ranked else self._made
+        self._has_text_at_end_only = options.is_ranked and not options.text.stop_strings
         self._has_logprobs = request.sampling.num_logprobs != NO_LOGPROBS
         self._news: deque[Output] = deque()
         self._changed = asyncio.Event()
@@ -95,13 +97,16 @@ class Response:
         output = self._made[output_index]
         if self.ended is not None or output.finish_reason is not None:
             return False
-        text = self._texts[output_index].push(token_id)
+        if self._has_text_at_end_only:
+            output.append_token(token_id, logprob if self._has_logprobs else None, alternatives)
+            return False
+        text, stop_string = self._texts[output_index].push(token_id)
         self._announce(output)
         output.append_token(token_id, logprob if self._has_logprobs else None, alternatives)
-        output.append_text(text.text)
-        if text.stop_string is None:
+        output.append_text(text)
+        if stop_string is None:
             return False
-        output.stop_string = text.stop_string
+        output.stop_string = stop_string
         self._end_output(output, FinishReason.STOP)
         return True
 
@@ -110,7 +115,7 @@ class Response:
         output = self._made[output_index]
         if self.ended is not None or output.finish_reason is not None:
             return
-        rest = self._texts[output_index].finish()
+        rest = "" if self._has_text_at_end_only else self._texts[output_index].finish()
         if rest:
             self._announce(output)
             output.append_text(rest)
@@ -167,17 +172,25 @@ class Response:
         self._num_unfinished -= 1
         if self._num_unfinished == 0 and self._options.is_ranked:
             best_first = sorted(self._made, key=_cumulative_logprob, reverse=True)  # stable: ties keep their order
-            self._return_ranked(best_first[: self._options.num_returned])
+            best = best_first[: self._options.num_returned]
+            if self._has_text_at_end_only:
+                for returned in best:
+                    returned.append_text(self._decode(returned))
+            self._return_ranked(best)
 
     def _output_of(self, hypothesis: Hypothesis) -> Output:
         """Return a hypothesis as a finished output."""
         output = Output(0, self._options.returns_logprobs)
         for token_id, logprob in zip(hypothesis.token_ids.tolist(), hypothesis.logprobs.tolist(), strict=True):
             output.append_token(token_id, logprob)
-        output.append_text(self._tokenizer.decode(output.token_ids, self._options.text.skip_special_tokens))
+        output.append_text(self._decode(output))
         output.beam_score = hypothesis.score
         output.finish_reason = hypothesis.finish_reason
         return output
+
+    def _decode(self, output: Output) -> str:
+        """Return the text of a finished output from all its tokens."""
+        return self._tokenizer.decode(output.token_ids, self._options.text.skip_special_tokens)
 
     def _return_ranked(self, outputs: Sequence[Output]) -> None:
         for rank, output in enumerate(outputs):

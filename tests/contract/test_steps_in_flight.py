@@ -70,12 +70,15 @@ class WorkerOfDevice(FakeWorker):
             step.ended.set()
 
 
-async def test_two_steps_are_on_the_device_and_answers_are_the_same(undisturbed: list[Answer]) -> None:
+@pytest.mark.parametrize("steps_in_flight", [2, 4])
+async def test_steps_are_on_the_device_together_and_answers_are_the_same(
+    steps_in_flight: int, undisturbed: list[Answer]
+) -> None:
     worker = WorkerOfDevice()
-    async with running_stack(worker) as stack:
+    async with running_stack(worker, steps_in_flight=steps_in_flight) as stack:
         assert_same(list(await asyncio.gather(*(collect(stack, request) for request in REQUESTS))), undisturbed)
         assert stack.driver.num_losses == 0
-    assert worker.max_in_flight == 2
+    assert worker.max_in_flight == steps_in_flight
     worker.close()
 
 

@@ -6,6 +6,21 @@ CORE = "scheduler_svc/core"
 UNIT = "tests/unit/scheduler_svc/core"
 
 FAULTS = (
+    # What a step costs
+    Fault(
+        "a step looks at each sequence that runs",
+        f"{CORE}/step/results.py",
+        "            sequences=batch.sequence_in_slot[slots].tolist(),\n",
+        "            sequences=[batch.sequence_in_slot[slot] for slot in slots.tolist()],\n",
+        ("tests/unit/scheduler_svc/executors/test_step_cost_in_calls.py",),
+    ),
+    Fault(
+        "a step calls something for each sequence that runs",
+        "scheduler_svc/telemetry/meter.py",
+        "        assert logged.result is not None\n",
+        "        assert logged.result is not None\n        sum(abs(slot) for slot in logged.layout.slots.tolist())\n",
+        ("tests/unit/scheduler_svc/executors/test_step_cost_in_calls.py",),
+    ),
     # Blocks and copy-on-write
     Fault(
         "a freed block keeps its reference",

@@ -89,8 +89,9 @@ FAULTS = (
         "the sum of a row's weights depends on whether other rows are there",
         f"{EXECUTOR}/native/csrc/scores.h",
         "        if (!sums && (block + 1) % 16 &&",
-        "        extern int omp_get_num_threads(void);\n"
-        "        if (!sums && (block + 1) % (omp_get_num_threads() > 1 ? 8 : 16) &&",
+        "        static _Thread_local const float *first;\n"
+        "        if (!first) first = scores;\n"
+        "        if (!sums && (block + 1) % (scores == first ? 16 : 8) &&",
         (f"{NUMERICS}/test_sampler_invariance.py::test_a_row_alone_is_the_row_in_any_batch",),
     ),
     Fault(
@@ -139,15 +140,22 @@ FAULTS = (
     Fault(
         "the C attention sees one position more than the window",
         f"{EXECUTOR}/native/csrc/attention_packed.h",
-        "most(first, position + 1 - step->window - block->begin)",
-        "most(first, position - step->window - block->begin)",
+        "end - step->window)",
+        "end - 1 - step->window)",
         (f"{NUMERICS}/test_native_attention.py::test_a_window_begins_anywhere_in_a_block",),
+    ),
+    Fault(
+        "a query of a strip sees what the last of them does",
+        f"{EXECUTOR}/native/csrc/attention_packed.h",
+        "strip->sight.lower[i], strip->sight.upper[i]);",
+        "strip->sight.lower[i], strip->sight.last);",
+        (f"{NUMERICS}/test_native_attention.py::test_every_combination",),
     ),
     Fault(
         "parts of a long context are joined without their weights",
         f"{EXECUTOR}/native/csrc/attention.c",
-        "total->weights[i] = total->weights[i] * a + part->weights[i] * b;",
-        "total->weights[i] = total->weights[i] + part->weights[i];",
+        "vf_mul(vf_load(part->weights + i), other_factor)",
+        "vf_load(part->weights + i)",
         (f"{NUMERICS}/test_native_attention.py::test_a_long_context_is_split_over_the_threads",),
     ),
     Fault(
@@ -209,9 +217,44 @@ FAULTS = (
     Fault(
         "keys are rotated the other way",
         f"{EXECUTOR}/native/csrc/rotation.c",
-        "            sin_row[i] = -sin_row[half + i];\n",
-        "            sin_row[i] = sin_row[half + i];\n            sin_row[half + i] = -sin_row[i];\n",
+        "        sin[i] = -sin[half + i];\n",
+        "        sin[i] = sin[half + i];\n        sin[half + i] = -sin[i];\n",
         (f"{NUMERICS}/test_llama.py::test_logits_at_every_position_equal_transformers",),
+    ),
+    Fault(
+        "the last of equal logits is taken",
+        f"{EXECUTOR}/native/csrc/likeliest.c",
+        "        if (!(row[found[part]] > top)) continue;\n",
+        "        if (!(row[found[part]] >= top)) continue;\n",
+        (f"{NUMERICS}/test_native_forward.py::test_the_first_of_equal_logits_is_the_likeliest_in_every_part_of_a_row",),
+    ),
+    Fault(
+        "a step's one call runs the sequences of the last step",
+        f"{EXECUTOR}/worker/native_runner.py",
+        "last_layout.slots is layout.slots",
+        "len(last_layout.slots) == len(layout.slots)",
+        (f"{NUMERICS}/test_native_forward.py::test_every_family_and_every_kind_of_step",),
+    ),
+    Fault(
+        "rows are sampled as those of the last step",
+        f"{EXECUTOR}/sampler/sample_rows.py",
+        "rows.slots is layout.sample_slots",
+        "len(rows.slots) == len(layout.sample_slots)",
+        (f"{NUMERICS}/test_native_forward.py::test_every_family_and_every_kind_of_step",),
+    ),
+    Fault(
+        "a step's one call ends the last layer for other tokens than those that are wanted",
+        f"{EXECUTOR}/native/csrc/forward.c",
+        "work->attended + batch->wanted[i] * width",
+        "work->attended + i * width",
+        (f"{NUMERICS}/test_native_forward.py::test_every_family_and_every_kind_of_step",),
+    ),
+    Fault(
+        "sample rows are looked up in every step",
+        f"{EXECUTOR}/sampler/sample_rows.py",
+        "        if rows is not None and rows.slots is layout.sample_slots:\n",
+        "        if rows is not None and rows.slots is None:\n",
+        (f"{NUMERICS}/test_step_calls.py::test_a_decode_step_takes_as_much_python_for_many_rows_as_for_one",),
     ),
     # Ranks
     Fault(

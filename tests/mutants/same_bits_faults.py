@@ -29,6 +29,13 @@ FAULTS = (
         (LOGITS,),
     ),
     Fault(
+        "a chunk rounds the older values once more than a single token does",
+        f"{CSRC}/attention_packed.h",
+        "vf_fma(vf_load(p), vf_all(shrink[i]), sum[i][v])",
+        "vf_add(vf_mul(vf_load(p), vf_all(shrink[i])), sum[i][v])",
+        (LOGITS,),
+    ),
+    Fault(
         "a row that is alone in its tile is multiplied without fused multiply-add",
         f"{CSRC}/tile.h",
         "for (int j = 0; j < vectors; j++) sum[i][j] = vf_accumulate(sum[i][j], value, column[j]);",

@@ -1,6 +1,7 @@
 """All planted faults."""
 
 from tests.mutants import (
+    benchmark_faults,
     client_faults,
     core_faults,
     executor_faults,
@@ -23,5 +24,6 @@ FAULTS = (
     *numerics_faults.FAULTS,
     *same_bits_faults.FAULTS,
     *service_faults.FAULTS,
+    *benchmark_faults.FAULTS,
     *client_faults.FAULTS,
 )

@@ -1,5 +1,6 @@
 """The C attention equals the torch one on a cache full of NaN, whatever the layer, the shapes and the block tables."""
 
+import ctypes
 import itertools
 from dataclasses import replace
 
@@ -8,10 +9,11 @@ import pytest
 import torch
 
 from executor_svc.attention.interface import AttentionLayer, LayerCache
-from executor_svc.attention.native_backend import NativeAttentionBackend, query_tiles, split_keys
+from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
 from executor_svc.native.library import NativeLibrary
+from executor_svc.native.model_structs import StepStruct
 from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
 from tests.numerics.native import LANES, library_path, native_library
 
@@ -126,43 +128,50 @@ def test_soft_caps_of_every_size(soft_cap: float, lanes: str) -> None:
     check(LayerInput(Step(ALL, 16), (4, 2), 16), lanes, AttentionLayer(1.0, soft_cap=soft_cap), rtol=2e-5, atol=1e-5)
 
 
+PART_KEYS = 384  # positions of a part of the keys
+
+
+def planned(starts: list[int], lengths: list[int], heads: tuple[int, int], window: int = 20_000) -> list[list[int]]:
+    """Return the tiles of a step, columns as in `QueryTile`, and behind them its tasks, with NUM_THREADS threads."""
+    library, rows = native_library("widest"), [np.array(values, np.int32) for values in (starts, lengths)]
+    step = StepStruct(num_heads=heads[0], num_kv_heads=heads[1], window=window)
+    memory = library.plan_attention(step, np.arange(len(starts), dtype=np.int32), *rows)
+    tiles, tasks = (
+        np.ctypeslib.as_array((ctypes.c_int32 * (count * width)).from_address(address)).reshape(count, width).tolist()
+        for address, count, width in ((step.tiles, step.num_tiles, 6), (step.tasks, step.num_tasks, 2))
+    )
+    assert step.most_tokens == max(tile[2] for tile in tiles)
+    assert step.num_partials == sum(tile[4] for tile in tiles)
+    assert memory.num_bytes >= 24 * len(tiles) + 8 * len(tasks)
+    return [*tiles, *tasks]
+
+
 def test_tiles_cover_every_token_once() -> None:
-    starts, lengths = np.array([5, 0, 9], np.int32), np.array([1, 7, 4], np.int32)
-
-    tiles = query_tiles(starts, lengths, 3)
-
-    assert tiles[:, :4].tolist() == [
-        [0, 0, 1, 5],
-        [1, 1, 3, 0],
-        [1, 4, 3, 3],
-        [1, 7, 1, 6],
-        [2, 8, 2, 9],
-        [2, 10, 2, 11],
+    assert planned([5, 0, 9], [1, 7, 4], heads=(128, 1)) == [  # 3 tokens a tile
+        *([0, 0, 1, 5, 0, 0], [1, 1, 3, 0, 0, 0], [1, 4, 3, 3, 0, 0]),
+        *([1, 7, 1, 6, 0, 0], [2, 8, 2, 9, 0, 0], [2, 10, 2, 11, 0, 0]),
+        *([tile, 0] for tile in range(6)),
     ]
 
 
 def test_keys_are_split_where_one_tile_is_most_of_the_work() -> None:
-    tiles = query_tiles(np.array([1_000, 100, 200], np.int32), np.array([1, 1, 1], np.int32), 16)
-
-    tasks = split_keys(tiles, num_wanted=4, window=20_000, part_keys=300)
-
-    assert tiles[:, 4:].tolist() == [[4, 0], [0, 4], [0, 4]]
-    assert tasks.tolist() == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [2, 0]]
+    assert planned([1_200, 100, 200], [1, 1, 1], heads=(24, 3)) == [  # 4 tasks are wanted
+        *([0, 0, 1, 1_200, 4, 0], [1, 1, 1, 100, 0, 0], [2, 2, 1, 200, 0, 0]),
+        *([0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [2, 0]),
+    ]
 
 
 def test_keys_of_one_part_are_not_split() -> None:
-    tiles = query_tiles(np.array([299], np.int32), np.array([1], np.int32), 16)
-
-    assert split_keys(tiles, num_wanted=8, window=20_000, part_keys=300).tolist() == [[0, 0]]
+    assert planned([PART_KEYS - 1], [1], heads=(2, 1))[1:] == [[0, 0]]
+    assert planned([PART_KEYS], [1], heads=(2, 1))[1:] == [[0, 0], [0, 1]]
 
 
 def test_a_window_leaves_the_parts_that_it_touches() -> None:
-    tiles = query_tiles(np.array([1_000, 1_000, 1_000], np.int32), np.array([1, 1, 200], np.int32), 200)
-    tiles[1, 3] = 899  # ends where a part does
-
-    split_keys(tiles, num_wanted=1_000, window=300, part_keys=300)
-
-    assert tiles[:, 4].tolist() == [2, 0, 2]  # one sees the positions 600 to 899, one part
+    starts, lengths = [1_200, 3 * PART_KEYS - 1, 1_200], [1, 1, 300]
+    planned_tiles = planned(starts, lengths, heads=(1, 1), window=PART_KEYS)[:3]
+    assert [tile[4] for tile in planned_tiles[:2]] == [0, 0]  # work of one key beside 300 times as much
+    assert planned_tiles[2][4] == 2
+    assert [tile[4] for tile in planned(starts[:2], lengths[:2], heads=(1, 1), window=PART_KEYS)[:2]] == [2, 0]
 
 
 EDGES = [0, 1, 15, 16, 95, 96, 97, 191, 192, 193, 287, 288, 383, 384, 385, 429]

@@ -67,18 +67,30 @@ def mixed_steps(driver: StepDriver) -> list[StepResult]:
         TableDelta(prefill_chunks=pairs((7, 12))),
         TableDelta(prefill_chunks=pairs((7, 1))),
         TableDelta(),
+        *one_after_the_other_rests(0, 1),
     ]
     blocks = driver.take_blocks(8).tolist()
     deltas[2].appended_blocks = pairs((5, blocks[0]), (5, blocks[1]))
     return [driver.execute(delta) for delta in deltas]
 
 
+def one_after_the_other_rests(first: int, second: int) -> list[TableDelta]:
+    """Return decodes of as many sequences each, but of others."""
+    slots = np.array([first], np.int32), np.array([second], np.int32)
+    swapped = TableDelta(activated_slots=slots[0], deactivated_slots=slots[1])
+    return [TableDelta(deactivated_slots=slots[0]), swapped, TableDelta()]
+
+
 def greedy_steps(driver: StepDriver, prompts: Sequence[Sequence[int]]) -> list[StepResult]:
     """Run prompts and decodes that take the likeliest token alone; one sequence ends before the others."""
     admissions = tuple(driver.admission(slot, prompt, 9) for slot, prompt in enumerate(prompts))
     chunks = pairs(*((slot, len(prompt)) for slot, prompt in enumerate(prompts)))
-    ended = TableDelta(released_slots=np.array([1], np.int32))
-    deltas = [TableDelta(admissions=admissions, prefill_chunks=chunks), *[TableDelta()] * 3, ended, TableDelta()]
+    deltas = [
+        TableDelta(admissions=admissions, prefill_chunks=chunks),
+        *[TableDelta()] * 3,
+        *one_after_the_other_rests(0, 1),
+        TableDelta(released_slots=np.array([1], np.int32)),
+    ]
     return [driver.execute(delta) for delta in deltas]
 
 

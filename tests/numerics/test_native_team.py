@@ -1,13 +1,16 @@
 """The threads of the C library: how many there are, and how they wait for each other."""
 
 import ctypes
+import shutil
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from executor_svc.native.build import SOURCE_DIRECTORY, build_library
 from executor_svc.native.library import NativeLibrary, TeamStruct
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
@@ -101,3 +104,33 @@ def test_results_do_not_depend_on_the_size_of_the_team(lanes: str, number_format
         results.append(matrix(x))
 
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+TEAM_SOURCES = ("team.c", "team.h", "region.c", "region.h", "vec.h")
+
+
+@pytest.fixture(scope="module")
+def stress(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return `stress_team` of team/stress.c, with the threads of the library."""
+    sources = tmp_path_factory.mktemp("sources")
+    for path in (Path(__file__).parent / "team/stress.c", *(SOURCE_DIRECTORY / name for name in TEAM_SOURCES)):
+        shutil.copy(path, sources)
+    function = ctypes.CDLL(str(build_library(tmp_path_factory.mktemp("library"), sources=sources))).stress_team
+    function.restype = None
+    function.argtypes = (ctypes.c_void_p, *(ctypes.c_long,) * 3, ctypes.c_uint, ctypes.c_void_p)
+    return function
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("delay_us", [0, 300])
+def test_each_task_counts_once_whoever_is_late(stress: Any, num_threads: int, delay_us: int) -> None:
+    team, results = TeamStruct(num_threads=num_threads, size=num_threads), (ctypes.c_long * 3)()
+
+    # Team sizes change from region to region.
+    stress(ctypes.byref(team), 8, 30, delay_us, num_threads, results)
+
+    num_faults, num_in_vain, num_by_others = results
+    assert num_faults == 0
+    if delay_us and num_threads > 1:
+        assert num_in_vain > 0, "a task of a thread that sleeps is done by another one"
+        assert num_by_others > 0, "threads are woken"

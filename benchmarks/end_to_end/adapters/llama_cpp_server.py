@@ -37,7 +37,8 @@ class LlamaCppServer:
         self._ensure_slots(NUM_SLOTS)
         threads = str(self._options.num_threads)
         return Description(
-            {"llama.cpp": version}, {"threads": threads, "parallel": f"{NUM_SLOTS}, or 1 for one request"}
+            {"llama.cpp": version},
+            {"threads": threads, "cache-ram": "0", "parallel": f"{NUM_SLOTS}, or 1 for one request"},
         )
 
     def generate(self, requests: list[Request]) -> Generation:
@@ -74,6 +75,7 @@ class LlamaCppServer:
         command = [self._options.program, "--model", self._options.model, "--host", "127.0.0.1", "--port", "0"]
         command += ["--parallel", str(num_slots), "--ctx-size", str(context)]
         command += ["--threads", threads, "--threads-batch", threads]
+        command += ["--cache-ram", "0"]  # up to 8 GiB of earlier prompts, of which none comes again
         self._port = _free_port()
         command[command.index("--port") + 1] = str(self._port)
         self._server = subprocess.Popen(command, stdout=sys.stderr, stderr=sys.stderr)

@@ -18,6 +18,7 @@ class VllmEngine:
     def start(self) -> Description:
         """Load and compile the model."""
         environment = {
+            "OMP_NUM_THREADS": str(self._options.num_threads),
             "VLLM_CPU_KVCACHE_SPACE": str(self._options.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, self._options.cores[: self._options.num_threads])),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -30,8 +31,6 @@ class VllmEngine:
             model=self._options.model,
             dtype=self._options.number_format,
             max_model_len=self._options.max_tokens,
-            max_num_seqs=64,
-            max_num_batched_tokens=max(2048, self._options.max_tokens),
             disable_log_stats=False,  # it holds the time of each first token
         )
         return Description({"vllm": vllm.__version__, "torch": torch.__version__}, environment)

@@ -14,8 +14,8 @@
 // Tokens whose queries are fetched ahead of those that are rotated.
 #define FETCH_TOKENS 4
 
-// Rows of the largest tile, in whole strips and vectors.
-static long most_rows(const Step *step) { return round_up(step->most_tokens * group_of(step), STRIP_ROWS * LANES); }
+// Rows of the largest tile; whole vectors of them, and whole strips, are worked on.
+static long most_rows(const Step *step) { return round_up(step->most_tokens * group_of(step), LANES) + STRIP_ROWS; }
 
 static float *take_floats(Arena *arena, long count) { return take(arena, count * (long)sizeof(float)); }
 
@@ -29,7 +29,7 @@ static Softmax take_softmax(const Step *step, Arena *arena) {
 static long lay_out(const Step *step, uintptr_t address, Work *work) {
     Arena arena = {address, address};
     work->queries = take_floats(&arena, most_rows(step) * padded_queries(step));
-    work->scores = take_floats(&arena, MAX_DIRECT_HEADS * BLOCK_KEYS);
+    work->scores = take_floats(&arena, 2 * most(MAX_DIRECT_HEADS, STRIP_ROWS) * BLOCK_KEYS);
     work->keys = take_floats(&arena, BLOCK_KEYS * round_up(step->head_dim, CHAINS));
     work->values = take_floats(&arena, BLOCK_KEYS * padded_values(step));
     work->total = take_softmax(step, &arena);
@@ -71,11 +71,12 @@ static void rotate(const Step *step, long token, const float *x, float scale, fl
         vf_store_part(out + i, vf_mul(factor, vf_load_part(x + i, dim - i)), dim - i);
 }
 
-// Rotate the keys of this thread's tokens and write them and the values into the cache.
+// Rotate the keys of the tokens and write them and the values into the cache.
 static void write_cache(const Step *step, const float *qkv, float *keys, float *values, const Member *member) {
-    long dim = step->head_dim, kv_size = step->num_kv_heads * dim, q_size = step->num_heads * dim, begin, end;
-    share(member, step->num_tokens, &begin, &end);
-    for (long t = begin; t < end; t++) {
+    long dim = step->head_dim, kv_size = step->num_kv_heads * dim, q_size = step->num_heads * dim;
+    Phase phase = begin_phase(member, step->num_tokens, ONCE);
+    while (next_task(&phase)) {
+        long t = phase.task;
         const float *key = qkv + t * (q_size + 2 * kv_size) + q_size;
         for (long head = 0; head < step->num_kv_heads; head++)
             rotate(step, t, key + head * dim, 1.0f, keys + step->slot_mapping[t] * kv_size + head * dim);
@@ -179,16 +180,15 @@ static void finish(const Step *step, const QueryTile *tile, long head, const Sof
     }
 }
 
-// All parts of a tile and head in turn.
+// All parts of a tile and head in turn, into work->total.
 static void attend_tile(const Step *step, const QueryTile *tile, long head, const float *keys, const float *values,
-                        const Work *work, float *out) {
+                        const Work *work) {
     long first = lower_of(step, tile) / PART_KEYS;
     attend_part(step, tile, first, head, keys, values, work, &work->total);
     for (long part = first + 1; part * PART_KEYS < upper_of(tile); part++) {
         attend_part(step, tile, part, head, keys, values, work, &work->part);
         add_part(step, tile, &work->total, &work->part);
     }
-    finish(step, tile, head, &work->total, out);
 }
 
 // Where the softmax of one part of a tile and head is kept; `index` counts the parts of the tile.
@@ -208,6 +208,20 @@ static void join_parts(const Step *step, const QueryTile *tile, long head, char 
     finish(step, tile, head, &total, out);
 }
 
+// Fetch the first keys of a task that comes soon: nothing before it reads them.
+static void fetch_first_keys(const Step *step, const Task *task, long head, const float *keys) {
+    const QueryTile *tile = step->tiles + task->tile;
+    const int32_t *table = step->block_tables + tile->row * step->table_width;
+    long first = lower_of(step, tile), key_size = step->num_kv_heads * step->head_dim;
+    first = most(first, (first / PART_KEYS + task->index) * PART_KEYS);
+    long index = first / step->block_size, offset = first % step->block_size, upper = upper_of(tile);
+    for (long position = first; position < least(first + FETCH_KEYS, upper); index++, offset = 0) {
+        const float *key = keys + (table[index] * step->block_size + offset) * key_size + head * step->head_dim;
+        for (; offset < step->block_size && position < first + FETCH_KEYS; offset++, position++, key += key_size)
+            fetch_vector(key, step->head_dim);
+    }
+}
+
 void run_attention(const Step *step, const float *qkv, float *keys, float *values, float *out, float *memory,
                    const Member *member) {
     Work work;
@@ -215,24 +229,41 @@ void run_attention(const Step *step, const float *qkv, float *keys, float *value
     char *partials = (char *)memory + work_bytes * member->num_threads;
     lay_out(step, (uintptr_t)memory + (uintptr_t)(work_bytes * member->thread), &work);
     write_cache(step, qkv, keys, values, member);
-    wait_for_all(member);
-    for (long i = member->thread; i < step->num_tasks * num_heads; i = next_task(member)) {
-        const Task *task = step->tasks + i / num_heads;
+    Phase phase = begin_phase(member, step->num_tasks * num_heads, step->num_partials ? ONCE : REPEATABLE);
+    while (next_task(&phase)) {
+        const Task *task = step->tasks + phase.task / num_heads;
         const QueryTile *tile = step->tiles + task->tile;
-        long head = i % num_heads;
+        long head = phase.task % num_heads;
+        if (is_direct(step, tile)) {
+            long next = upcoming_task(&phase);
+            fetch_first_keys(step, step->tasks + next / num_heads, next % num_heads, keys);
+        }
         load_queries(step, tile, head, qkv, &work);
         if (!tile->num_partials) {
-            attend_tile(step, tile, head, keys, values, &work, out);
+            attend_tile(step, tile, head, keys, values, &work);
+            if (claim_task(&phase)) finish(step, tile, head, &work.total, out);
             continue;
         }
         Softmax partial = partial_of(step, tile, task->index, head, partials);
         attend_part(step, tile, lower_of(step, tile) / PART_KEYS + task->index, head, keys, values, &work, &partial);
     }
     if (!step->num_partials) return;
-    wait_for_all(member);
-    for (long i = member->thread; i < step->num_tiles * num_heads; i = next_task(member))
-        if (step->tiles[i / num_heads].num_partials)
-            join_parts(step, step->tiles + i / num_heads, i % num_heads, partials, out);
+    phase = begin_phase(member, step->num_tiles * num_heads, ONCE);
+    while (next_task(&phase)) {
+        const QueryTile *tile = step->tiles + phase.task / num_heads;
+        if (tile->num_partials) join_parts(step, tile, phase.task % num_heads, partials, out);
+    }
+}
+
+typedef struct {
+    const Step *step;
+    const float *qkv;
+    float *keys, *values, *out, *memory;
+} AttentionCall;
+
+static void run_attention_call(const Member *member, void *argument) {
+    const AttentionCall *call = argument;
+    run_attention(call->step, call->qkv, call->keys, call->values, call->out, call->memory, member);
 }
 
 // One layer: rotate and write the keys and values of all tokens into the cache, then attend, causally and within
@@ -244,13 +275,5 @@ void run_attention(const Step *step, const float *qkv, float *keys, float *value
 // nor entries of the block tables before the window are read.
 void octavo_attention(const Step *step, const float *qkv, float *keys, float *values, float *out, float *memory,
                       Team *team) {
-    Meeting meeting;
-    open_meeting(&meeting, team);
-#pragma omp parallel num_threads(team->size)
-    {
-        const Member member = join_meeting(&meeting);
-        run_attention(step, qkv, keys, values, out, memory, &member);
-        leave_meeting(&member);
-    }
-    close_meeting(&meeting);
+    run_region(team, run_attention_call, &(AttentionCall){step, qkv, keys, values, out, memory});
 }

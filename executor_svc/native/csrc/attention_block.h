@@ -127,18 +127,17 @@ INLINE void hide_scores(float *scores, long begin, long end, long lower, long up
 // Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
 INLINE void soften(const int rows, float *scores, long begin, long end, float *largest, float *weights, float *shrink) {
     vfloat peaks[MAX_DIRECT_HEADS], totals[MAX_DIRECT_HEADS];
-    float found[LANES] = {0};  // of each row
+    float now[LANES] = {0}, sums[LANES] = {0};  // of each row
 #pragma GCC unroll 8
-    for (int i = 0; i < rows; i++) peaks[i] = vf_all(-INFINITY);
+    for (int i = 0; i < rows; i++) peaks[i] = vf_all(largest[i]), totals[i] = vf_zero();
     for (long t = begin; t < end; t += LANES)
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) peaks[i] = vf_max(peaks[i], vf_load(scores + i * BLOCK_KEYS + t));
 #pragma GCC unroll 8
-    for (int i = 0; i < rows; i++) found[i] = vf_largest(peaks[i]);
-    vfloat before = vf_load_part(largest, rows), now = vf_max(before, vf_load(found));
-    vf_store_part(largest, now, rows);
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++) peaks[i] = vf_all(largest[i]), totals[i] = vf_zero();
+    for (int i = 0; i < rows; i++) {
+        now[i] = vf_largest(peaks[i]);
+        peaks[i] = vf_all(now[i]);
+    }
     for (long t = begin; t < end; t += LANES)
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
@@ -148,10 +147,11 @@ INLINE void soften(const int rows, float *scores, long begin, long end, float *l
             totals[i] = vf_add(totals[i], weight);
         }
 #pragma GCC unroll 8
-    for (int i = 0; i < rows; i++) found[i] = vf_sum(totals[i]);
-    vfloat factors = vf_weight(vf_sub(before, now));
+    for (int i = 0; i < rows; i++) sums[i] = vf_sum(totals[i]);
+    vfloat factors = vf_weight(vf_sub(vf_load_part(largest, rows), vf_load(now)));
     vf_store_part(shrink, factors, rows);
-    vf_store_part(weights, vf_add(vf_mul(vf_load_part(weights, rows), factors), vf_load(found)), rows);
+    vf_store_part(largest, vf_load(now), rows);
+    vf_store_part(weights, vf_add(vf_mul(vf_load_part(weights, rows), factors), vf_load(sums)), rows);
 }
 
 #endif

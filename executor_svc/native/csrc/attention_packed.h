@@ -7,13 +7,9 @@
 
 #include "attention_block.h"
 
-#if LANES == 16
+// Their sums fit into the registers beside the vectors of a panel.
 #define STRIP_ROWS 6
-#define VALUE_VECTORS 4
-#else
-#define STRIP_ROWS 4
-#define VALUE_VECTORS 2
-#endif
+#define VALUE_VECTORS (LANES / 4)
 #define KEY_VECTORS 2
 #define PANEL_KEYS (KEY_VECTORS * LANES)
 #define VALUE_COLUMNS (VALUE_VECTORS * LANES)
@@ -39,8 +35,11 @@ INLINE Sight look(const Step *step, const QueryTile *tile, const KeyBlock *block
     return sight;
 }
 
+// A function of its own: the compiler needs all registers for the sums.
+#define APART static __attribute__((noinline))
+
 // scores[STRIP_ROWS][PANEL_KEYS] of a strip and a panel of keys.
-INLINE void score_panel(long depth, const float *queries, long chain_stride, const float *panel, float *scores) {
+APART void score_panel(long depth, const float *queries, long chain_stride, const float *panel, float *scores) {
     vfloat total[STRIP_ROWS][KEY_VECTORS];
 #pragma GCC unroll 4
     for (int chain = 0; chain < CHAINS; chain++) {
@@ -101,7 +100,7 @@ INLINE void add_columns(const int vectors, long count, const float *weights, con
 }
 
 // As add_columns, for all columns and the keys [first, last) of a block.
-static void add_strip(long dim, long first, long last, const float *weights, const float *values, const float *shrink,
+APART void add_strip(long dim, long first, long last, const float *weights, const float *values, const float *shrink,
                       float *sums) {
     long stride = round_up(dim, LANES);
     for (long d = 0; d < stride; d += VALUE_COLUMNS, values += BLOCK_KEYS * VALUE_COLUMNS) {
@@ -160,30 +159,53 @@ INLINE void split_query(const float *query, long padded, float *chains) {
     }
 }
 
+// A strip on its way through a block.
+typedef struct {
+    Sight sight;
+    long begin, end;  // vectors of its scores
+    float *scores;    // [STRIP_ROWS][BLOCK_KEYS]
+} Strip;
+
+// The scores of the strip from `row` on.
+INLINE void score_strip(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, long row,
+                        const Work *work, float *scores, Strip *strip) {
+    long depth = ceil_div(step->head_dim, CHAINS), padded = padded_queries(step);
+    strip->sight = look(step, tile, block, row);
+    strip->scores = scores;
+    if (strip->sight.first >= strip->sight.last) return;
+    long begin = strip->begin = strip->sight.first / LANES * LANES, end = strip->end = round_up(strip->sight.last, LANES);
+    for (long t = begin / PANEL_KEYS * PANEL_KEYS; t < end; t += PANEL_KEYS)
+        score_panel(depth, work->queries + row * padded, padded / CHAINS, work->keys + t * CHAINS * depth, scores + t);
+    shape_rows(step, tile, head, block, row, STRIP_ROWS, begin, end, scores);
+    for (long i = 0; i < STRIP_ROWS; i++)
+        hide_scores(scores + i * BLOCK_KEYS, begin, end, strip->sight.lower[i], strip->sight.upper[i]);
+}
+
 // A block of keys, for all queries of a tile, packed.
 static void attend_packed(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, const Work *work,
                           const Softmax *into) {
-    long dim = step->head_dim, depth = ceil_div(dim, CHAINS), padded = padded_queries(step);
-    long num_rows = tile->num_tokens * group_of(step), fetched = block->last;
+    long dim = step->head_dim, num_rows = tile->num_tokens * group_of(step), fetched = block->last;
     pack_keys(block, dim, work);
     pack_values(block, dim, work);
-    for (long row = 0; row < num_rows; row += STRIP_ROWS) {
+    Strip strips[2];
+    score_strip(step, tile, head, block, 0, work, work->scores, strips);
+    for (long row = 0, turn = 0; row < num_rows; row += STRIP_ROWS, turn ^= 1) {
         for (; fetched < block->last + BLOCK_KEYS && (fetched - block->last) * num_rows <= row * BLOCK_KEYS; fetched++) {
             fetch_vector(block->keys + block->offsets[fetched], dim);
             fetch_vector(block->values + block->offsets[fetched], dim);
         }
-        const Sight sight = look(step, tile, block, row);
-        if (sight.first >= sight.last) continue;
-        long begin = sight.first / LANES * LANES, end = round_up(sight.last, LANES);
-        float *scores = work->scores, shrink[LANES];
-        for (long t = begin / PANEL_KEYS * PANEL_KEYS; t < end; t += PANEL_KEYS)
-            score_panel(depth, work->queries + row * padded, padded / CHAINS, work->keys + t * CHAINS * depth,
-                        scores + t);
-        shape_rows(step, tile, head, block, row, STRIP_ROWS, begin, end, scores);
-        for (long i = 0; i < STRIP_ROWS; i++)
-            hide_scores(scores + i * BLOCK_KEYS, begin, end, sight.lower[i], sight.upper[i]);
-        soften(STRIP_ROWS, scores, begin, end, into->largest + row, into->weights + row, shrink);
-        add_strip(dim, sight.first, sight.last, scores, work->values, shrink, into->sums + row * padded_values(step));
+        const Strip *strip = strips + turn;
+        float shrink[LANES];
+        bool is_seen = strip->sight.first < strip->sight.last;
+        if (is_seen)
+            soften(STRIP_ROWS, strip->scores, strip->begin, strip->end, into->largest + row, into->weights + row, shrink);
+        // The next scores need nothing of this softmax: the processor works on both.
+        if (row + STRIP_ROWS < num_rows)
+            score_strip(step, tile, head, block, row + STRIP_ROWS, work,
+                        work->scores + (turn ^ 1) * STRIP_ROWS * BLOCK_KEYS, strips + (turn ^ 1));
+        if (is_seen)
+            add_strip(dim, strip->sight.first, strip->sight.last, strip->scores, work->values, shrink,
+                      into->sums + row * padded_values(step));
     }
 }
 

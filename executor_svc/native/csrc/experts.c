@@ -14,8 +14,6 @@ void lay_out_experts(const Experts *experts, long num_rows, Arena *arena, Expert
         .scores = take(arena, num_rows * experts->num_experts * (long)sizeof(float)),
         .chosen = take(arena, num_chosen * (long)sizeof(int32_t)),
         .weights = take(arena, num_chosen * (long)sizeof(float)),
-        .places = take(arena, num_chosen * (long)sizeof(int32_t)),
-        .ends = take(arena, experts->num_experts * (long)sizeof(long)),
         .gathered = take_rows(arena, num_chosen, first->up.num_inputs, format),
         .activated = take_rows(arena, num_chosen, first->down.num_inputs, format),
         .outputs = take(arena, num_chosen * first->down.num_outputs * (long)sizeof(float)),
@@ -50,17 +48,30 @@ static void choose_experts(const Experts *experts, float *scores, int32_t *chose
     for (long i = 0; i < experts->num_chosen; i++) weights[i] /= total;
 }
 
+// Where the rows are among those of their experts; each thread finds that out for itself.
+typedef struct {
+    int32_t *places;  // [num_rows][num_chosen] in the rows of all experts
+    long *ends;       // [num_experts] of the rows of each
+} Placement;
+
 // Give each row a place with each of its experts.
-static void place_rows(const Experts *experts, long num_chosen, const ExpertsScratch *scratch) {
-    long *ends = scratch->ends, begin = 0;
-    memset(ends, 0, (size_t)experts->num_experts * sizeof *ends);
-    for (long i = 0; i < num_chosen; i++) ends[scratch->chosen[i]]++;
-    for (long expert = 0; expert < experts->num_experts; expert++) {
+static Placement place_rows(const Experts *experts, const int32_t *chosen, long num_chosen) {
+    long num_experts = experts->num_experts, begin = 0;
+    long *ends = own_memory(OWN_CHOICE, num_experts * (long)sizeof(long) + num_chosen * (long)sizeof(int32_t));
+    int32_t *places = (int32_t *)(ends + num_experts);
+    memset(ends, 0, (size_t)num_experts * sizeof *ends);
+    for (long i = 0; i < num_chosen; i++) {
+        int32_t expert = chosen[i];
+        places[i] = expert >= 0 && expert < num_experts ? expert : 0;  // a late thread may read anything
+        ends[places[i]]++;
+    }
+    for (long expert = 0; expert < num_experts; expert++) {
         long count = ends[expert];
         ends[expert] = begin;
         begin += count;
     }
-    for (long i = 0; i < num_chosen; i++) scratch->places[i] = (int32_t)ends[scratch->chosen[i]]++;
+    for (long i = 0; i < num_chosen; i++) places[i] = (int32_t)ends[places[i]]++;
+    return (Placement){places, ends};
 }
 
 // Some rows of one expert times one panel of its matrices.
@@ -68,55 +79,58 @@ typedef struct {
     long expert, panel, next, first_row, num_rows;
 } ExpertTask;
 
-// Finds the tasks of a phase; they are asked for in rising order.
-typedef struct {
-    const long *ends;
-    long num_panels;
-    long expert, first;  // the expert of the last task, and its first task
-} TaskFinder;
-
-// Return a task, or one without rows behind the last.
-static ExpertTask find_task(TaskFinder *finder, const Experts *experts, long task) {
-    for (; finder->expert < experts->num_experts; finder->expert++) {
-        long expert = finder->expert, begin = expert ? finder->ends[expert - 1] : 0, end = finder->ends[expert];
-        long num_tasks = finder->num_panels * ceil_div(end - begin, TASK_ROWS), index = task - finder->first;
-        if (index < num_tasks) {
-            long panel = index % finder->num_panels, first_row = begin + index / finder->num_panels * TASK_ROWS;
-            long next = least(panel + 1, finder->num_panels - 1);
-            return (ExpertTask){expert, panel, next, first_row, least(TASK_ROWS, end - first_row)};
-        }
-        finder->first += num_tasks;
-    }
-    return (ExpertTask){0};
+// Tasks of a phase: those of an expert lie side by side.
+static long num_tasks_of(const Experts *experts, const long *ends, long num_panels) {
+    long num_tasks = 0;
+    for (long expert = 0, begin = 0; expert < experts->num_experts; begin = ends[expert++])
+        num_tasks += num_panels * ceil_div(ends[expert] - begin, TASK_ROWS);
+    return num_tasks;
 }
 
-static void activate_experts(const Experts *experts, Activation activation, const ExpertsScratch *scratch,
-                             const Member *member) {
-    TaskFinder finder = {scratch->ends, ceil_div(experts->mlps->up.num_outputs, PANEL_COLUMNS), 0, 0};
-    for (long i = member->thread;; i = next_task(member)) {
-        ExpertTask task = find_task(&finder, experts, i);
-        if (!task.num_rows) return;
-        activate_panel(experts->mlps + task.expert, activation, task.panel, task.next, &scratch->gathered,
-                       task.first_row, task.num_rows, &scratch->activated);
+static ExpertTask find_task(const long *ends, long num_panels, const Phase *phase) {
+    long expert = 0, begin = 0, first = 0, num_tasks;
+    for (;; first += num_tasks, begin = ends[expert++]) {
+        num_tasks = num_panels * ceil_div(ends[expert] - begin, TASK_ROWS);
+        if (phase->task < first + num_tasks) break;
+    }
+    long index = phase->task - first, first_row = begin + index / num_panels * TASK_ROWS;
+    long next = upcoming_task(phase) - first;
+    return (ExpertTask){
+        .expert = expert,
+        .panel = index % num_panels,
+        .next = next < num_tasks ? next % num_panels : index % num_panels,
+        .first_row = first_row,
+        .num_rows = least(TASK_ROWS, ends[expert] - first_row),
+    };
+}
+
+static void activate_experts(const Experts *experts, Activation activation, const long *ends, const Rows *gathered,
+                             const Rows *activated, Repetition repetition, const Member *member) {
+    long num_panels = ceil_div(experts->mlps->up.num_outputs, PANEL_COLUMNS);
+    Phase phase = begin_phase(member, num_tasks_of(experts, ends, num_panels), repetition);
+    while (next_task(&phase)) {
+        ExpertTask task = find_task(ends, num_panels, &phase);
+        activate_panel(experts->mlps + task.expert, activation, task.panel, task.next, gathered, task.first_row,
+                       task.num_rows, activated, &phase);
     }
 }
 
-static void run_down(const Experts *experts, const ExpertsScratch *scratch, const Member *member) {
-    long num_outputs = experts->mlps->down.num_outputs;
-    TaskFinder finder = {scratch->ends, ceil_div(num_outputs, PANEL_COLUMNS), 0, 0};
-    for (long i = member->thread;; i = next_task(member)) {
-        ExpertTask task = find_task(&finder, experts, i);
-        if (!task.num_rows) return;
-        multiply(&experts->mlps[task.expert].down, task.panel, task.next, &scratch->activated, task.first_row,
-                 task.num_rows, scratch->outputs + task.first_row * num_outputs + task.panel * PANEL_COLUMNS,
-                 num_outputs, false);
+static void run_down(const Experts *experts, const long *ends, const Rows *activated, float *outputs,
+                     Repetition repetition, const Member *member) {
+    long num_outputs = experts->mlps->down.num_outputs, num_panels = ceil_div(num_outputs, PANEL_COLUMNS);
+    Phase phase = begin_phase(member, num_tasks_of(experts, ends, num_panels), repetition);
+    while (next_task(&phase)) {
+        ExpertTask task = find_task(ends, num_panels, &phase);
+        multiply_panel(&experts->mlps[task.expert].down, task.panel, task.next, activated, task.first_row,
+                       task.num_rows, outputs, false, &phase);
     }
 }
 
 // out (=|+=) the weighted sum of the outputs of its experts, one row.
-static void sum_outputs(const Experts *experts, const ExpertsScratch *scratch, long row, float *out, bool add) {
+static void sum_outputs(const Experts *experts, const Placement *placement, const ExpertsScratch *scratch, long row,
+                        float *out, bool add) {
     long size = experts->mlps->down.num_outputs, num_chosen = experts->num_chosen;
-    const int32_t *places = scratch->places + row * num_chosen;
+    const int32_t *places = placement->places + row * num_chosen;
     const float *weights = scratch->weights + row * num_chosen;
     for (long i = 0; i < size; i += LANES) {
         vfloat sum = vf_zero();
@@ -128,30 +142,32 @@ static void sum_outputs(const Experts *experts, const ExpertsScratch *scratch, l
 
 void run_experts(const Experts *experts, Activation activation, const Rows *in, const ExpertsScratch *scratch,
                  float *out, bool add, const Member *member) {
-    long num_rows = in->num_rows, num_chosen = experts->num_chosen, hidden_size = experts->mlps->down.num_outputs;
-    long begin, end;
+    long num_chosen = experts->num_chosen, num_places = in->num_rows * num_chosen;
+    long hidden_size = experts->mlps->down.num_outputs, num_inputs = experts->mlps->down.num_inputs;
+    Repetition repetition = in->num_rows <= REPEATED_ROWS ? REPEATABLE : ONCE;
     project(&experts->router, in, scratch->scores, false, member);
-    wait_for_all(member);
-    share(member, num_rows, &begin, &end);
-    for (long row = begin; row < end; row++)
-        choose_experts(experts, scratch->scores + row * experts->num_experts, scratch->chosen + row * num_chosen,
-                       scratch->weights + row * num_chosen);
-    wait_for_all(member);
-    if (member->thread == 0) place_rows(experts, num_rows * num_chosen, scratch);
-    wait_for_all(member);
-    for (long i = begin * num_chosen; i < end * num_chosen; i++)
-        copy_row(in, i / num_chosen, &scratch->gathered, scratch->places[i]);
-    wait_for_all(member);
-    activate_experts(experts, activation, scratch, member);
-    wait_for_all(member);
-    const Rows *activated = &scratch->activated;
-    if (activated->format != FLOATS) {
-        long first, last;
-        share(member, num_rows * num_chosen, &first, &last);
-        quantize_rows(activated, experts->mlps->down.num_inputs, activated->values, activated->stride, first, last);
-        wait_for_all(member);
+    Phase choices = begin_phase(member, in->num_rows, ONCE);
+    while (next_task(&choices))
+        choose_experts(experts, scratch->scores + choices.task * experts->num_experts,
+                       scratch->chosen + choices.task * num_chosen, scratch->weights + choices.task * num_chosen);
+    Placement placement = place_rows(experts, scratch->chosen, num_places);
+    Rows gathered = scratch->gathered, activated = scratch->activated;
+    if (is_for_each(in->num_rows, member)) {
+        gathered = own_rows(OWN_GATHERED, num_places, experts->mlps->up.num_inputs, gathered.format);
+        for (long i = 0; i < num_places; i++) copy_row(in, i / num_chosen, &gathered, placement.places[i]);
+    } else {
+        Phase copies = begin_phase(member, num_places, ONCE);
+        while (next_task(&copies))
+            copy_row(in, copies.task / num_chosen, &gathered, placement.places[copies.task]);
     }
-    run_down(experts, scratch, member);
-    wait_for_all(member);
-    for (long row = begin; row < end; row++) sum_outputs(experts, scratch, row, out + row * hidden_size, add);
+    activate_experts(experts, activation, placement.ends, &gathered, &activated, repetition, member);
+    if (activated.format != FLOATS) {
+        Phase phase = begin_phase(member, num_places, ONCE);
+        while (next_task(&phase))
+            quantize_rows(&activated, num_inputs, activated.values, activated.stride, phase.task, phase.task + 1);
+    }
+    run_down(experts, placement.ends, &activated, scratch->outputs, repetition, member);
+    Phase sums = begin_phase(member, in->num_rows, ONCE);
+    while (next_task(&sums))
+        sum_outputs(experts, &placement, scratch, sums.task, out + sums.task * hidden_size, add);
 }

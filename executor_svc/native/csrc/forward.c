@@ -144,12 +144,12 @@ static void place_tokens(const Model *model, const Batch *batch, const Work *wor
     }
 }
 
-// The first residual stream and the rotations of this thread's tokens.
+// The first residual stream, and the rotations of the tokens.
 static void embed(const Model *model, const Batch *batch, const Work *work, const Member *member) {
-    long begin, end, size = model->embedding.hidden_size, dim = model->kinds[0].step.head_dim;
-    share(member, work->num_tokens, &begin, &end);
-    for (long token = begin; token < end; token++) {
-        long position = work->positions[token];
+    long size = model->embedding.hidden_size, dim = model->kinds[0].step.head_dim;
+    Phase phase = begin_phase(member, work->num_tokens, ONCE);
+    while (next_task(&phase)) {
+        long token = phase.task, position = work->positions[token];
         long token_id = batch->token_ids[work->slots[token] * batch->max_model_len + position];
         read_row(&model->tokens, token_id, work->residual + token * size);
         finish_embedding(&model->embedding, position, work->residual + token * size);
@@ -159,38 +159,42 @@ static void embed(const Model *model, const Batch *batch, const Work *work, cons
     }
 }
 
-// Copy what the last layer attended and the residual stream of this thread's part of the wanted tokens.
+// Copy what the last layer attended and the residual stream of the wanted tokens.
 static void take_wanted(const Model *model, const Batch *batch, const Work *work, const Member *member) {
     long width = model->kinds[0].step.num_heads * model->kinds[0].step.head_dim, size = model->embedding.hidden_size;
-    long begin, end;
-    share(member, batch->num_wanted, &begin, &end);
-    for (long i = begin; i < end; i++) {
+    Phase phase = begin_phase(member, batch->num_wanted, ONCE);
+    while (next_task(&phase)) {
+        long i = phase.task;
         memcpy(work->wanted_attended + i * width, work->attended + batch->wanted[i] * width,
                (size_t)width * sizeof(float));
         memcpy(batch->hidden + i * size, work->residual + batch->wanted[i] * size, (size_t)size * sizeof(float));
     }
 }
 
-static void run_model(const Model *model, const Batch *batch, const Work *work, const Member *member) {
+typedef struct {
+    const Model *model;
+    const Batch *batch;
+    const Work *work;
+} ForwardCall;
+
+static void run_model(const Member *member, void *argument) {
+    const ForwardCall *call = argument;
+    const Model *model = call->model;
+    const Batch *batch = call->batch;
+    const Work *work = call->work;
     embed(model, batch, work, member);
-    wait_for_all(member);
     for (const Layer *layer = model->layers; layer < model->layers + model->num_layers; layer++) {
         run_segment(layer->segment, work->num_tokens, work->attended, work->residual, work->qkv, work->segment_memory,
                     member);
-        wait_for_all(member);
-        run_attention(&layer->kind->step, work->qkv, layer->keys, layer->values, work->attended,
+            run_attention(&layer->kind->step, work->qkv, layer->keys, layer->values, work->attended,
                       work->attention_memory, member);
-        wait_for_all(member);
-    }
+        }
     if (!batch->num_wanted) return;
     take_wanted(model, batch, work, member);
-    wait_for_all(member);
     run_segment(model->last_segment, batch->num_wanted, work->wanted_attended, batch->hidden, NULL,
                 work->segment_memory, member);
-    wait_for_all(member);
     if (!batch->num_logit_rows) return;
     run_segment(model->head, batch->num_logit_rows, NULL, batch->hidden, batch->logits, work->segment_memory, member);
-    wait_for_all(member);
     Logits logits = logits_of(model, batch);
     finish_logits(&logits, work->likeliest_memory, member);
 }
@@ -210,14 +214,6 @@ long octavo_forward(const Model *model, const Batch *batch, char *memory, long n
     lay_out(model, batch, num_threads, &arena, &work);
     if (used_bytes(&arena) > num_bytes) return used_bytes(&arena);
     place_tokens(model, batch, &work);
-    Meeting meeting;
-    open_meeting(&meeting, team);
-#pragma omp parallel num_threads(team->size)
-    {
-        const Member member = join_meeting(&meeting);
-        run_model(model, batch, &work, &member);
-        leave_meeting(&member);
-    }
-    close_meeting(&meeting);
+    run_region(team, run_model, &(ForwardCall){model, batch, &work});
     return 0;
 }

@@ -35,16 +35,16 @@ typedef struct {
     long has_layer_end;
 } Segment;
 
-// out[num_rows][num_outputs] (=|+=) in @ matrix.T + bias, shared by the threads of a region. Nobody waits at the end.
+// out[num_rows][num_outputs] (=|+=) in @ matrix.T + bias, shared by the threads of a region.
 void project(const Matrix *matrix, const Rows *in, float *out, bool add, const Member *member);
 
 long octavo_segment_scratch_bytes(const Segment *segment, long num_rows);
 long octavo_attention_scratch_bytes(const Step *step, int num_threads);
 
-// As octavo_segment. Nobody waits at the end.
+// As octavo_segment.
 void run_segment(const Segment *segment, long num_rows, float *attended, float *residual, float *out, void *memory,
                  const Member *member);
-// As octavo_attention. Nobody waits at the end.
+// As octavo_attention.
 void run_attention(const Step *step, const float *qkv, float *keys, float *values, float *out, float *memory,
                    const Member *member);
 

@@ -50,17 +50,16 @@ long likeliest_scratch_bytes(const Logits *logits) {
 void finish_logits(const Logits *logits, int32_t *memory, const Member *member) {
     if (!logits->soft_cap && !logits->likeliest) return;
     long num_parts = ceil_div(logits->size, PART);
-    for (long task = member->thread; task < logits->num_rows * num_parts; task = next_task(member)) {
-        long begin = task % num_parts * PART, count = least(PART, logits->size - begin);
-        float *values = logits->values + task / num_parts * logits->size + begin;
+    Phase parts = begin_phase(member, logits->num_rows * num_parts, ONCE);
+    while (next_task(&parts)) {
+        long begin = parts.task % num_parts * PART, count = least(PART, logits->size - begin);
+        float *values = logits->values + parts.task / num_parts * logits->size + begin;
         if (logits->soft_cap) cap_values(count, logits->soft_cap, values);
-        if (logits->likeliest) memory[task] = (int32_t)(begin + first_largest(values, count));
+        if (logits->likeliest) memory[parts.task] = (int32_t)(begin + first_largest(values, count));
     }
     if (!logits->likeliest) return;
-    wait_for_all(member);
-    long begin, end;
-    share(member, logits->num_rows, &begin, &end);
-    for (long row = begin; row < end; row++)
-        logits->likeliest[row] =
-            (int32_t)join_parts(logits->values + row * logits->size, logits->size, memory + row * num_parts);
+    Phase rows = begin_phase(member, logits->num_rows, ONCE);
+    while (next_task(&rows))
+        logits->likeliest[rows.task] = (int32_t)join_parts(logits->values + rows.task * logits->size, logits->size,
+                                                           memory + rows.task * num_parts);
 }

@@ -5,15 +5,28 @@
 // Multiplications that are worth a second thread: it takes about as long to wake one.
 #define ALONE 200000l
 
+void multiply_panel(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
+                    float *out, bool add, Phase *phase) {
+    long stride = matrix->num_outputs, num_columns = least(PANEL_COLUMNS, stride - panel * PANEL_COLUMNS);
+    float *target = out + first_row * stride + panel * PANEL_COLUMNS;
+    if (!phase->may_repeat) {
+        multiply(matrix, panel, next, in, first_row, num_rows, target, stride, add);
+        return;
+    }
+    float products[REPEATED_ROWS * PANEL_COLUMNS];
+    if (add) copy_columns(target, stride, num_rows, num_columns, products, PANEL_COLUMNS);
+    multiply(matrix, panel, next, in, first_row, num_rows, products, PANEL_COLUMNS, add);
+    if (claim_task(phase)) copy_columns(products, PANEL_COLUMNS, num_rows, num_columns, target, stride);
+}
+
 void project(const Matrix *matrix, const Rows *in, float *out, bool add, const Member *member) {
     long num_panels = ceil_div(matrix->num_outputs, PANEL_COLUMNS);
-    long num_tasks = num_panels * ceil_div(in->num_rows, TASK_ROWS);
-    for (long task = member->thread, next; task < num_tasks; task = next) {
-        next = next_task(member);
-        long panel = task % num_panels, first = task / num_panels * TASK_ROWS;
-        multiply(matrix, panel, next < num_tasks ? next % num_panels : panel, in, first,
-                 least(TASK_ROWS, in->num_rows - first), out + first * matrix->num_outputs + panel * PANEL_COLUMNS,
-                 matrix->num_outputs, add);
+    Phase phase = begin_phase(member, num_panels * ceil_div(in->num_rows, TASK_ROWS),
+                              in->num_rows <= REPEATED_ROWS ? REPEATABLE : ONCE);
+    while (next_task(&phase)) {
+        long first = phase.task / num_panels * TASK_ROWS;
+        multiply_panel(matrix, phase.task % num_panels, upcoming_task(&phase) % num_panels, in, first,
+                       least(TASK_ROWS, in->num_rows - first), out, add, &phase);
     }
 }
 
@@ -31,6 +44,23 @@ long octavo_linear_scratch_bytes(const Matrix *matrix, long num_rows) {
     return num_bytes;
 }
 
+typedef struct {
+    const Matrix *matrix;
+    Rows rows;
+    float *in, *out;
+} Product;
+
+static void run_product(const Member *member, void *argument) {
+    const Product *product = argument;
+    long num_inputs = product->matrix->num_inputs;
+    if (product->rows.format != FLOATS) {
+        Phase phase = begin_phase(member, product->rows.num_rows, ONCE);
+        while (next_task(&phase))
+            quantize_rows(&product->rows, num_inputs, product->in, num_inputs, phase.task, phase.task + 1);
+    }
+    project(product->matrix, &product->rows, product->out, false, member);
+}
+
 // out[num_rows][num_outputs] = in[num_rows][num_inputs] @ matrix.T + bias; what a product does not take as it is, is
 // turned into codes first. memory has octavo_linear_scratch_bytes(...), aligned to 64 bytes.
 void octavo_linear(const Matrix *matrix, long num_rows, float *in, float *out, char *memory, Team *team) {
@@ -40,19 +70,5 @@ void octavo_linear(const Matrix *matrix, long num_rows, float *in, float *out, c
     Rows rows = lay_out_codes(matrix, num_rows, (uintptr_t)memory, &num_bytes);
     rows.values = in;
     if (rows.format == FLOATS) rows.stride = matrix->num_inputs;
-    Meeting meeting;
-    open_meeting(&meeting, team);
-#pragma omp parallel num_threads(team->size)
-    {
-        const Member member = join_meeting(&meeting);
-        if (rows.format != FLOATS) {
-            long begin, end;
-            share(&member, num_rows, &begin, &end);
-            quantize_rows(&rows, matrix->num_inputs, in, matrix->num_inputs, begin, end);
-            wait_for_all(&member);
-        }
-        project(matrix, &rows, out, false, &member);
-        leave_meeting(&member);
-    }
-    close_meeting(&meeting);
+    run_region(team, run_product, &(Product){matrix, rows, in, out});
 }

@@ -65,29 +65,61 @@ static void find_likeliest(const float *scores, long size, long count, Scratch *
     }
 }
 
+typedef struct {
+    const float *logits;
+    long size, num_rows;
+    const Wanted *wanted;
+    const Processing *processings;
+    const TokenLists *lists;
+    float *logprobs;
+    int32_t *token_ids;
+    float *likeliest;
+    void *scratch_memory;
+} LogprobsCall;
+
+static void run_logprobs(const Member *member, void *argument) {
+    const LogprobsCall *call = argument;
+    Scratch scratch = own_scratch(call->size, call->scratch_memory, member);
+    Phase phase = begin_phase(member, call->num_rows, ONCE);
+    while (next_task(&phase)) {
+        const Wanted *wanted = call->wanted + phase.task;
+        const float *scores = call->logits + wanted->row * call->size;
+        double log_total = log_total_of(scores, call->size, scratch.maxima);
+        float *values = call->likeliest + wanted->begin;
+        call->logprobs[phase.task] = logprob_of(scores[wanted->token_id], log_total);
+        find_likeliest(scores, call->size, wanted->count, &scratch, call->token_ids + wanted->begin, values);
+        for (long j = 0; j < wanted->count; j++) values[j] = logprob_of(values[j], log_total);
+    }
+}
+
 // Write the log-probability of a token of each row, [num_rows], and its likeliest tokens with theirs.
 // logits: [any, size]; token_ids, likeliest: as many as the counts add up to.
 void octavo_logprobs(const float *logits, long size, long num_rows, const Wanted *wanted, float *logprobs,
                      int32_t *token_ids, float *likeliest, void *scratch_memory, Team *team) {
     Team alone = {.num_threads = 1, .size = 1};
     if (num_rows * size < ALONE) team = &alone;
-    Meeting meeting;
-    open_meeting(&meeting, team);
-#pragma omp parallel num_threads(team->size)
-    {
-        const Member member = join_meeting(&meeting);
-        Scratch scratch = own_scratch(size, scratch_memory, &member);
-        for (long i = member.thread; i < num_rows; i = next_task(&member)) {
-            const float *scores = logits + wanted[i].row * size;
-            double log_total = log_total_of(scores, size, scratch.maxima);
-            float *values = likeliest + wanted[i].begin;
-            logprobs[i] = logprob_of(scores[wanted[i].token_id], log_total);
-            find_likeliest(scores, size, wanted[i].count, &scratch, token_ids + wanted[i].begin, values);
-            for (long j = 0; j < wanted[i].count; j++) values[j] = logprob_of(values[j], log_total);
-        }
-        leave_meeting(&member);
+    run_region(team, run_logprobs,
+               &(LogprobsCall){logits, size, num_rows, wanted, NULL, NULL, logprobs, token_ids, likeliest,
+                               scratch_memory});
+}
+
+static void run_candidates(const Member *member, void *argument) {
+    const LogprobsCall *call = argument;
+    long size = call->size;
+    Scratch scratch = own_scratch(size, call->scratch_memory, member);
+    Phase phase = begin_phase(member, call->num_rows, ONCE);
+    while (next_task(&phase)) {
+        const Wanted *wanted = call->wanted + phase.task;
+        const float *scores = call->logits + wanted->row * size;
+        float *logprobs = scratch.processed;
+        double log_total = log_total_of(scores, size, scratch.maxima);
+        for (long id = 0; id < size; id++) logprobs[id] = logprob_of(scores[id], log_total);
+        if (wanted->processing >= 0)
+            process_row(logprobs, size, call->processings + wanted->processing, call->lists, scratch.counts);
+        find_maxima(logprobs, size, scratch.maxima);
+        find_likeliest(logprobs, size, wanted->count, &scratch, call->token_ids + wanted->begin,
+                       call->likeliest + wanted->begin);
     }
-    close_meeting(&meeting);
 }
 
 // Write the likeliest tokens of beams: of the log-probabilities of a row after the processors, not normalised again.
@@ -97,24 +129,7 @@ void octavo_candidates(const float *logits, long size, long num_rows, const Want
                        void *scratch_memory, Team *team) {
     Team alone = {.num_threads = 1, .size = 1};
     if (num_rows * size < ALONE) team = &alone;
-    Meeting meeting;
-    open_meeting(&meeting, team);
-#pragma omp parallel num_threads(team->size)
-    {
-        const Member member = join_meeting(&meeting);
-        Scratch scratch = own_scratch(size, scratch_memory, &member);
-        for (long i = member.thread; i < num_rows; i = next_task(&member)) {
-            const float *scores = logits + wanted[i].row * size;
-            float *logprobs = scratch.processed;
-            double log_total = log_total_of(scores, size, scratch.maxima);
-            for (long id = 0; id < size; id++) logprobs[id] = logprob_of(scores[id], log_total);
-            if (wanted[i].processing >= 0)
-                process_row(logprobs, size, processings + wanted[i].processing, lists, scratch.counts);
-            find_maxima(logprobs, size, scratch.maxima);
-            find_likeliest(logprobs, size, wanted[i].count, &scratch, token_ids + wanted[i].begin,
-                           likeliest + wanted[i].begin);
-        }
-        leave_meeting(&member);
-    }
-    close_meeting(&meeting);
+    run_region(team, run_candidates,
+               &(LogprobsCall){logits, size, num_rows, wanted, processings, lists, NULL, token_ids, likeliest,
+                               scratch_memory});
 }

@@ -10,6 +10,23 @@
 // Rows that one task multiplies with a panel: inputs of so many rows stay in L2 beside the panel.
 #define TASK_ROWS 128
 
+// Up to so many rows a task is repeatable: more take long enough to wait for, and too long to copy.
+#define REPEATED_ROWS 64
+
+// Of up to so many rows each thread makes what a product takes for itself: that is sooner done than waited for.
+#define ROWS_FOR_EACH 2
+INLINE bool is_for_each(long num_rows, const Member *member) {
+    return num_rows <= ROWS_FOR_EACH && member->num_threads > 1;
+}
+Rows own_rows(OwnPart part, long num_rows, long width, InputFormat format);
+
+// to[num_rows][num_columns] = from[num_rows][num_columns]
+INLINE void copy_columns(const float *from, long from_stride, long num_rows, long num_columns, float *to,
+                         long to_stride) {
+    for (long i = 0; i < num_rows; i++)
+        for (long j = 0; j < num_columns; j++) to[i * to_stride + j] = from[i * from_stride + j];
+}
+
 // down(activation(gate(x)) * up(x)); without a gate down(activation(up(x))).
 typedef struct {
     Matrix gate;  // no outputs: there is none
@@ -30,15 +47,17 @@ typedef struct {
     float *scores;            // [num_rows][num_experts]
     int32_t *chosen;          // [num_rows][num_chosen]
     float *weights;           // [num_rows][num_chosen]
-    int32_t *places;          // [num_rows][num_chosen] in the rows below
-    long *ends;               // [num_experts]
     Rows gathered, activated; // [num_rows * num_chosen], expert by expert
     float *outputs;           // [num_rows * num_chosen][hidden_size]
 } ExpertsScratch;
 
-// activated = activation(in @ gate.T) * (in @ up.T), one panel of it for num_rows rows from first_row.
+// out[..][num_outputs] (=|+=) in @ matrix.T, one panel of it for num_rows rows from first_row: a task of `phase`.
+void multiply_panel(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
+                    float *out, bool add, Phase *phase);
+
+// activated = activation(in @ gate.T) * (in @ up.T), one panel of it for num_rows rows from first_row: a task of `phase`.
 void activate_panel(const Mlp *mlp, Activation activation, long panel, long next, const Rows *in, long first_row,
-                    long num_rows, const Rows *activated);
+                    long num_rows, const Rows *activated, Phase *phase);
 
 // activated = activation(in @ gate.T) * (in @ up.T), shared by the threads of a region.
 void activate_rows(const Mlp *mlp, Activation activation, const Rows *in, const Rows *activated, const Member *member);
@@ -46,7 +65,7 @@ void activate_rows(const Mlp *mlp, Activation activation, const Rows *in, const 
 void lay_out_experts(const Experts *experts, long num_rows, Arena *arena, ExpertsScratch *scratch);
 
 // out (=|+=) for each row the weighted sum of what its experts make of `in`, in the order in which it chose them.
-// Both have the values of their rows, and their codes if they have some. Nobody waits at the end.
+// `in` has the values of its rows, and their codes if they have some.
 void run_experts(const Experts *experts, Activation activation, const Rows *in, const ExpertsScratch *scratch,
                  float *out, bool add, const Member *member);
 

@@ -5,12 +5,26 @@
 // always sums part by part, and parts begin at fixed positions.
 #include "plan.h"
 
-// Query vectors of a tile, tokens times heads of a group: enough to pay for packing the keys that they share.
-#define TILE_QUERIES 128
+#include <stdlib.h>
+
+// Query vectors of a tile, tokens times heads of a group: enough to pay for packing the keys that they share, and no more
+// than the cache of a core holds with their sums.
+#define LEAST_TILE_QUERIES 96l
+#define MOST_TILE_QUERIES 384l
 // Tasks for each thread that even out sequences of different length.
 #define TASKS_PER_THREAD 4
 
-static long tile_tokens(const Step *step) { return most(1, TILE_QUERIES / (step->num_heads / step->num_kv_heads)); }
+static double wanted_tasks(const Step *step, int num_threads) {
+    return (double)num_threads * TASKS_PER_THREAD / (double)step->num_kv_heads;
+}
+
+// Tokens of a tile, so that the step falls into as many tiles as are wanted.
+static long tile_tokens(const StepRows *rows, const Step *step, double num_wanted) {
+    long group = step->num_heads / step->num_kv_heads, num_tokens = 0;
+    for (long row = 0; row < rows->num_rows; row++) num_tokens += rows->lengths[row];
+    long queries = (long)((double)(num_tokens * group) / num_wanted);
+    return most(1, most(LEAST_TILE_QUERIES, least(MOST_TILE_QUERIES, queries)) / group);
+}
 
 static long first_key(const Step *step, const QueryTile *tile) {
     return most(0, tile->first_position + 1 - step->window);
@@ -26,11 +40,11 @@ static long parts_of(const Step *step, const QueryTile *tile) {
     return ceil_div(end_key(tile), octavo_part_keys()) - first_key(step, tile) / octavo_part_keys();
 }
 
-// Cut the rows into equal tiles.
-static void cut_tiles(const StepRows *rows, Step *step, QueryTile *tiles) {
+// Cut the rows into equal tiles of at most so many tokens.
+static void cut_tiles(const StepRows *rows, long most_tokens, Step *step, QueryTile *tiles) {
     long first_token = 0;
     for (long row = 0; row < rows->num_rows; row++) {
-        long length = rows->lengths[row], size = ceil_div(length, ceil_div(length, tile_tokens(step)));
+        long length = rows->lengths[row], size = ceil_div(length, ceil_div(length, most_tokens));
         for (long begin = 0; begin < length; begin += size) {
             tiles[step->num_tiles++] = (QueryTile){
                 .row = rows->tables[row],
@@ -61,20 +75,53 @@ static void share_parts(Step *step, QueryTile *tiles, double num_wanted, Task *t
     }
 }
 
+// A task, and its share of the work.
+typedef struct {
+    Task task;
+    double work;
+} WeighedTask;
+
+static int compare_tasks(const void *left, const void *right) {
+    const WeighedTask *a = left, *b = right;
+    if (a->work != b->work) return a->work < b->work ? 1 : -1;
+    return a->task.tile != b->task.tile ? a->task.tile - b->task.tile : a->task.index - b->task.index;
+}
+
+// Put the largest tasks first, so that the threads end together.
+static void sort_tasks(const Step *step, const QueryTile *tiles, WeighedTask *weighed, Task *tasks) {
+    for (long i = 0; i < step->num_tasks; i++) {
+        const QueryTile *tile = tiles + tasks[i].tile;
+        weighed[i] = (WeighedTask){tasks[i], work_of(step, tile) / (double)most(1, tile->num_partials)};
+    }
+    qsort(weighed, (size_t)step->num_tasks, sizeof *weighed, compare_tasks);
+    for (long i = 0; i < step->num_tasks; i++) tasks[i] = weighed[i].task;
+}
+
 void plan_attention(const StepRows *rows, int num_threads, Step *step, Arena *arena) {
-    double num_wanted = (double)num_threads * TASKS_PER_THREAD / (double)step->num_kv_heads;
-    long num_tiles = 0, longest = 0;
+    double num_wanted = wanted_tasks(step, num_threads);
+    long most_tokens = tile_tokens(rows, step, num_wanted), num_tiles = 0, longest = 0;
     for (long row = 0; row < rows->num_rows; row++) {
-        num_tiles += ceil_div(rows->lengths[row], tile_tokens(step));
+        num_tiles += ceil_div(rows->lengths[row], most_tokens);
         longest = most(longest, rows->starts[row] + rows->lengths[row]);
     }
     // Fewer than `num_wanted` tiles can each be more than one of as many equal tasks.
     long most_parts = ((long)num_wanted + 1) * (longest / octavo_part_keys() + 2);
     QueryTile *tiles = take(arena, num_tiles * (long)sizeof *tiles);
     Task *tasks = take(arena, (num_tiles + most_parts) * (long)sizeof *tasks);
+    WeighedTask *weighed = take(arena, (num_tiles + most_parts) * (long)sizeof *weighed);
     if (!arena->begin) return;
     step->tiles = tiles, step->tasks = tasks;
     step->num_tiles = step->most_tokens = step->num_tasks = step->num_partials = 0;
-    cut_tiles(rows, step, tiles);
+    cut_tiles(rows, most_tokens, step, tiles);
     share_parts(step, tiles, num_wanted, tasks);
+    if (step->most_tokens > 1) sort_tasks(step, tiles, weighed, tasks);
+}
+
+// plan_attention for rows of `tables`; memory has as many bytes as this returns, aligned to 64 bytes; NULL: only measure.
+long octavo_plan_attention(Step *step, long num_rows, const int32_t *tables, const int32_t *starts,
+                           const int32_t *lengths, int num_threads, char *memory) {
+    StepRows rows = {num_rows, tables, starts, lengths};
+    Arena arena = {(uintptr_t)memory, (uintptr_t)memory};
+    plan_attention(&rows, num_threads, step, &arena);
+    return used_bytes(&arena);
 }

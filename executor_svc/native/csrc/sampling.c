@@ -145,31 +145,42 @@ static long choose(const float *scores, long size, const Choice *how, Scratch *s
     return scratch->token_ids[pick(scratch->weights, scratch->num_candidates, target, &before)];
 }
 
+typedef struct {
+    const float *scores;
+    long size, num_choices;
+    const Choice *choices;
+    const Processing *processings;
+    const TokenLists *lists;
+    int32_t *token_ids;
+    void *scratch_memory;
+} ChooseCall;
+
+static void run_choose(const Member *member, void *argument) {
+    const ChooseCall *call = argument;
+    long size = call->size;
+    Scratch scratch = own_scratch(size, call->scratch_memory, member);
+    Phase phase = begin_phase(member, call->num_choices, ONCE);
+    while (next_task(&phase)) {
+        const Choice *choice = call->choices + phase.task;
+        const float *row = call->scores + choice->row * size;
+        if (choice->processing >= 0) {
+            memcpy(scratch.processed, row, (size_t)size * sizeof *row);
+            row = scratch.processed;
+            process_row(scratch.processed, size, call->processings + choice->processing, call->lists, scratch.counts);
+        }
+        bool is_greedy = choice->temperature <= 0.0f;
+        call->token_ids[phase.task] = (int32_t)(is_greedy ? first_largest(row, size) : choose(row, size, choice, &scratch));
+    }
+}
+
 // Choose a token for each of `num_choices`. scores: [any, size]; token_ids: [num_choices], written.
 void octavo_choose(const float *scores, long size, long num_choices, const Choice *choices,
                    const Processing *processings, const TokenLists *lists, int32_t *token_ids, void *scratch_memory,
                    Team *team) {
     Team alone = {.num_threads = 1, .size = 1};
     if (num_choices * size < ALONE) team = &alone;
-    Meeting meeting;
-    open_meeting(&meeting, team);
-#pragma omp parallel num_threads(team->size)
-    {
-        const Member member = join_meeting(&meeting);
-        Scratch scratch = own_scratch(size, scratch_memory, &member);
-        for (long i = member.thread; i < num_choices; i = next_task(&member)) {
-            const float *row = scores + choices[i].row * size;
-            if (choices[i].processing >= 0) {
-                memcpy(scratch.processed, row, (size_t)size * sizeof *row);
-                row = scratch.processed;
-                process_row(scratch.processed, size, processings + choices[i].processing, lists, scratch.counts);
-            }
-            bool is_greedy = choices[i].temperature <= 0.0f;
-            token_ids[i] = (int32_t)(is_greedy ? first_largest(row, size) : choose(row, size, choices + i, &scratch));
-        }
-        leave_meeting(&member);
-    }
-    close_meeting(&meeting);
+    run_region(team, run_choose,
+               &(ChooseCall){scores, size, num_choices, choices, processings, lists, token_ids, scratch_memory});
 }
 
 long octavo_sampling_scratch_bytes(long size, int num_threads) {

@@ -35,42 +35,59 @@ long octavo_segment_scratch_bytes(const Segment *segment, long num_rows) {
     return lay_out(segment, num_rows, 0, &scratch);
 }
 
-// residual += norm(attended @ attention_output.T)
-static void end_attention(const Segment *segment, float *attended, float *residual, Scratch *scratch, long begin,
-                          long end, const Member *member) {
-    const Matrix *matrix = &segment->end.attention_output;
-    const Norm *norm = &segment->end.attention_output_norm;
-    scratch->attended.values = attended;
-    if (scratch->attended.format != FLOATS) {
-        quantize_rows(&scratch->attended, matrix->num_inputs, attended, matrix->num_inputs, begin, end);
-        wait_for_all(member);
-    } else {
-        scratch->attended.stride = matrix->num_inputs;
+// residual += norm(scratch->outputs), if there is such a norm, and then norm(residual), as a product takes it.
+static Rows normalize_residual(const Segment *segment, const Norm *output_norm, const Norm *norm, float *residual,
+                               const Scratch *scratch, const Member *member) {
+    long num_rows = scratch->normed.num_rows, size = segment->hidden_size;
+    if (!output_norm->weight && is_for_each(num_rows, member)) {
+        Rows own = own_rows(OWN_ROWS, num_rows, size, scratch->normed.format);
+        normalize_rows(norm, residual, size, &own, 0, num_rows);
+        return own;
     }
-    project(matrix, &scratch->attended, norm->weight ? scratch->outputs : residual, !norm->weight, member);
-    wait_for_all(member);
-    if (norm->weight) add_normed_rows(norm, scratch->outputs, segment->hidden_size, residual, begin, end);
+    Phase phase = begin_phase(member, num_rows, ONCE);
+    while (next_task(&phase)) {
+        long row = phase.task;
+        if (output_norm->weight) add_normed_rows(output_norm, scratch->outputs, size, residual, row, row + 1);
+        normalize_rows(norm, residual, size, &scratch->normed, row, row + 1);
+    }
+    return scratch->normed;
 }
 
-// out (=|+=) mlp(norm(residual)), of one MLP or of experts.
-static void run_mlp(const Segment *segment, const float *residual, const Scratch *scratch, float *out, bool add,
-                    long begin, long end, const Member *member) {
+// `values` as a product takes them: themselves, or codes in `shared`.
+static Rows quantize_for(const Matrix *matrix, float *values, long stride, const Rows *shared,
+                         const Member *member) {
+    long num_rows = shared->num_rows, num_inputs = matrix->num_inputs;
+    if (shared->format == FLOATS) return (Rows){.num_rows = num_rows, .stride = stride, .values = values};
+    if (is_for_each(num_rows, member)) {
+        Rows own = own_rows(OWN_ROWS, num_rows, num_inputs, shared->format);
+        quantize_rows(&own, num_inputs, values, stride, 0, num_rows);
+        return own;
+    }
+    Phase phase = begin_phase(member, num_rows, ONCE);
+    while (next_task(&phase)) quantize_rows(shared, num_inputs, values, stride, phase.task, phase.task + 1);
+    return *shared;
+}
+
+// out (=|+=) attended @ attention_output.T
+static void end_attention(const Segment *segment, float *attended, const Scratch *scratch, float *out, bool add,
+                          const Member *member) {
+    const Matrix *matrix = &segment->end.attention_output;
+    Rows rows = quantize_for(matrix, attended, matrix->num_inputs, &scratch->attended, member);
+    project(matrix, &rows, out, add, member);
+}
+
+// out (=|+=) mlp(in), of one MLP or of experts.
+static void run_mlp(const Segment *segment, const Rows *in, const Scratch *scratch, float *out, bool add,
+                    const Member *member) {
     const LayerEnd *layer = &segment->end;
-    normalize_rows(&layer->mlp_norm, residual, segment->hidden_size, &scratch->normed, begin, end);
-    wait_for_all(member);
     if (layer->experts.num_experts) {
-        run_experts(&layer->experts, (Activation)layer->activation, &scratch->normed, &scratch->experts, out, add,
-                    member);
+        run_experts(&layer->experts, (Activation)layer->activation, in, &scratch->experts, out, add, member);
         return;
     }
     const Rows *activated = &scratch->activated;
-    activate_rows(&layer->mlp, (Activation)layer->activation, &scratch->normed, activated, member);
-    wait_for_all(member);
-    if (activated->format != FLOATS) {
-        quantize_rows(activated, layer->mlp.down.num_inputs, activated->values, activated->stride, begin, end);
-        wait_for_all(member);
-    }
-    project(&layer->mlp.down, activated, out, add, member);
+    activate_rows(&layer->mlp, (Activation)layer->activation, in, activated, member);
+    Rows rows = quantize_for(&layer->mlp.down, activated->values, activated->stride, activated, member);
+    project(&layer->mlp.down, &rows, out, add, member);
 }
 
 // Norm the query and key heads of rows [begin, end) of a projection, in place.
@@ -85,28 +102,44 @@ static void normalize_heads(const HeadNorms *norms, long num_outputs, float *out
 
 void run_segment(const Segment *segment, long num_rows, float *attended, float *residual, float *out, void *memory,
                  const Member *member) {
+    static const Norm none;
     Scratch scratch;
     lay_out(segment, num_rows, (uintptr_t)memory, &scratch);
-    long begin, end;
-    share(member, num_rows, &begin, &end);
+    const Norm *output_norm = &none;
     if (segment->has_layer_end) {
-        const Norm *norm = &segment->end.mlp_output_norm;
-        end_attention(segment, attended, residual, &scratch, begin, end, member);
-        run_mlp(segment, residual, &scratch, norm->weight ? scratch.outputs : residual, !norm->weight, begin, end,
+        const LayerEnd *layer = &segment->end;
+        output_norm = &layer->attention_output_norm;
+        end_attention(segment, attended, &scratch, output_norm->weight ? scratch.outputs : residual,
+                      !output_norm->weight, member);
+        Rows normed = normalize_residual(segment, output_norm, &layer->mlp_norm, residual, &scratch, member);
+        output_norm = &layer->mlp_output_norm;
+        run_mlp(segment, &normed, &scratch, output_norm->weight ? scratch.outputs : residual, !output_norm->weight,
                 member);
-        if (norm->weight) {
-            wait_for_all(member);
-            add_normed_rows(norm, scratch.outputs, segment->hidden_size, residual, begin, end);
-        }
     }
-    if (!segment->projection.num_outputs) return;
-    if (segment->has_layer_end) wait_for_all(member);
-    normalize_rows(&segment->norm, residual, segment->hidden_size, &scratch.normed, begin, end);
-    wait_for_all(member);
-    project(&segment->projection, &scratch.normed, out, false, member);
+    if (segment->projection.num_outputs) {
+        Rows normed = normalize_residual(segment, output_norm, &segment->norm, residual, &scratch, member);
+        project(&segment->projection, &normed, out, false, member);
+    } else if (output_norm->weight) {
+        Phase phase = begin_phase(member, num_rows, ONCE);
+        while (next_task(&phase))
+            add_normed_rows(output_norm, scratch.outputs, segment->hidden_size, residual, phase.task, phase.task + 1);
+    }
     if (!segment->head_norms.num_heads) return;
-    wait_for_all(member);
-    normalize_heads(&segment->head_norms, segment->projection.num_outputs, out, begin, end);
+    Phase phase = begin_phase(member, num_rows, ONCE);
+    while (next_task(&phase))
+        normalize_heads(&segment->head_norms, segment->projection.num_outputs, out, phase.task, phase.task + 1);
+}
+
+typedef struct {
+    const Segment *segment;
+    long num_rows;
+    float *attended, *residual, *out;
+    void *memory;
+} SegmentCall;
+
+static void run_segment_call(const Member *member, void *argument) {
+    const SegmentCall *call = argument;
+    run_segment(call->segment, call->num_rows, call->attended, call->residual, call->out, call->memory, member);
 }
 
 // Run a segment on rows of tokens; each norm is there if it has a weight:
@@ -118,33 +151,23 @@ void run_segment(const Segment *segment, long num_rows, float *attended, float *
 // projection]; scratch has octavo_segment_scratch_bytes(...), aligned to 64 bytes.
 void octavo_segment(const Segment *segment, long num_rows, float *attended, float *residual, float *out, void *memory,
                     Team *team) {
-    Meeting meeting;
-    open_meeting(&meeting, team);
-#pragma omp parallel num_threads(team->size)
-    {
-        const Member member = join_meeting(&meeting);
-        run_segment(segment, num_rows, attended, residual, out, memory, &member);
-        leave_meeting(&member);
-    }
-    close_meeting(&meeting);
+    run_region(team, run_segment_call, &(SegmentCall){segment, num_rows, attended, residual, out, memory});
+}
+
+static void run_mlp_call(const Member *member, void *argument) {
+    static const Norm none;
+    const SegmentCall *call = argument;
+    Scratch scratch;
+    lay_out(call->segment, call->num_rows, (uintptr_t)call->memory, &scratch);
+    const Norm *norm = &call->segment->end.mlp_norm;
+    Rows normed = normalize_residual(call->segment, &none, norm, call->residual, &scratch, member);
+    run_mlp(call->segment, &normed, &scratch, call->out, false, member);
 }
 
 // out[num_rows][hidden_size] = mlp(norm(residual)), of a segment with a layer's end: what one of several ranks has of it.
 // scratch as of octavo_segment.
-void octavo_mlp(const Segment *segment, long num_rows, const float *residual, float *out, void *memory, Team *team) {
-    Scratch scratch;
-    lay_out(segment, num_rows, (uintptr_t)memory, &scratch);
-    Meeting meeting;
-    open_meeting(&meeting, team);
-#pragma omp parallel num_threads(team->size)
-    {
-        const Member member = join_meeting(&meeting);
-        long begin, end;
-        share(&member, num_rows, &begin, &end);
-        run_mlp(segment, residual, &scratch, out, false, begin, end, &member);
-        leave_meeting(&member);
-    }
-    close_meeting(&meeting);
+void octavo_mlp(const Segment *segment, long num_rows, float *residual, float *out, void *memory, Team *team) {
+    run_region(team, run_mlp_call, &(SegmentCall){segment, num_rows, NULL, residual, out, memory});
 }
 
 // Columns of a panel, and floats in a vector: what the packing side needs to know.

@@ -1,8 +1,14 @@
-// The threads of a parallel region: how many, how they share the tasks of a phase, and wait for each other at its end.
+// The threads of a parallel region: how many there are, and how they share its work.
+//
+// A region is a function that several threads run. Its work falls into phases, which all of them come to in the same
+// order; a phase is a loop of tasks. A thread goes on to the next phase when all tasks of this one are done, whoever
+// did them. Nobody waits for a thread: one that is woken late, or put off its core by other work, finds out later what
+// is done, and a task that it holds meanwhile is done once more by one that has nothing else to do.
 #ifndef OCTAVO_TEAM_H
 #define OCTAVO_TEAM_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 
 // How many threads the regions of a library have, and what their last ones were like; see octavo_judge_team.
 typedef struct {
@@ -16,55 +22,67 @@ typedef struct {
     long lost_ns;    // ready to run, but without a core
 } Team;
 
-// One region. Shared by its threads.
-typedef struct {
-    atomic_long taken __attribute__((aligned(64)));  // tasks of this phase, but for the first of each thread
-    atomic_int arrived;
-    atomic_int phase __attribute__((aligned(64)));
-    atomic_long worked_ns, lost_ns;  // sums over the threads, as those of Team
-    Team *team;
-    long began_ns;
-} Meeting;
+typedef struct Region Region;
 
 // One thread of a region, as it sees itself.
 typedef struct {
-    Meeting *meeting;
+    Region *region;
     int thread, num_threads;
+    long *num_phases;  // that it has come to
 } Member;
 
-// Before and behind a parallel region of team->size threads.
-void open_meeting(Meeting *meeting, Team *team);
-void close_meeting(Meeting *meeting);
-// What each thread of it does first and last. All leave together.
-Member join_meeting(Meeting *meeting);
-void leave_meeting(const Member *member);
+typedef void RegionFunction(const Member *member, void *argument);
 
-// The slow half of wait_for_all.
-void wait_for_phase_end(Meeting *meeting, int phase);
+// Run `function` by the threads of a team. It is done when this returns; threads that came late may have found nothing left.
+void run_region(Team *team, RegionFunction *function, void *argument);
 
-// The first task of a thread is its own number. Each next one is taken when the thread is ready for it: a slow core
-// does less. A phase shares the tasks of one loop.
-static inline long next_task(const Member *member) {
-    return member->num_threads + atomic_fetch_add_explicit(&member->meeting->taken, 1, memory_order_relaxed);
+// Whether a task may be done by two threads at the same time. Then it computes into memory of its own thread, and
+// writes its result only if claim_task says so. A thread may go on with a task when all others are far ahead: it finds
+// anything in what it reads, and must be able to.
+typedef enum { ONCE, REPEATABLE } Repetition;
+
+// A loop of tasks, as one thread sees it.
+typedef struct {
+    const Member *member;
+    unsigned long number;
+    long num_tasks;
+    long task;                 // the current one
+    long end;                  // of the tasks that it has taken
+    bool may_repeat, is_ours;  // is_ours: nobody else writes the current task's result
+    // Grains are tasks that are taken together. Each thread has a range of them.
+    long grain_tasks, num_grains;
+    long turn, begin, limit, cursor;  // where the next one is looked for: threads from our own on, in its range
+    long range_end;                   // of the tasks in our own range
+    long num_done;                    // grains that are known to be done, from the first on
+    atomic_ulong *state;              // of the grain that it has; NULL: none
+    unsigned long began, took;        // ticks: when that was taken, and what the one before took
+} Phase;
+
+// Come to the next phase. What it depends on must have been read before.
+Phase begin_phase(const Member *member, long num_tasks, Repetition repetition);
+
+// The slow half of next_task.
+bool take_task(Phase *phase);
+
+// Make `task` the next task; false: all tasks of the phase are done, its results can be read.
+//
+// Each thread has a range of the tasks, side by side and in order, and then helps the others.
+static inline bool next_task(Phase *phase) {
+    if (++phase->task < phase->end) return true;
+    return phase->member->num_threads > 1 && take_task(phase);
 }
 
-// End a phase. OpenMP's own barrier ends with a system call, which takes longer than many a phase of one row.
-static inline void wait_for_all(const Member *member) {
-    Meeting *meeting = member->meeting;
-    int phase = atomic_load_explicit(&meeting->phase, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&meeting->arrived, 1, memory_order_acq_rel) < member->num_threads - 1) {
-        wait_for_phase_end(meeting, phase);
-        return;
-    }
-    atomic_store_explicit(&meeting->arrived, 0, memory_order_relaxed);
-    atomic_store_explicit(&meeting->taken, 0, memory_order_relaxed);
-    atomic_store_explicit(&meeting->phase, phase + 1, memory_order_release);
+// Whether the caller is to write the result of the current task. Ask once, behind the computation.
+bool claim_repeatable(Phase *phase);
+static inline bool claim_task(Phase *phase) { return !phase->may_repeat || claim_repeatable(phase); }
+
+// The task that this thread will have next, as a rule; the current one if that is not known.
+static inline long upcoming_task(const Phase *phase) {
+    return phase->task + 1 < phase->range_end ? phase->task + 1 : phase->task;
 }
 
-// The part of `count` things that is this thread's, [begin, end).
-static inline void share(const Member *member, long count, long *begin, long *end) {
-    *begin = count * member->thread / member->num_threads;
-    *end = count * (member->thread + 1) / member->num_threads;
-}
+// Memory of this thread alone, aligned to 64 bytes, uninitialised; valid until it asks for the same part of it again.
+typedef enum { OWN_ROWS, OWN_CHOICE, OWN_GATHERED, NUM_PARTS } OwnPart;
+void *own_memory(OwnPart part, long num_bytes);
 
 #endif

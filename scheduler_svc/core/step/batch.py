@@ -51,7 +51,7 @@ class Batch:
         sequence_in_slot: The sequence that has the slot, or had it last.
         vacated_slots, is_vacated: Slots without a sequence that the next step releases, as a list and as a column.
         shares_last_block: Slots whose last, partial block may be shared, since they were forked.
-        slots_with_logprobs: Slots whose tokens must come with their log-probability.
+        wants_logprobs: Slots whose tokens must come with their log-probability.
         num_claimed_slots: Free slots that running groups have a claim to: their sequences will fork into them.
     """
 
@@ -68,7 +68,7 @@ class Batch:
         self.is_decoding: BoolArray = np.zeros(num_slots, np.bool_)
         self.sequence_in_slot = np.full(num_slots, None, np.object_)
         self.shares_last_block: set[int] = set()
-        self.slots_with_logprobs: set[int] = set()
+        self.wants_logprobs: BoolArray = np.zeros(num_slots, np.bool_)
         self.free_slots: list[int] = list(range(num_slots - 1, -1, -1))
         self.vacated_slots: list[int] = []
         self.is_vacated: BoolArray = np.zeros(num_slots, np.bool_)
@@ -156,7 +156,7 @@ class Batch:
         self.first_blocks[slot] = num_skipped_blocks
         self._tenant_of_slot[slot] = self._tenant_numbers[group.tenant]
         if group.sampling.num_logprobs != NO_LOGPROBS and group.beams is None:
-            self.slots_with_logprobs.add(slot)
+            self.wants_logprobs[slot] = True
         return slot
 
     def vacate(self, sequence: Sequence) -> None:
@@ -165,7 +165,7 @@ class Batch:
         self._claim(sequence.group, 1)
         self.is_decoding[slot] = False
         self.shares_last_block.discard(slot)
-        self.slots_with_logprobs.discard(slot)
+        self.wants_logprobs[slot] = False
         self.free_slots.append(slot)
         self.vacated_slots.append(slot)
         self.is_vacated[slot] = True

@@ -38,7 +38,7 @@ def check_result(result: StepResult, sent: StepInFlight, batch: Batch, vocab_siz
         token_ids = token_ids[layout.num_candidates == 0]
     if not _are_token_ids(token_ids, vocab_size):
         raise ExecutorFaultError(f"step {result.step_id} has token ids outside 0 to {vocab_size - 1}")
-    if batch.slots_with_logprobs:
+    if np.count_nonzero(batch.wants_logprobs):
         _check_logprobs(result, layout, batch)
     if layout.num_alternatives is not None:
         found = result.alternative_token_ids, result.alternative_logprobs
@@ -62,7 +62,7 @@ def _refuse_what_nobody_asked_for(result: StepResult, layout: StepLayout) -> Non
 
 
 def _check_logprobs(result: StepResult, layout: StepLayout, batch: Batch) -> None:
-    asked = np.isin(layout.sample_slots, list(batch.slots_with_logprobs))
+    asked = batch.wants_logprobs[layout.sample_slots]
     asked &= batch.table.is_current(layout.sample_slots, layout.sample_generations)
     if asked.any() and (result.logprobs is None or np.isnan(result.logprobs[asked]).any()):
         raise ExecutorFaultError(f"step {result.step_id} lacks log-probabilities that were asked for")

@@ -45,7 +45,7 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens; return the text that they make certain, which may be empty."""
-        return "".join([self._push_one(token_id) for token_id in token_ids])
+        return "".join([self.push_one(token_id) for token_id in token_ids])
 
     def finish(self) -> str:
         """Return the text still held back: replacement characters, or nothing."""
@@ -53,7 +53,8 @@ class Detokenizer:
         self._move_window(len(self._window), 0, "")
         return new
 
-    def _push_one(self, token_id: int) -> str:
+    def push_one(self, token_id: int) -> str:
+        """Add a token; return the text that it makes certain, which may be empty."""
         if token_id in self._skipped_ids or not self._tokenizer.has_id(token_id):
             return ""  # it has no text, and many of them would make the window grow
         self._window.append(token_id)

@@ -23,14 +23,6 @@ class TextOptions:
     min_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """What a token brought: text, and the stop string if the token completed one."""
-
-    text: str
-    stop_string: str | None
-
-
 class OutputText:
     """Turns the tokens of one output into text.
 
@@ -44,11 +36,13 @@ class OutputText:
         self._matcher = StopStringMatcher(options.stop_strings, options.include_stop_str_in_output)
         self._num_early_tokens = options.min_tokens - 1  # those that no stop string ends with
 
-    def push(self, token_id: int) -> TextDelta:
-        """Add a token; return the text that may be delivered now. Push nothing after a stop string."""
+    def push(self, token_id: int) -> tuple[str, str | None]:
+        """Add a token; return the text that may be delivered now, and the stop string if the token completed one.
+
+        Push nothing after a stop string.
+        """
         is_early, self._num_early_tokens = self._num_early_tokens > 0, self._num_early_tokens - 1
-        text, stop_string = self._matcher.push(self._detokenizer.push((token_id,)), may_stop=not is_early)
-        return TextDelta(text, stop_string)
+        return self._matcher.push(self._detokenizer.push_one(token_id), may_stop=not is_early)
 
     def finish(self) -> str:
         """Return the rest of the text; the output has ended for another reason than a stop string.

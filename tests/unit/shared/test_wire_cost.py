@@ -1,33 +1,12 @@
 """What a step costs on both tiers grows with what it changes, not with what runs. Calls are counted, not time."""
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-
 import numpy as np
 import pytest
 
 from shared.batch_table import BatchTable
 from shared.step import Admission, SamplingRow, Step, StepResult, TableDelta, pairs
 from shared.wire import decode_result, decode_step, encode_result, encode_step
-from tests.support.collection import no_collection
-
-
-def num_calls(function: Callable[[], object]) -> int:
-    """Return how many functions a function calls, in Python or in C; NumPy's whole arrays are one call."""
-    count = 0
-
-    def note(_frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    with no_collection():
-        sys.setprofile(note)
-        try:
-            function()
-        finally:
-            sys.setprofile(None)
-    return count
+from tests.support.call_counts import num_calls
 
 
 def admitting(num_sequences: int) -> Step:

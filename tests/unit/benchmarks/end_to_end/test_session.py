@@ -86,9 +86,17 @@ def test_engines_take_turns_at_each_workload_and_another_one_begins_in_each_roun
 @pytest.mark.usefixtures("quiet")
 def test_what_is_missing_breaks_or_is_slow_is_written_down_and_the_others_go_on(tmp_path: Path) -> None:
     ways = {"a": "", "absent": "", "broken": "breaks at the start", "dying": "dies later", "slow": "is slow"}
+    ways["Octavo"] = "is slow"
     findings, said = measured(ways, tmp_path)
     rounds = {name: [run.round for run in findings.runs if run.engine == f"{name} f"] for name in ways}
-    assert rounds == {"a": [1, 1, 2, 2], "absent": [], "broken": [], "dying": [1], "slow": [1, 1]}
+    assert rounds == {
+        "a": [1, 1, 2, 2],
+        "absent": [],
+        "broken": [],
+        "dying": [1],
+        "slow": [1, 1],
+        "Octavo": [1, 1, 2, 2],
+    }
     assert findings.missing["absent f"] == "no file"
     assert findings.missing["broken f"] == "it ended: the model is broken"
     assert findings.missing["dying f"].startswith("failed at W2: it ended")

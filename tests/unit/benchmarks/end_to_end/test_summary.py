@@ -1,5 +1,6 @@
 """From runs to figures, tables and pages."""
 
+import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from pydantic import ValidationError
 
 from benchmarks.end_to_end.engines import ROOT
 from benchmarks.end_to_end.model_costs import workload_flops
-from benchmarks.end_to_end.pages import BEGIN, END, PAGES, part_of, with_part
+from benchmarks.end_to_end.pages import SECTIONS, Section, step_part
 from benchmarks.end_to_end.plot import save_plot
 from benchmarks.end_to_end.result import RESULTS, Limits, last_result, read_result, result_name, write_result
 from benchmarks.end_to_end.summary import figure_of, rate, rows
@@ -109,17 +110,39 @@ def test_the_picture_is_the_same_for_the_same_result(tmp_path: Path) -> None:
 
 
 def test_only_what_is_between_the_markers_of_a_page_changes() -> None:
-    page = f"before\n\n{BEGIN}\n\nold\n\n{END}\n\nafter\n"
-    assert with_part(page, "new") == page.replace("old", "new")
-    assert with_part(with_part(page, "new"), "old") == page
-    with pytest.raises(ValueError, match="the page has no <!-- begin"):
-        with_part(END + BEGIN, "new")
+    section = Section("PAGE.md", "some", lambda: "new")
+    begin, end = section.markers
+    page = f"before\n\n{begin}\n\nold\n\n{end}\n\nafter\n"
+    assert section.insert_into(page) == page.replace("old", "new")
+    with pytest.raises(ValueError, match="the page has no <!-- begin: some"):
+        section.insert_into(end + begin)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_pages_quote_the_last_result(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert with_part(text, part_of(page, last_result())) == text, "run make bench-pages"
+def test_a_profile_of_a_step_becomes_a_table_in_which_small_parts_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    parts = {"C: layers": 1000.0, "C: few": 5.0, "C: tiny": 1.0, "apply": 30.0, "the rest": 70.0}
+    by_rows = {"1": parts, "8": {**parts, "C: layers": 2000.0}}
+    path.write_text(json.dumps({"machine": "A CPU", "threads": 2, "microseconds": {"int8": by_rows}}), encoding="utf-8")
+    assert step_part(path).splitlines() == [
+        "| int8, CPU µs | 1 row | 8 rows |",
+        "|---|---:|---:|",
+        "| C: layers | 1,000 | 2,000 |",
+        "| C: what takes less | 6 | 6 |",
+        "| all of C | 1,006 | 2,006 |",
+        "| Python: apply | 30 | 30 |",
+        "| Python: the rest | 70 | 70 |",
+        "| Python: what takes less | 0 | 0 |",
+        "| all of Python | 100 | 100 |",
+        "| step | 1,106 | 2,106 |",
+        "",
+        "2 threads, A CPU.",
+    ]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: f"{section.page} {section.name}")
+def test_the_pages_quote_the_last_results(section: Section) -> None:
+    text = (ROOT / section.page).read_text(encoding="utf-8")
+    assert section.insert_into(text) == text, "run make bench-pages"
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("[0-9]*.json")), ids=lambda path: path.name)

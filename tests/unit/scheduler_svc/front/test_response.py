@@ -284,6 +284,23 @@ async def test_best_of_returns_the_best_by_cumulative_logprob_in_one_delta_each(
     assert [output.output_index for output in request.outputs] == [0, 1]
 
 
+async def test_a_ranked_output_has_the_same_text_whether_a_stop_string_is_looked_for_or_not() -> None:
+    tokens = [*"é🦊 a".encode(), TOKENIZER.id_of(EOS), 0xF0, 0x9F]  # it ends inside a character
+    found = []
+    for stop in ("", "never"):
+        request = sampled_request(n=1, best_of=2, stop=stop)
+        for token_id in tokens:
+            assert token_id is not None
+            request.push(0, token_id, -0.5)
+        request.push(1, 65, -50.0)
+        for index in (0, 1):
+            request.finish_output(index, LENGTH)
+        [delta] = await take_all(request)
+        found.append(delta.text)
+        assert request.response._made[1].text == ("" if not stop else "A")  # nobody gets it
+    assert found == ["é🦊 a\ufffd"] * 2
+
+
 async def test_best_of_streams_nothing_before_the_last_output_has_ended() -> None:
     request = sampled_request(n=1, best_of=2, stop="!")
     waiting = asyncio.ensure_future(request.next_delta())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.front.text.output_text import OutputText, TextDelta, TextOptions
+from scheduler_svc.front.text.output_text import OutputText, TextOptions
 from tests.support.tokenizers import BOS, byte_level_backend, make_tokenizer
 
 TOKENIZER = make_tokenizer(byte_level_backend())
@@ -20,8 +20,8 @@ def test_text_and_tokens_end_where_the_first_stop_string_ends(text: str, stops: 
     found, num_pushed, stop_string = "", 0, None
 
     for token_id in text.encode():
-        delta = output.push(token_id)
-        found, num_pushed, stop_string = found + delta.text, num_pushed + 1, delta.stop_string
+        new, stop_string = output.push(token_id)
+        found, num_pushed = found + new, num_pushed + 1
         if stop_string is not None:
             break
     else:
@@ -34,7 +34,7 @@ def test_text_and_tokens_end_where_the_first_stop_string_ends(text: str, stops: 
     assert num_pushed == len(text[:end].encode())
 
 
-def push_all(output: OutputText, token_ids: Iterable[int]) -> list[TextDelta]:
+def push_all(output: OutputText, token_ids: Iterable[int]) -> list[tuple[str, str | None]]:
     return [output.push(token_id) for token_id in token_ids]
 
 
@@ -43,21 +43,21 @@ def test_text_waits_while_it_may_become_a_stop_string() -> None:
 
     deltas = push_all(output, b"oEoEND")
 
-    assert [delta.text for delta in deltas] == ["o", "", "Eo", "", "", ""]
-    assert [delta.stop_string for delta in deltas] == [None] * 5 + ["END"]
+    assert [text for text, _ in deltas] == ["o", "", "Eo", "", "", ""]
+    assert [stop_string for _, stop_string in deltas] == [None] * 5 + ["END"]
 
 
 def test_finish_releases_what_both_parts_hold() -> None:
     output = OutputText(TOKENIZER, TextOptions(("END",)))
 
-    assert {delta.text for delta in push_all(output, b"EN\xf0")} == {""}
+    assert {text for text, _ in push_all(output, b"EN\xf0")} == {""}
     assert output.finish() == "EN�"
 
 
 def test_finish_ends_before_a_stop_string_that_the_last_broken_character_completes() -> None:
     output = OutputText(TOKENIZER, TextOptions(("x�",)))
 
-    assert [delta.text for delta in push_all(output, b"ax\xf0")] == ["a", "", ""]
+    assert [text for text, _ in push_all(output, b"ax\xf0")] == ["a", "", ""]
     assert output.finish() == ""
 
 
@@ -68,15 +68,15 @@ def test_special_tokens_stay_out_of_the_text_unless_wanted() -> None:
     hidden = OutputText(TOKENIZER, TextOptions())
     shown = OutputText(TOKENIZER, TextOptions(skip_special_tokens=False))
 
-    assert hidden.push(bos) == TextDelta("", None)
-    assert shown.push(bos) == TextDelta(BOS, None)
+    assert hidden.push(bos) == ("", None)
+    assert shown.push(bos) == (BOS, None)
 
 
 @pytest.mark.parametrize("min_tokens", [0, 1, 4, 5, 6, 7, 8])
 def test_no_stop_string_ends_the_text_before_min_tokens(min_tokens: int) -> None:
     output = OutputText(TOKENIZER, TextOptions(("b",), min_tokens=min_tokens))
 
-    stops = (output.push(token_id).stop_string for token_id in b"aabaabaab")
+    stops = (output.push(token_id)[1] for token_id in b"aabaabaab")
     num_tokens = next(number for number, stop_string in enumerate(stops, 1) if stop_string is not None)
 
     assert num_tokens == (3 if min_tokens <= 3 else 6 if min_tokens <= 6 else 9)
