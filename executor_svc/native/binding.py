@@ -1,7 +1,7 @@
 """What every binding of the C library needs: its functions with their types, and memory for them to work in.
 
-The library is loaded without linking to torch. Steps run on threads of its own (region.c), the rest (packing) on those of
-OpenMP's runtime, libgomp; torch has loaded its own by then under the same name, and the loader takes that one.
+The library is loaded without linking to torch. Steps run on threads of its own (region.c), the rest (packing) on those
+of OpenMP's runtime, libgomp; torch has loaded its own by then under the same name, and the loader takes that one.
 """
 
 import ctypes

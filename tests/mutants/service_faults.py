@@ -154,8 +154,9 @@ FAULTS = (
     Fault(
         "log-probabilities that a neighbour asked for are returned",
         f"{SERVICE}/front/response.py",
-        "logprob if self._has_logprobs else None",
-        "logprob",
+        "output.append_token(token_id, logprob if self._has_logprobs else None, alternatives)\n"
+        "        output.append_text",
+        "output.append_token(token_id, logprob, alternatives)\n        output.append_text",
         (f"{UNIT}/front/test_response.py",),
     ),
     # Who may call
