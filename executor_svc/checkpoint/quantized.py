@@ -27,7 +27,7 @@ def refuse_quantized(values: Mapping[str, object], source: Path) -> None:
     if method is not None:
         raise ModelLoadError(
             f"the weights of {source.parent} are quantized with {method}, which Octavo does not read; "
-            "give --model the checkpoint without quantization, and --quantization int8 if memory is short"
+            "give --model the checkpoint without quantization, and --quantization int8 or int4 if memory is short"
         )
 
 

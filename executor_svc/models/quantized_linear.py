@@ -134,7 +134,7 @@ class _QuantizedRows:
 def _groups(values: torch.Tensor, padding: float = 0.0) -> torch.Tensor:
     """Return [num_rows, num_inputs] as [num_rows, num_groups, GROUP]."""
     padded = F.pad(values, (0, -values.shape[-1] % GROUP), value=padding)
-    return padded.view(len(values), -1, GROUP)
+    return padded.view(len(values), padded.shape[1] // GROUP, GROUP)
 
 
 def _codes(groups: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ def test_all_rows_are_read() -> None:
 def test_sizes_are_those_that_the_formulas_give(row: tuple[str, ...]) -> None:
     billions, layers, kv_heads, head_size, *shown = row[1:]
     num_parameters = float(billions) * 1e9
-    bytes_a_weight = (4, 2, 1 + 4 / GROUP)  # a scale of float32 for each group
+    bytes_a_weight = (4, 2, 1 + 2 / GROUP)  # a scale of float16 for each group
     sizes = [num_parameters * size for size in bytes_a_weight]
     for dtype in (torch.float32, torch.bfloat16):
         shape = CacheShape(int(layers), 16, int(kv_heads), int(head_size), dtype)

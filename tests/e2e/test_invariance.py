@@ -23,6 +23,7 @@ from scheduler_svc.executors.served_model import CoreSettings
 from shared.step import SamplingRow
 from tests.numerics.architectures import VOCAB_SIZE, save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.numerics.native import QUANTIZATIONS
 from tests.numerics.real_model import RealModel
 from tests.support.fleet import Outcome, assert_same_outcomes
 from tests.support.schedules import GREEDY, Play, Request, Schedule
@@ -276,7 +277,7 @@ def test_outputs_after_contexts_of_2000_tokens_are_those_alone(long_contexts: Sc
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("tiny", [("LlamaForCausalLM", quantization) for quantization in FORMATS], indirect=True)
+@pytest.mark.parametrize("tiny", [("LlamaForCausalLM", quantization) for quantization in QUANTIZATIONS], indirect=True)
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)
 def test_outputs_of_a_tiny_model_are_those_alone_by_every_schedule(tiny: Scene, name: str) -> None:
     check_named(tiny, name)
@@ -286,7 +287,7 @@ def test_outputs_of_a_tiny_model_are_those_alone_by_every_schedule(tiny: Scene, 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize(
-    "tiny", [(family, quantization) for family in FAMILY_ARCHITECTURES for quantization in FORMATS], indirect=True
+    "tiny", [(family, quantization) for family in FAMILY_ARCHITECTURES for quantization in QUANTIZATIONS], indirect=True
 )
 def test_outputs_of_every_family_are_those_alone_by_random_schedules(tiny: Scene, seed: int) -> None:
     check_random(tiny, seed)

@@ -48,8 +48,8 @@ def library_of(lanes: str, num_threads: int) -> NativeLibrary:
     return NativeLibrary(library_path(lanes), num_threads)
 
 
-def torch_kernels() -> TorchDense:
-    return TorchDense(torch.float32, torch.device("cpu"))
+def torch_kernels(number_format: NumberFormat = NumberFormat.FLOAT32) -> TorchDense:
+    return TorchDense(torch.float32, torch.device("cpu"), number_format=number_format)
 
 
 class DensePart:
@@ -138,7 +138,7 @@ def test_ranks_that_share_a_model_give_a_row_the_same_bits(
     if number_format not in (NumberFormat.FLOAT32, NumberFormat.BFLOAT16):
         return  # ranks share out the groups of inputs, so that weights are rounded otherwise
     embedded, between, residual, *_, logits = ranks[0][-1]
-    *expected, expected_logits = DensePart(directories[name], torch_kernels())(0, NUM_ROWS)
+    *expected, expected_logits = DensePart(directories[name], torch_kernels(number_format))(0, NUM_ROWS)
     for our, their in zip((embedded, between, residual, logits), (*expected[:3], expected_logits), strict=True):
         torch.testing.assert_close(our, their, rtol=5e-5, atol=5e-5)
 

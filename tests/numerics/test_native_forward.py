@@ -110,8 +110,13 @@ def check_same(ours: StepDriver, theirs: StepDriver, run: Callable[[StepDriver],
             assert torch.equal(our_pool.view(torch.int32), their_pool.view(torch.int32))
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("name", FAMILY_ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [
+        *((name, quantization) for name in FAMILY_ARCHITECTURES for quantization in ("none", "int8")),
+        *(("Qwen3MoeForCausalLM", quantization) for quantization in ("bfloat16", "int8-a8", "int4")),
+    ],
+)
 def test_every_family_and_every_kind_of_step(name: str, quantization: str, load: Load) -> None:
     ours, theirs = (load(name, is_composed=composed, quantization=quantization) for composed in (False, True))
 

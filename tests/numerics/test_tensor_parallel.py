@@ -22,6 +22,7 @@ from shared.step import SamplingRow, StepResult, TableDelta, pairs
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.numerics.native import QUANTIZATIONS
 from tests.numerics.reference import assert_close, random_prompt
 from tests.numerics.threaded_group import ThreadedGroup, ThreadedRanks
 from tests.support.fleet import assert_same_outcomes
@@ -102,7 +103,7 @@ def test_ranks_that_share_a_kv_head_give_the_tokens_of_one_process(
     assert outputs == expected
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",

@@ -14,7 +14,7 @@ from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.kernels import make_model
 from executor_svc.models.selection import ChosenModel, choose_model, read_model_config
-from executor_svc.models.weight_format import Quantization
+from executor_svc.models.weight_format import Quantization, matrix_format
 from executor_svc.native.structs import NumberFormat
 from executor_svc.numerics.identity import find_numerics
 from executor_svc.worker.loading import load_worker
@@ -160,6 +160,13 @@ def test_every_quantization_is_another_kind_and_another_model_to_a_fleet(saved: 
     for values in ([kind.numerics_id for kind in kinds], [kind.parts["probe"] for kind in kinds]):
         assert len(set(values)) == len(QUANTIZATIONS)
     assert len({checkpoint.model_hash(quantization) for quantization in QUANTIZATIONS}) == len(QUANTIZATIONS)
+
+
+def test_routers_stay_exact_and_the_vocabulary_keeps_8_bits() -> None:
+    formats = {one: [matrix_format(one, role) for role in ("layer", "vocabulary", "router")] for one in NumberFormat}
+
+    assert formats.pop(NumberFormat.INT4) == [NumberFormat.INT4, NumberFormat.INT8_A8, NumberFormat.FLOAT32]
+    assert all(found == [one, one, NumberFormat.FLOAT32] for one, found in formats.items())
 
 
 def test_a_part_counts_what_it_takes() -> None:

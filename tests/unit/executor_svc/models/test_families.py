@@ -75,7 +75,7 @@ def test_quantized_weights_are_refused_once_and_by_name(
         parse_config({"architectures": [architecture], **SIZES, **settings}, Path("tiny/config.json"))
     assert str(refused.value) == (
         f"the weights of tiny are quantized with {method}, which Octavo does not read; give --model the checkpoint "
-        "without quantization, and --quantization int8 if memory is short"
+        "without quantization, and --quantization int8 or int4 if memory is short"
     )
     assert not isinstance(refused.value, UnsupportedModelError)
 
