@@ -89,6 +89,7 @@ def install_llama_cpp() -> None:
         options += ["CMAKE_BUILD_TYPE=Release", f"CMAKE_MAKE_PROGRAM={python.with_name('ninja')}"]
         run(cmake, "-G", "Ninja", "-S", source, "-B", build, *(f"-D{option}" for option in options))
         run(cmake, "--build", build, "--target", *programs, "-j", str(os.cpu_count() or 1))
+        llama_cpp_program("VERSION").write_text(LLAMA_CPP.partition("==")[2] + "\n", encoding="utf-8")
     convert_to_gguf()
 
 

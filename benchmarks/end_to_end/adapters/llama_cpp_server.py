@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from benchmarks.end_to_end.adapters.interface import Description, Engine, Generation, Options
@@ -32,8 +33,8 @@ class LlamaCppServer:
 
     def start(self) -> Description:
         """Start the server."""
-        shown = subprocess.run([self._options.program, "--version"], capture_output=True, text=True, check=True)
-        version = (shown.stderr + shown.stdout).partition("version: ")[2].split("\n")[0].strip()
+        # The program itself tells the commit of whatever repository it was built in.
+        version = Path(self._options.program).with_name("VERSION").read_text(encoding="utf-8").strip()
         self._ensure_slots(NUM_SLOTS)
         threads = str(self._options.num_threads)
         return Description(

@@ -29,7 +29,4 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    if "--version" in sys.argv:
-        print("version: 11434 (abc)\nbuilt with a compiler", file=sys.stderr)
-        sys.exit()
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()

@@ -37,9 +37,10 @@ def test_llama_cpp_gets_a_slot_for_each_request_or_one_for_a_long_prompt(tmp_pat
     program = tmp_path / "llama-server"
     program.write_text(f"#!{sys.executable}\n{FAKE_SERVER.read_text(encoding='utf-8')}", encoding="utf-8")
     program.chmod(0o755)
+    program.with_name("VERSION").write_text("11434.0.0\n", encoding="utf-8")
     engine = LlamaCppServer(options(tmp_path / "model.gguf", "F32", str(program)))
     try:
-        assert engine.start().versions == {"llama.cpp": "11434 (abc)"}
+        assert engine.start().versions == {"llama.cpp": "11434.0.0"}
         for requests, num_slots in (([Request([3], 2)] * 3, NUM_SLOTS), ([Request([3] * 2000, 2)], 1)):
             generation = engine.generate(requests)
             assert generation.output_tokens == [2] * len(requests)
