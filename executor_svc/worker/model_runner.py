@@ -85,6 +85,7 @@ class ModelRunner:
         self._backend = backend
         self._graphs = graphs
 
+    @torch.inference_mode()
     def run(self, table: BatchTable, layout: StepLayout, *, finds_likeliest: bool) -> SampleLogits:
         """Compute the tokens of a step; see `Runner.run`. The likeliest tokens are left to the sampler."""
         if self._graphs is not None and self._graphs.can_run(layout):

@@ -72,7 +72,7 @@ def _check_lengths(core: ExecutorCore) -> None:
         knows_all = batch.num_known_tokens[slot] == table.num_tokens[slot]
         assert knows_all or sequence.group.beams is None, "a beam waits for a token, which nobody samples"
     for step in core.in_flight:
-        assert step.layout.num_tokens <= limits.max_num_batched_tokens, "a step is over its budget"
+        assert int(step.layout.lengths.sum()) <= limits.max_num_batched_tokens, "a step is over its budget"
 
 
 def _check_written_blocks(core: ExecutorCore) -> None:

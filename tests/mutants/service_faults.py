@@ -154,9 +154,8 @@ FAULTS = (
     Fault(
         "log-probabilities that a neighbour asked for are returned",
         f"{SERVICE}/front/response.py",
-        "output.append_token(token_id, logprob if self._has_logprobs else None, alternatives)\n"
-        "        output.append_text",
-        "output.append_token(token_id, logprob, alternatives)\n        output.append_text",
+        "logprob if self._has_logprobs else None",
+        "logprob",
         (f"{UNIT}/front/test_response.py",),
     ),
     # Who may call

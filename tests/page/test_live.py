@@ -85,7 +85,8 @@ async def has_output(stack: Stack, request_id: str, num_tokens: int) -> None:
 
 
 async def test_the_map_shows_every_block_as_it_is_and_who_has_it(browser: Browser) -> None:
-    async with running_stack((gate := Gate()).worker(num_device_blocks=96, max_model_len=1024)) as stack, gate:
+    worker = (gate := Gate()).worker(num_device_blocks=96, max_model_len=1024)
+    async with running_stack(worker, steps_in_flight="2") as stack, gate:
         group = token_request(70, 500, request_id="group", n=3, temperature=1.0)
         ended = token_request(90, 2, request_id="ended", first_id=40)
         async with sent(stack, ended), sent(stack, group):

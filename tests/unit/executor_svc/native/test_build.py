@@ -42,7 +42,7 @@ def test_other_flags_and_another_processor_are_another_library(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [build_library(tmp_path, sources=sources), build_library(tmp_path, sources=sources, flags=(*FLAGS, "-g"))]
-    monkeypatch.setattr(build, "_processor_features", lambda: frozenset({"avx2", "fma", "more"}))
+    monkeypatch.setattr(build, "_processor_features", lambda: frozenset({"avx2", "fma", "f16c", "more"}))
 
     paths.append(build_library(tmp_path, sources=sources))
 
@@ -83,7 +83,7 @@ def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("features", "machine", "reason"),
-    [({"avx"}, "x86_64", "no AVX2 and FMA"), ({"avx2", "fma"}, "aarch64", "this is aarch64")],
+    [({"avx2", "fma"}, "x86_64", "no AVX2, FMA and F16C"), ({"avx2", "fma", "f16c"}, "aarch64", "this is aarch64")],
 )
 def test_another_processor(
     features: set[str], machine: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
