@@ -12,9 +12,10 @@ import argparse
 import itertools
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import wraps
 from pathlib import Path
 from typing import Any, Literal
@@ -237,7 +238,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="Hugging Face directory (default: the demo model)")
     parser.add_argument("--json", action="store_true", help="print JSON in place of tables")
     arguments = parser.parse_args()
-    profiles = measure(arguments)
+    with redirect_stdout(sys.stderr):  # the executor says which kernels it has
+        profiles = measure(arguments)
     if arguments.json:
         print(json.dumps({"machine": describe_machine(), "threads": arguments.threads, "microseconds": profiles}))
         return

@@ -7,7 +7,7 @@ pages with the results.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from benchmarks.end_to_end.tables import comparison, limits_line, machine_line, 
 PICTURE = Path("docs/figures/benchmark.svg")
 STEP_PROFILE = RESULTS / "step_profile.json"  # python -m benchmarks.step_profile --json
 _LEAST_US = 20.0
+_PYTHON = "all of Python"  # as benchmarks.step_profile calls it
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,9 @@ def step_part(path: Path) -> str:
 
 
 def _step_table(name: str, by_rows: dict[str, dict[str, float]]) -> str:
-    columns = list(by_rows.values())
+    wholes = {_PYTHON: [column[_PYTHON] for column in by_rows.values()]}  # timed without clocks around the parts
+    columns = [{part: us for part, us in column.items() if part != _PYTHON} for column in by_rows.values()]
+    wholes["all of C"] = [sum(us for part, us in column.items() if part.startswith("C: ")) for column in columns]
     lines = [
         "| " + " | ".join([f"{name}, CPU µs", *(f"{rows} row" + "s" * (rows != "1") for rows in by_rows)]) + " |",
         "|---|" + "---:|" * len(columns),
@@ -93,12 +96,17 @@ def _step_table(name: str, by_rows: dict[str, dict[str, float]]) -> str:
         parts = [part for part in columns[0] if part.startswith("C: ") == is_c]
         large = [part for part in parts if max(column.get(part, 0.0) for column in columns) >= _LEAST_US]
         rows = {f"{title}: {part.removeprefix('C: ')}": [part] for part in large}
-        rows |= {f"{title}: what takes less": sorted(set(parts) - set(large)), f"all of {title}": parts}
+        if len(large) < len(parts):
+            rows[f"{title}: what takes less"] = sorted(set(parts) - set(large))
         for label, summed in rows.items():
-            cells = (f"{sum(column.get(part, 0.0) for part in summed):,.0f}" for column in columns)
-            lines.append(f"| {label} | {' | '.join(cells)} |")
-    lines.append("| step | " + " | ".join(f"{sum(column.values()):,.0f}" for column in columns) + " |")
+            lines.append(_step_row(label, [sum(column.get(part, 0.0) for part in summed) for column in columns]))
+        lines.append(_step_row(f"all of {title}", wholes[f"all of {title}"]))
+    lines.append(_step_row("step", [sum(whole) for whole in zip(*wholes.values(), strict=True)]))
     return "\n".join(lines)
+
+
+def _step_row(label: str, microseconds: Sequence[float]) -> str:
+    return f"| {label} | " + " | ".join(f"{us:,.0f}" for us in microseconds) + " |"
 
 
 SECTIONS = (
