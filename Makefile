@@ -24,7 +24,7 @@ help:
 	@echo "make test-all  every test"
 	@echo "make check     format, lint, types, import contracts, protos (under a minute)"
 	@echo "make models    the architectures that run, each compared with transformers"
-	@echo "make bench     tokens a second beside every engine that is installed, in one run; ARGS=--quick takes 3 minutes"
+	@echo "make bench     tokens a second beside every engine that is installed, in one run; ARGS=--quick is shorter"
 	@echo "make bench-peers install llama.cpp, OpenVINO GenAI and vLLM for it, each into .venv-bench (half an hour)"
 	@echo "make bench-pages write the last result into README.md and docs/benchmarks.md"
 	@echo "make bench-core the parts: scheduler's core, placing on executors, gaps between steps, who takes what of a step"

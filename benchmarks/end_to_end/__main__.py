@@ -1,7 +1,7 @@
 """`make bench`: measure, print one table, write the result.
 
 python -m benchmarks.end_to_end                     everything that is installed: half an hour to an hour
-python -m benchmarks.end_to_end --quick             W1 and W2 once, float32 and 8 bits: under 3 minutes
+python -m benchmarks.end_to_end --quick             W1 and W2 once, float32 and 8 bits
 python -m benchmarks.end_to_end --engines octavo llama.cpp --formats int8 int8-a8 --workloads W1 P2000
 """
 

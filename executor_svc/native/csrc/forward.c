@@ -186,9 +186,9 @@ static void run_model(const Member *member, void *argument) {
     for (const Layer *layer = model->layers; layer < model->layers + model->num_layers; layer++) {
         run_segment(layer->segment, work->num_tokens, work->attended, work->residual, work->qkv, work->segment_memory,
                     member);
-            run_attention(&layer->kind->step, work->qkv, layer->keys, layer->values, work->attended,
+        run_attention(&layer->kind->step, work->qkv, layer->keys, layer->values, work->attended,
                       work->attention_memory, member);
-        }
+    }
     if (!batch->num_wanted) return;
     take_wanted(model, batch, work, member);
     run_segment(model->last_segment, batch->num_wanted, work->wanted_attended, batch->hidden, NULL,
