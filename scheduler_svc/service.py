@@ -27,6 +27,7 @@ from scheduler_svc.executors.served_model import CoreSettings
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.executors.tls import executor_tls, read_credentials
 from scheduler_svc.front.access.access_control import access_interceptors
+from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_body import KeepBodies
 from scheduler_svc.front.api.request_limits import FrontSettings
 from scheduler_svc.front.api.servicer import GenerationServicer
@@ -92,7 +93,8 @@ class SchedulerService:
             self._step_log,
         )
         tracer = request_tracer(self._tracing)
-        self.generation = GenerationServicer(self.engine, tokenizer, front_settings(config), tracer)
+        self._generation = Generation(self.engine, tokenizer, front_settings(config), tracer)
+        self.generation = GenerationServicer(self._generation)
         self._ports = Ports(self._main_server(config, health), self._other_ports(config, health))
 
     async def start(self) -> str:
