@@ -12,6 +12,13 @@ from shared.errors import InvalidFieldError
 # Values of fields that OpenAI's own answers have, so that they can be sent back as they came.
 _EMPTY: tuple[object, ...] = (None, "", [], {})
 
+# OpenAI's names of the fields that the native API has JSON texts for.
+CONVERSATION_NAMES = {
+    "messages.tools_json": "tools",
+    "messages.template_kwargs_json": "chat_template_kwargs",
+    "messages.tool_calls_json": "messages.tool_calls",
+}
+
 _TEXT_PARTS = ("text", "refusal")
 
 

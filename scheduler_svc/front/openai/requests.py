@@ -8,7 +8,7 @@ from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.openai.fields import ChatFields, CompletionFields, SamplingFields
-from scheduler_svc.front.openai.messages import chat_messages
+from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
 from shared.errors import InvalidFieldError
 from shared.sampling_parameters import BY_NAME
 from shared.token_rules import MAX_BIASED_TOKENS
@@ -107,9 +107,7 @@ def asked_chat(fields: ChatFields, limits: RequestLimits) -> Asked:
         "banned_words": "bad_words",
         "max_tokens": name,
         "logprobs": "top_logprobs",
-        "messages.tools_json": "tools",
-        "messages.template_kwargs_json": "chat_template_kwargs",
-        "messages.tool_calls_json": "messages.tool_calls",
+        **CONVERSATION_NAMES,
     }
     return Asked([request], num_copies, num_alternatives, names)
 

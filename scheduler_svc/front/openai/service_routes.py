@@ -17,9 +17,9 @@ from scheduler_svc.front.api import tokenization
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.openai.call import Call
-from scheduler_svc.front.openai.errors import ApiError
+from scheduler_svc.front.openai.errors import ApiError, api_error
 from scheduler_svc.front.openai.fields import DetokenizeFields, Reader, TokenizeFields
-from scheduler_svc.front.openai.messages import chat_messages
+from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
 from scheduler_svc.front.openai.models import check_model
 from scheduler_svc.front.openai.routes import Access, Route
 from scheduler_svc.front.text.text_model import TextModel
@@ -138,7 +138,10 @@ class ServiceRoutes:
         return await self._run(call, detokenize)
 
     async def _run(self, call: Call, work: Callable[[TextModel, RequestLimits], dict[str, Any]]) -> web.Response:
-        return call.answer(await self._generation.tokenization.run(work, is_small=call.is_small))
+        try:
+            return call.answer(await self._generation.tokenization.run(work, is_small=call.is_small))
+        except InvalidFieldError as error:
+            raise api_error(error, {"token_ids": "tokens", **CONVERSATION_NAMES}) from error
 
 
 class _Collected(Collector):
