@@ -63,14 +63,14 @@ async def test_a_client_that_leaves_ends_its_request(sent: bytes, is_half: bool)
 async def test_who_does_not_read_holds_up_nobody_and_little_is_kept_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_api(FakeWorker(max_model_len=4096, num_device_blocks=4096)) as api:
         slow = []
-        for number in range(8):
+        for number in range(4):
             client = socket.socket()
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
             client.connect(api.address)
-            fields = {"prompt": [65 + number], "max_tokens": 4000, "stream": True, "ignore_eos": True, "logprobs": 5}
+            fields = {"prompt": [65 + number], "max_tokens": 1500, "stream": True, "ignore_eos": True, "logprobs": 5}
             client.sendall(request_bytes("/v1/completions", fields))
             slow.append(client)
-        await until(lambda: len(api.stack.engine.ended) == 8)
+        await until(lambda: len(api.stack.engine.ended) == 4)
         for client in slow:
             client.settimeout(PATIENCE_S)
         answers = await asyncio.gather(*(asyncio.to_thread(read_stream, client) for client in slow))
