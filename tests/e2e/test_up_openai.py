@@ -1,4 +1,4 @@
-"""`octavo up --openai` with the demo model: from nothing to an answer by OpenAI's own client."""
+"""`octavo up` with the demo model: from nothing to an answer by OpenAI's own client."""
 
 import asyncio
 import re
@@ -22,7 +22,7 @@ UP = (
     "127.0.0.1:0",
     "--admin-listen",
     "127.0.0.1:0",
-    "--openai",
+    "--openai-listen",
     "127.0.0.1:0",
     "--kv-cache-gib",
     "0.3",

@@ -7,12 +7,15 @@ from contextlib import suppress
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from executor_svc.fake.worker import FakeWorker
-from tests.contract.openai.api import HELLO, PATIENCE_S, Api, running_api
+from tests.contract.openai.api import PATIENCE_S, Api, running_api
 from tests.support.stack import until
 
 ENDLESS = 8000
+
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
 
 
 def request_bytes(path: str, body: dict[str, object], *headers: str) -> bytes:
@@ -135,32 +138,32 @@ async def test_the_official_client_gets_chats_and_streams(api: Api) -> None:
         assert [model.id async for model in client.models.list()] == ["fake"]
         whole = await client.chat.completions.create(
             model="fake",
-            messages=HELLO,
+            messages=MESSAGES,
             max_completion_tokens=8,
             seed=1,
             n=2,
             logprobs=True,
-            top_logprobs=2,  # type: ignore[arg-type]
+            top_logprobs=2,
         )
         assert whole.usage is not None
         assert whole.usage.completion_tokens == 16
         chunks = await client.chat.completions.create(
             model="fake",
-            messages=HELLO,
+            messages=MESSAGES,
             max_completion_tokens=8,
             seed=1,
             n=2,
-            stream=True,  # type: ignore[arg-type]
+            stream=True,
         )
         texts = {0: "", 1: ""}
         async for chunk in chunks:
             texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
         assert texts == {choice.index: choice.message.content for choice in whole.choices}
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.chat.completions.create(model="fake", messages=HELLO, temperature=-1)  # type: ignore[arg-type]
+            await client.chat.completions.create(model="fake", messages=MESSAGES, temperature=-1)
         assert caught.value.param == "temperature"
         with pytest.raises(openai.NotFoundError):
-            await client.chat.completions.create(model="gpt", messages=HELLO)  # type: ignore[arg-type]
+            await client.chat.completions.create(model="gpt", messages=MESSAGES)
 
 
 async def test_the_official_client_works_without_asyncio_too(api: Api) -> None:
