@@ -86,7 +86,7 @@ class DensePart:
         )
 
 
-# A family is in every number format with the widest vectors; narrow ones have the formats of two, with and without experts.
+# Every family in every number format with the widest vectors; narrow ones have the formats of two families.
 of_families = pytest.mark.parametrize(
     ("lanes", "name", "number_format"),
     [

@@ -117,7 +117,9 @@ def losing_soon(*, is_so: bool = True) -> Iterator[None]:
     """Let schedulers wait LOST_AFTER_S in place of 3 s for an executor whose stream broke: it does not come back."""
     with pytest.MonkeyPatch.context() as patch:
         if is_so:
-            patch.setattr("scheduler_svc.service.SessionTimings", partial(SessionTimings, resume_timeout_s=LOST_AFTER_S))
+            patch.setattr(
+                "scheduler_svc.service.SessionTimings", partial(SessionTimings, resume_timeout_s=LOST_AFTER_S)
+            )
         yield
 
 
