@@ -5,7 +5,6 @@ import json
 import socket
 import socketserver
 import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from octavo.errors import LocalServiceError
 from octavo.gateway import DEFAULT_OPENAI_ADDRESS, check_gateway, is_serving, smg_arguments
 from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
+from tests.unit.octavo.programs import program
 
 # Each says in a file when it ends; the scheduler is ready at once.
 SERVICE = """
@@ -86,8 +86,8 @@ def json_answer(value: object) -> bytes:
     return b"HTTP/1.0 200 OK\r\n\r\n" + json.dumps(value).encode()
 
 
-def program(name: str, order: Path) -> list[str]:
-    return [sys.executable, "-c", textwrap.dedent(SERVICE), name, "127.0.0.1:4321", str(order)]
+def service(name: str, order: Path) -> list[str]:
+    return program(SERVICE, name, "127.0.0.1:4321", str(order))
 
 
 def logged(folder: Path, name: str) -> list[str]:
@@ -98,7 +98,7 @@ def logged(folder: Path, name: str) -> list[str]:
 async def test_the_gateway_starts_last_and_the_scheduler_ends_first(tmp_path: Path) -> None:
     order = tmp_path / "order"
     statuses: list[str] = []
-    commands = [program(name, order) for name in ("executor", "scheduler", "gateway")]
+    commands = [service(name, order) for name in ("executor", "scheduler", "gateway")]
     async with LocalServices(*commands, on_status=statuses.append) as services:
         assert services.openai_address == "127.0.0.1:4321"
         assert logged(tmp_path, "gateway")[:3] == ["arguments:", "--scheduler", services.address]
@@ -107,7 +107,7 @@ async def test_the_gateway_starts_last_and_the_scheduler_ends_first(tmp_path: Pa
 
 
 async def test_without_a_gateway_there_is_no_address(tmp_path: Path) -> None:
-    commands = [program(name, tmp_path / "order") for name in ("executor", "scheduler")]
+    commands = [service(name, tmp_path / "order") for name in ("executor", "scheduler")]
     async with LocalServices(*commands) as services:
         assert services.openai_address is None
 
