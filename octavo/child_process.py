@@ -95,8 +95,7 @@ class ChildProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                # Unbuffered: the lines must not wait in a buffer.
-                env={**os.environ, **self._environment, "PYTHONUNBUFFERED": "1"},
+                env={**_environment(), **self._environment},
             )
         except OSError as error:
             raise LocalServiceError(f"{self.title} cannot be run: {error}") from error
@@ -232,6 +231,14 @@ class ChildProcess:
         else:
             with self._log_path.open("ab") as log:
                 log.write(output)
+
+
+def _environment() -> dict[str, str]:
+    """Return this process' variables, without the one that writes the text and the end of a line of stderr apart.
+
+    What is said on stdout goes into the same log, and would come between.
+    """
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 def _describe_status(status: int) -> str:

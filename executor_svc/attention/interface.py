@@ -15,7 +15,7 @@ from shared.step import Int32Array
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """The block pool of one layer. Unwritten slots hold anything, NaN included."""
+    """The block pool of one layer. Unwritten slots hold anything, NaN included. A block is contiguous."""
 
     keys: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
     values: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]

@@ -65,6 +65,7 @@ class NativeAttentionPlan:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             block_size=cache.block_size,
+            block_stride=cache.keys.stride(0),
             num_tokens=num_tokens,
             table_width=self._block_tables.shape[1],
             window=self._longest if layer.window_tokens is None else min(layer.window_tokens, self._longest),

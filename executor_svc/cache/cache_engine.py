@@ -6,6 +6,7 @@ Which block belongs to whom is the scheduler's business; this module only moves 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 
 import torch
 
@@ -59,16 +60,9 @@ class CacheEngine:
     def __init__(self, shape: CacheShape, num_blocks: int, num_host_blocks: int, device: torch.device) -> None:
         self._device = device
         self._swaps = swap_stream(device)
-        make_pool = torch.zeros if device.type == "cuda" else torch.empty
         block_shape = (shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self.layers = tuple(
-            LayerCache(
-                make_pool((num_blocks + 1, *block_shape), dtype=shape.dtype, device=device),
-                make_pool((num_blocks + 1, *block_shape), dtype=shape.dtype, device=device),
-            )
-            for _ in range(shape.num_layers)
-        )
-        self._pools = [pool for layer in self.layers for pool in (layer.keys, layer.values)]
+        self._pools = _make_pools(2 * shape.num_layers, (num_blocks + 1, *block_shape), shape.dtype, device)
+        self.layers = tuple(starmap(LayerCache, zip(self._pools[::2], self._pools[1::2], strict=True)))
         self._copy_blocks = _copier_of(self._pools)
         # A host block is one piece of memory over all layers: one transfer a block.
         self.host_blocks = torch.empty((num_host_blocks, len(self._pools), *block_shape), dtype=shape.dtype)
@@ -114,6 +108,15 @@ class CacheEngine:
         for index, pool in enumerate(self._pools):
             pool.index_copy_(0, destinations, staged[:, index])
         self._swaps.hold_swaps()  # from here on staging may be written
+
+
+def _make_pools(num_pools: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+    if device.type == "cuda":
+        return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_pools)]
+    # A block of all pools is one piece, so that keys and values of a layer lie side by side. No huge pages: where a
+    # machine has lent its memory to others, each would take it milliseconds in the middle of a step.
+    num_blocks, *block_shape = shape
+    return list(torch.empty((num_blocks, num_pools, *block_shape), dtype=dtype).unbind(1))
 
 
 def _copier_of(pools: Sequence[torch.Tensor]) -> CopyBlocks:

@@ -82,7 +82,7 @@ class NativeForward:
         self._slopes = [np.array(kind.attention.alibi_slopes or (), np.float32) for kind in distinct]
         self._kinds = (AttentionKindStruct * len(distinct))()
         for kind, like, slopes in zip(self._kinds, distinct, self._slopes, strict=True):
-            kind.step = _constant_step(model.config, caches[0].block_size, like.attention, slopes)
+            kind.step = _constant_step(model.config, caches[0], like.attention, slopes)
             kind.window = like.attention.window_tokens or 0
             kind.rotation = None if like.rope is None else addressof(self._rotations[ropes[like.rope]])
         self._layers = (LayerStruct * len(layers))()
@@ -127,14 +127,15 @@ def native_forward(
 
 
 def _constant_step(
-    config: ModelConfig, block_size: int, layer: AttentionLayer, slopes: npt.NDArray[np.float32]
+    config: ModelConfig, cache: LayerCache, layer: AttentionLayer, slopes: npt.NDArray[np.float32]
 ) -> StepStruct:
     """Return what does not change from step to step, for layers that attend like this one."""
     return StepStruct(
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
-        block_size=block_size,
+        block_size=cache.block_size,
+        block_stride=cache.keys.stride(0),
         scale=layer.scale,
         soft_cap=layer.soft_cap or 0.0,
         slopes=slopes.ctypes.data if len(slopes) else None,

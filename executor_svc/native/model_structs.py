@@ -14,6 +14,7 @@ class StepStruct(ctypes.Structure):
         ("num_kv_heads", LONG),
         ("head_dim", LONG),
         ("block_size", LONG),
+        ("block_stride", LONG),
         ("num_tokens", LONG),
         ("table_width", LONG),
         ("window", LONG),
@@ -30,6 +31,7 @@ class StepStruct(ctypes.Structure):
         ("tasks", POINTER),
         ("num_tasks", LONG),
         ("num_partials", LONG),
+        ("direct_heads", LONG),
     )
 
 

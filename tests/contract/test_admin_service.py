@@ -129,7 +129,7 @@ async def test_a_request_that_waits_for_blocks_is_explained_with_the_true_number
 
 
 async def test_a_request_without_an_executor_is_told_why() -> None:
-    async with still_stack(token_request(100, 100, request_id="lost")) as still:
+    async with still_stack(token_request(100, 100, request_id="lost"), loses_soon=True) as still:
         await still.step_until(lambda core: bool(core.batch.running))
         await still.stack.executor.kill()
         still.turnstile.open()

@@ -254,7 +254,7 @@ async def test_nonsense_from_the_executor_counts_as_a_loss(expected: list[Answer
 
 
 async def test_new_requests_are_refused_while_no_executor_is_attached() -> None:
-    async with running_stack() as stack:
+    async with running_stack(loses_soon=True) as stack:
         await stack.executor.kill()
         await until(lambda: stack.driver.core is None)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -264,7 +264,7 @@ async def test_new_requests_are_refused_while_no_executor_is_attached() -> None:
 
 
 async def test_a_request_that_waits_for_an_executor_can_be_aborted() -> None:
-    async with running_stack(FakeWorker(step_ms=2)) as stack:
+    async with running_stack(FakeWorker(step_ms=2), loses_soon=True) as stack:
         call = stack.generation.Generate(token_request(30, 5000, request_id="parked"))
         await tokens_arrived(stack, 1)
         await stack.executor.kill()
@@ -355,7 +355,7 @@ async def test_what_no_executor_comes_for_ends_with_the_numbers_and_is_never_cut
 
 
 async def test_a_request_without_any_executor_does_not_wait_for_ever() -> None:
-    async with running_stack(FakeWorker(step_ms=2), orphan_timeout_s=0.3) as stack:
+    async with running_stack(FakeWorker(step_ms=2), orphan_timeout_s=0.3, loses_soon=True) as stack:
         answer = asyncio.create_task(collect(stack, token_request(20, 5000)))
         await tokens_arrived(stack, 1)
         await stack.executor.kill()

@@ -28,7 +28,7 @@ async def moved_request(*others: str, **params: object) -> AsyncIterator[tuple[S
 
     Gives what the request ended with.
     """
-    async with running_stack(worker("one"), *map(worker, others)) as stack:
+    async with running_stack(worker("one"), *map(worker, others), loses_soon=True) as stack:
         first, *rest = stack.executors
         for executor in rest:  # nothing goes there until the first one is lost
             core = stack.driver_of(executor).core
@@ -88,7 +88,7 @@ async def test_a_request_that_goes_on_at_another_kind_says_where(params: dict[st
 
 
 async def test_a_request_that_is_not_asked_says_only_that_it_was_continued() -> None:
-    async with running_stack(worker("one")) as stack:
+    async with running_stack(worker("one"), loses_soon=True) as stack:
         call = asyncio.ensure_future(last_event(stack, token_request(20, 120)))
         await until(lambda: stack.driver.num_output_tokens > 10)
         await stack.executor.kill()

@@ -91,7 +91,7 @@ async def test_a_swap_and_an_abort_are_part_of_a_life() -> None:
 
 
 async def test_a_lost_executor_is_part_of_a_life() -> None:
-    async with running_stack(FakeWorker(step_ms=2), FakeWorker(step_ms=2)) as stack:
+    async with running_stack(FakeWorker(step_ms=2), FakeWorker(step_ms=2), loses_soon=True) as stack:
         call = stack.generation.Generate(token_request(10, 300, request_id="moves"))
         await until(lambda: sum(map(stack.num_groups_on, stack.executors)) == 1)
         await until(lambda: stack.engine.requests["moves"].num_output_tokens > 3)
@@ -155,7 +155,7 @@ async def test_the_block_map_shows_what_the_requests_hold() -> None:
 
 
 async def test_what_is_no_block_or_has_no_executor_is_said() -> None:
-    async with running_stack() as stack:
+    async with running_stack(loses_soon=True) as stack:
         error = await refusal(stack.admin.GetBlock(pb.GetBlockRequest(block=4096)))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "from 0 to 4095" in (error.details() or "")

@@ -14,7 +14,7 @@ from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.session import ExecutorSession
 from scheduler_svc.service import SchedulerService, scheduler_id
-from tests.support.stack import ExecutorProcess, until
+from tests.support.stack import ExecutorProcess, losing_soon, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +121,13 @@ def test_schedulers_on_free_ports_have_names_of_their_own() -> None:
 
 
 async def test_a_lost_executor_makes_room_for_another_one() -> None:
-    async with fake_executors(2) as executors, scheduler_of(executors, "only", max_executors=1) as only:
-        await until(lambda: len(attached(only)) == 1)
-        [used] = attached(only)
-        [lost] = [executor for executor in executors if executor.address == used]
-        await lost.kill()
-        await until(lambda: attached(only) == {e.address for e in executors if e is not lost})
+    with losing_soon():
+        async with fake_executors(2) as executors, scheduler_of(executors, "only", max_executors=1) as only:
+            await until(lambda: len(attached(only)) == 1)
+            [used] = attached(only)
+            [lost] = [executor for executor in executors if executor.address == used]
+            await lost.kill()
+            await until(lambda: attached(only) == {e.address for e in executors if e is not lost})
 
 
 async def test_clients_of_both_schedulers_are_served() -> None:

@@ -100,7 +100,7 @@ async def test_it_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> 
 
 
 async def test_one_that_lost_its_executors_is_waited_for_until_one_is_back() -> None:
-    async with running_gateway_stack() as gateway, asyncio.timeout(2 * SOON_S):
+    async with running_gateway_stack(loses_soon=True) as gateway, asyncio.timeout(2 * SOON_S):
         executor = gateway.stack.executor
         await executor.kill()
         await until(lambda: gateway.stack.engine.readiness.why_not)

@@ -102,8 +102,9 @@ async def test_the_tls_snippet_reaches_a_scheduler_that_asks_for_certificate_and
     (tmp_path / "tokens").write_text(f"blue {TOKEN}\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OCTAVO_TOKEN", TOKEN)
-    tls = {"tls_cert": server.cert, "tls_key": server.key, "tls_client_ca": ca}
-    async with running_stack(membership=None, ready=True, **tls, tokens_file=tmp_path / "tokens") as stack:
+    settings: dict[str, Any] = {"tls_cert": server.cert, "tls_key": server.key, "tls_client_ca": ca}
+    settings["tokens_file"] = tmp_path / "tokens"
+    async with running_stack(**settings) as stack:
         port = stack.address.rpartition(":")[2]
         for snippet in snippets_of("TLS"):
             await run(snippet.replace(TLS_ADDRESS, f"localhost:{port}"))

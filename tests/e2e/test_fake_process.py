@@ -77,9 +77,12 @@ async def answer_one_step(address: str) -> step_pb2.ExecuteModelResponse:
         return await stub.ExecuteModel(step_pb2.ExecuteModelRequest(epoch=epoch, step_id=1), timeout=TIMEOUT_S)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_it_cleanly(number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+async def test_a_signal_ends_it_cleanly_and_a_closed_stdin_does_not(number: signal.Signals) -> None:
     with running() as (process, address):
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
         assert (await answer_one_step(address)).step_id == 1
         process.send_signal(number)
         _, errors = process.communicate(timeout=TIMEOUT_S)
@@ -132,16 +135,7 @@ def test_it_ends_with_its_parent_when_stdin_closes() -> None:
     assert "reason='stdin closed'" in errors
 
 
-def test_a_closed_stdin_alone_does_not_end_it() -> None:
-    with running() as (process, _):
-        assert process.stdin is not None
-        process.stdin.close()
-        process.stdin = None
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=TIMEOUT_S)
-    assert "reason=SIGTERM" in errors
-
-
+@pytest.mark.slow  # test_ports.py has it of the scheduler
 def test_a_taken_address_is_one_line_and_exit_code_1() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -70,15 +70,6 @@ async def losses_of_attached(scheduler: Service) -> dict[str, int]:
 
 
 async def test_streams_of_every_kind_are_the_same_when_one_of_two_executors_is_killed() -> None:
-    async with (
-        running_service(FAKE) as executor,
-        running_service(SCHEDULER, "--executor", executor.address) as scheduler,
-        Client(scheduler.address) as client,
-    ):
-        await client.wait_until_ready(60)
-        undisturbed = [Watched() for _ in REQUESTS]
-        await asyncio.gather(*(watch(client, index, stream) for index, stream in enumerate(undisturbed)))
-
     doomed = await start_service(FAKE, "--step-ms", "5")
     async with (
         running_service(FAKE, "--step-ms", "5") as survivor,
@@ -87,6 +78,9 @@ async def test_streams_of_every_kind_are_the_same_when_one_of_two_executors_is_k
     ):
         while set(await losses_of_attached(scheduler)) != {doomed.address, survivor.address}:
             await asyncio.sleep(0.01)
+        undisturbed = [Watched() for _ in REQUESTS]
+        await asyncio.gather(*(watch(client, index, stream) for index, stream in enumerate(undisturbed)))
+
         streams = [Watched() for _ in REQUESTS]
         running = asyncio.gather(*(watch(client, index, stream) for index, stream in enumerate(streams)))
         await until_all_stream(streams, 5)

@@ -27,7 +27,11 @@ def save(directory: Path, architecture: str, settings: dict[str, object]) -> Any
 
 
 @pytest.mark.parametrize(
-    ("architecture", "settings"), [("OlmoForCausalLM", {}), ("MistralForCausalLM", {"sliding_window": 24})]
+    ("architecture", "settings"),
+    [
+        ("OlmoForCausalLM", {}),
+        pytest.param("MistralForCausalLM", {"sliding_window": 24}, marks=pytest.mark.slow),  # numerics/ has windows
+    ],
 )
 async def test_greedy_answers_are_those_of_transformers(
     architecture: str, settings: dict[str, object], tmp_path: Path

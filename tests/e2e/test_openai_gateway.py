@@ -32,7 +32,7 @@ ENDLESS = 7000
 LOOPBACK = "0100007F"
 TCP_LISTEN = "0A"
 
-# So that a full queue is answered at once; `test_up_openai.py` has the gateway as it is.
+# So that a full queue is answered at once; `test_readme.py` has the gateway as it is.
 NO_RETRIES = ("--retry-max-retries", "1")
 
 
@@ -52,7 +52,10 @@ async def openai_client(gateway: Service) -> AsyncIterator[openai.AsyncOpenAI]:
 async def running_api(
     *executors: Service, flags: tuple[str, ...] = ()
 ) -> AsyncIterator[tuple[openai.AsyncOpenAI, Service]]:
-    """Run a scheduler for the executors and the gateway in front; yield a client and the scheduler."""
+    """Run a scheduler for the executors and the gateway in front; yield a client and the scheduler.
+
+    The gateway listens on this machine only, and leaves with its parent.
+    """
     addresses = ",".join(executor.address for executor in executors)
     async with running_service(SCHEDULER, "--executor", addresses, "--vllm-engine", *flags) as scheduler:
         while len(await losses_of_attached(scheduler)) < len(executors):
@@ -62,6 +65,10 @@ async def running_api(
             openai_client(gateway) as client,
         ):
             yield client, scheduler
+            assert listening_hosts(gateway.process.pid) == [LOOPBACK, LOOPBACK]  # the API, and SMG's metrics
+            assert gateway.process.stdin is not None
+            gateway.process.stdin.close()  # what the end of its parent does
+            assert await gateway.process.wait() == 0
 
 
 @asynccontextmanager
@@ -177,11 +184,31 @@ async def check_refusals(client: openai.AsyncOpenAI) -> None:
     assert embedding.value.status_code == 501
 
 
-async def test_openais_client_gets_what_the_native_service_answers() -> None:
+async def check_streams_while_an_executor_is_killed(
+    client: openai.AsyncOpenAI, scheduler: Service, doomed: Service
+) -> None:
+    """Streams that began on an executor which is killed are the same as undisturbed ones."""
+    params: dict[str, Any] = {"model": MODEL, "seed": 11, "temperature": 0.9, "max_tokens": 500, "stream": True}
+    # Shorter than a block: a prompt that is cached at one executor would go there again.
+    prompts = [f"{index} story" for index in range(4)]
+    begin = [client.completions.create(prompt=prompt, **params) for prompt in prompts]
+    undisturbed = await asyncio.gather(*[text_of(await stream) for stream in begin])
+
+    streams = [await client.completions.create(prompt=prompt, **params) for prompt in prompts]
+    chunks = [aiter(stream) for stream in streams]
+    begun = [(await anext(stream)).choices[0].text for stream in chunks]
+    running = {executor.address: executor.num_running_requests for executor in await executors_of(scheduler)}
+    assert running[doomed.address], "nobody runs on the executor that is to be killed"
+    await doomed.kill()
+    rests = await asyncio.gather(*map(text_of, chunks))
+    assert [first + rest for first, rest in zip(begun, rests, strict=True)] == undisturbed
+
+
+async def test_openais_client_gets_what_the_native_service_answers_and_a_killed_executor_changes_nothing() -> None:
+    doomed = await start_service(FAKE, "--step-ms", "2")
     async with (
-        running_service(FAKE) as one,
-        running_service(FAKE) as other,
-        running_api(one, other) as (client, scheduler),
+        running_service(FAKE, "--step-ms", "2") as survivor,
+        running_api(doomed, survivor) as (client, scheduler),
     ):
         assert [model.id async for model in client.models.list()] == [MODEL]
         await check_answers(client, scheduler)
@@ -189,6 +216,8 @@ async def test_openais_client_gets_what_the_native_service_answers() -> None:
         await check_sampling(client)
         await check_refusals(client)
         await no_live_request(scheduler)
+        await check_streams_while_an_executor_is_killed(client, scheduler, doomed)
+        assert await losses_of_attached(scheduler) == {survivor.address: 0}
 
 
 async def read_all(client: openai.AsyncOpenAI, is_streamed: bool) -> None:
@@ -223,29 +252,6 @@ async def test_a_full_queue_is_too_many_requests_and_a_client_that_hangs_up_ends
         assert (await client.completions.create(prompt=PROMPT, **greedy())).choices[0].text
 
 
-async def test_a_stream_is_the_same_when_its_executor_is_killed() -> None:
-    params: dict[str, Any] = {"model": MODEL, "seed": 11, "temperature": 0.9, "max_tokens": 200, "stream": True}
-    doomed = await start_service(FAKE, "--step-ms", "5")
-    async with (
-        running_service(FAKE, "--step-ms", "5") as survivor,
-        # A prompt that is cached at one of them would go there again.
-        running_api(doomed, survivor, flags=("--no-prefix-caching",)) as (client, scheduler),
-    ):
-        prompts = [f"{index} {PROMPT}" for index in range(4)]
-        begin = [client.completions.create(prompt=prompt, **params) for prompt in prompts]
-        undisturbed = await asyncio.gather(*[text_of(await stream) for stream in begin])
-
-        streams = [await client.completions.create(prompt=prompt, **params) for prompt in prompts]
-        chunks = [aiter(stream) for stream in streams]
-        begun = [(await anext(stream)).choices[0].text for stream in chunks]
-        running = {executor.address: executor.num_running_requests for executor in await executors_of(scheduler)}
-        assert running[doomed.address], "nobody runs on the executor that is to be killed"
-        await doomed.kill()
-        rests = await asyncio.gather(*map(text_of, chunks))
-        assert await losses_of_attached(scheduler) == {survivor.address: 0}
-    assert [first + rest for first, rest in zip(begun, rests, strict=True)] == undisturbed
-
-
 async def test_new_requests_wait_out_a_scheduler_that_starts_again() -> None:
     async with running_service(FAKE) as executor:
         # The same scheduler to its executor, which the next one takes over at once.
@@ -264,19 +270,6 @@ async def test_new_requests_wait_out_a_scheduler_that_starts_again() -> None:
             async with running_service(SCHEDULER, *flags, "--listen", scheduler.address):
                 answers = await asyncio.gather(*waiting)
     assert {answer.choices[0].text for answer in answers} == {before.choices[0].text}
-
-
-async def test_the_gateway_listens_on_this_machine_only_and_leaves_with_its_parent() -> None:
-    async with (
-        running_service(FAKE) as executor,
-        running_service(SCHEDULER, "--executor", executor.address, "--vllm-engine") as scheduler,
-        running_service(GATEWAY, "--scheduler", scheduler.address) as gateway,
-    ):
-        hosts = listening_hosts(gateway.process.pid)
-        assert gateway.process.stdin is not None
-        gateway.process.stdin.close()  # what the end of its parent does
-        assert await gateway.process.wait() == 0
-    assert hosts == [LOOPBACK, LOOPBACK]  # the API, and SMG's metrics
 
 
 def listening_hosts(pid: int) -> list[str]:

@@ -127,6 +127,7 @@ async def test_probes_and_operators_are_answered_while_the_scheduler_drains() ->
             last = [event async for event in events][-1]
             assert len(last.finished.outputs[0].token_ids) == 40
         assert await scheduler.process.wait() == 0
+        assert await executor.terminate() == 0
 
 
 @pytest.mark.parametrize("module", ["scheduler_svc", "executor_svc.fake"])
@@ -148,7 +149,10 @@ async def until_draining(scheduler: Service) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("flag", ["--listen", "--admin-listen", "--health-listen"])
+SLOW_PORTS = [pytest.param(flag, marks=pytest.mark.slow) for flag in ("--listen", "--health-listen")]
+
+
+@pytest.mark.parametrize("flag", ["--admin-listen", *SLOW_PORTS])
 async def test_a_taken_port_is_one_sentence_and_no_other_port_stays_open(flag: str) -> None:
     # Whoever allowed others on its port as well would share this one.
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:

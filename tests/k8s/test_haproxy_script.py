@@ -57,7 +57,9 @@ def test_haproxy_reads_again_what_has_changed_and_ends_on_sigterm(tmp_path: Path
         assert next_line(process) == "start -W -db -f haproxy.cfg"
 
         for content in ("second", "third"):
-            (tmp_path / "tls" / "tls.crt").write_text(content, encoding="ascii")
+            # In one piece, as the kubelet does it: half a change would be a change of its own.
+            (tmp_path / "new").write_text(content, encoding="ascii")
+            (tmp_path / "new").replace(tmp_path / "tls" / "tls.crt")
             assert next_line(process) == "reload"
 
         process.terminate()

@@ -112,8 +112,11 @@ def check_all(cases: Sequence[Case], cache: Path) -> None:
         check(kernel)
 
 
-def test_kernels_keep_within_their_budgets(tmp_path: Path) -> None:
-    check_all(QUICK, tmp_path)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case.capability == 90 else pytest.mark.slow) for case in QUICK]
+)
+def test_kernels_keep_within_their_budgets(case: Case, tmp_path: Path) -> None:
+    check_all([case], tmp_path)
 
 
 @pytest.mark.slow
@@ -145,10 +148,11 @@ SHARED_BYTES_OF_ALL = 48 * 1024  # that every device has
 SHARED_BYTES_OF_PRODUCTS = 99 * 1024  # that a program may have on every device
 
 
-def test_kernels_fit_a_device(tmp_path: Path) -> None:
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
+def test_kernels_fit_a_device(capability: int, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compile_cases_sampling_dense", "80", "90"],
+        [sys.executable, "-m", "tests.kernels.compile_cases_sampling_dense", str(capability)],
         cwd=Path(__file__).parents[2],
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"},
         capture_output=True,
@@ -157,7 +161,7 @@ def test_kernels_fit_a_device(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     needs = json.loads(done.stdout)
-    assert len(needs) >= 26
+    assert len(needs) >= 13
     for case in needs:
         assert 0 < case["registers"] <= 255, case
         assert case["spilled"] == 0, case

@@ -118,7 +118,8 @@ async def test_a_request_that_outlives_an_executor_is_recovered_and_the_loss_cou
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with running_stack(FakeWorker(step_ms=1.0), FakeWorker(step_ms=1.0), metrics_listen="127.0.0.1:0") as stack:
+    pair = FakeWorker(step_ms=1.0), FakeWorker(step_ms=1.0)
+    async with running_stack(*pair, metrics_listen="127.0.0.1:0", loses_soon=True) as stack:
         call = stack.generation.Generate(token_request(20, 300, request_id=ID))
         await until(lambda: any(stack.num_groups_on(executor) for executor in stack.executors))
         await until(lambda: stack.engine.requests[ID].num_output_tokens)

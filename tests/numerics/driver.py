@@ -105,6 +105,9 @@ class StepDriver:
         return [table.token_ids[slot, len(prompt) : stops[slot]].tolist() for slot, prompt in enumerate(prompts)]
 
 
+MOST_HOST_BLOCKS = 64
+
+
 class RecordingSampler(Sampler):
     """Keeps the logits of the last step, [num_samples, vocab_size]."""
 
@@ -122,10 +125,13 @@ class RecordingSampler(Sampler):
 
 
 class PoisonedCacheEngine(CacheEngine):
-    """Starts with NaN in every slot of every block: whatever attention reads too much shows."""
+    """Starts with NaN in every slot of every block: whatever attention reads too much shows.
+
+    The host pool is not larger than tests use it: by default it would be 1 GiB, which takes a second to fill.
+    """
 
     def __init__(self, shape: CacheShape, num_blocks: int, num_host_blocks: int, device: torch.device) -> None:
-        super().__init__(shape, num_blocks, num_host_blocks, device)
+        super().__init__(shape, num_blocks, min(num_host_blocks, MOST_HOST_BLOCKS), device)
         self.host_blocks.fill_(torch.nan)
         for layer in self.layers:
             layer.keys.fill_(torch.nan)

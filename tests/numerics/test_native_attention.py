@@ -131,18 +131,20 @@ def test_soft_caps_of_every_size(soft_cap: float, lanes: str) -> None:
 PART_KEYS = 384  # positions of a part of the keys
 
 
-def planned(starts: list[int], lengths: list[int], heads: tuple[int, int], window: int = 20_000) -> list[list[int]]:
+def planned(
+    starts: list[int], lengths: list[int], heads: tuple[int, int], window: int = 20_000, head_dim: int = 257
+) -> list[list[int]]:
     """Return the tiles of a step, columns as in `QueryTile`, and behind them its tasks, with NUM_THREADS threads."""
     library, rows = native_library("widest"), [np.array(values, np.int32) for values in (starts, lengths)]
-    step = StepStruct(num_heads=heads[0], num_kv_heads=heads[1], window=window)
+    step = StepStruct(num_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim, window=window)
     memory = library.plan_attention(step, np.arange(len(starts), dtype=np.int32), *rows)
     tiles, tasks = (
         np.ctypeslib.as_array((ctypes.c_int32 * (count * width)).from_address(address)).reshape(count, width).tolist()
-        for address, count, width in ((step.tiles, step.num_tiles, 6), (step.tasks, step.num_tasks, 2))
+        for address, count, width in ((step.tiles, step.num_tiles, 6), (step.tasks, step.num_tasks, 3))
     )
     assert step.most_tokens == max(tile[2] for tile in tiles)
     assert step.num_partials == sum(tile[4] for tile in tiles)
-    assert memory.num_bytes >= 24 * len(tiles) + 8 * len(tasks)
+    assert memory.num_bytes >= 24 * len(tiles) + 12 * len(tasks)
     return [*tiles, *tasks]
 
 
@@ -150,7 +152,7 @@ def test_tiles_cover_every_token_once() -> None:
     assert planned([5, 0, 9], [1, 7, 4], heads=(32, 1)) == [  # 3 tokens a tile
         *([0, 0, 1, 5, 0, 0], [1, 1, 3, 0, 0, 0], [1, 4, 3, 3, 0, 0]),
         *([1, 7, 1, 6, 0, 0], [2, 8, 2, 9, 0, 0], [2, 10, 2, 11, 0, 0]),
-        *([tile, 0] for tile in (5, 4, 2, 1, 3, 0)),  # the largest first
+        *([tile, 0, 0] for tile in (5, 4, 2, 1, 3, 0)),  # the largest first
     ]
 
 
@@ -166,13 +168,24 @@ def test_long_chunks_have_large_tiles_and_short_ones_busy_threads() -> None:
 def test_keys_are_split_where_one_tile_is_most_of_the_work() -> None:
     assert planned([1_200, 100, 200], [1, 1, 1], heads=(24, 3)) == [  # 4 tasks are wanted
         *([0, 0, 1, 1_200, 4, 0], [1, 1, 1, 100, 0, 0], [2, 2, 1, 200, 0, 0]),
-        *([0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [2, 0]),
+        *([tile, part, head] for tile, parts in ((0, 4), (1, 1), (2, 1)) for part in range(parts) for head in range(3)),
     ]
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "head_dim", "heads_of_tasks"),
+    [(12, 64, [0]), (11, 64, [0, 1, 2]), (8, 128, [0, 2]), (7, 128, [0, 1, 2]), (100, 257, [0, 1, 2])],
+)
+def test_keys_of_several_heads_are_read_side_by_side_where_there_are_tasks_enough(
+    num_rows: int, head_dim: int, heads_of_tasks: list[int]
+) -> None:
+    tasks = planned([100] * num_rows, [1] * num_rows, heads=(9, 3), head_dim=head_dim)[num_rows:]
+    assert tasks == [[row, 0, head] for row in range(num_rows) for head in heads_of_tasks]
+
+
 def test_keys_of_one_part_are_not_split() -> None:
-    assert planned([PART_KEYS - 1], [1], heads=(2, 1))[1:] == [[0, 0]]
-    assert planned([PART_KEYS], [1], heads=(2, 1))[1:] == [[0, 0], [0, 1]]
+    assert planned([PART_KEYS - 1], [1], heads=(2, 1))[1:] == [[0, 0, 0]]
+    assert planned([PART_KEYS], [1], heads=(2, 1))[1:] == [[0, 0, 0], [0, 1, 0]]
 
 
 def test_a_window_leaves_the_parts_that_it_touches() -> None:
@@ -222,23 +235,24 @@ class Sequence:
 
 
 NEIGHBOURS: Rows = [(700, 1), (0, 50)]
+MANY_NEIGHBOURS: Rows = [(20, 1)] * 12  # so that tasks have several heads
 
 
 @pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (4, 2), (9, 1)])
+@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (4, 2), (10, 2), (9, 1)])
 @pytest.mark.parametrize(
     "layer",
     [
         AttentionLayer(0.25),
         AttentionLayer(0.25, 250, 1.5),
-        AttentionLayer(1.5, 7, alibi_slopes=(0.5, 0.3, 0.25, 0.1, 0.05, 0.03, 0.02, 0.01, 0.001)),
+        AttentionLayer(1.5, 7, alibi_slopes=(0.5, 0.3, 0.25, 0.1, 0.05, 0.03, 0.02, 0.01, 0.001, 0.4)),
     ],
 )
 def test_bits_do_not_depend_on_the_schedule(layer: AttentionLayer, heads: tuple[int, int], lanes: str) -> None:
     if layer.alibi_slopes is not None:
         layer = replace(layer, alibi_slopes=layer.alibi_slopes[: heads[0]])
     sequence = Sequence(430, heads, 20, layer)
-    for block_size, neighbours in ((16, []), (5, NEIGHBOURS)):
+    for block_size, neighbours in ((16, []), (5, NEIGHBOURS), (16, MANY_NEIGHBOURS)):
         sequence.check(native_library(lanes), block_size, neighbours)
     sequence.check(NativeLibrary(library_path(lanes), num_threads=1), 32, [])
 

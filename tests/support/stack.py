@@ -2,12 +2,14 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import grpc
 import grpc.aio
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_svc.fake.worker import FakeWorker
@@ -20,6 +22,7 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.membership import Membership
+from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.service import SchedulerService
 from shared.executor_info import TokenizerFile
 from shared.grpc_server import GrpcServer
@@ -27,6 +30,7 @@ from shared.grpc_server import GrpcServer
 SERVICE = execution_service_pb2.DESCRIPTOR.services_by_name["ExecutionService"].full_name
 MAX_MESSAGE_BYTES = 8 * 2**20
 PATIENCE_S = 60
+LOST_AFTER_S = 0.1
 PATIENT_TURNS = 200
 
 
@@ -108,9 +112,24 @@ class Stack:
         return 0 if core is None else len(core.groups)
 
 
+@contextmanager
+def losing_soon(*, is_so: bool = True) -> Iterator[None]:
+    """Let schedulers wait LOST_AFTER_S in place of 3 s for an executor whose stream broke: it does not come back."""
+    with pytest.MonkeyPatch.context() as patch:
+        if is_so:
+            patch.setattr(
+                "scheduler_svc.service.SessionTimings", partial(SessionTimings, resume_timeout_s=LOST_AFTER_S)
+            )
+        yield
+
+
 @asynccontextmanager
 async def running_stack(
-    *workers: Worker | None, membership: Membership | None = None, ready: bool = True, **settings: object
+    *workers: Worker | None,
+    membership: Membership | None = None,
+    ready: bool = True,
+    loses_soon: bool = False,
+    **settings: object,
 ) -> AsyncIterator[Stack]:
     """Run the scheduler and an executor for each worker; none or None: a fake one.
 
@@ -118,9 +137,11 @@ async def running_stack(
         workers: What executes steps.
         membership: Which executors the scheduler looks for; None: all of these.
         ready: Wait until every executor is attached; with a `membership`, until any is.
+        loses_soon: Whether an executor that is killed is lost at once; else it may come back.
         settings: The scheduler's.
     """
     async with AsyncExitStack() as stack:
+        stack.enter_context(losing_soon(is_so=loses_soon))
         executors = [ExecutorProcess(worker or FakeWorker()) for worker in workers or (None,)]
         for executor in executors:
             await executor.start()

@@ -14,8 +14,10 @@
 // Tokens whose queries are fetched ahead of those that are rotated.
 #define FETCH_TOKENS 4
 
-// Rows of the largest tile; whole vectors of them, and whole strips, are worked on.
-static long most_rows(const Step *step) { return round_up(step->most_tokens * group_of(step), LANES) + STRIP_ROWS; }
+// Rows of the largest task; whole vectors of them, and whole strips, are worked on.
+static long most_rows(const Step *step) {
+    return round_up(most(step->most_tokens, step->direct_heads) * group_of(step), LANES) + STRIP_ROWS;
+}
 
 static float *take_floats(Arena *arena, long count) { return take(arena, count * (long)sizeof(float)); }
 
@@ -29,7 +31,9 @@ static Softmax take_softmax(const Step *step, Arena *arena) {
 static long lay_out(const Step *step, uintptr_t address, Work *work) {
     Arena arena = {address, address};
     work->queries = take_floats(&arena, most_rows(step) * padded_queries(step));
-    work->scores = take_floats(&arena, 2 * most(MAX_DIRECT_HEADS, STRIP_ROWS) * BLOCK_KEYS);
+    work->scores = take_floats(&arena, most(step->direct_heads * group_of(step), 2 * STRIP_ROWS) * BLOCK_KEYS);
+    work->shrink = take_floats(&arena, round_up(step->direct_heads * group_of(step), LANES) + LANES);
+    work->block_sums = take_floats(&arena, step->direct_heads * group_of(step) * padded_values(step));
     work->keys = take_floats(&arena, BLOCK_KEYS * round_up(step->head_dim, CHAINS));
     work->values = take_floats(&arena, BLOCK_KEYS * padded_values(step));
     work->total = take_softmax(step, &arena);
@@ -78,15 +82,17 @@ static void write_cache(const Step *step, const float *qkv, float *keys, float *
     while (next_task(&phase)) {
         long t = phase.task;
         const float *key = qkv + t * (q_size + 2 * kv_size) + q_size;
+        long slot = step->slot_mapping[t];
+        long at = slot / step->block_size * step->block_stride + slot % step->block_size * kv_size;
         for (long head = 0; head < step->num_kv_heads; head++)
-            rotate(step, t, key + head * dim, 1.0f, keys + step->slot_mapping[t] * kv_size + head * dim);
-        memcpy(values + step->slot_mapping[t] * kv_size, key + kv_size, (size_t)kv_size * sizeof(float));
+            rotate(step, t, key + head * dim, 1.0f, keys + at + head * dim);
+        memcpy(values + at, key + kv_size, (size_t)kv_size * sizeof(float));
     }
 }
 
 // Find the keys [first, last) of the block at `begin`; `end`: of the keys that may be fetched.
 static void find_block(const Step *step, const QueryTile *tile, long head, long begin, long first, long last, long end,
-                       KeyBlock *block) {
+                       long *offsets, KeyBlock *block) {
     const int32_t *table = step->block_tables + tile->row * step->table_width;
     long position = begin + first, index = position / step->block_size, offset = position % step->block_size, i = first;
     long num_fetched = is_direct(step, tile) ? FETCH_KEYS : BLOCK_KEYS;
@@ -95,22 +101,23 @@ static void find_block(const Step *step, const QueryTile *tile, long head, long 
     block->begin = begin;
     block->first = first;
     block->last = last;
+    block->offsets = offsets;
     for (; i < upper; index++, offset = 0) {
-        long at = (table[index] * step->block_size + offset) * key_size + head * step->head_dim;
-        for (; offset < step->block_size && i < upper; offset++, i++, at += key_size) block->offsets[i] = at;
+        long at = table[index] * step->block_stride + offset * key_size + head * step->head_dim;
+        for (; offset < step->block_size && i < upper; offset++, i++, at += key_size) offsets[i] = at;
     }
-    for (; i < round_up(last, LANES) + num_fetched; i++) block->offsets[i] = block->offsets[upper - 1];
-    for (i = 0; i < first; i++) block->offsets[i] = block->offsets[first];
+    for (; i < round_up(last, LANES) + num_fetched; i++) offsets[i] = offsets[upper - 1];
+    for (i = 0; i < first; i++) offsets[i] = offsets[first];
 }
 
-// The queries of a tile for one KV head, rotated and scaled, laid out for the way in which the tile is scored.
+// The queries of a task, rotated and scaled, laid out for the way in which its tile is scored.
 static void load_queries(const Step *step, const QueryTile *tile, long head, const float *qkv, const Work *work) {
-    long dim = step->head_dim, padded = padded_queries(step), group = group_of(step);
-    long qkv_size = (step->num_heads + 2 * step->num_kv_heads) * dim, num_rows = tile->num_tokens * group;
+    long dim = step->head_dim, padded = padded_queries(step), width = width_of(step, tile, head);
+    long qkv_size = (step->num_heads + 2 * step->num_kv_heads) * dim, num_rows = tile->num_tokens * width;
     bool is_packed = !is_direct(step, tile);
     for (long i = 0; i < num_rows; i++) {
-        long token = tile->first_token + i / group;
-        const float *from = qkv + token * qkv_size + (head * group + i % group) * dim;
+        long token = tile->first_token + i / width;
+        const float *from = qkv + token * qkv_size + (head * group_of(step) + i % width) * dim;
         float *query = work->queries + i * padded, *rotated = is_packed ? work->values : query;
         if (is_packed) fetch_vector(from + FETCH_TOKENS * qkv_size, dim);
         rotate(step, token, from, query_scale(step), rotated);
@@ -127,31 +134,32 @@ static long lower_of(const Step *step, const QueryTile *tile) {
 }
 static long upper_of(const QueryTile *tile) { return tile->first_position + tile->num_tokens; }
 
-// The queries of a tile and one KV head against one part of their keys.
+// The queries of a task against one part of their keys.
 static void attend_part(const Step *step, const QueryTile *tile, long part, long head, const float *keys,
                         const float *values, const Work *work, const Softmax *into) {
-    long num_rows = round_up(tile->num_tokens * group_of(step), STRIP_ROWS);
+    long num_rows = round_up(tile->num_tokens * width_of(step, tile, head), STRIP_ROWS);
     for (long i = 0; i < num_rows; i++) {
         into->largest[i] = -INFINITY;
         into->weights[i] = 0;
     }
     memset(into->sums, 0, (size_t)(num_rows * padded_values(step)) * sizeof(float));
     long lower = lower_of(step, tile), upper = upper_of(tile);
-    KeyBlock block;  // not initialised: that would take as long as many a block
-    block.keys = keys, block.values = values;
+    long offsets[2 * BLOCK_KEYS];  // not initialised: that would take as long as many a block
+    KeyBlock block = {.keys = keys, .values = values};
     for (long begin = part * PART_KEYS; begin < (part + 1) * PART_KEYS && begin < upper; begin += BLOCK_KEYS) {
         if (begin + BLOCK_KEYS <= lower) continue;
-        find_block(step, tile, head, begin, most(0, lower - begin), least(BLOCK_KEYS, upper - begin), upper, &block);
+        find_block(step, tile, head, begin, most(0, lower - begin), least(BLOCK_KEYS, upper - begin), upper, offsets,
+                   &block);
         if (is_direct(step, tile))
-            attend_direct(step, tile, head, &block, work, into);
+            attend_direct(step, tile, head, width_of(step, tile, head), &block, work, into);
         else
             attend_packed(step, tile, head, &block, work, into);
     }
 }
 
 // Add the softmax of one more part to that of the parts before it. A part that a query does not see changes nothing.
-static void add_part(const Step *step, const QueryTile *tile, const Softmax *total, const Softmax *part) {
-    long stride = padded_values(step), num_rows = tile->num_tokens * group_of(step);
+static void add_part(const Step *step, const Softmax *total, const Softmax *part, long num_rows) {
+    long stride = padded_values(step);
     float a[LANES], b[LANES];  // by what the sums of a row are multiplied
     for (long i = 0; i < num_rows; i++) {
         if (i % LANES == 0) {
@@ -169,75 +177,73 @@ static void add_part(const Step *step, const QueryTile *tile, const Softmax *tot
     }
 }
 
-// out = sums / weights for the queries of a tile and one KV head.
+// out = sums / weights for the queries of a task.
 static void finish(const Step *step, const QueryTile *tile, long head, const Softmax *softmax, float *out) {
-    long dim = step->head_dim, group = group_of(step), stride = padded_values(step);
-    for (long i = 0; i < tile->num_tokens * group; i++) {
-        float *to = out + ((tile->first_token + i / group) * step->num_heads + head * group + i % group) * dim;
+    long dim = step->head_dim, width = width_of(step, tile, head), stride = padded_values(step);
+    for (long i = 0; i < tile->num_tokens * width; i++) {
+        long token = tile->first_token + i / width, query_head = head * group_of(step) + i % width;
+        float *to = out + (token * step->num_heads + query_head) * dim;
         vfloat inverse = vf_all(1.0f / softmax->weights[i]);
         for (long d = 0; d < dim; d += LANES)
             vf_store_part(to + d, vf_mul(vf_load(softmax->sums + i * stride + d), inverse), dim - d);
     }
 }
 
-// All parts of a tile and head in turn, into work->total.
+// All parts of a tile in turn, into work->total.
 static void attend_tile(const Step *step, const QueryTile *tile, long head, const float *keys, const float *values,
                         const Work *work) {
     long first = lower_of(step, tile) / PART_KEYS;
     attend_part(step, tile, first, head, keys, values, work, &work->total);
     for (long part = first + 1; part * PART_KEYS < upper_of(tile); part++) {
         attend_part(step, tile, part, head, keys, values, work, &work->part);
-        add_part(step, tile, &work->total, &work->part);
+        add_part(step, &work->total, &work->part, tile->num_tokens * width_of(step, tile, head));
     }
 }
 
-// Where the softmax of one part of a tile and head is kept; `index` counts the parts of the tile.
+// Where the softmax of a task that is one part of a tile is kept; `index` counts the parts of the tile.
 static Softmax partial_of(const Step *step, const QueryTile *tile, long index, long head, char *partials) {
     uintptr_t address =
         (uintptr_t)(partials + ((tile->first_partial + index) * step->num_kv_heads + head) * partial_bytes(step));
     return take_softmax(step, &(Arena){address, address});
 }
 
-// Join the parts of a tile and head, in order, into the first of them.
+// Join the parts of a tile, for the heads of a task, in order, into the first of them.
 static void join_parts(const Step *step, const QueryTile *tile, long head, char *partials, float *out) {
     Softmax total = partial_of(step, tile, 0, head, partials);
     for (long index = 1; index < tile->num_partials; index++) {
         Softmax part = partial_of(step, tile, index, head, partials);
-        add_part(step, tile, &total, &part);
+        add_part(step, &total, &part, tile->num_tokens * width_of(step, tile, head));
     }
     finish(step, tile, head, &total, out);
 }
 
 // Fetch the first keys of a task that comes soon: nothing before it reads them.
-static void fetch_first_keys(const Step *step, const Task *task, long head, const float *keys) {
+static void fetch_first_keys(const Step *step, const Task *task, const float *keys) {
     const QueryTile *tile = step->tiles + task->tile;
     const int32_t *table = step->block_tables + tile->row * step->table_width;
     long first = lower_of(step, tile), key_size = step->num_kv_heads * step->head_dim;
     first = most(first, (first / PART_KEYS + task->index) * PART_KEYS);
     long index = first / step->block_size, offset = first % step->block_size, upper = upper_of(tile);
     for (long position = first; position < least(first + FETCH_KEYS, upper); index++, offset = 0) {
-        const float *key = keys + (table[index] * step->block_size + offset) * key_size + head * step->head_dim;
+        const float *key = keys + table[index] * step->block_stride + offset * key_size + task->head * step->head_dim;
         for (; offset < step->block_size && position < first + FETCH_KEYS; offset++, position++, key += key_size)
-            fetch_vector(key, step->head_dim);
+            fetch_vector(key, heads_of(step, tile, task->head) * step->head_dim);
     }
 }
 
 void run_attention(const Step *step, const float *qkv, float *keys, float *values, float *out, float *memory,
                    const Member *member) {
     Work work;
-    long work_bytes = lay_out(step, (uintptr_t)memory, &work), num_heads = step->num_kv_heads;
+    long work_bytes = lay_out(step, (uintptr_t)memory, &work);
     char *partials = (char *)memory + work_bytes * member->num_threads;
     lay_out(step, (uintptr_t)memory + (uintptr_t)(work_bytes * member->thread), &work);
     write_cache(step, qkv, keys, values, member);
-    Phase phase = begin_phase(member, step->num_tasks * num_heads, step->num_partials ? ONCE : REPEATABLE);
+    Phase phase = begin_phase(member, step->num_tasks, step->num_partials ? ONCE : REPEATABLE);
     while (next_task(&phase)) {
-        const Task *task = step->tasks + phase.task / num_heads;
+        const Task *task = step->tasks + phase.task;
         const QueryTile *tile = step->tiles + task->tile;
-        long head = phase.task % num_heads;
-        if (is_direct(step, tile)) {
-            long next = upcoming_task(&phase);
-            fetch_first_keys(step, step->tasks + next / num_heads, next % num_heads, keys);
-        }
+        long head = task->head;
+        if (is_direct(step, tile)) fetch_first_keys(step, step->tasks + upcoming_task(&phase), keys);
         load_queries(step, tile, head, qkv, &work);
         if (!tile->num_partials) {
             attend_tile(step, tile, head, keys, values, &work);
@@ -248,10 +254,11 @@ void run_attention(const Step *step, const float *qkv, float *keys, float *value
         attend_part(step, tile, lower_of(step, tile) / PART_KEYS + task->index, head, keys, values, &work, &partial);
     }
     if (!step->num_partials) return;
-    phase = begin_phase(member, step->num_tiles * num_heads, ONCE);
+    phase = begin_phase(member, step->num_tasks, ONCE);
     while (next_task(&phase)) {
-        const QueryTile *tile = step->tiles + phase.task / num_heads;
-        if (tile->num_partials) join_parts(step, tile, phase.task % num_heads, partials, out);
+        const Task *task = step->tasks + phase.task;
+        const QueryTile *tile = step->tiles + task->tile;
+        if (tile->num_partials && task->index == 0) join_parts(step, tile, task->head, partials, out);
     }
 }
 
@@ -270,7 +277,7 @@ static void run_attention_call(const Member *member, void *argument) {
 // the window.
 //
 // qkv [num_tokens][num_heads + 2 * num_kv_heads][head_dim] before rotation; keys and values
-// [num_blocks][block_size][num_kv_heads][head_dim]; out [num_tokens][num_heads][head_dim]; memory has
+// [num_blocks][block_size][num_kv_heads][head_dim], blocks step->block_stride apart; out [num_tokens][num_heads][head_dim]; memory has
 // octavo_attention_scratch_bytes(step, team->num_threads), aligned to 64 bytes. Neither slots that nobody wrote
 // nor entries of the block tables before the window are read.
 void octavo_attention(const Step *step, const float *qkv, float *keys, float *values, float *out, float *memory,

@@ -22,8 +22,6 @@
 #define PART_KEYS (4 * BLOCK_KEYS)
 // Keys that are fetched ahead of those that are scored directly. While a block is packed and scored, the next is fetched.
 #define FETCH_KEYS LANES
-// Query heads of one token that are scored directly on the cache; more of them pay for packing the keys.
-#define MAX_DIRECT_HEADS 8
 
 #define LOG2_E 1.44269504088896341f
 
@@ -37,32 +35,28 @@ typedef struct {
 // Memory of one thread.
 typedef struct {
     float *queries;       // [most rows][padded_queries] scaled; packed: [most rows][CHAINS][padded_queries / CHAINS]
-    float *scores;        // [MAX_DIRECT_HEADS][BLOCK_KEYS]
+    float *scores;        // direct: [most rows][BLOCK_KEYS]; packed: [2][STRIP_ROWS][BLOCK_KEYS]
+    float *shrink;        // direct: [most rows]
+    float *block_sums;    // direct: [most rows][padded_values]
     float *keys;          // [BLOCK_KEYS / PANEL_KEYS][CHAINS][ceil(head_dim / CHAINS)][PANEL_KEYS]
     float *values;        // [ceil(head_dim / VALUE_COLUMNS)][BLOCK_KEYS][VALUE_COLUMNS], the last one narrower
     Softmax total, part;  // over the parts so far, over one part
 } Work;
 
-// Some keys of a block, for one KV head. `offsets` are where they lie in the cache, from the beginning of the block, and
-// those that are fetched behind it; what is no key of these has the offset of one that is.
+// Some keys of a block, of the first KV head of a task; those of the next head lie behind them. `offsets` are where they
+// lie in the cache, from the beginning of the block, and those that are fetched behind it; what is no key of these has the
+// offset of one that is.
 typedef struct {
     const float *keys, *values;
     long stride;       // from one key to the next in the cache, where LANES keys lie in one block of it; else 0
     long begin;        // position at which the block begins
     long first, last;  // keys from there: [first, last) of the block
-    long offsets[2 * BLOCK_KEYS];
+    const long *offsets;  // [2 * BLOCK_KEYS]
 } KeyBlock;
-
-INLINE long group_of(const Step *step) { return step->num_heads / step->num_kv_heads; }
 
 // Floats of a query and of the sums of one, in whole vectors.
 INLINE long padded_queries(const Step *step) { return round_up(step->head_dim, CHAINS * LANES); }
 INLINE long padded_values(const Step *step) { return round_up(step->head_dim, LANES); }
-
-// Whether a tile is scored directly on the cache.
-INLINE bool is_direct(const Step *step, const QueryTile *tile) {
-    return tile->num_tokens == 1 && group_of(step) <= MAX_DIRECT_HEADS;
-}
 
 // What a query is multiplied by, so that its scores are logarithms to the base 2. Those under a cap become so behind it.
 INLINE float query_scale(const Step *step) { return step->soft_cap == 0 ? step->scale * LOG2_E : step->scale; }
@@ -102,6 +96,13 @@ INLINE void fetch_vector(const float *vector, long dim) {
         return;
     }
     for (long d = 0; d < dim; d += 16) FETCH_LINE(d);
+}
+
+// A block, as a KV head of the task has it; `index` counts them.
+INLINE KeyBlock block_of_head(const KeyBlock *block, long index, long dim) {
+    KeyBlock of_head = *block;
+    of_head.keys += index * dim, of_head.values += index * dim;
+    return of_head;
 }
 
 // LANES keys from one of a block on, `*stride` apart: in the cache, or copied to `room`.

@@ -1,4 +1,7 @@
-// The few heads of one token against a block of keys, straight from the cache.
+// The heads of one token against a block of keys, straight from the cache.
+//
+// The keys of all KV heads of a task are scored side by side, LANES of them at a time, as they lie in the cache: the
+// memory is read in order, which is twice as fast as head by head.
 #ifndef OCTAVO_ATTENTION_DIRECT_H
 #define OCTAVO_ATTENTION_DIRECT_H
 
@@ -10,39 +13,59 @@
 // Vectors of a value whose sums, for 4 heads, fit into the registers.
 #define HEAD_VECTORS (LANES / 4)
 
-// sums[heads] += queries * the dimensions d to d + 3 (`count` of them) of QUAD_KEYS keys, a quad of sums for each key.
-INLINE void add_quads(const int heads, const float *queries, const float *keys, long stride, long d, long count,
-                      long padded, vfloat sums[4][QUAD_VECTORS]) {
-    vfloat quads[QUAD_VECTORS];
-#pragma GCC unroll 4
-    for (int v = 0; v < QUAD_VECTORS; v++)
-        quads[v] = vf_load_quads(keys + d + v * (LANES / 4) * stride, stride, count);
+// Vectors that are read soon. They are fetched in the order in which they lie in the cache: that wakes the prefetcher of
+// the processor, which has more in flight than a program can.
+typedef struct {
+    const float *vectors;      // of the first head
+    const long *offset, *end;  // of the next key, and behind the last one
+    long head, num_heads;
+} Ahead;
+
+INLINE void fetch_ahead(Ahead *ahead, long dim) {
+    if (ahead->offset == ahead->end) return;
+    fetch_vector(ahead->vectors + *ahead->offset + ahead->head * dim, dim);
+    if (++ahead->head == ahead->num_heads) ahead->head = 0, ahead->offset++;
+}
+
+// sums[heads] += queries * 4 dimensions of QUAD_KEYS keys, a quad of sums for each key.
+INLINE void add_quads(const int heads, const float *queries, long padded, const vfloat quads[QUAD_VECTORS],
+                      vfloat sums[4][QUAD_VECTORS]) {
 #pragma GCC unroll 4
     for (int j = 0; j < heads; j++) {
-        vfloat query = vf_repeat_quad(queries + j * padded + d);
+        vfloat query = vf_repeat_quad(queries + j * padded);
 #pragma GCC unroll 4
         for (int v = 0; v < QUAD_VECTORS; v++) sums[j][v] = vf_fma(query, quads[v], sums[j][v]);
     }
 }
 
-// sums[heads][first ..]: the chains of QUAD_KEYS keys, a quad for each. Their values, and later keys, are fetched.
-INLINE void score_quads(const int heads, const float *queries, long padded, const float *keys, long stride,
-                        const KeyBlock *block, const long *offsets, long dim, int first, vfloat sums[4][4]) {
+// sums[heads][first ..]: the chains of QUAD_KEYS keys, a quad for each.
+INLINE void score_quads(const int heads, const float *queries, long padded, const float *keys, long stride, Ahead *ahead,
+                        long dim, int first, vfloat sums[4][4]) {
     vfloat own[4][QUAD_VECTORS];
 #pragma GCC unroll 4
     for (int j = 0; j < heads; j++)
 #pragma GCC unroll 4
         for (int v = 0; v < QUAD_VECTORS; v++) own[j][v] = vf_zero();
-    long due = 0;
-    for (long d = 0; d < dim; d += 4) {
-        for (due += 4 * QUAD_KEYS; due >= dim; due -= dim, offsets++) {
-            fetch_vector(block->keys + offsets[FETCH_KEYS], dim);
-            fetch_vector(block->values + offsets[0], dim);
+    long due = 0, d = 0;
+    for (; d + LANES <= dim; d += LANES) {
+        for (due += LANES * QUAD_KEYS; due >= dim; due -= dim) fetch_ahead(ahead, dim);
+        vfloat squares[QUAD_VECTORS][LANES / 4];
+#pragma GCC unroll 4
+        for (int v = 0; v < QUAD_VECTORS; v++) vf_load_squares(keys + d + v * (LANES / 4) * stride, stride, squares[v]);
+#pragma GCC unroll 4
+        for (int quad = 0; quad < LANES / 4; quad++) {
+            vfloat quads[QUAD_VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < QUAD_VECTORS; v++) quads[v] = squares[v][quad];
+            add_quads(heads, queries + d + quad * 4, padded, quads, own);
         }
-        if (dim - d >= 4)
-            add_quads(heads, queries, keys, stride, d, 4, padded, own);
-        else
-            add_quads(heads, queries, keys, stride, d, dim - d, padded, own);
+    }
+    for (; d < dim; d += 4) {
+        vfloat quads[QUAD_VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < QUAD_VECTORS; v++)
+            quads[v] = vf_load_quads(keys + d + v * (LANES / 4) * stride, stride, dim - d);
+        add_quads(heads, queries + d, padded, quads, own);
     }
 #pragma GCC unroll 4
     for (int j = 0; j < heads; j++)
@@ -50,37 +73,36 @@ INLINE void score_quads(const int heads, const float *queries, long padded, cons
         for (int v = 0; v < QUAD_VECTORS; v++) sums[j][first + v] = own[j][v];
 }
 
-// scores[heads][keys] of up to 4 heads of one token, straight from the cache. `heads` is a constant at each call.
-INLINE void score_heads(const int heads, const float *queries, long padded, const KeyBlock *block, long dim, float *room,
-                        float *scores) {
-    for (long t = block->first / LANES * LANES; t < block->last; t += LANES) {
-        long stride;
-        const float *keys = find_keys(block, t, dim, room, &stride);
-        vfloat sums[4][4];
+// scores[heads][t ..] of up to 4 query heads of a KV head, LANES keys from t on. `heads` is a constant at each call.
+INLINE void score_heads(const int heads, const float *queries, long padded, const KeyBlock *block, long t, long dim,
+                        float *room, Ahead *ahead, float *scores) {
+    long stride;
+    const float *keys = find_keys(block, t, dim, room, &stride);
+    vfloat sums[4][4];
 #pragma GCC unroll 1
-        for (int first = 0; first < 4; first += QUAD_VECTORS)
-            score_quads(heads, queries, padded, keys + first * (LANES / 4) * stride, stride, block,
-                        block->offsets + t + first * (LANES / 4), dim, first, sums);
+    for (int first = 0; first < 4; first += QUAD_VECTORS)
+        score_quads(heads, queries, padded, keys + first * (LANES / 4) * stride, stride, ahead, dim,
+                    first, sums);
 #pragma GCC unroll 4
-        for (int j = 0; j < heads; j++) {
-            vfloat chains[4];
-            vf_transpose_quads(sums[j], chains);
-            vf_store(scores + j * BLOCK_KEYS + t, vf_add(vf_add(vf_add(chains[0], chains[1]), chains[2]), chains[3]));
-        }
+    for (int j = 0; j < heads; j++) {
+        vfloat chains[4];
+        vf_transpose_quads(sums[j], chains);
+        vf_store(scores + j * BLOCK_KEYS + t, vf_add(vf_add(vf_add(chains[0], chains[1]), chains[2]), chains[3]));
     }
 }
 
 // Some dimensions of add_values: `vectors` whole ones, or with 0 the `rest` that is no whole vector.
-INLINE void add_dimensions(const int heads, const int vectors, const float *scores, const KeyBlock *block, long d,
-                           long dim, const float *shrink, float *sums) {
+INLINE void add_dimensions(const int heads, const int vectors, const float *scores, const KeyBlock *block, long begin,
+                           long end, long d, long dim, Ahead *ahead, float *sums) {
     const int used = vectors ? vectors : 1;
     long rest = dim - d, stride = round_up(dim, LANES);
     vfloat sum[4][4];
 #pragma GCC unroll 4
     for (int j = 0; j < heads; j++)
 #pragma GCC unroll 4
-        for (int v = 0; v < used; v++) sum[j][v] = vf_zero();
-    for (long t = block->first; t < block->last; t++) {
+        for (int v = 0; v < used; v++) sum[j][v] = vf_load(sums + j * stride + d + v * LANES);
+    for (long t = begin; t < end; t++) {
+        if (d == 0) fetch_ahead(ahead, dim);
         const float *value = block->values + block->offsets[t] + d;
         vfloat part[4];
 #pragma GCC unroll 4
@@ -95,45 +117,95 @@ INLINE void add_dimensions(const int heads, const int vectors, const float *scor
 #pragma GCC unroll 4
     for (int j = 0; j < heads; j++)
 #pragma GCC unroll 4
-        for (int v = 0; v < used; v++) {
-            float *p = sums + j * stride + d + v * LANES;
-            vf_store(p, vf_fma(vf_load(p), vf_all(shrink[j]), sum[j][v]));
-        }
+        for (int v = 0; v < used; v++) vf_store(sums + j * stride + d + v * LANES, sum[j][v]);
 }
 
-// sums[heads] = sums * shrink + scores[heads][keys] @ values, straight from the cache, up to 4 heads of one token.
-INLINE void add_values(const int heads, const float *scores, const KeyBlock *block, long dim, const float *shrink,
-                       float *sums) {
+// sums[heads] += scores[heads][keys] @ values of the keys [begin, end) of a block, up to 4 query heads of a KV head.
+INLINE void add_values(const int heads, const float *scores, const KeyBlock *block, long begin, long end, long dim,
+                       Ahead *ahead, float *sums) {
     long d = 0;
     for (; d + HEAD_VECTORS * LANES <= dim; d += HEAD_VECTORS * LANES)
-        add_dimensions(heads, HEAD_VECTORS, scores, block, d, dim, shrink, sums);
-    for (; d + LANES <= dim; d += LANES) add_dimensions(heads, 1, scores, block, d, dim, shrink, sums);
-    if (d < dim) add_dimensions(heads, 0, scores, block, d, dim, shrink, sums);
+        add_dimensions(heads, HEAD_VECTORS, scores, block, begin, end, d, dim, ahead, sums);
+    for (; d + LANES <= dim; d += LANES) add_dimensions(heads, 1, scores, block, begin, end, d, dim, ahead, sums);
+    if (d < dim) add_dimensions(heads, 0, scores, block, begin, end, d, dim, ahead, sums);
 }
 
-// A block of keys, for up to 4 heads of one token from `row` on. `heads` is a constant at each call.
-INLINE void attend_heads(const int heads, const Step *step, const QueryTile *tile, long head, const KeyBlock *block,
-                         long row, const Work *work, const Softmax *into) {
-    long dim = step->head_dim, begin = block->first / LANES * LANES, end = round_up(block->last, LANES);
-    float *scores = work->scores, shrink[LANES];
-    score_heads(heads, work->queries + row * padded_queries(step), padded_queries(step), block, dim, work->keys, scores);
-    shape_rows(step, tile, head, block, row, heads, begin, end, scores);
-    for (long i = 0; i < heads; i++) hide_scores(scores + i * BLOCK_KEYS, begin, end, block->first, block->last);
-    soften(heads, scores, begin, end, into->largest + row, into->weights + row, shrink);
-    add_values(heads, scores, block, dim, shrink, into->sums + row * padded_values(step));
-}
+// Queries that are worked on at once, those of a KV head, and the cases of a switch over them: each with a constant.
+INLINE long heads_at_once(long row, long group) { return least(4, group - row % group); }
+#define HEAD_CASES(CASE) CASE(4) CASE(3) CASE(2) CASE(1)
 
-// A block of keys, for the few heads of one token, which sees all of them.
-static void attend_direct(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, const Work *work,
-                          const Softmax *into) {
-    for (long row = 0; row < group_of(step); row += 4) {
-        switch (least(4, group_of(step) - row)) {
-            case 4: attend_heads(4, step, tile, head, block, row, work, into); break;
-            case 3: attend_heads(3, step, tile, head, block, row, work, into); break;
-            case 2: attend_heads(2, step, tile, head, block, row, work, into); break;
-            case 1: attend_heads(1, step, tile, head, block, row, work, into); break;
+// The scores of all queries of a task, row by row, and a block of keys. Later keys are fetched.
+INLINE void score_block(const Step *step, const KeyBlock *block, long num_rows, const Work *work) {
+    long dim = step->head_dim, padded = padded_queries(step), group = group_of(step);
+    for (long t = block->first / LANES * LANES; t < block->last; t += LANES) {
+        const long *later = block->offsets + t + FETCH_KEYS;
+        Ahead ahead = {block->keys, later, later + LANES, 0, num_rows / group};
+        for (long row = 0; row < num_rows; row += heads_at_once(row, group)) {
+            const KeyBlock of_head = block_of_head(block, row / group, dim);
+            const float *queries = work->queries + row * padded;
+            float *scores = work->scores + row * BLOCK_KEYS;
+            switch (heads_at_once(row, group)) {
+#define SCORE(n) case n: score_heads(n, queries, padded, &of_head, t, dim, work->keys, &ahead, scores); break;
+                HEAD_CASES(SCORE)
+#undef SCORE
+            }
         }
     }
+}
+
+// The running softmax of all queries of a task; see soften.
+INLINE void soften_block(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, long num_rows,
+                         const Work *work, const Softmax *into) {
+    long group = group_of(step), begin = block->first / LANES * LANES, end = round_up(block->last, LANES);
+    for (long row = 0; row < num_rows; row += heads_at_once(row, group)) {
+        float *scores = work->scores + row * BLOCK_KEYS, *largest = into->largest + row;
+        float *weights = into->weights + row, *shrink = work->shrink + row;
+        long num_heads = heads_at_once(row, group);
+        shape_rows(step, tile, head + row / group, block, row % group, num_heads, begin, end, scores);
+        for (long i = 0; i < num_heads; i++)
+            hide_scores(scores + i * BLOCK_KEYS, begin, end, block->first, block->last);
+        switch (num_heads) {
+#define SOFTEN(n) case n: soften(n, scores, begin, end, largest, weights, shrink); break;
+            HEAD_CASES(SOFTEN)
+#undef SOFTEN
+        }
+    }
+}
+
+// The weighted values of a block for all queries of a task. Later values are fetched.
+INLINE void add_block(const Step *step, const KeyBlock *block, long num_rows, const Work *work, const Softmax *into) {
+    long dim = step->head_dim, stride = padded_values(step), group = group_of(step);
+    memset(work->block_sums, 0, (size_t)(num_rows * stride) * sizeof(float));
+    for (long t = block->first, end; t < block->last; t = end) {
+        end = least(t + LANES, block->last);
+        Ahead ahead = {block->values, block->offsets + end, block->offsets + least(end + LANES, block->last), 0,
+                       num_rows / group};
+        for (long row = 0; row < num_rows; row += heads_at_once(row, group)) {
+            const KeyBlock of_head = block_of_head(block, row / group, dim);
+            const float *weights = work->scores + row * BLOCK_KEYS;
+            float *sums = work->block_sums + row * stride;
+            switch (heads_at_once(row, group)) {
+#define ADD(n) case n: add_values(n, weights, &of_head, t, end, dim, &ahead, sums); break;
+                HEAD_CASES(ADD)
+#undef ADD
+            }
+        }
+    }
+    for (long row = 0; row < num_rows; row++)
+        for (long d = row * stride; d < (row + 1) * stride; d += LANES) {
+            vfloat sum = vf_fma(vf_load(into->sums + d), vf_all(work->shrink[row]), vf_load(work->block_sums + d));
+            vf_store(into->sums + d, sum);
+        }
+}
+
+// A block of keys, for `num_rows` queries of one token, which sees all of them; the first are those of KV head `head`.
+static void attend_direct(const Step *step, const QueryTile *tile, long head, long num_rows, const KeyBlock *block,
+                          const Work *work, const Softmax *into) {
+    score_block(step, block, num_rows, work);
+    for (long t = block->first; t < least(block->first + LANES, block->last); t++)
+        fetch_vector(block->values + block->offsets[t], num_rows / group_of(step) * step->head_dim);
+    soften_block(step, tile, head, block, num_rows, work, into);
+    add_block(step, block, num_rows, work, into);
 }
 
 #endif

@@ -1,4 +1,5 @@
-// Tiles are query tokens of one sequence; a task is a tile, or one part of its keys, for each KV head.
+// Tiles are query tokens of one sequence; a task is a tile, or one part of its keys, for a KV head, or for several where
+// their keys are read straight from the cache: side by side.
 //
 // The parts of a tile are tasks of their own only where it is a large part of the work: where there are too few tiles to
 // keep the threads busy, or one sequence is much longer than the others. That changes no bit of the result: attention
@@ -13,6 +14,9 @@
 #define MOST_TILE_QUERIES 384l
 // Tasks for each thread that even out sequences of different length.
 #define TASKS_PER_THREAD 4
+// Floats of a key, of all KV heads that are read side by side: enough that memory is read in order, and few enough that
+// the keys which are scored at once, the next ones and their values stay in the nearest cache.
+#define DIRECT_FLOATS 256l
 
 static double wanted_tasks(const Step *step, int num_threads) {
     return (double)num_threads * TASKS_PER_THREAD / (double)step->num_kv_heads;
@@ -40,6 +44,16 @@ static long parts_of(const Step *step, const QueryTile *tile) {
     return ceil_div(end_key(tile), octavo_part_keys()) - first_key(step, tile) / octavo_part_keys();
 }
 
+// KV heads of a direct task: several, if there are tasks enough.
+static long direct_heads(const StepRows *rows, const Step *step, int num_threads) {
+    long num_heads = least(step->num_kv_heads, most(1, DIRECT_FLOATS / most(1, step->head_dim))), num_parts = 0;
+    for (long row = 0; row < rows->num_rows; row++) {
+        const QueryTile tile = {.num_tokens = 1, .first_position = rows->starts[row]};
+        if (rows->lengths[row] == 1) num_parts += parts_of(step, &tile);
+    }
+    return num_parts * step->num_kv_heads >= num_heads * num_threads * TASKS_PER_THREAD ? num_heads : 1;
+}
+
 // Cut the rows into equal tiles of at most so many tokens.
 static void cut_tiles(const StepRows *rows, long most_tokens, Step *step, QueryTile *tiles) {
     long first_token = 0;
@@ -58,20 +72,22 @@ static void cut_tiles(const StepRows *rows, long most_tokens, Step *step, QueryT
     }
 }
 
-// Share the parts of the tiles that are more than one of `num_wanted` equal tasks.
+// Make the tasks. The parts of a tile are shared where its tasks would be more than one of `num_wanted` equal ones for each
+// KV head.
 static void share_parts(Step *step, QueryTile *tiles, double num_wanted, Task *tasks) {
     double total = 0;
     for (long i = 0; i < step->num_tiles; i++) total += work_of(step, tiles + i);
     for (long i = 0; i < step->num_tiles; i++) {
         QueryTile *tile = tiles + i;
         long num_parts = parts_of(step, tile);
-        if (num_parts > 1 && work_of(step, tile) * num_wanted > total) {
+        if (num_parts > 1 && work_of(step, tile) * num_wanted * (double)heads_of(step, tile, 0) > total) {
             tile->first_partial = (int32_t)step->num_partials;
             tile->num_partials = (int32_t)num_parts;
             step->num_partials += num_parts;
         }
         for (long part = 0; part < most(1, tile->num_partials); part++)
-            tasks[step->num_tasks++] = (Task){(int32_t)i, (int32_t)part};
+            for (long head = 0; head < step->num_kv_heads; head += heads_of(step, tile, head))
+                tasks[step->num_tasks++] = (Task){(int32_t)i, (int32_t)part, (int32_t)head};
     }
 }
 
@@ -84,14 +100,16 @@ typedef struct {
 static int compare_tasks(const void *left, const void *right) {
     const WeighedTask *a = left, *b = right;
     if (a->work != b->work) return a->work < b->work ? 1 : -1;
-    return a->task.tile != b->task.tile ? a->task.tile - b->task.tile : a->task.index - b->task.index;
+    if (a->task.tile != b->task.tile) return a->task.tile - b->task.tile;
+    return a->task.index != b->task.index ? a->task.index - b->task.index : a->task.head - b->task.head;
 }
 
 // Put the largest tasks first, so that the threads end together.
 static void sort_tasks(const Step *step, const QueryTile *tiles, WeighedTask *weighed, Task *tasks) {
     for (long i = 0; i < step->num_tasks; i++) {
         const QueryTile *tile = tiles + tasks[i].tile;
-        weighed[i] = (WeighedTask){tasks[i], work_of(step, tile) / (double)most(1, tile->num_partials)};
+        double num_heads = (double)heads_of(step, tile, tasks[i].head);
+        weighed[i] = (WeighedTask){tasks[i], work_of(step, tile) * num_heads / (double)most(1, tile->num_partials)};
     }
     qsort(weighed, (size_t)step->num_tasks, sizeof *weighed, compare_tasks);
     for (long i = 0; i < step->num_tasks; i++) tasks[i] = weighed[i].task;
@@ -100,15 +118,17 @@ static void sort_tasks(const Step *step, const QueryTile *tiles, WeighedTask *we
 void plan_attention(const StepRows *rows, int num_threads, Step *step, Arena *arena) {
     double num_wanted = wanted_tasks(step, num_threads);
     long most_tokens = tile_tokens(rows, step, num_wanted), num_tiles = 0, longest = 0;
+    step->direct_heads = direct_heads(rows, step, num_threads);
     for (long row = 0; row < rows->num_rows; row++) {
         num_tiles += ceil_div(rows->lengths[row], most_tokens);
         longest = most(longest, rows->starts[row] + rows->lengths[row]);
     }
     // Fewer than `num_wanted` tiles can each be more than one of as many equal tasks.
-    long most_parts = ((long)num_wanted + 1) * (longest / octavo_part_keys() + 2);
+    long most_parts = ((long)num_wanted + 1) * step->direct_heads * (longest / octavo_part_keys() + 2);
+    long most_tasks = (num_tiles + most_parts) * step->num_kv_heads;
     QueryTile *tiles = take(arena, num_tiles * (long)sizeof *tiles);
-    Task *tasks = take(arena, (num_tiles + most_parts) * (long)sizeof *tasks);
-    WeighedTask *weighed = take(arena, (num_tiles + most_parts) * (long)sizeof *weighed);
+    Task *tasks = take(arena, most_tasks * (long)sizeof *tasks);
+    WeighedTask *weighed = take(arena, most_tasks * (long)sizeof *weighed);
     if (!arena->begin) return;
     step->tiles = tiles, step->tasks = tasks;
     step->num_tiles = step->most_tokens = step->num_tasks = step->num_partials = 0;

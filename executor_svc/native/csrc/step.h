@@ -2,7 +2,13 @@
 #ifndef OCTAVO_STEP_H
 #define OCTAVO_STEP_H
 
+#include <stdbool.h>
 #include <stdint.h>
+
+#include "vec.h"
+
+// Query heads of one token that are scored directly on the cache; more of them pay for packing the keys.
+#define MAX_DIRECT_HEADS 8
 
 // Query tokens of one sequence that are worked on together, all of them against the same keys.
 typedef struct {
@@ -14,13 +20,16 @@ typedef struct {
     int32_t first_partial;   // where the results of the parts go, if they are worked on apart
 } QueryTile;
 
+// A tile, or one part of its keys, for KV head `head` and those behind it that are worked on together; heads_of.
 typedef struct {
     int32_t tile, index;  // index: of the part among those of the tile, if they are worked on apart
+    int32_t head;
 } Task;
 
 // A step, for the layers that attend in one way.
 typedef struct {
     long num_heads, num_kv_heads, head_dim, block_size;
+    long block_stride;  // from one block of the cache to the next, in floats
     long num_tokens, table_width;
     long window;                  // a token sees so many last positions, its own included, 1 or more
     float scale, soft_cap;        // of query . key; soft_cap 0: none
@@ -30,8 +39,25 @@ typedef struct {
     const int32_t *block_tables;  // [][table_width]
     const QueryTile *tiles;
     long num_tiles, most_tokens;  // of any tile
-    const Task *tasks;            // for each KV head
+    const Task *tasks;
     long num_tasks, num_partials;
+    long direct_heads;            // KV heads of a task whose tile is scored directly on the cache
 } Step;
+
+// Query heads that share a KV head.
+INLINE long group_of(const Step *step) { return step->num_heads / step->num_kv_heads; }
+
+// Whether a tile is scored directly on the cache.
+INLINE bool is_direct(const Step *step, const QueryTile *tile) {
+    return tile->num_tokens == 1 && group_of(step) <= MAX_DIRECT_HEADS;
+}
+
+// KV heads of a task, and queries of one token that it has.
+INLINE long heads_of(const Step *step, const QueryTile *tile, long head) {
+    return is_direct(step, tile) ? least(step->direct_heads, step->num_kv_heads - head) : 1;
+}
+INLINE long width_of(const Step *step, const QueryTile *tile, long head) {
+    return heads_of(step, tile, head) * group_of(step);
+}
 
 #endif

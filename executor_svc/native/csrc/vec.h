@@ -76,6 +76,17 @@ INLINE vfloat vf_load_quads(const float *p, long stride, long count) {
     v = _mm512_mask_broadcast_f32x4(v, 0x0f00, load_quad(p + 2 * stride, count));
     return _mm512_mask_broadcast_f32x4(v, 0xf000, load_quad(p + 3 * stride, count));
 }
+// LANES floats each at p, p + stride, .. p + (LANES / 4 - 1) * stride: out[i] has quad i of each, as vf_load_quads.
+INLINE void vf_load_squares(const float *p, long stride, vfloat out[LANES / 4]) {
+    __m512 rows[4];
+    for (int i = 0; i < 4; i++) rows[i] = _mm512_loadu_ps(p + i * stride);
+    __m512 a = _mm512_shuffle_f32x4(rows[0], rows[1], 0x44), b = _mm512_shuffle_f32x4(rows[2], rows[3], 0x44);
+    __m512 c = _mm512_shuffle_f32x4(rows[0], rows[1], 0xee), d = _mm512_shuffle_f32x4(rows[2], rows[3], 0xee);
+    out[0] = _mm512_shuffle_f32x4(a, b, 0x88);
+    out[1] = _mm512_shuffle_f32x4(a, b, 0xdd);
+    out[2] = _mm512_shuffle_f32x4(c, d, 0x88);
+    out[3] = _mm512_shuffle_f32x4(c, d, 0xdd);
+}
 INLINE vfloat vf_repeat_quad(const float *p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
 // In[i] has quads of elements; out[j] has element j of each, in the order of in[0], in[1], ..
 INLINE void vf_transpose_quads(const vfloat in[4], vfloat out[4]) {
@@ -202,6 +213,11 @@ INLINE vfloat vf_fill_outside(vfloat v, long begin, long end, float fill) {
 }
 INLINE vfloat vf_load_quads(const float *p, long stride, long count) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(load_quad(p, count)), load_quad(p + stride, count), 1);
+}
+INLINE void vf_load_squares(const float *p, long stride, vfloat out[LANES / 4]) {
+    __m256 first = _mm256_loadu_ps(p), second = _mm256_loadu_ps(p + stride);
+    out[0] = _mm256_permute2f128_ps(first, second, 0x20);
+    out[1] = _mm256_permute2f128_ps(first, second, 0x31);
 }
 INLINE vfloat vf_repeat_quad(const float *p) { return _mm256_broadcast_ps((const __m128 *)p); }
 INLINE void vf_transpose_quads(const vfloat in[4], vfloat out[4]) {

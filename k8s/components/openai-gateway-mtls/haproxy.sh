@@ -12,6 +12,7 @@ contents() { cat "$directory"/* | cksum; }
 before=$(contents)
 haproxy -W -db -f "$config" &
 haproxy=$!
+trap 'kill -TERM "$haproxy"' TERM
 
 while sleep "${CHECK_INTERVAL_S:-30}"; do
   now=$(contents)
@@ -22,7 +23,6 @@ while sleep "${CHECK_INTERVAL_S:-30}"; do
 done &
 watcher=$!
 
-trap 'kill -TERM "$haproxy"' TERM
 status=0
 wait "$haproxy" || status=$?
 if kill -0 "$haproxy" 2>/dev/null; then # SIGTERM ended the wait, not HAProxy

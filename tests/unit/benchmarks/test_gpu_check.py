@@ -74,9 +74,10 @@ def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
-        (
+        pytest.param(
             "stream,throughput",
             {"decode step, 1 sequence", "idle between steps, 4 sequences", "Octavo beside transformers"},
+            marks=pytest.mark.slow,
         ),
         pytest.param("attention,sampling", set(), marks=pytest.mark.slow),
         pytest.param(

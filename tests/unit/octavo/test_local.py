@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
-import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from octavo.child_process import ChildProcess
 from octavo.errors import LocalServiceError
 from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
+from tests.unit.octavo.programs import program
 
 # Serves nothing; ends, as the services do, when its stdin closes or on SIGTERM.
 EXECUTOR = """
@@ -34,10 +33,6 @@ SCHEDULER = """
     sys.stdin.read()
 """
 NEVER_READY = SCHEDULER.replace('    print("octavo scheduler serving on 127.0.0.1:4322")\n', "")
-
-
-def program(source: str) -> list[str]:
-    return [sys.executable, "-c", textwrap.dedent(source)]
 
 
 @pytest.fixture(autouse=True)

@@ -3,14 +3,13 @@
 import asyncio
 import os
 import signal
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from octavo.child_process import ChildProcess
 from octavo.restarts import RestartPolicy, Restarts
+from tests.unit.octavo.programs import program
 
 AT_ONCE = RestartPolicy(initial_pause_s=0.0, max_failed_starts=3)
 
@@ -55,7 +54,7 @@ class Told:
 
 
 async def started(service: str, source: str, folder: Path, number: int | None = None) -> ChildProcess:
-    command = [sys.executable, "-c", textwrap.dedent(source.format(folder=str(folder)))]
+    command = program(source.format(folder=str(folder)))
     child = ChildProcess(service, command, log_path=folder / "log", number=number)
     await child.start()
     await child.wait_until_serving()
@@ -111,7 +110,10 @@ async def test_the_last_words_of_an_earlier_process_are_not_those_of_a_later_one
         if first.exists():
             os.kill(os.getpid(), signal.SIGKILL)
         first.touch()
-        sys.exit("octavo executor: first words")
+        sys.stderr.write("octavo executor: first words")
+        while "serving" not in pathlib.Path({folder!r}, "log").read_text():
+            pass  # what is said on stdout comes between
+        sys.exit("")
     """
     child = await started("executor", says_and_ends, tmp_path)
     assert await child.wait_for_end() == "the executor stopped (exit status 1): first words"
