@@ -21,10 +21,10 @@ _HEAD = """\
 
 [OpenAI's API](../openai.md) says how to serve it.
 
-A field of a request that is absent or null is unset. What is unset gets the default of the model's `generation_config.json`, else
-that of the [native API](api.md), unless this page says another one. The native API checks the ranges. A field that is
-not on this page is refused with 400, or named in the header `x-octavo-ignored-fields` with
-`--openai-unknown-fields ignore`.
+A field of a request that is absent or null is unset. What is unset gets the default of the model's
+`generation_config.json`, else that of the [native API](api.md), unless this page says another one. The native API
+checks the ranges. A field that is not on this page is refused with 400, or named in the header
+`x-octavo-ignored-fields` with `--openai-unknown-fields ignore`.
 """
 
 _ENDPOINTS: Mapping[str, type[RequestFields]] = {

@@ -50,7 +50,7 @@ EXCUSES = (
     Excuse(
         ".*",
         r"curl .*:8080/v1/.*",
-        "needs the demo model; tests/e2e/test_up_openai.py asks the same by OpenAI's client",
+        "needs the demo model; tests/e2e/test_readme.py asks the same by OpenAI's client",
     ),
     Excuse(
         "README.md|docs/(getting-started|openai|replay).md",
