@@ -41,6 +41,13 @@ _TURNS = ("user", "assistant")
 # No template can set a name with a space in it.
 _DEADLINE = "render deadline"
 
+# A tool that no template knows by itself.
+_PROBE_NAME = "octavo_probe"
+_PROBE = {
+    "type": "function",
+    "function": {"name": _PROBE_NAME, "description": "A probe.", "parameters": {"type": "object", "properties": {}}},
+}
+
 
 class _LimitError(jinja2.TemplateError):
     """The template went past a limit of this module."""
@@ -52,6 +59,10 @@ class ChatTemplate:
     Args:
         source: The Jinja source.
         special_tokens: The variables `bos_token`, `eos_token` and so on, as far as the model has them.
+
+    Attributes:
+        source: As above.
+        knows_tools: Whether the tools of a request come into the prompt.
 
     Raises: jinja2.TemplateError: the source is not a template.
     """
@@ -65,6 +76,8 @@ class ChatTemplate:
             raise jinja2.TemplateError(f"it cannot be compiled: {error}") from error
         self._template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
         self._special_tokens = dict(special_tokens)
+        self.source = source
+        self.knows_tools = self._shows_probe()
 
     def render(self, messages: Sequence[tuple[str, str]]) -> str:
         """Return the prompt for the assistant's next turn; `messages` are (role, content) pairs.
@@ -92,6 +105,21 @@ class ChatTemplate:
             reason = " ".join(str(error).split())[:500] or type(error).__name__
             limit = f"a conversation that the model's chat template accepts; it says: {reason}"
             raise InvalidFieldError("messages", f"a conversation of roles {roles}", limit) from error
+
+    def _shows_probe(self) -> bool:
+        """Return whether a tool comes into the prompt; one that the template fails on does not."""
+        variables: dict[str, object] = {
+            **self._special_tokens,
+            "messages": [{"role": "user", "content": "Hello"}],
+            "tools": [_PROBE],
+            "documents": None,
+            "add_generation_prompt": True,
+            _DEADLINE: time.thread_time() + MAX_RENDER_CPU_S,
+        }
+        try:
+            return _PROBE_NAME in "".join(_limited(self._template.generate(variables)))
+        except _RENDER_ERRORS:
+            return False
 
     def _refuse_ignored(self, messages: Sequence[tuple[str, str]], text: str) -> None:
         """Refuse a message that is not in the prompt because the template does not know its role.

@@ -107,6 +107,11 @@ class Tokenizer:
         return self._chat_template is not None
 
     @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template, if it has one."""
+        return self._chat_template
+
+    @property
     def special_token_ids(self) -> frozenset[int]:
         """The tokens that `decode` leaves out with `skip_special_tokens`."""
         return self._special_token_ids

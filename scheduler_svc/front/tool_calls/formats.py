@@ -49,6 +49,11 @@ class ToolCallFormat:
     template_marks: tuple[tuple[str, ...], ...] = ()
     new_call_id: Callable[[], str] = field(default=openai_call_id)
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The markers around calls; some tokenizers have special tokens for them."""
+        return (*self.begin, self.end) if self.end else self.begin
+
 
 # A template may fit several rows; the first one counts.
 TOOL_CALL_FORMATS = (

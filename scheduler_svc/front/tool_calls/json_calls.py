@@ -95,8 +95,7 @@ class JsonCallObject(CallReader):
         if self._meaning not in ("name", "arguments"):
             return Progress.MORE
         if self._is_streaming:
-            self._writer.add_arguments(piece)
-            self._is_streaming = not is_end
+            self._writer.add_arguments(piece)  # no other value can come that matters
             return Progress.MORE
         if self._meaning == "name":
             return self._take_name(piece, is_end=is_end)

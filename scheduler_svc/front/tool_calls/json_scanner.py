@@ -201,7 +201,7 @@ class JsonObjectScanner:
         if self._is_in_value or (depth == 1 and state is VALUE and scanner.state is not VALUE):
             self._is_in_value = scanner.depth > 1 or scanner.state in (STRING, ESCAPE, LITERAL, NUMBER)
             return Part.VALUE if self._is_in_value else Part.VALUE_END
-        if depth == 1 and state in (KEY, FIRST_KEY) and scanner.state is STRING:
+        if state in (KEY, FIRST_KEY) and scanner.state is STRING:
             self._key_text.append(piece)
         return Part.OTHER
 

@@ -30,6 +30,7 @@ OUTPUTS = [
     (THINK, True, "Well.</thi", "Well.</thi", ""),
     (THINK, True, "Well.</think>\n\n", "Well.", ""),
     (THINK, False, "", "", ""),
+    (THINK, False, "<thi", "", "<thi"),
     (SQUARE, False, "[THINK]Well.[/THINK]Yes.", "Well.", "Yes."),
 ]
 

@@ -77,6 +77,8 @@ CALLS = [
         [("get_weather", ODD), ("now", "{}")],
     ),
     ("mistral", "[TOOL_CALLS]get_weather[CALL_ID]VvvODy9mT[ARGS]" + PARIS, "", [("get_weather", PARIS)]),
+    ("mistral", "[TOOL_CALLS]now[ARGS] \n{}", "", [("now", "{}")]),
+    ("mistral", "[TOOL_CALLS]now[ARX]{}[TOOL_CALLS]now{}", "[TOOL_CALLS]now[ARX]{}", [("now", "{}")]),
     (
         "qwen3_coder",
         "I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRio <br>\n\n</parameter>\n"
@@ -94,7 +96,11 @@ NO_CALLS = [
     ("hermes", '<tool_call>{"name": "now", "arguments": [1]}</tool_call>'),
     ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 01}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "\n"}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "b\nc"}}</tool_call>'),
     ("hermes", "<tool_call>{'name': 'now'}</tool_call>"),
+    ("hermes", '<tool_call>{"name": ["now"]}</tool_call>'),
+    ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
+    ("hermes", "</tool_call> <tool_call>"),
     ("hermes", '<tool_call>{"name": "now", "name": "now"}</tool_call>'),
     ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "now", "arguments": "{}}"}</tool_call>'),
@@ -102,6 +108,7 @@ NO_CALLS = [
     ("hermes", "\n \n"),
     ("llama3_json", 'The answer is {"name": "now", "parameters": {}}'),
     ("llama3_json", '<|python_tag|>brave_search.call(query="now")'),
+    ("json", '; {"name": "now"}'),
     ("json", '{"city": {"name": "now", "arguments": {}}}'),
     ("json", '[1, 2, {"name": "now", "arguments": {}}]'),
     ("mistral", "[TOOL_CALLS]get_weather [ARGS]{}"),
@@ -140,6 +147,7 @@ def test_what_is_no_call_is_content_to_the_last_character(call_format: str, text
         ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1', "", [("now", '{"a": 1')]),
         ("mistral", "[TOOL_CALLS]now{'a': 1}[TOOL_CALLS]now{}", "'a': 1}", [("now", "{"), ("now", "{}")]),
         ("hermes", '<tool_call>{"name": "now", "arguments": {}, 7} x', ", 7} x", [("now", "{}")]),
+        ("json", '[{"name": "now"} {"name": "now"}]', ' {"name": "now"}]', [("now", "{}")]),
     ],
 )
 def test_a_call_that_breaks_off_keeps_what_was_streamed_and_the_rest_is_content(
@@ -148,6 +156,14 @@ def test_a_call_that_breaks_off_keeps_what_was_streamed_and_the_rest_is_content(
     parsed = parse(call_format, [text])
 
     assert (parsed.content, parsed.calls) == (content, calls)
+
+
+def test_a_call_that_is_not_streamed_is_reported_whole_or_not_at_all() -> None:
+    good, bad = '<tool_call>{"name": "now"}</tool_call>', '<tool_call>{"name": "now", "arguments": {"a": oops}}'
+
+    parsed = parse("hermes", [good + bad + good + bad], streams_arguments=False)
+
+    assert (parsed.content, parsed.calls) == (bad + bad, [("now", "{}")] * 2)
 
 
 @pytest.mark.parametrize("streams_arguments", [True, False])
@@ -205,11 +221,21 @@ def test_arguments_and_content_do_not_wait() -> None:
     assert parser.finish() == []
 
 
-def test_a_name_that_no_tool_has_does_not_wait() -> None:
-    parser = ToolCallParser(format_named("mistral"), TOOLS)
+@pytest.mark.parametrize(
+    ("call_format", "text", "last"),
+    [
+        ("mistral", "[TOOL_CALLS]no", "t"),
+        ("qwen3_coder", "<tool_call>\n<function=no", "t"),
+        ("hermes", '<tool_call>{"name": "not', '"'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": ', "["),
+        ("hermes", '<tool_call>{"name": ', "5"),
+    ],
+)
+def test_what_cannot_become_a_call_does_not_wait(call_format: str, text: str, last: str) -> None:
+    parser = ToolCallParser(format_named(call_format), TOOLS)
 
-    assert parser.feed("[TOOL_CALLS]no") == []
-    assert parser.feed("t ") == [ContentDelta("[TOOL_CALLS]not ")]
+    assert parser.feed(text) == []
+    assert parser.feed(last) == [ContentDelta(text + last)]
 
 
 def test_endless_whitespace_is_content() -> None:
@@ -243,6 +269,8 @@ def test_ids_are_those_that_the_family_s_template_takes_back() -> None:
         ("places", "[a", "[a"),
         ("places", "12", "12"),
         ("unknown", "12", "12"),
+        ("city", "True", "True"),
+        ("city", "a <", "a <"),
         ("city", '"<a> </param" \\n', '"<a> </param" \\n'),
     ],
 )
