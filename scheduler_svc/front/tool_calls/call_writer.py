@@ -23,6 +23,7 @@ class CallWriter:
         self._streams_arguments = streams_arguments
         self._num_calls = 0
         self._text: list[str] = []  # taken, and no event that is ready stands for it
+        self._arguments: list[str] = []  # of the last call, and in no event
         self._waiting: list[OutputEvent] = []  # for the end of the call
         self._ready: list[OutputEvent] = []
 
@@ -40,36 +41,44 @@ class CallWriter:
 
     def begin(self, name: str) -> None:
         """What was taken so far is the beginning of a call of this tool."""
-        self._add(ToolCallBegin(self._num_calls, self._new_call_id(), name))
+        self._waiting.append(ToolCallBegin(self._num_calls, self._new_call_id(), name))
         self._num_calls += 1
+        if self._streams_arguments:
+            self._text.clear()
 
     def add_arguments(self, delta: str) -> None:
         """What was taken so far has brought more of the arguments."""
-        self._add(ToolCallArguments(self._num_calls - 1, delta))
+        self._arguments.append(delta)
+        if self._streams_arguments:
+            self._text.clear()
 
     def complete(self) -> None:
         """What was taken so far is a whole call, or stands between calls."""
-        self._ready += self._waiting
-        self._waiting.clear()
+        self._make_ready()
         self._text.clear()
 
     def give_up(self) -> str:
         """The text is no call; return the part of it that no event stands for, which is content."""
         text = "".join(self._text)
-        if self._waiting:
-            self._num_calls -= 1
         self._text.clear()
-        self._waiting.clear()
+        if self._streams_arguments:
+            self._make_ready()
+        elif self._waiting:
+            self._num_calls -= 1
+            self._waiting.clear()
+            self._arguments.clear()
         return text
 
     def take_events(self) -> list[OutputEvent]:
         """Return the events that are ready."""
+        if self._streams_arguments:
+            self._make_ready()
         ready, self._ready = self._ready, []
         return ready
 
-    def _add(self, event: OutputEvent) -> None:
-        if self._streams_arguments:
-            self._ready.append(event)
-            self._text.clear()
-        else:
-            self._waiting.append(event)
+    def _make_ready(self) -> None:
+        if self._arguments:
+            self._waiting.append(ToolCallArguments(self._num_calls - 1, "".join(self._arguments)))
+            self._arguments.clear()
+        self._ready += self._waiting
+        self._waiting.clear()

@@ -22,7 +22,7 @@ def match_marker(text: str, position: int, markers: Sequence[str]) -> tuple[str 
     for marker in markers:
         if text.startswith(marker, position):
             return marker, False
-    return None, any(marker.startswith(text[position:]) for marker in markers)
+    return None, any(marker.startswith(text[position : position + len(marker)]) for marker in markers)
 
 
 @lru_cache(maxsize=64)
