@@ -18,6 +18,7 @@ from scheduler_svc.front.tool_calls.parser import ToolCallParser
 from scheduler_svc.front.tool_calls.reasoning import ReasoningParser, opens_reasoning
 from scheduler_svc.front.tool_calls.tool_choice import RequestedTools
 from shared.errors import InvalidFieldError
+from shared.step import Int32Array
 
 # The end of a prompt that shows whether it opens the reasoning; a marker may be several tokens.
 NUM_LAST_TOKENS = 16
@@ -78,7 +79,7 @@ class ChatFormat:
     def output_parser(
         self,
         tools: RequestedTools | None,
-        prompt_token_ids: Sequence[int],
+        prompt_token_ids: Sequence[int] | Int32Array,
         end_token_ids: Collection[int],
         *,
         is_streamed: bool,

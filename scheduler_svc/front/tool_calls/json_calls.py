@@ -7,6 +7,8 @@ from scheduler_svc.front.tool_calls.call_writer import CallWriter
 from scheduler_svc.front.tool_calls.json_scanner import JsonObjectScanner, Part, is_json_object
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
+# What else may come before the name. Any other key shows that the object is the answer itself.
+OTHER_KEYS = ("id", "type")
 NO_ARGUMENTS = "{}"
 
 
@@ -77,7 +79,7 @@ class JsonCallObject(CallReader):
             return self._take_value(piece, is_end=part is Part.VALUE_END)
         if part is Part.END:
             return self._end()
-        if part is Part.INVALID or (part is Part.KEY_END and not self._is_new(self._meaning)):
+        if part is Part.INVALID or (part is Part.KEY_END and not self._fits(self._meaning)):
             return Progress.FAILED
         return Progress.MORE
 
@@ -86,7 +88,10 @@ class JsonCallObject(CallReader):
         """What the last key stands for: the name, the arguments, or nothing that matters."""
         return "arguments" if self._scanner.key in ARGUMENTS_KEYS else self._scanner.key
 
-    def _is_new(self, meaning: str) -> bool:
+    def _fits(self, meaning: str) -> bool:
+        """Return whether a key with this meaning may come now."""
+        if meaning not in ("name", "arguments"):
+            return bool(self._name) or meaning in OTHER_KEYS
         is_new = meaning not in self._seen
         self._seen.add(meaning)
         return is_new

@@ -37,7 +37,12 @@ CALLS = [
         "",
         [("now", "{}"), ("get_weather", PARIS)],
     ),
-    ("hermes", '<tool_call>{"id": 1.5, "name": "now", "arguments": null}', "", [("now", "{}")]),
+    (
+        "hermes",
+        '<tool_call>{"id": 1.5, "name": "now", "arguments": null, "why": ["arguments", {"name": "now"}]}',
+        "",
+        [("now", "{}")],
+    ),
     (
         "hermes",
         '<tool_call>{"arguments": "{\\"city\\": \\"Paris\\"}", "name": "get_weather"}</tool_call>',
@@ -229,6 +234,7 @@ def test_arguments_and_content_do_not_wait() -> None:
         ("hermes", '<tool_call>{"name": "not', '"'),
         ("hermes", '<tool_call>{"name": "now", "arguments": ', "["),
         ("hermes", '<tool_call>{"name": ', "5"),
+        ("json", '{"type": "x", "summary', '"'),
     ],
 )
 def test_what_cannot_become_a_call_does_not_wait(call_format: str, text: str, last: str) -> None:
