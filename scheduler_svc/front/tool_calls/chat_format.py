@@ -6,10 +6,9 @@ from typing import Self
 
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.front.tool_calls.formats import (
+    AUTO,
     ReasoningFormat,
-    ReasoningParserName,
     ToolCallFormat,
-    ToolCallParserName,
     reasoning_format,
     tool_call_format,
 )
@@ -42,10 +41,10 @@ class ChatFormat:
     def of(
         cls,
         tokenizer: Tokenizer,
-        tool_call_parser: ToolCallParserName = "auto",
-        reasoning_parser: ReasoningParserName = "auto",
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
     ) -> Self:
-        """Return the formats with these names; auto: those that the model's chat template uses."""
+        """Return the formats with these names: auto, none, or a name in formats.py."""
         template = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
         return cls(
             tokenizer, tool_call_format(tool_call_parser, template), reasoning_format(reasoning_parser, template)

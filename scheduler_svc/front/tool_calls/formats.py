@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-ToolCallParserName = Literal["auto", "none", "hermes", "qwen3_coder", "mistral", "llama3_json", "json"]
-ReasoningParserName = Literal["auto", "none", "deepseek_r1", "qwen3", "mistral"]
+AUTO = "auto"  # as the chat template shows
 
 
 def openai_call_id() -> str:
@@ -73,7 +72,7 @@ TOOL_CALL_FORMATS = (
         "json",
         ("<|python_tag|>",),
         may_be_bare=True,
-        template_marks=(("<|python_tag|>",), ('{"name": function name, "parameters":',)),
+        template_marks=(("<|python_tag|>",), ("dictionary of argument name and its value",)),
     ),
     ToolCallFormat("json", "json", may_be_bare=True),
 )
@@ -102,17 +101,17 @@ REASONING_FORMATS = (
 )
 
 
-def tool_call_format(name: ToolCallParserName, template: str) -> ToolCallFormat | None:
+def tool_call_format(name: str, template: str) -> ToolCallFormat | None:
     """Return the format with this name; auto: the one that the chat template teaches, None: none that is known."""
-    if name == "auto":
+    if name == AUTO:
         fitting = (row for row in TOOL_CALL_FORMATS if any(_has_all(template, marks) for marks in row.template_marks))
         return next(fitting, None)
     return next((row for row in TOOL_CALL_FORMATS if row.name == name), None)
 
 
-def reasoning_format(name: ReasoningParserName, template: str) -> ReasoningFormat | None:
+def reasoning_format(name: str, template: str) -> ReasoningFormat | None:
     """Return the format with this name; auto: the one that the chat template uses, None: none that is known."""
-    if name == "auto":
+    if name == AUTO:
         return next((row for row in REASONING_FORMATS if row.end in template), None)
     return next((row for row in REASONING_FORMATS if row.name == name), None)
 

@@ -1,16 +1,20 @@
 """The formats of a model, and the way of a request with tools from its tokens to its events."""
 
 from collections.abc import Mapping
+from typing import get_args
 
 import pytest
 import tokenizers
 
+from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.front.text.output_text import OutputText, TextOptions
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.front.tool_calls.chat_format import ChatFormat
 from scheduler_svc.front.tool_calls.formats import (
     REASONING_FORMATS,
     TOOL_CALL_FORMATS,
+    ReasoningFormat,
+    ToolCallFormat,
     reasoning_format,
     tool_call_format,
 )
@@ -31,7 +35,7 @@ TEMPLATES: Mapping[str, tuple[str, str | None, str | None]] = {
     "magistral": ("[THINK][/THINK][AVAILABLE_TOOLS]" + TOOL_LIST + "[TOOL_CALLS]" + TURNS, "mistral", "mistral"),
     "llama3.1": (TOOL_LIST + "<|python_tag|>" + TURNS, "llama3_json", None),
     "llama3.2": (
-        TOOL_LIST + 'Respond in the format {"name": function name, "parameters": dictionary' + TURNS,
+        TOOL_LIST + "{'parameters': dictionary of argument name and its value}" + TURNS,
         "llama3_json",
         None,
     ),
@@ -51,11 +55,22 @@ def test_a_setting_counts_more_than_the_template() -> None:
     template = TEMPLATES["qwen3"][0]
 
     for row in TOOL_CALL_FORMATS:
-        assert tool_call_format(row.name, template) is row  # type: ignore[arg-type]
+        assert tool_call_format(row.name, template) is row
     for reasoning in REASONING_FORMATS:
-        assert reasoning_format(reasoning.name, template) is reasoning  # type: ignore[arg-type]
+        assert reasoning_format(reasoning.name, template) is reasoning
     assert tool_call_format("none", template) is None
     assert reasoning_format("none", template) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "rows"), [("tool_call_parser", TOOL_CALL_FORMATS), ("reasoning_parser", REASONING_FORMATS)]
+)
+def test_settings_have_a_name_for_each_format(
+    field: str, rows: tuple[ToolCallFormat, ...] | tuple[ReasoningFormat, ...]
+) -> None:
+    names = get_args(SchedulerConfig.model_fields[field].annotation)
+
+    assert sorted(names) == sorted(["auto", "none", *(row.name for row in rows)])
 
 
 def requested() -> RequestedTools:
