@@ -77,7 +77,7 @@ class ChatTemplate:
         self._template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
         self._special_tokens = dict(special_tokens)
         self.source = source
-        self.knows_tools = self._shows_probe()
+        self.knows_tools = _shows_tools(self._template, self._special_tokens)
 
     def render(self, messages: Sequence[tuple[str, str]]) -> str:
         """Return the prompt for the assistant's next turn; `messages` are (role, content) pairs.
@@ -105,21 +105,6 @@ class ChatTemplate:
             reason = " ".join(str(error).split())[:500] or type(error).__name__
             limit = f"a conversation that the model's chat template accepts; it says: {reason}"
             raise InvalidFieldError("messages", f"a conversation of roles {roles}", limit) from error
-
-    def _shows_probe(self) -> bool:
-        """Return whether a tool comes into the prompt; one that the template fails on does not."""
-        variables: dict[str, object] = {
-            **self._special_tokens,
-            "messages": [{"role": "user", "content": "Hello"}],
-            "tools": [_PROBE],
-            "documents": None,
-            "add_generation_prompt": True,
-            _DEADLINE: time.thread_time() + MAX_RENDER_CPU_S,
-        }
-        try:
-            return _PROBE_NAME in "".join(_limited(self._template.generate(variables)))
-        except _RENDER_ERRORS:
-            return False
 
     def _refuse_ignored(self, messages: Sequence[tuple[str, str]], text: str) -> None:
         """Refuse a message that is not in the prompt because the template does not know its role.
@@ -250,6 +235,22 @@ def _limited(pieces: Iterator[str]) -> Iterator[str]:
         if num_chars > MAX_TEXT_CHARS:
             raise _LimitError(f"the rendered text gets longer than {MAX_TEXT_CHARS} characters")
         yield piece
+
+
+def _shows_tools(template: jinja2.Template, special_tokens: Mapping[str, str]) -> bool:
+    """Return whether a tool comes into the prompt; one that the template fails on does not."""
+    variables: dict[str, object] = {
+        **special_tokens,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "tools": [_PROBE],
+        "documents": None,
+        "add_generation_prompt": True,
+        _DEADLINE: time.thread_time() + MAX_RENDER_CPU_S,
+    }
+    try:
+        return _PROBE_NAME in "".join(_limited(template.generate(variables)))
+    except _RENDER_ERRORS:
+        return False
 
 
 @pass_context
