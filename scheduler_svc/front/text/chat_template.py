@@ -26,6 +26,7 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 
+from scheduler_svc.front.text.conversation import Conversation
 from shared.errors import InvalidFieldError
 
 MAX_TEXT_CHARS = 16 * 1024 * 1024
@@ -79,55 +80,60 @@ class ChatTemplate:
         self.source = source
         self.knows_tools = _shows_tools(self._template, self._special_tokens)
 
-    def render(self, messages: Sequence[tuple[str, str]]) -> str:
-        """Return the prompt for the assistant's next turn; `messages` are (role, content) pairs.
+    def render(self, conversation: Conversation) -> str:
+        """Return the prompt for the assistant's next turn.
 
         Raises: InvalidFieldError: the template refuses these messages, leaves one with a role of its own out of the
             prompt, fails, or passes a limit.
         """
-        text = self._render(messages)
-        self._refuse_ignored(messages, text)
+        text = self._render(conversation, conversation.messages)
+        self._refuse_ignored(conversation, text)
         return text
 
-    def _render(self, messages: Sequence[tuple[str, str]]) -> str:
+    def _render(self, conversation: Conversation, messages: Sequence[Mapping[str, Any]]) -> str:
         variables: dict[str, object] = {
             **self._special_tokens,
-            "messages": [{"role": role, "content": content} for role, content in messages],
-            "tools": None,
             "documents": None,
-            "add_generation_prompt": True,
+            **conversation.template_kwargs,
+            "messages": messages,
+            "tools": conversation.tools or None,
+            "add_generation_prompt": conversation.add_generation_prompt,
             _DEADLINE: time.thread_time() + MAX_RENDER_CPU_S,
         }
         try:
             return "".join(_limited(self._template.generate(variables)))
         except _RENDER_ERRORS as error:
-            roles = ", ".join(role[:32] for role, _ in messages[:8]) + (", ..." if len(messages) > 8 else "")
+            roles = ", ".join(turn["role"][:32] for turn in messages[:8]) + (", ..." if len(messages) > 8 else "")
             reason = " ".join(str(error).split())[:500] or type(error).__name__
             limit = f"a conversation that the model's chat template accepts; it says: {reason}"
             raise InvalidFieldError("messages", f"a conversation of roles {roles}", limit) from error
 
-    def _refuse_ignored(self, messages: Sequence[tuple[str, str]], text: str) -> None:
+    def _refuse_ignored(self, conversation: Conversation, text: str) -> None:
         """Refuse a message that is not in the prompt because the template does not know its role.
 
         What a template does with a role shows when it renders the conversation again, with other words in such
         messages. The turns of user and assistant pass: a template may drop reasoning from them.
         """
-        words = {
-            place: f"octavo{place}words"
-            for place, (role, content) in enumerate(messages)
-            if role not in _TURNS and not (role == "system" and content.strip() and content.strip() in text)
-        }
+        messages = conversation.messages
+        words = {place: f"octavo{place}words" for place, turn in enumerate(messages) if _may_be_left_out(turn, text)}
         if not words:
             return
         try:
-            probe = self._render([(role, words.get(place, text)) for place, (role, text) in enumerate(messages)])
+            others = [{**turn, "content": words.get(place, turn["content"])} for place, turn in enumerate(messages)]
+            probe = self._render(conversation, others)
         except InvalidFieldError:  # it looks into the content, so it knows the role
             return
         for place, word in words.items():
             if word not in probe:
-                shown = f"a conversation with the role {messages[place][0][:32]!r} in message {place}, from 0"
+                shown = f"a conversation with the role {messages[place]['role'][:32]!r} in message {place}, from 0"
                 limit = "of roles that the model's chat template puts into the prompt, such as user"
                 raise InvalidFieldError("messages", shown, f"{limit}: it leaves this message out")
+
+
+def _may_be_left_out(turn: Mapping[str, Any], prompt: str) -> bool:
+    """Return whether it is not yet sure that the template has put a turn into a prompt."""
+    role, content = turn["role"], turn["content"].strip()
+    return role not in _TURNS and not (role == "system" and content and content in prompt)
 
 
 # What a template can make Python raise; anything else is a mistake of ours.

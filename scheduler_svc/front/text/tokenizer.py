@@ -13,6 +13,7 @@ import jinja2
 import tokenizers
 
 from scheduler_svc.front.text.chat_template import ChatTemplate
+from scheduler_svc.front.text.conversation import Conversation
 from shared.errors import InvalidFieldError, TokenizerFileError
 from shared.executor_info import TokenizerFile
 
@@ -143,8 +144,8 @@ class Tokenizer:
         """Return the text of a whole token sequence; bytes that are no UTF-8 become U+FFFD."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def render_chat(self, messages: Sequence[tuple[str, str]], max_tokens: int = NO_LIMIT) -> list[int]:
-        """Turn (role, content) pairs into the prompt for the assistant's next turn.
+    def render_chat(self, conversation: Conversation, max_tokens: int = NO_LIMIT) -> list[int]:
+        """Turn a conversation into the prompt for the assistant's next turn.
 
         No special tokens are added, as the template writes them itself. Special tokens in a message's
         content are recognised too, as they are in transformers: a client can imitate turns.
@@ -155,7 +156,7 @@ class Tokenizer:
         """
         if self._chat_template is None:
             raise InvalidFieldError("messages", "set", "unset: this model has no chat template; send text or token_ids")
-        return self._encode(self._chat_template.render(messages), max_tokens, add_special_tokens=False)
+        return self._encode(self._chat_template.render(conversation), max_tokens, add_special_tokens=False)
 
     def _encode(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text; other threads run meanwhile, unless it is short."""

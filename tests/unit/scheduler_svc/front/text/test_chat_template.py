@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from scheduler_svc.front.text import chat_template
 from scheduler_svc.front.text.chat_template import ChatTemplate
+from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from shared.errors import InvalidFieldError
 from tests.support.tokenizers import BOS, EOS, byte_level_backend, tokenizer_files
@@ -63,7 +64,7 @@ CONVERSATIONS = {
 
 def render(source: str, messages: list[tuple[str, str]] | None = None) -> str:
     template = ChatTemplate(source, {"bos_token": BOS, "eos_token": EOS})
-    return template.render([("user", "hi")] if messages is None else messages)
+    return template.render(Conversation.of_turns([("user", "hi")] if messages is None else messages))
 
 
 def peer(directory: Path) -> Any:
@@ -94,7 +95,7 @@ def test_text_and_token_ids_are_those_of_transformers(
     expected_ids = reference.apply_chat_template(as_dicts(messages), add_generation_prompt=True)["input_ids"]
 
     assert render(source, messages) == expected_text
-    assert Tokenizer(files).render_chat(messages) == expected_ids
+    assert Tokenizer(files).render_chat(Conversation.of_turns(messages)) == expected_ids
 
 
 @pytest.mark.model
@@ -105,7 +106,7 @@ def test_demo_model_gets_the_prompts_of_transformers(demo_model: Path, messages:
 
     expected = reference.apply_chat_template(as_dicts(messages), add_generation_prompt=True)["input_ids"]
 
-    assert tokenizer.render_chat(messages) == expected
+    assert tokenizer.render_chat(Conversation.of_turns(messages)) == expected
     assert tokenizer.encode(messages[0][1]) == reference(messages[0][1])["input_ids"]
 
 
