@@ -83,9 +83,13 @@ class ChatTemplate:
     def render(self, conversation: Conversation) -> str:
         """Return the prompt for the assistant's next turn.
 
-        Raises: InvalidFieldError: the template refuses these messages, leaves one with a role of its own out of the
-            prompt, fails, or passes a limit.
+        Raises: InvalidFieldError: the template refuses these messages, leaves one with a role of its own or the tools
+            out of the prompt, fails, or passes a limit.
         """
+        if conversation.tools and not self.knows_tools:
+            shown = f"{len(conversation.tools)} tools long"
+            rule = "unset: the chat template of this model knows no tools, so the model would not see them"
+            raise InvalidFieldError("messages.tools_json", shown, rule)
         text = self._render(conversation, conversation.messages)
         self._refuse_ignored(conversation, text)
         return text

@@ -45,7 +45,7 @@ class ChatFormat:
         reasoning_parser: str = AUTO,
     ) -> Self:
         """Return the formats with these names: auto, none, or a name in formats.py."""
-        template = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
+        template = "" if tokenizer.tool_template is None else tokenizer.tool_template.source
         return cls(
             tokenizer, tool_call_format(tool_call_parser, template), reasoning_format(reasoning_parser, template)
         )
@@ -57,7 +57,7 @@ class ChatFormat:
         """
         if tools is None:
             return
-        template = self.tokenizer.chat_template
+        template = self.tokenizer.tool_template
         shown = f"{len(tools.definitions)} tools long"
         if template is None or not template.knows_tools:
             rule = "unset: the chat template of this model knows no tools, so the model would not see them"

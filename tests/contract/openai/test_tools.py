@@ -140,11 +140,9 @@ async def test_results_of_calls_go_back_into_the_prompt() -> None:
             {"role": "tool", "tool_call_id": call["id"], "content": f"result {place}"}
             for place, call in enumerate(turn["tool_calls"])
         ]
-        answer = await sdk.chat.completions.create(
-            model="fake",
-            messages=[say("x"), turn, *results, say("Done.")],
-            tools=TOOLS,  # type: ignore[list-item, arg-type]
-        )
+        messages: Any = [say("x"), turn, *results, say("Done.")]
+        tools: Any = TOOLS
+        answer = await sdk.chat.completions.create(model="fake", messages=messages, tools=tools)
         assert answer.choices[0].message.content == "Done."
 
 
