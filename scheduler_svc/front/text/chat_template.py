@@ -113,17 +113,18 @@ class ChatTemplate:
             raise InvalidFieldError("messages", f"a conversation of roles {roles}", limit) from error
 
     def _refuse_ignored(self, conversation: Conversation, text: str) -> None:
-        """Refuse a message that is not in the prompt because the template does not know its role.
+        """Refuse a message that is not in the prompt because the template knows neither its role nor its tool calls.
 
-        What a template does with a role shows when it renders the conversation again, with other words in such
-        messages. The turns of user and assistant pass: a template may drop reasoning from them.
+        What a template does with a message shows when it renders the conversation again, with other words in it. The
+        turns of user and assistant may lose text: a template may drop reasoning from them.
         """
         messages = conversation.messages
         words = {place: f"octavo{place}words" for place, turn in enumerate(messages) if _may_be_left_out(turn, text)}
-        if not words:
+        calls = {place: f"octavo{place}calls" for place, turn in enumerate(messages) if turn.get("tool_calls")}
+        if not words and not calls:
             return
         try:
-            others = [{**turn, "content": words.get(place, turn["content"])} for place, turn in enumerate(messages)]
+            others = [_reworded(turn, words.get(place), calls.get(place)) for place, turn in enumerate(messages)]
             probe = self._render(conversation, others)
         except InvalidFieldError:  # it looks into the content, so it knows the role
             return
@@ -132,6 +133,24 @@ class ChatTemplate:
                 shown = f"a conversation with the role {messages[place]['role'][:32]!r} in message {place}, from 0"
                 limit = "of roles that the model's chat template puts into the prompt, such as user"
                 raise InvalidFieldError("messages", shown, f"{limit}: it leaves this message out")
+        for place, word in calls.items():
+            if word not in probe:
+                shown = f"a conversation with tool calls in message {place}, from 0"
+                raise InvalidFieldError("messages", shown, "without them: the model's chat template leaves them out")
+
+
+def _reworded(turn: Mapping[str, Any], content: str | None, name: str | None) -> dict[str, Any]:
+    """Return a turn with another content and other names of the tools it calls; None: its own."""
+    reworded = dict(turn) if content is None else {**turn, "content": content}
+    if name is not None:
+        reworded["tool_calls"] = [_renamed(call, name) for call in turn["tool_calls"]]
+    return reworded
+
+
+def _renamed(call: Any, name: str) -> Any:
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        return call
+    return {**call, "function": {**call["function"], "name": name}}
 
 
 def _may_be_left_out(turn: Mapping[str, Any], prompt: str) -> bool:
