@@ -226,6 +226,16 @@ class SchedulerConfig(ServiceConfig):
         max_length=256,
         description="Tenant of the requests that come through --vllm-engine. By default the one without a name.",
     )
+    tool_call_parser: Literal["auto", "none", "hermes", "qwen3_coder", "mistral", "llama3_json", "json"] = Field(
+        "auto",
+        description="How the model writes tool calls, for OpenAI's API. auto: as its chat template shows. none: "
+        "requests with tools are refused. The others are families of models.",
+    )
+    reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3", "mistral"] = Field(
+        "auto",
+        description="How the model marks its reasoning, for OpenAI's API. auto: as its chat template shows. none: "
+        "reasoning is part of the answer. The others are families of models.",
+    )
 
     @model_validator(mode="after")
     def _check_identities(self) -> Self:

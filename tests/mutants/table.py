@@ -12,6 +12,7 @@ from tests.mutants import (
     service_faults,
     step_faults,
     step_log_faults,
+    tool_call_faults,
 )
 
 FAULTS = (
@@ -24,6 +25,7 @@ FAULTS = (
     *numerics_faults.FAULTS,
     *same_bits_faults.FAULTS,
     *service_faults.FAULTS,
+    *tool_call_faults.FAULTS,
     *benchmark_faults.FAULTS,
     *client_faults.FAULTS,
 )

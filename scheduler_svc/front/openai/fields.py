@@ -170,6 +170,8 @@ class ChatFields(SamplingFields, TemplateFields):
     max_completion_tokens: int | None = Field(None, description="Most tokens to make. Default: as many as fit.")
     logprobs: bool | None = Field(None, description="Whether to return log-probabilities.")
     top_logprobs: int | None = Field(None, description="Alternatives for each token, with `logprobs`.")
+    tool_choice: Any = Field(None, description="auto or none; none: the model gets no tools. Nothing can force a call.")
+    parallel_tool_calls: bool | None = Field(None, description="Must be true: a model may call several tools at once.")
 
 
 class TokenizeFields(RequestFields, TemplateFields):
@@ -201,7 +203,6 @@ NO_EFFECT: Mapping[str, FieldRule] = {
     "prompt_cache_key": FieldRule((), "prefixes are found by their content; `cache_salt` keeps them apart"),
     "prompt_cache_retention": FieldRule((), "prefixes stay cached until their blocks are needed"),
     "prompt_cache_options": FieldRule((), "prefixes stay cached until their blocks are needed"),
-    "parallel_tool_calls": FieldRule((), "the model decides how many functions it calls at once"),
 }
 
 REFUSED: Mapping[str, FieldRule] = {
@@ -210,7 +211,6 @@ REFUSED: Mapping[str, FieldRule] = {
     "modalities": FieldRule((["text"],), _TEXT_ONLY),
     "function_call": FieldRule(("none",), "use `tools`"),
     "functions": FieldRule(([],), "use `tools`"),
-    "tool_choice": FieldRule(("none", "auto"), "forced calls need grammars; " + _NO_GRAMMARS),
     "moderation": FieldRule((), "nothing here judges texts"),
     "prediction": FieldRule((), "drafts of a text are not used"),
     "reasoning_effort": FieldRule((), "set what the chat template knows with `chat_template_kwargs`"),

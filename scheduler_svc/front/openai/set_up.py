@@ -38,8 +38,9 @@ def openai_server(
         return None
     reader = Reader(UnknownFields(config.openai_unknown_fields))
     answering = Answering(generation, reader)
+    chat = Chat(answering, config.tool_call_parser, config.reasoning_parser)
     routes = {
-        "/v1/chat/completions": Route("POST", Chat(answering).answer),
+        "/v1/chat/completions": Route("POST", chat.answer),
         "/v1/completions": Route("POST", Completions(answering).answer),
         **ServiceRoutes(generation, reader, collect).routes(),
     }

@@ -56,7 +56,11 @@ class Tokenizer:
         self._tokenizer = _load_tokenizer(contents) if self.files else tokenizers.Tokenizer(tokenizers.models.BPE())
         config = _load_json_object(contents, CONFIG)
         self._special_tokens = _special_tokens(_load_json_object(contents, SPECIAL_TOKENS_MAP) | config)
-        self._chat_template = _load_chat_template(contents, config, self._special_tokens)
+        self._chat_template = _load_chat_template(contents, config, self._special_tokens, "default")
+        self._tool_template = self._chat_template
+        if CHAT_TEMPLATE not in contents and isinstance(config.get("chat_template"), list):
+            own = _load_chat_template(contents, config, self._special_tokens, "tool_use")
+            self._tool_template = own or self._chat_template
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self._max_token_length = max(map(len, vocab), default=1)
         self._largest_id = max(vocab.values(), default=-1)
@@ -108,6 +112,11 @@ class Tokenizer:
         return self._chat_template is not None
 
     @property
+    def tool_template(self) -> ChatTemplate | None:
+        """The template of conversations with tools, if there is one; few models have another one for those."""
+        return self._tool_template
+
+    @property
     def special_token_ids(self) -> frozenset[int]:
         """The tokens that `decode` leaves out with `skip_special_tokens`."""
         return self._special_token_ids
@@ -149,9 +158,10 @@ class Tokenizer:
             InvalidFieldError: the model has no chat template, or it refuses the messages.
             TooManyTokensError: there are more than `max_tokens`.
         """
-        if self._chat_template is None:
+        template = self._tool_template if conversation.tools else self._chat_template
+        if template is None:
             raise InvalidFieldError("messages", "set", "unset: this model has no chat template; send text or token_ids")
-        return self._encode(self._chat_template.render(conversation), max_tokens, add_special_tokens=False)
+        return self._encode(template.render(conversation), max_tokens, add_special_tokens=False)
 
     def _encode(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text; other threads run meanwhile, unless it is short."""
@@ -199,11 +209,12 @@ def _special_tokens(config: dict[str, object]) -> dict[str, str]:
 
 
 def _load_chat_template(
-    contents: dict[str, bytes], config: dict[str, object], special_tokens: dict[str, str]
+    contents: dict[str, bytes], config: dict[str, object], special_tokens: dict[str, str], kind: str
 ) -> ChatTemplate | None:
+    """Return the template of a kind, "default" or "tool_use"."""
     name = CHAT_TEMPLATE if CHAT_TEMPLATE in contents else CONFIG
     try:
-        source = contents[name].decode() if name == CHAT_TEMPLATE else _configured_template(config)
+        source = contents[name].decode() if name == CHAT_TEMPLATE else _configured_template(config, kind)
         return None if source is None else ChatTemplate(source, special_tokens)
     except UnicodeDecodeError as error:
         raise TokenizerFileError(name, f"is not UTF-8: {error}") from error
@@ -211,12 +222,12 @@ def _load_chat_template(
         raise TokenizerFileError(name, f"holds no valid chat template: {error}") from error
 
 
-def _configured_template(config: dict[str, object]) -> str | None:
-    """Return the template of tokenizer_config.json: a string, or a list of which "default" is taken."""
+def _configured_template(config: dict[str, object], kind: str) -> str | None:
+    """Return the template of tokenizer_config.json: a string, or a list of which the one called `kind` is taken."""
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
+        template = named.get(kind)
     if template is None or isinstance(template, str):
         return template
     raise TokenizerFileError(CONFIG, "has a chat_template that is neither a text nor a list of named texts")

@@ -137,6 +137,29 @@ def test_a_message_that_the_template_leaves_out_is_refused(
         render(source, messages)
 
 
+@pytest.mark.parametrize(
+    ("shows", "is_refused"),
+    [
+        ("", True),
+        ("{{ m.tool_calls }}", False),
+        ("{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}", False),
+    ],
+)
+def test_tool_calls_that_the_template_leaves_out_are_refused(shows: str, is_refused: bool) -> None:
+    source = f"{{% for m in messages %}}{{{{ m.content }}}}{shows}{{% endfor %}}"
+    calls = [{"id": "a", "type": "function", "function": {"name": "now", "arguments": {}}}]
+    conversation = Conversation(
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    )
+    template = ChatTemplate(source, {})
+
+    if not is_refused:
+        assert "now" in template.render(conversation)
+        return
+    with pytest.raises(InvalidFieldError, match="tool calls in message 1, from 0; it must be without them"):
+        template.render(conversation)
+
+
 def test_refusal_of_the_template_names_the_field_and_says_why() -> None:
     with pytest.raises(InvalidFieldError, match="Roles must alternate") as caught:
         render(STRICT_ROLES, [("user", "a"), ("user", "b")])

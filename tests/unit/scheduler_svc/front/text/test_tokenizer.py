@@ -59,6 +59,36 @@ def test_default_is_taken_from_a_list_of_templates() -> None:
     assert tokenizer.render_chat(Conversation.of_turns([("user", "hi")])) == list(b"yes")
 
 
+TOOLS = [{"type": "function", "function": {"name": "now"}}]
+
+
+@pytest.mark.parametrize(
+    ("templates", "with_tools", "without"),
+    [
+        (["{{ tools[0].function.name if tools }}", "no"], "now", "no"),
+        (["{{ 'x' ~ tools[0].function.name if tools else 'no' }}"], "xnow", "no"),
+    ],
+)
+def test_conversations_with_tools_have_the_template_for_tools(
+    templates: list[str], with_tools: str, without: str
+) -> None:
+    names = ["tool_use", "default"][-len(templates) :]
+    named = [{"name": name, "template": source} for name, source in zip(names, templates, strict=True)]
+    tokenizer = Tokenizer((with_bos(), config_file(chat_template=named)))
+
+    assert tokenizer.render_chat(Conversation([{"role": "user", "content": ""}], TOOLS)) == list(with_tools.encode())
+    assert tokenizer.render_chat(Conversation([{"role": "user", "content": ""}])) == list(without.encode())
+
+
+def test_tools_that_the_template_leaves_out_are_refused() -> None:
+    tokenizer = Tokenizer((with_bos(), config_file(chat_template=TEMPLATE)))
+
+    with pytest.raises(InvalidFieldError, match="knows no tools") as caught:
+        tokenizer.render_chat(Conversation([{"role": "user", "content": "hi"}], TOOLS))
+
+    assert caught.value.field == "messages.tools_json"
+
+
 def test_list_without_default_is_no_template() -> None:
     template = [{"name": "tool_use", "template": "no"}]
 
