@@ -1,8 +1,9 @@
 """The body of a request, read within limits."""
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -15,42 +16,74 @@ BODY_TIMEOUT_S = 30.0
 # Whatever is in so many bytes, it is parsed and checked in a few milliseconds.
 SMALL_BODY_BYTES = 16 * 2**10
 
+# So many of the longest bodies may be read at once, together with all shorter ones.
+MAX_BODIES = 32
 
-async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """Return the JSON text of a request.
+_CLOSE = {"Connection": "close"}
 
-    Raises: ApiError: it is no JSON by its headers, too long, or does not come.
+_T = TypeVar("_T")
+
+
+class Bodies:
+    """Reads the bodies of one port, and bounds what they hold together.
+
+    Args:
+        max_bytes: Longest body.
     """
-    if request.content_type != "application/json":
-        raise ApiError(
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            "the body must be JSON; send it with the header Content-Type: application/json",
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes_left = MAX_BODIES * max_bytes
+        self._large_ones = asyncio.Lock()  # one at a time: each thread that runs Python makes the event loop wait
+
+    async def read(self, request: web.BaseRequest, make: Callable[[dict[str, Any]], _T]) -> tuple[_T, bool]:
+        """Return what `make` makes of the JSON object in a body, and whether that was small.
+
+        Raises: ApiError: there is no such body. What `make` raises.
+        """
+        _check_headers(request)
+        if request.content_length is not None and request.content_length > self._max_bytes:
+            raise self._too_long()
+        body = bytearray()
+        try:
+            await self._fill(body, request)
+            if len(body) <= SMALL_BODY_BYTES:
+                return make(parse_object(bytes(body))), True
+            async with self._large_ones:
+                return await asyncio.to_thread(lambda: make(parse_object(bytes(body)))), False
+        finally:
+            self._num_bytes_left += len(body)
+
+    async def _fill(self, body: bytearray, request: web.BaseRequest) -> None:
+        """Read a body; what was read counts until its owner gives it back."""
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for chunk in request.content.iter_any():
+                    body += chunk
+                    self._num_bytes_left -= len(chunk)
+                    if len(body) > self._max_bytes:
+                        raise self._too_long()
+                    if self._num_bytes_left < 0:
+                        raise ApiError(
+                            HTTPStatus.TOO_MANY_REQUESTS,
+                            f"more than {MAX_BODIES} of the longest bodies are being read; retry in 1 s",
+                            "rate_limit_error",
+                            code="rate_limit_exceeded",
+                            headers={"Retry-After": "1", **_CLOSE},
+                        )
+        except TimeoutError:
+            raise ApiError(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"the body did not come in {BODY_TIMEOUT_S:g} s; send it at once",
+                headers={"x-should-retry": "false", **_CLOSE},
+            ) from None
+
+    def _too_long(self) -> ApiError:
+        return ApiError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"the body is longer than {self._max_bytes} bytes, the limit of --max-request-bytes; send a shorter one",
+            headers=_CLOSE,
         )
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise ApiError(
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not accepted; leave out Content-Encoding"
-        )
-    too_long = ApiError(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"the body is longer than {max_bytes} bytes, the limit of --max-request-bytes; send a shorter one",
-        headers={"Connection": "close"},
-    )
-    if request.content_length is not None and request.content_length > max_bytes:
-        raise too_long
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for chunk in request.content.iter_any():
-                body += chunk
-                if len(body) > max_bytes:
-                    raise too_long
-    except TimeoutError:
-        raise ApiError(
-            HTTPStatus.REQUEST_TIMEOUT,
-            f"the body did not come in {BODY_TIMEOUT_S:g} s; send it at once",
-            headers={"Connection": "close", "x-should-retry": "false"},
-        ) from None
-    return bytes(body)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -62,3 +95,15 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ApiError(HTTPStatus.BAD_REQUEST, "the body must be a JSON object, such as {}")
     return parsed
+
+
+def _check_headers(request: web.BaseRequest) -> None:
+    if request.content_type != "application/json":
+        raise ApiError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "the body must be JSON; send it with the header Content-Type: application/json",
+        )
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise ApiError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not accepted; leave out Content-Encoding"
+        )

@@ -1,6 +1,5 @@
 """One request over HTTP, as the handlers of its path get it."""
 
-import asyncio
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +8,7 @@ from typing import TypeVar
 from aiohttp import web
 from pydantic_core import to_json
 
-from scheduler_svc.front.openai.body import SMALL_BODY_BYTES, parse_object, read_body
+from scheduler_svc.front.openai.body import Bodies
 
 _T = TypeVar("_T")
 
@@ -24,7 +23,7 @@ class Call:
 
     Args:
         request: As aiohttp has it.
-        max_bytes: Longest body.
+        bodies: Reads its body.
 
     Attributes:
         request: As above.
@@ -33,26 +32,21 @@ class Call:
         is_small: Whether what was read may be dealt with on the event loop.
     """
 
-    def __init__(self, request: web.BaseRequest, max_bytes: int) -> None:
+    def __init__(self, request: web.BaseRequest, bodies: Bodies) -> None:
         self.request = request
         sent = request.headers.get("X-Request-Id", "")
         self.request_id = sent if _REQUEST_ID.fullmatch(sent) else secrets.token_hex(16)
         self.headers: dict[str, str] = {"x-request-id": self.request_id}
         self.is_small = True
-        self._max_bytes = max_bytes
+        self._bodies = bodies
 
     async def read(self, make: Callable[[dict[str, object]], _T]) -> _T:
         """Return what `make` makes of the JSON object in the body; in a thread, unless it is small.
 
         Raises: ApiError: there is no such body. What `make` raises.
         """
-        body = await read_body(self.request, self._max_bytes)
-
-        def parse_and_make() -> _T:
-            return make(parse_object(body))
-
-        self.is_small = len(body) <= SMALL_BODY_BYTES
-        return parse_and_make() if self.is_small else await asyncio.to_thread(parse_and_make)
+        made, self.is_small = await self._bodies.read(self.request, make)
+        return made
 
     def trace_metadata(self) -> Iterator[tuple[str, str]]:
         """Yield what the request says of its trace."""

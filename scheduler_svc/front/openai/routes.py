@@ -12,6 +12,7 @@ from aiohttp import web
 
 from scheduler_svc.front.access.access_control import AccessControl
 from scheduler_svc.front.access.identity import ANYBODY, set_identity
+from scheduler_svc.front.openai.body import Bodies
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import ApiError, api_error
 from scheduler_svc.http.http_tls import certificate_names
@@ -94,6 +95,7 @@ class Routes:
         self._routes = routes
         self._access = access
         self._settings = settings
+        self._bodies = Bodies(settings.max_bytes)
         self._num_answers: Counter[LabelValues] = Counter()
         self._handling: dict[LabelValues, Histogram] = {}
 
@@ -106,7 +108,7 @@ class Routes:
         """Answer a request; what is raised becomes an error in OpenAI's shape."""
         began_s, status = time.monotonic(), _CLIENT_LEFT
         path = self._path_of(request.path)
-        call = Call(request, self._settings.max_bytes)
+        call = Call(request, self._bodies)
         call.headers |= _SAFE_HEADERS
         try:
             response = await self._answer(call, path)

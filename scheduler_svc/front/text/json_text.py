@@ -12,11 +12,15 @@ from shared.errors import CallerError, InvalidFieldError
 
 _T = TypeVar("_T", dict[str, Any], list[Any])
 
-# Lists, objects and their elements; so many take some 20 ms. A prompt of token ids may have about as many.
+# Lists, objects and their elements; so many take some 10 ms. A prompt of token ids may have about as many.
 MAX_ELEMENTS = 2**18
 
-# A string, or a character that begins an element.
-_STRING_OR_ELEMENT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*+"|[\[{,]', re.DOTALL)
+# Names in objects; so many take some 20 ms. The longest conversation may have about as many.
+MAX_NAMES = 2**16
+
+# A string, or a character that begins an element or a value with a name. A string without an end goes to the end of the
+# text: to look for its end again behind each of its quotation marks would take hours.
+_STRING_OR_MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{,:]', re.DOTALL)
 
 
 class MalformedJsonError(CallerError):
@@ -25,10 +29,9 @@ class MalformedJsonError(CallerError):
 
 def load_json(text: bytes) -> Any:
     """Return what a JSON text holds. Raises MalformedJsonError: see there."""
-    if not _has_at_most(text, MAX_ELEMENTS):
-        raise MalformedJsonError(f"it has more than {MAX_ELEMENTS} elements in its lists and objects")
+    _check_counts(text)
     try:
-        return from_json(text, allow_inf_nan=False, cache_strings="keys")
+        return from_json(text, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
         raise MalformedJsonError(str(error)) from error
 
@@ -50,13 +53,16 @@ def parse_json(text: str, field: str, kind: type[_T]) -> _T:
     return value
 
 
-def _has_at_most(text: bytes, max_elements: int) -> bool:
-    if text.count(b",") + text.count(b"[") + text.count(b"{") <= max_elements:
-        return True
-    num_elements = 0
-    for match in _STRING_OR_ELEMENT.finditer(text):  # other threads run between its turns
-        if text[match.start()] != ord('"'):
-            num_elements += 1
-            if num_elements > max_elements:
-                return False
-    return True
+def _check_counts(text: bytes) -> None:
+    """Refuse a text with too many elements or names; what is in its strings does not count."""
+    num_elements, num_names = text.count(b",") + text.count(b"[") + text.count(b"{"), text.count(b":")
+    if num_elements > MAX_ELEMENTS or num_names > MAX_NAMES:
+        num_elements = num_names = 0
+        for match in _STRING_OR_MARK.finditer(text):  # other threads run between its turns
+            mark = text[match.start()]
+            num_names += mark == ord(":")
+            num_elements += mark in b"[{,"
+            if num_elements > MAX_ELEMENTS:
+                raise MalformedJsonError(f"it has more than {MAX_ELEMENTS} elements in its lists and objects")
+            if num_names > MAX_NAMES:
+                raise MalformedJsonError(f"it has more than {MAX_NAMES} names in its objects")
