@@ -193,13 +193,13 @@ class ChatMessage(_message.Message):
     content: _builtins.str
     """What is said."""
     name: _builtins.str
-    """Who speaks, by name; for templates that know names."""
+    """Who speaks, by name, at most 256 characters; for templates that know names."""
     tool_calls_json: _builtins.str
     """The functions that the assistant called in this turn: a JSON array in the shape of OpenAI's
     `tool_calls`, arguments as objects or as JSON texts. Empty: none.
     """
     tool_call_id: _builtins.str
-    """The call that this turn of role "tool" is the result of."""
+    """The id of the call that this turn of role "tool" is the result of, at most 256 characters."""
     reasoning_content: _builtins.str
     """What the assistant thought before it spoke in this turn; for templates that show it."""
     def __init__(

@@ -17,7 +17,7 @@ from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits
 from scheduler_svc.front.api.request_validation import MAX_CHAT_MESSAGES, check_known_ids, check_prompt_length
 from scheduler_svc.front.api.text_validation import check_known
-from scheduler_svc.front.text.conversation import Conversation
+from scheduler_svc.front.text.conversation import Conversation, num_characters
 from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
 from scheduler_svc.front.text.tokenizer import TooManyTokensError
 from shared.errors import CallerError, InvalidFieldError, QueueFullError
@@ -158,12 +158,11 @@ def tokenize_text(text: str, model: TextModel, limits: RequestLimits, *, add_spe
 
 def tokenize_messages(chat: pb.ChatMessages, model: TextModel, limits: RequestLimits) -> list[int]:
     """Return the token ids of a conversation. Raises InvalidFieldError: see `tokenize_prompt`."""
-    conversation = Conversation.of_message(chat)
-    if not conversation.messages:
+    if not chat.messages:
         raise InvalidFieldError("messages", "empty", "at least 1 message long")
-    _check_text_length("messages", conversation.num_characters, model)
+    _check_text_length("messages", num_characters(chat), model)
     try:
-        token_ids = model.tokenizer.render_chat(conversation, limits.max_prompt_tokens)
+        token_ids = model.tokenizer.render_chat(Conversation.of_message(chat), limits.max_prompt_tokens)
     except TooManyTokensError as error:
         check_prompt_length(error.num_tokens, "messages", limits)
         raise

@@ -12,6 +12,9 @@ from shared.errors import InvalidFieldError
 # What the conversation says itself, or the model's files do.
 _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
+# Of speakers and of calls.
+MAX_NAME_LENGTH = 256
+
 _VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -51,13 +54,22 @@ class Conversation:
             kwargs,
         )
 
-    @property
-    def num_characters(self) -> int:
-        """How much text it holds at least."""
-        return sum(len(turn["role"]) + len(turn["content"]) for turn in self.messages)
+
+def num_characters(chat: pb.ChatMessages) -> int:
+    """Return how much text a conversation holds."""
+    return len(chat.tools_json) + len(chat.template_kwargs_json) + sum(map(_num_characters, chat.messages))
+
+
+def _num_characters(message: pb.ChatMessage) -> int:
+    texts = (message.role, message.content, message.name, message.tool_call_id, message.reasoning_content)
+    return len(message.tool_calls_json) + sum(map(len, texts))
 
 
 def _turn(message: pb.ChatMessage) -> dict[str, Any]:
+    for label, name in (("name", message.name), ("tool_call_id", message.tool_call_id)):
+        if len(name) > MAX_NAME_LENGTH:
+            rule = f"at most {MAX_NAME_LENGTH} characters long"
+            raise InvalidFieldError(f"messages.{label}", f"{len(name)} characters long", rule)
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     optional = {
         "name": message.name,
