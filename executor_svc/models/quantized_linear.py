@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
+from executor_svc.models.int4_groups import quantize_int4
 from executor_svc.native.structs import NumberFormat
 
 # Inputs that share a scale: of a few hundred the largest would rule, fewer cost more scales. GROUP of dense.h.
@@ -112,11 +113,9 @@ class _QuantizedRows:
         if self.number_format == NumberFormat.BFLOAT16:
             self.codes.copy_(groups)
         elif self.number_format == NumberFormat.INT4:
-            smallest = _groups(source, torch.inf).amin(-1, keepdim=True)
-            largest = _groups(source, -torch.inf).amax(-1, keepdim=True)
-            self.scales.copy_((largest - smallest) / 15)
-            self.minima.copy_(smallest)
-            self.codes.copy_(_codes(groups - self.minima.float(), self.scales).clamp(0, 15))
+            num_padded = groups.shape[1] * GROUP - self.num_inputs
+            for name, values in zip(("codes", "scales", "minima"), quantize_int4(groups, num_padded), strict=True):
+                getattr(self, name).copy_(values)
         else:
             self.scales.copy_(groups.abs().amax(-1, keepdim=True) / 127)
             self.codes.copy_(_codes(groups, self.scales).clamp(-127, 127))

@@ -287,6 +287,20 @@ FAULTS = (
         (f"{NUMERICS}/test_kernels.py::test_int8_is_the_same_on_every_kernel_and_near_float32",),
     ),
     Fault(
+        "the search for int4 scales fuses a product with a sum",
+        f"{EXECUTOR}/native/csrc/pack.c",
+        "squares = vf_add(squares, vf_mul(part, code));",
+        "squares = vf_fma(part, code, squares);",
+        (f"{NUMERICS}/test_number_formats.py::test_rows_of_a_weight_are_the_rounded_ones[shape8-INT4-avx2]",),
+    ),
+    Fault(
+        "the last minimum that the search for int4 tries is taken, not the best",
+        f"{EXECUTOR}/native/csrc/pack.c",
+        "vf_where_less(fit.error, best.error, fit.minimum, best.minimum)",
+        "fit.minimum",
+        (f"{NUMERICS}/test_number_formats.py::test_weights_that_were_in_int4_come_back",),
+    ),
+    Fault(
         "a tensor of another shape is loaded",
         f"{EXECUTOR}/checkpoint/weights.py",
         "    if shape != list(target.shape):\n",

@@ -144,6 +144,34 @@ def test_weights_of_every_size(size: float, number_format: NumberFormat, lanes: 
     assert_product(number_format, matrix(torch.from_numpy(x)), x, weight, bias)
 
 
+@by
+@pytest.mark.parametrize("largest_code", [15, 14, 13])
+def test_weights_that_were_in_int4_come_back(largest_code: int, by: str) -> None:
+    generator = np.random.default_rng(1)
+    codes = generator.integers(0, largest_code, (60, 4, 32), endpoint=True)
+    codes[..., 3], codes[..., 5] = 0, largest_code
+    scales, minima = generator.uniform(0.01, 0.1, (2, 60, 4, 1)).astype(np.float16).astype(np.float32)
+    weight = (codes.astype(np.float32) * scales - minima).reshape(60, 128)
+
+    rows = make(by, NumberFormat.INT4, weight, np.zeros(60, np.float32)).rows(torch.arange(60))
+
+    assert np.array_equal(rows.numpy(), weight)
+
+
+@lanes
+@pytest.mark.parametrize("num_inputs", [19, 32])
+def test_int4_has_less_error_than_the_range_of_a_group_divided_by_15(num_inputs: int, lanes: str) -> None:
+    weight = random_values(60, num_inputs)
+    smallest, largest = weight.min(1, keepdims=True), weight.max(1, keepdims=True)
+    scale = (largest - smallest) / np.float32(15)
+    plain = np.rint((weight - smallest) / scale) * scale + smallest
+
+    rows = make(lanes, NumberFormat.INT4, weight, np.zeros(60, np.float32)).rows(torch.arange(60)).numpy()
+
+    ours, theirs = (float(np.square(rounded - weight).sum()) for rounded in (rows, plain))
+    assert ours < 0.9 * theirs
+
+
 @lanes
 def test_bfloat16_has_the_bits_of_float32(lanes: str) -> None:
     """So a checkpoint that is stored in bfloat16 loses nothing."""
