@@ -301,6 +301,13 @@ FAULTS = (
         (f"{NUMERICS}/test_number_formats.py::test_weights_that_were_in_int4_come_back",),
     ),
     Fault(
+        "values in 8 bits are written over queries in 4",
+        f"{EXECUTOR}/native/csrc/linear.c",
+        "out + (is_rest ? matrix->num_outputs : 0)",
+        "out",
+        (f"{NUMERICS}/test_number_formats.py::test_a_part_in_another_number_format_has_the_bits_of_a_matrix_of_its_own",),
+    ),
+    Fault(
         "a tensor of another shape is loaded",
         f"{EXECUTOR}/checkpoint/weights.py",
         "    if shape != list(target.shape):\n",
