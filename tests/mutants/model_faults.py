@@ -305,7 +305,7 @@ FAULTS = (
         f"{EXECUTOR}/native/csrc/linear.c",
         "out + (is_rest ? matrix->num_outputs : 0)",
         "out",
-        (f"{NUMERICS}/test_number_formats.py::test_a_part_in_another_number_format_has_the_bits_of_a_matrix_of_its_own",),
+        (f"{NUMERICS}/test_number_formats.py::test_a_part_in_another_format_has_the_bits_of_its_own_matrix",),
     ),
     Fault(
         "a tensor of another shape is loaded",

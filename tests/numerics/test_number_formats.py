@@ -177,7 +177,7 @@ def test_int4_has_less_error_than_the_range_of_a_group_divided_by_15(num_inputs:
 
 @by
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (40, 8, 7), (48, 48, 48), (96, 50, 100), (900, 300, 300)])
-def test_a_part_in_another_number_format_has_the_bits_of_a_matrix_of_its_own(sizes: tuple[int, ...], by: str) -> None:
+def test_a_part_in_another_format_has_the_bits_of_its_own_matrix(sizes: tuple[int, ...], by: str) -> None:
     weight, bias = random_values(sum(sizes), 70), random_values(1, sum(sizes), seed=2)[0]
     blocks = [(NumberFormat.INT4, sizes[:-1]), (NumberFormat.INT8_A8, sizes[-1:])]
 
