@@ -61,8 +61,8 @@ def our_formats() -> tuple[str, ...]:
     return formats
 
 
-# With the float16 scales of groups of 32: one in int8-a8, and a minimum too in int4. There the output head is int8-a8, and
-# so are the values, a 32nd of the weights in the demo model's layers.
+# With the float16 scales of groups of 32: one in int8-a8, and a minimum too in int4. There the output head is int8-a8,
+# and so are the values, a 32nd of the weights in the demo model's layers.
 _OUR_BITS = {
     "none": (32.0, 32.0),
     "bfloat16": (16.0, 16.0),
