@@ -291,7 +291,9 @@ FAULTS = (
         f"{EXECUTOR}/native/csrc/pack.c",
         "squares = vf_add(squares, vf_mul(part, code));",
         "squares = vf_fma(part, code, squares);",
-        (f"{NUMERICS}/test_number_formats.py::test_rows_of_a_weight_and_products_of_every_number_of_rows[shape8-INT4-avx2]",),
+        (
+            f"{NUMERICS}/test_number_formats.py::test_rows_of_a_weight_and_products_of_every_number_of_rows[shape8-INT4-avx2]",
+        ),
     ),
     Fault(
         "the last minimum that the search for int4 tries is taken, not the best",
