@@ -140,7 +140,9 @@ class LocalOptions:
                     "port 0, which takes a free one for each"
                 )
         if config.num_threads is None and config.device == "cpu":
-            num_threads = max(1, len(os.sched_getaffinity(0)) // (self.num_executors * config.tp))
+            from executor_svc.device.cpus import read_cpus
+
+            num_threads = read_cpus().num_threads(self.num_executors * config.tp)
             shared = config.model_copy(update={"num_threads": num_threads})
             self.executor = replace(self.executor, config=shared, given=(*self.executor.given, "num_threads"))
 

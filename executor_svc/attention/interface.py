@@ -15,7 +15,10 @@ from shared.step import Int32Array
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """The block pool of one layer. Unwritten slots hold anything, NaN included. A block is contiguous."""
+    """The block pool of one layer. Unwritten slots hold anything, NaN included.
+
+    Both pools are contiguous, but for the C backend, which takes blocks any distance apart.
+    """
 
     keys: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
     values: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]

@@ -39,6 +39,6 @@ def write_in_torch(
     num_heads = qkv.shape[1] - 2 * num_kv_heads
     rotated = qkv[:, :-num_kv_heads] if rotation is None else rotation.apply(qkv[:, :-num_kv_heads])
     heads = RotatedHeads(rotated[:, :num_heads], rotated[:, num_heads:], qkv[:, -num_kv_heads:])
-    slots = slot_mapping // cache.block_size, slot_mapping % cache.block_size
-    cache.keys[slots], cache.values[slots] = heads.key, heads.value
+    cache.keys.flatten(0, 1)[slot_mapping] = heads.key
+    cache.values.flatten(0, 1)[slot_mapping] = heads.value
     return heads

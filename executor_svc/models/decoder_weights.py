@@ -14,6 +14,7 @@ from executor_svc.models.dense import (
     Experts,
     HeadNorms,
     LayerEnd,
+    MatrixRole,
     MatrixT,
     Mlp,
     Norm,
@@ -57,7 +58,7 @@ class DecoderWeights(Generic[MatrixT]):
         layer_end: LayerEnd[MatrixT] | None = None
         for index in range(config.num_hidden_layers):
             norm = self._norm(names.attention_norm.format(layer=index))
-            qkv = self._columns(self._qkv_rows(index), has_bias=config.qkv_bias)
+            qkv = self._columns(self._qkv_rows(index), has_bias=config.qkv_bias, role="qkv")
             self.segments.append(kernels.segment(layer_end, norm, qkv, self._head_norms(index)))
             layer_end = self._layer_end(index)
         assert layer_end is not None, "a model has layers"
@@ -128,10 +129,10 @@ class DecoderWeights(Generic[MatrixT]):
             for part, heads in enumerate(ours)
         ]
 
-    def _columns(self, parts: Sequence[Rows], *, has_bias: bool) -> MatrixT:
+    def _columns(self, parts: Sequence[Rows], *, has_bias: bool, role: MatrixRole = "layer") -> MatrixT:
         """Return a matrix of this rank's outputs, from the hidden state."""
         num_inputs = self._config.hidden_size
-        matrix = self._kernels.matrix(num_inputs, [part.count for part in parts], has_bias=has_bias)
+        matrix = self._kernels.matrix(num_inputs, [part.count for part in parts], has_bias=has_bias, role=role)
         for part, weight in zip(parts, matrix.weights, strict=True):
             self.map.add(f"{part.tensor}.weight", (part.tensor_rows, num_inputs), weight, rows=part.ranges)
         if has_bias:

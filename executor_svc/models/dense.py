@@ -26,8 +26,8 @@ from executor_svc.checkpoint.weight_map import Range, WeightTarget
 from executor_svc.models.config import Activation
 
 # "vocabulary": the embedding or the head, whose rows are looked up; "router": it chooses experts, and is not quantized;
-# "layer": all others.
-MatrixRole = Literal["layer", "vocabulary", "router"]
+# "qkv": its parts are queries, keys and values; "layer": all others.
+MatrixRole = Literal["layer", "qkv", "vocabulary", "router"]
 
 
 class Matrix(Protocol):

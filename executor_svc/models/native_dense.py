@@ -14,7 +14,7 @@ from executor_svc.models.native_segments import (
     SharedSegment,
     norm_struct,
 )
-from executor_svc.models.weight_format import matrix_format
+from executor_svc.models.weight_format import matrix_formats
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import EmbeddingStruct, NumberFormat
@@ -27,7 +27,7 @@ class NativeDense:
 
     Args:
         library: The compiled library.
-        number_format: Of the weights; see `matrix_format`.
+        number_format: Of the weights; see `matrix_formats`.
         group: The ranks that share the model.
     """
 
@@ -52,8 +52,8 @@ class NativeDense:
         self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, role: MatrixRole = "layer"
     ) -> PackedMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
-        number_format = matrix_format(self._number_format, role)
-        return PackedMatrix(self._library, num_inputs, sizes, has_bias, number_format, self._memory)
+        formats = matrix_formats(self._number_format, role, sizes)
+        return PackedMatrix(self._library, num_inputs, formats, has_bias=has_bias, memory=self._memory)
 
     def embedding(self, weights: EmbeddingWeights[PackedMatrix]) -> "NativeEmbedding":
         """Join the weights to an embedding; see `DenseKernels`."""

@@ -8,12 +8,14 @@ Of a format of integers, GROUP inputs share a scale in float16. What each does:
     int4       weight = code * scale + minimum, codes of 0 to 15, the minimum in float16; inputs as with int8-a8
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
+from executor_svc.models.int4_groups import quantize_int4
 from executor_svc.native.structs import NumberFormat
 
 # Inputs that share a scale: of a few hundred the largest would rule, fewer cost more scales. GROUP of dense.h.
@@ -23,37 +25,44 @@ GROUP = 32
 class QuantizedLinear:
     """A linear map [sum of sizes, num_inputs] of parts that are merged; its weights are filled in by the loader.
 
+    Parts of different number formats must take the same inputs.
+
     The weight is restored in each call, which saves memory and costs much time: the reference of the kernels in C, and
     what serves without them for those who ask for it.
     """
 
     def __init__(
         self,
-        number_format: NumberFormat,
         num_inputs: int,
-        sizes: Sequence[int],
+        formats: Sequence[tuple[NumberFormat, Sequence[int]]],
         *,
         has_bias: bool,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        assert number_format != NumberFormat.FLOAT32, "that is Linear"
-        num_outputs = sum(sizes)
+        sizes = [size for _, of_format in formats for size in of_format]
         self._dtype = dtype
-        self._bias = torch.empty(num_outputs, dtype=dtype, device=device) if has_bias else None
-        self._weight = _QuantizedRows.empty(number_format, num_outputs, num_inputs, device)
-        ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
-        self.weights = tuple(self._weight[end - size : end] for size, end in zip(sizes, ends, strict=True))
-        self.biases = () if self._bias is None else torch.split(self._bias, list(sizes))
+        self._bias = torch.empty(sum(sizes), dtype=dtype, device=device) if has_bias else None
+        self._blocks = []
+        self.weights: tuple[_QuantizedRows, ...] = ()
+        for number_format, of_format in formats:
+            assert number_format != NumberFormat.FLOAT32, "that is Linear"
+            block = _QuantizedRows.empty(number_format, sum(of_format), num_inputs, device)
+            self._blocks.append(block)
+            ends = itertools.accumulate(of_format)
+            self.weights += tuple(block[end - size : end] for size, end in zip(of_format, ends, strict=True))
+        self.biases = () if self._bias is None else torch.split(self._bias, sizes)
 
     def rows(self, row_ids: torch.Tensor) -> torch.Tensor:
-        """Return rows of the weight, [num_ids, num_inputs]."""
-        return self._weight[row_ids].restore().to(self._dtype)
+        """Return rows of the weight, [num_ids, num_inputs], which has one number format."""
+        (block,) = self._blocks
+        return block[row_ids].restore().to(self._dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map [num_rows, num_inputs] to [num_rows, num_outputs]."""
-        x = round_inputs(self._weight.number_format, x)
-        return F.linear(x, self._weight.restore().to(self._dtype), self._bias)
+        x = round_inputs(self._blocks[0].number_format, x)
+        weight = torch.cat([block.restore() for block in self._blocks])
+        return F.linear(x, weight.to(self._dtype), self._bias)
 
 
 def round_inputs(number_format: NumberFormat, x: torch.Tensor) -> torch.Tensor:
@@ -112,11 +121,9 @@ class _QuantizedRows:
         if self.number_format == NumberFormat.BFLOAT16:
             self.codes.copy_(groups)
         elif self.number_format == NumberFormat.INT4:
-            smallest = _groups(source, torch.inf).amin(-1, keepdim=True)
-            largest = _groups(source, -torch.inf).amax(-1, keepdim=True)
-            self.scales.copy_((largest - smallest) / 15)
-            self.minima.copy_(smallest)
-            self.codes.copy_(_codes(groups - self.minima.float(), self.scales).clamp(0, 15))
+            num_padded = groups.shape[1] * GROUP - self.num_inputs
+            for name, values in zip(("codes", "scales", "minima"), quantize_int4(groups, num_padded), strict=True):
+                getattr(self, name).copy_(values)
         else:
             self.scales.copy_(groups.abs().amax(-1, keepdim=True) / 127)
             self.codes.copy_(_codes(groups, self.scales).clamp(-127, 127))

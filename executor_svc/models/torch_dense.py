@@ -27,7 +27,7 @@ from executor_svc.models.linear import Linear
 from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.models.rotary_embedding import rotations
 from executor_svc.models.torchao_linear import TorchaoLinear
-from executor_svc.models.weight_format import matrix_format
+from executor_svc.models.weight_format import matrix_formats
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
@@ -88,16 +88,14 @@ class TorchDense:
         self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, role: MatrixRole = "layer"
     ) -> TorchMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
-        number_format = matrix_format(self._number_format, role)
-        if self._uses_torchao and role == "layer":
+        formats = matrix_formats(self._number_format, role, sizes)
+        if self._uses_torchao and role in ("layer", "qkv"):
             return TorchaoLinear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
-        if self._uses_torchao or number_format == NumberFormat.FLOAT32:
+        if self._uses_torchao or formats[0][0] == NumberFormat.FLOAT32:
             return Linear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
         if self._library is not None:
-            return PackedMatrix(self._library, num_inputs, sizes, has_bias, number_format, self._memory)
-        return QuantizedLinear(
-            number_format, num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device
-        )
+            return PackedMatrix(self._library, num_inputs, formats, has_bias=has_bias, memory=self._memory)
+        return QuantizedLinear(num_inputs, formats, has_bias=has_bias, dtype=self.dtype, device=self.device)
 
     def embedding(self, weights: EmbeddingWeights[TorchMatrix]) -> Embedding:
         """Join the weights to an embedding; see `DenseKernels`."""

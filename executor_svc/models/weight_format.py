@@ -1,6 +1,6 @@
 """The number format that weights are kept in: as `--quantization` says, or as the checkpoint has them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -21,13 +21,18 @@ NUMBER_FORMATS: Final[Mapping[Quantization, NumberFormat]] = MappingProxyType(
 )
 
 
-def matrix_format(number_format: NumberFormat, role: MatrixRole) -> NumberFormat:
-    """Return the number format of a matrix in a model of some number format.
+def matrix_formats(
+    number_format: NumberFormat, role: MatrixRole, sizes: Sequence[int]
+) -> list[tuple[NumberFormat, Sequence[int]]]:
+    """Return the number formats of a matrix in a model of some number format, each with the sizes of its parts.
 
-    A router stays exact, since it chooses who computes a token. Of four bits embedding and head lose the most.
+    A router stays exact, since it chooses who computes a token. Of four bits embedding and head lose the most, and
+    then values: several query heads share one, and no softmax hides their error.
     """
     if role == "router":
-        return NumberFormat.FLOAT32
+        return [(NumberFormat.FLOAT32, sizes)]
     if role == "vocabulary" and number_format == NumberFormat.INT4:
-        return NumberFormat.INT8_A8
-    return number_format
+        return [(NumberFormat.INT8_A8, sizes)]
+    if role == "qkv" and number_format == NumberFormat.INT4:
+        return [(NumberFormat.INT4, sizes[:-1]), (NumberFormat.INT8_A8, sizes[-1:])]
+    return [(number_format, sizes)]

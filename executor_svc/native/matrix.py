@@ -1,5 +1,7 @@
 """Weight matrices in the panels of the C library, filled part by part while a model is loaded."""
 
+import ctypes
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -15,9 +17,9 @@ class PackedMatrix:
     Args:
         library: What packs and multiplies.
         num_inputs: Inputs of the map.
-        sizes: Outputs of each part; a checkpoint holds the parts apart.
+        formats: One or two number formats, which take the same inputs; each with the outputs of the parts that have
+            it, since a checkpoint holds the parts apart.
         has_bias: Whether a bias is added.
-        number_format: Of the weight.
         memory: Where the weight lies.
     """
 
@@ -25,42 +27,42 @@ class PackedMatrix:
         self,
         library: NativeLibrary,
         num_inputs: int,
-        sizes: Sequence[int],
+        formats: Sequence[tuple[NumberFormat, Sequence[int]]],
+        *,
         has_bias: bool,
-        number_format: NumberFormat,
         memory: WeightMemory,
     ) -> None:
-        num_outputs = sum(sizes)
+        sizes = [size for _, of_format in formats for size in of_format]
         self._library = library
         self.num_inputs = num_inputs
-        self.num_outputs = num_outputs
-        panels_bytes, scales_bytes = library.matrix_bytes(number_format, num_outputs, num_inputs)
-        self._panels = memory.take(panels_bytes)
-        self._scales = memory.take(scales_bytes) if scales_bytes else None
-        bias = torch.empty(num_outputs) if has_bias else None
-        self.biases = () if bias is None else torch.split(bias, list(sizes))
-        self.struct = MatrixStruct(
-            number_format,
-            num_outputs,
-            num_inputs,
-            self._panels.data_ptr(),
-            None if self._scales is None else self._scales.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-        )
-        ends = torch.tensor(sizes).cumsum(0).tolist()
-        self.weights = tuple(PackedPart(self, end - size, size) for size, end in zip(sizes, ends, strict=True))
+        self.num_outputs = sum(sizes)
+        self._bias = torch.empty(self.num_outputs) if has_bias else None
+        self.biases = () if self._bias is None else torch.split(self._bias, sizes)
+        self._blocks: list[_Block] = []
+        self.weights: tuple[PackedPart, ...] = ()
+        first_output = 0
+        for number_format, of_format in formats:
+            bias = None if self._bias is None else self._bias[first_output:]
+            block = _Block(library, number_format, sum(of_format), num_inputs, bias, memory)
+            self._blocks.append(block)
+            ends = itertools.accumulate(of_format)
+            self.weights += tuple(
+                PackedPart(block, end - size, size) for size, end in zip(of_format, ends, strict=True)
+            )
+            first_output += sum(of_format)
+        self.struct = self._blocks[0].struct
+        if len(self._blocks) > 1:
+            (rest,) = self._blocks[1:]
+            self.struct.rest = ctypes.addressof(rest.struct)
 
     @property
     def num_bytes(self) -> int:
         """Memory of the weight, scales and padding included."""
-        return self._panels.nbytes + (0 if self._scales is None else self._scales.nbytes)
-
-    def pack(self, first_row: int, weight: torch.Tensor) -> None:
-        """Write [num_rows, num_inputs] of any floating dtype into the rows from `first_row`."""
-        self._library.pack(self.struct, first_row, weight.to(torch.float32).contiguous())
+        return sum(block.num_bytes for block in self._blocks)
 
     def rows(self, row_ids: torch.Tensor) -> torch.Tensor:
-        """Return rows of the weight, [num_ids, num_inputs] float32."""
+        """Return rows of the weight, which has one number format, [num_ids, num_inputs] float32."""
+        assert len(self._blocks) == 1, "no matrix whose rows are looked up has two"
         out = torch.empty(len(row_ids), self.num_inputs)
         self._library.read_rows(self.struct, row_ids.long().contiguous(), out)
         return out
@@ -72,15 +74,50 @@ class PackedMatrix:
         return out.to(x.dtype)
 
 
+class _Block:
+    """Outputs of one number format: panels of their own."""
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        number_format: NumberFormat,
+        num_outputs: int,
+        num_inputs: int,
+        bias: torch.Tensor | None,
+        memory: WeightMemory,
+    ) -> None:
+        self._library = library
+        panels_bytes, scales_bytes = library.matrix_bytes(number_format, num_outputs, num_inputs)
+        self._panels = memory.take(panels_bytes)
+        self._scales = memory.take(scales_bytes) if scales_bytes else None
+        self.struct = MatrixStruct(
+            number_format,
+            num_outputs,
+            num_inputs,
+            self._panels.data_ptr(),
+            None if self._scales is None else self._scales.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weight, scales and padding included."""
+        return self._panels.nbytes + (0 if self._scales is None else self._scales.nbytes)
+
+    def pack(self, first_row: int, weight: torch.Tensor) -> None:
+        """Write [num_rows, num_inputs] of any floating dtype into the rows from `first_row`."""
+        self._library.pack(self.struct, first_row, weight.to(torch.float32).contiguous())
+
+
 class PackedPart:
     """Rows of a packed matrix as the loader sees them: like a tensor that can only be written."""
 
-    def __init__(self, matrix: PackedMatrix, first_row: int, num_rows: int) -> None:
-        self._matrix = matrix
+    def __init__(self, block: _Block, first_row: int, num_rows: int) -> None:
+        self._block = block
         self._first_row = first_row
-        self.shape = torch.Size((num_rows, matrix.num_inputs))
-        self.nbytes = matrix.num_bytes * num_rows // matrix.num_outputs
+        self.shape = torch.Size((num_rows, block.struct.num_inputs))
+        self.nbytes = block.num_bytes * num_rows // block.struct.num_outputs
 
     def copy_(self, source: torch.Tensor, /) -> None:
         """Pack `source`, a tensor of this shape."""
-        self._matrix.pack(self._first_row, source)
+        self._block.pack(self._first_row, source)

@@ -68,6 +68,7 @@ class ModelStruct(ctypes.Structure):
         ("last_segment", POINTER),
         ("head", POINTER),
         ("logit_soft_cap", FLOAT),
+        ("last_step", StepStruct),
     )
 
 

@@ -30,6 +30,7 @@ class MatrixStruct(ctypes.Structure):
         ("panels", POINTER),
         ("scales", POINTER),
         ("bias", POINTER),
+        ("rest", POINTER),
     )
 
 

@@ -71,7 +71,14 @@ class ModelIdentity:
 def cache_shape_of(chosen: ChosenModel) -> CacheShape:
     """Return what a block of this model's cache is."""
     shape = chosen.model.shape
-    return CacheShape(shape.num_layers, chosen.block_size, shape.num_kv_heads, shape.head_dim, chosen.dtype)
+    return CacheShape(
+        num_layers=shape.num_layers,
+        block_size=chosen.block_size,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=chosen.dtype,
+        is_one_piece=isinstance(chosen.attention, NativeAttentionBackend),
+    )
 
 
 def assemble_worker(

@@ -29,8 +29,8 @@ FAULTS = (
     Fault(
         "each of several executors takes all cores",
         "octavo/local_options.py",
-        "// (self.num_executors * config.tp)",
-        "// config.tp",
+        "num_threads(self.num_executors * config.tp)",
+        "num_threads(config.tp)",
         (f"{UNIT}/test_local.py::test_several_executors_share_the_cores",),
     ),
     Fault(

@@ -287,6 +287,29 @@ FAULTS = (
         (f"{NUMERICS}/test_kernels.py::test_int8_is_the_same_on_every_kernel_and_near_float32",),
     ),
     Fault(
+        "the search for int4 scales fuses a product with a sum",
+        f"{EXECUTOR}/native/csrc/pack.c",
+        "squares = vf_add(squares, vf_mul(part, code));",
+        "squares = vf_fma(part, code, squares);",
+        (
+            f"{NUMERICS}/test_number_formats.py::test_rows_of_a_weight_and_products_of_every_number_of_rows[shape8-INT4-avx2]",
+        ),
+    ),
+    Fault(
+        "the last minimum that the search for int4 tries is taken, not the best",
+        f"{EXECUTOR}/native/csrc/pack.c",
+        "vf_where_less(fit.error, best.error, fit.minimum, best.minimum)",
+        "fit.minimum",
+        (f"{NUMERICS}/test_number_formats.py::test_weights_that_were_in_int4_come_back",),
+    ),
+    Fault(
+        "values in 8 bits are written over queries in 4",
+        f"{EXECUTOR}/native/csrc/linear.c",
+        "out + (is_rest ? matrix->num_outputs : 0)",
+        "out",
+        (f"{NUMERICS}/test_number_formats.py::test_a_part_in_another_format_has_the_bits_of_its_own_matrix",),
+    ),
+    Fault(
         "a tensor of another shape is loaded",
         f"{EXECUTOR}/checkpoint/weights.py",
         "    if shape != list(target.shape):\n",

@@ -33,4 +33,5 @@ def packed_matrix(
     lanes: str, num_inputs: int, sizes: Sequence[int], number_format: NumberFormat, *, has_bias: bool = False
 ) -> PackedMatrix:
     """Return a matrix of its own."""
-    return PackedMatrix(native_library(lanes), num_inputs, sizes, has_bias, number_format, WeightMemory())
+    formats = [(number_format, sizes)]
+    return PackedMatrix(native_library(lanes), num_inputs, formats, has_bias=has_bias, memory=WeightMemory())

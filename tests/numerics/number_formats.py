@@ -73,17 +73,48 @@ def _int8(group: Float32Array) -> Float32Array:
 
 
 def _int4(group: Float32Array) -> Float32Array:
+    """Take the scale and minimum of least error: of the whole range, or by least squares of codes near those."""
     smallest, largest = group.min(1, keepdims=True), group.max(1, keepdims=True)
-    scale = ((largest - smallest) / np.float32(15)).astype(np.float16).astype(np.float32)
-    minimum = smallest.astype(np.float16).astype(np.float32)
-    rounded: Float32Array = _codes(group - minimum, scale).clip(0, 15) * scale + minimum
-    return rounded
+    importance = np.abs(group) + _sum(np.abs(group)) / np.float32(group.shape[1])
+    scale, best, error = _rounded_int4(group, importance, (largest - smallest) / np.float32(15), smallest)
+    total, weighted_sum = _sum(importance), _sum(importance * group)
+    first = _inverse(scale)
+    for step in range(-5, 6):
+        codes = np.rint((group - smallest) * (first * np.float32(1 + step / 32))).clip(0, 15)
+        sums = _sum(importance * codes)
+        squares, products = _sum(importance * codes * codes), _sum(importance * codes * group)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            determinant = total * squares - sums * sums
+            scale = np.divide(total * products - sums * weighted_sum, determinant)
+            minimum = np.divide(squares * weighted_sum - sums * products, determinant)
+            _, rounded, new_error = _rounded_int4(group, importance, scale, minimum)
+        is_better = new_error < error
+        best, error = np.where(is_better, rounded, best), np.where(is_better, new_error, error)
+    return best
+
+
+def _rounded_int4(
+    group: Float32Array, importance: Float32Array, scale: Float32Array, minimum: Float32Array
+) -> tuple[Float32Array, Float32Array, Float32Array]:
+    """Return the scale as float16 has it, what is multiplied with, and the error."""
+    scale, minimum = (value.astype(np.float16).astype(np.float32) for value in (scale, minimum))
+    rounded = np.rint((group - minimum) * _inverse(scale)).clip(0, 15) * scale + minimum
+    return scale, rounded, _sum(importance * (rounded - group) * (rounded - group))
+
+
+def _sum(values: Float32Array) -> Float32Array:
+    """Add up each row from the first to the last."""
+    return np.add.accumulate(values, axis=1)[:, -1:]
 
 
 def _codes(group: Float32Array, scale: Float32Array) -> Float32Array:
-    inverse = np.divide(np.float32(1), scale, where=scale > 0, out=np.zeros_like(scale))
-    codes: Float32Array = np.rint(group * inverse)
+    codes: Float32Array = np.rint(group * _inverse(scale))
     return codes
+
+
+def _inverse(scale: Float32Array) -> Float32Array:
+    inverse: Float32Array = np.divide(np.float32(1), scale, where=scale > 0, out=np.zeros_like(scale))
+    return inverse
 
 
 _WEIGHTS: Final[Mapping[NumberFormat, Callable[[Float32Array], Float32Array]]] = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from executor_svc.models.dense import DenseKernels, EmbeddingWeights, LayerEnd, Mlp, Norm
+from executor_svc.models.dense import DenseKernels, EmbeddingWeights, LayerEnd, MatrixRole, Mlp, Norm
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.torch_dense import TorchDense
 from executor_svc.native.matrix import PackedMatrix
@@ -48,8 +48,8 @@ def make_segment(kernels: DenseKernels[Any], shape: Shape, seed: int = 1) -> Any
     """Return a segment whose weights depend on the seed only."""
     generator = torch.Generator().manual_seed(seed)
 
-    def matrix(num_inputs: int, sizes: Sequence[int]) -> Any:
-        made = kernels.matrix(num_inputs, sizes, has_bias=shape.has_bias)
+    def matrix(num_inputs: int, sizes: Sequence[int], role: MatrixRole = "layer") -> Any:
+        made = kernels.matrix(num_inputs, sizes, has_bias=shape.has_bias, role=role)
         for part in (*made.weights, *made.biases):
             part.copy_(torch.randn(part.shape, generator=generator) / num_inputs**0.5)
         return made
@@ -64,7 +64,8 @@ def make_segment(kernels: DenseKernels[Any], shape: Shape, seed: int = 1) -> Any
         "silu",
     )
     layer_end = LayerEnd(matrix(shape.attended, [shape.hidden]), None, norm(), mlp, None)
-    return kernels.segment(layer_end, norm(), matrix(shape.hidden, shape.projected))
+    role: MatrixRole = "qkv" if len(shape.projected) == 3 else "layer"
+    return kernels.segment(layer_end, norm(), matrix(shape.hidden, shape.projected, role))
 
 
 def run_both(

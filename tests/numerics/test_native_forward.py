@@ -1,5 +1,6 @@
 """A step in one call of the C library gives bit for bit what its segments and attentions give one by one."""
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -170,3 +171,17 @@ def test_sequences_that_take_turns_are_sampled_each_as_it_asks(load: Load) -> No
     results = [driver.execute(delta) for delta in one_after_the_other_rests(0, 1)]
 
     assert [result.logprobs is not None for result in results] == [True, False, False]
+
+
+def test_the_last_layer_attends_for_wanted_tokens_alone(load: Load) -> None:
+    driver = load("LlamaForCausalLM", is_composed=False, changes={"max_position_embeddings": 1_000})
+    assert isinstance(driver.worker, TorchWorker)
+    assert isinstance(driver.worker._runner, NativeRunner)
+    model = driver.worker._runner._forward._model
+    driver.execute(TableDelta(admissions=(driver.admission(0, random_prompt(700), 9),), prefill_chunks=pairs((0, 300))))
+    tasks_before_the_end = model.last_step.num_tasks
+    driver.execute(TableDelta(prefill_chunks=pairs((0, 400))))
+    tile = ctypes.cast(model.last_step.tasks, ctypes.POINTER(ctypes.c_int32))[0]
+
+    assert tasks_before_the_end == 0
+    assert tile == model.last_step.num_tiles - 1 > 0

@@ -95,7 +95,7 @@ def test_a_team_that_works_well_forgets_that_it_was_small() -> None:
 @pytest.mark.parametrize("lanes", LANES)
 def test_results_do_not_depend_on_the_size_of_the_team(lanes: str, number_format: NumberFormat) -> None:
     library = NativeLibrary(library_path(lanes), NUM_THREADS)
-    matrix = PackedMatrix(library, 700, [900], False, number_format, WeightMemory())
+    matrix = PackedMatrix(library, 700, [(number_format, [900])], has_bias=False, memory=WeightMemory())
     matrix.weights[0].copy_(torch.randn(900, 700))
     x, results = torch.randn(33, 700), []
 

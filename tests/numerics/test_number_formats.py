@@ -1,16 +1,19 @@
 """Products in every number format of weights are what NumPy makes of its definition, in C and in torch."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.models.torch_dense import TorchDense
+from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
-from tests.numerics.native import FORMATS, LANES, packed_matrix
+from executor_svc.native.weight_memory import WeightMemory
+from tests.numerics.native import FORMATS, LANES, native_library, packed_matrix
 from tests.numerics.number_formats import Float32Array, largest_parts, product, rounded_inputs, rounded_weight
 
 CPU = torch.device("cpu")
@@ -142,6 +145,65 @@ def test_weights_of_every_size(size: float, number_format: NumberFormat, lanes: 
 
     assert np.array_equal(matrix.rows(torch.arange(50)).numpy(), rounded_weight(number_format, weight))
     assert_product(number_format, matrix(torch.from_numpy(x)), x, weight, bias)
+
+
+@by
+@pytest.mark.parametrize("largest_code", [15, 14, 13])
+def test_weights_that_were_in_int4_come_back(largest_code: int, by: str) -> None:
+    generator = np.random.default_rng(1)
+    codes = generator.integers(0, largest_code, (60, 4, 32), endpoint=True)
+    codes[..., 3], codes[..., 5] = 0, largest_code
+    scales, minima = generator.uniform(0.01, 0.1, (2, 60, 4, 1)).astype(np.float16).astype(np.float32)
+    weight = (codes.astype(np.float32) * scales - minima).reshape(60, 128)
+
+    rows = make(by, NumberFormat.INT4, weight, np.zeros(60, np.float32)).rows(torch.arange(60))
+
+    assert np.array_equal(rows.numpy(), weight)
+
+
+@lanes
+@pytest.mark.parametrize("num_inputs", [19, 32])
+def test_int4_has_less_error_than_the_range_of_a_group_divided_by_15(num_inputs: int, lanes: str) -> None:
+    weight = random_values(60, num_inputs)
+    smallest, largest = weight.min(1, keepdims=True), weight.max(1, keepdims=True)
+    scale = (largest - smallest) / np.float32(15)
+    plain = np.rint((weight - smallest) / scale) * scale + smallest
+
+    rows = make(lanes, NumberFormat.INT4, weight, np.zeros(60, np.float32)).rows(torch.arange(60)).numpy()
+
+    ours, theirs = (float(np.square(rounded - weight).sum()) for rounded in (rows, plain))
+    assert ours < 0.9 * theirs
+
+
+@by
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (40, 8, 7), (48, 48, 48), (96, 50, 100), (900, 300, 300)])
+def test_a_part_in_another_format_has_the_bits_of_its_own_matrix(sizes: tuple[int, ...], by: str) -> None:
+    weight, bias = random_values(sum(sizes), 70), random_values(1, sum(sizes), seed=2)[0]
+    blocks = [(NumberFormat.INT4, sizes[:-1]), (NumberFormat.INT8_A8, sizes[-1:])]
+
+    def made(formats: Sequence[tuple[NumberFormat, Sequence[int]]], begin: int) -> Any:
+        """Return a matrix of the outputs from `begin`."""
+        matrix: Any
+        if by == "torch":
+            matrix = QuantizedLinear(70, formats, has_bias=True, dtype=torch.float32, device=CPU)
+        else:
+            matrix = PackedMatrix(native_library(by), 70, formats, has_bias=True, memory=WeightMemory())
+        for part, part_bias in zip(matrix.weights, matrix.biases, strict=True):
+            end = begin + len(part_bias)
+            part.copy_(torch.from_numpy(weight[begin:end]))
+            part_bias.copy_(torch.from_numpy(bias[begin:end]))
+            begin = end
+        return matrix
+
+    both, apart = made(blocks, 0), (made(blocks[:1], 0), made(blocks[1:], sum(sizes[:-1])))
+
+    for num_rows in (1, 3, 40, 300):
+        x = torch.from_numpy(random_values(num_rows, 70, seed=3))
+        expected = torch.cat([matrix(x) for matrix in apart], 1)
+        if by == "torch":  # the order of its sums depends on the shape
+            torch.testing.assert_close(both(x), expected, rtol=1e-4, atol=1e-2)
+        else:
+            assert torch.equal(both(x), expected)
 
 
 @lanes

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Final, get_args
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
+from executor_svc.models.dense import MatrixRole
 from executor_svc.models.kernels import make_model
 from executor_svc.models.selection import ChosenModel, choose_model, read_model_config
-from executor_svc.models.weight_format import Quantization, matrix_format
+from executor_svc.models.weight_format import Quantization, matrix_formats
 from executor_svc.native.structs import NumberFormat
 from executor_svc.numerics.identity import find_numerics
 from executor_svc.worker.loading import load_worker
@@ -162,11 +164,18 @@ def test_every_quantization_is_another_kind_and_another_model_to_a_fleet(saved: 
     assert len({checkpoint.model_hash(quantization) for quantization in QUANTIZATIONS}) == len(QUANTIZATIONS)
 
 
-def test_routers_stay_exact_and_the_vocabulary_keeps_8_bits() -> None:
-    formats = {one: [matrix_format(one, role) for role in ("layer", "vocabulary", "router")] for one in NumberFormat}
+ROLES: Final[tuple[MatrixRole, ...]] = get_args(MatrixRole)
 
-    assert formats.pop(NumberFormat.INT4) == [NumberFormat.INT4, NumberFormat.INT8_A8, NumberFormat.FLOAT32]
-    assert all(found == [one, one, NumberFormat.FLOAT32] for one, found in formats.items())
+
+@pytest.mark.parametrize("number_format", NumberFormat, ids=lambda one: one.name)
+def test_routers_stay_exact_and_vocabulary_and_values_keep_8_bits(number_format: NumberFormat) -> None:
+    formats = {role: matrix_formats(number_format, role, [5, 3, 3]) for role in ROLES}
+
+    expected = {role: [(number_format, [5, 3, 3])] for role in ROLES} | {"router": [(NumberFormat.FLOAT32, [5, 3, 3])]}
+    if number_format == NumberFormat.INT4:
+        expected["vocabulary"] = [(NumberFormat.INT8_A8, [5, 3, 3])]
+        expected["qkv"] = [(NumberFormat.INT4, [5, 3]), (NumberFormat.INT8_A8, [3])]
+    assert formats == expected
 
 
 def test_a_part_counts_what_it_takes() -> None:

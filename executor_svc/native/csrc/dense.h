@@ -30,12 +30,13 @@ typedef enum {
 //   INT4:     [panel][P / 8][PANEL_COLUMNS][4] uint8, of which each has input i in its low half and input i + 4 in
 //             its high half; weight = code * scale + minimum
 // Scales are float16, [panel][G][PANEL_COLUMNS]; for INT4 [panel][G][2][PANEL_COLUMNS], scales and minima.
-typedef struct {
+typedef struct Matrix {
     long format;  // a NumberFormat
     long num_outputs, num_inputs;
     const void *panels;
-    const uint16_t *scales;  // NULL: there are none
-    const float *bias;       // [num_outputs], or NULL
+    const uint16_t *scales;     // NULL: there are none
+    const float *bias;          // [num_outputs], or NULL
+    const struct Matrix *rest;  // outputs behind these, in a format that takes the same inputs; NULL: there are none
 } Matrix;
 
 // What a product takes.
@@ -57,6 +58,13 @@ typedef struct {
 
 INLINE InputFormat input_format(const Matrix *matrix) {
     return matrix->format <= BFLOAT16 ? FLOATS : matrix->format == INT8 ? INT16_CODES : INT8_CODES;
+}
+
+INLINE long panels_of(const Matrix *matrix) { return matrix ? ceil_div(matrix->num_outputs, PANEL_COLUMNS) : 0; }
+
+// Outputs of a matrix and its rest.
+INLINE long all_outputs(const Matrix *matrix) {
+    return matrix->num_outputs + (matrix->rest ? matrix->rest->num_outputs : 0);
 }
 
 // Memory that is read soon, fetched while a product goes on. A panel is read in steps, once for each tile of rows.

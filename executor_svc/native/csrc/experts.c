@@ -122,7 +122,7 @@ static void run_down(const Experts *experts, const long *ends, const Rows *activ
     while (next_task(&phase)) {
         ExpertTask task = find_task(ends, num_panels, &phase);
         multiply_panel(&experts->mlps[task.expert].down, task.panel, task.next, activated, task.first_row,
-                       task.num_rows, outputs, false, &phase);
+                       task.num_rows, outputs, num_outputs, false, &phase);
     }
 }
 

@@ -28,7 +28,7 @@ typedef struct {
     float *keys, *values;  // of the layer's cache
 } Layer;
 
-// A decoder on its cache; constant but for kinds and rotations.
+// A decoder on its cache; constant but for kinds, rotations and what the last layer attends.
 typedef struct {
     Matrix tokens;
     Embedding embedding;
@@ -38,6 +38,7 @@ typedef struct {
     long num_layers, num_kinds, num_rotations;
     const Segment *last_segment, *head;
     float logit_soft_cap;  // 0: none
+    Step last_step;        // of the last layer: its tasks are those of the tokens that are wanted
 } Model;
 
 // A step: the rows of the batch table that it computes, and what is wanted of it.
@@ -57,6 +58,8 @@ typedef struct {
 typedef struct {
     long num_tokens;
     int32_t *slots, *positions;       // of each token
+    char *is_wanted;                  // of each token
+    Task *last_tasks;                 // of the last layer
     int64_t *slot_mapping;
     float *residual, *qkv, *attended;
     float *wanted_attended;           // of the wanted tokens
@@ -79,6 +82,8 @@ static Logits logits_of(const Model *model, const Batch *batch) {
     };
 }
 
+static AttentionKind *last_kind(const Model *model) { return model->layers[model->num_layers - 1].kind; }
+
 // Plan the attention of every kind of layer.
 static void plan(const Model *model, const Batch *batch, int num_threads, Arena *arena) {
     long longest = 0;
@@ -100,6 +105,8 @@ static void lay_out(const Model *model, const Batch *batch, int num_threads, Are
     work->slots = take(arena, num_tokens * (long)sizeof(int32_t));
     work->positions = take(arena, num_tokens * (long)sizeof(int32_t));
     work->slot_mapping = take(arena, num_tokens * (long)sizeof(int64_t));
+    work->is_wanted = take(arena, num_tokens);
+    work->last_tasks = take(arena, last_kind(model)->step.num_tasks * (long)sizeof(Task));
     for (Rotation *rotation = model->rotations; rotation < model->rotations + model->num_rotations; rotation++) {
         rotation->cos = take_floats(arena, num_tokens, step->head_dim);
         rotation->sin = take_floats(arena, num_tokens, step->head_dim);
@@ -144,6 +151,22 @@ static void place_tokens(const Model *model, const Batch *batch, const Work *wor
     }
 }
 
+// Of the last layer only the wanted tokens go on: its other tiles need not attend.
+static void plan_last_layer(Model *model, const Batch *batch, const Work *work) {
+    Step *step = &model->last_step;
+    *step = last_kind(model)->step;
+    memset(work->is_wanted, 0, (size_t)work->num_tokens);
+    for (long i = 0; i < batch->num_wanted; i++) work->is_wanted[batch->wanted[i]] = 1;
+    long num_kept = 0;
+    for (long i = 0; i < step->num_tasks; i++) {
+        const QueryTile *tile = step->tiles + step->tasks[i].tile;
+        if (memchr(work->is_wanted + tile->first_token, 1, (size_t)tile->num_tokens))
+            work->last_tasks[num_kept++] = step->tasks[i];
+    }
+    step->tasks = work->last_tasks;
+    step->num_tasks = num_kept;
+}
+
 // The first residual stream, and the rotations of the tokens.
 static void embed(const Model *model, const Batch *batch, const Work *work, const Member *member) {
     long size = model->embedding.hidden_size, dim = model->kinds[0].step.head_dim;
@@ -183,11 +206,12 @@ static void run_model(const Member *member, void *argument) {
     const Batch *batch = call->batch;
     const Work *work = call->work;
     embed(model, batch, work, member);
-    for (const Layer *layer = model->layers; layer < model->layers + model->num_layers; layer++) {
+    const Layer *last = model->layers + model->num_layers - 1;
+    for (const Layer *layer = model->layers; layer <= last; layer++) {
         run_segment(layer->segment, work->num_tokens, work->attended, work->residual, work->qkv, work->segment_memory,
                     member);
-        run_attention(&layer->kind->step, work->qkv, layer->keys, layer->values, work->attended,
-                      work->attention_memory, member);
+        run_attention(layer == last ? &model->last_step : &layer->kind->step, work->qkv, layer->keys, layer->values,
+                      work->attended, work->attention_memory, member);
     }
     if (!batch->num_wanted) return;
     take_wanted(model, batch, work, member);
@@ -203,7 +227,7 @@ static void run_model(const Member *member, void *argument) {
 //
 // memory has num_bytes, aligned to 64 bytes. Returns 0, or if that is too little, the bytes to come again with, which
 // may be too few once more; nothing is written then.
-long octavo_forward(const Model *model, const Batch *batch, char *memory, long num_bytes, Team *team) {
+long octavo_forward(Model *model, const Batch *batch, char *memory, long num_bytes, Team *team) {
     int num_threads = (int)team->num_threads;
     Arena plans = {0, 0};
     plan(model, batch, num_threads, &plans);
@@ -214,6 +238,7 @@ long octavo_forward(const Model *model, const Batch *batch, char *memory, long n
     lay_out(model, batch, num_threads, &arena, &work);
     if (used_bytes(&arena) > num_bytes) return used_bytes(&arena);
     place_tokens(model, batch, &work);
+    plan_last_layer(model, batch, &work);
     run_region(team, run_model, &(ForwardCall){model, batch, &work});
     return 0;
 }

@@ -35,7 +35,7 @@ typedef struct {
     long has_layer_end;
 } Segment;
 
-// out[num_rows][num_outputs] (=|+=) in @ matrix.T + bias, shared by the threads of a region.
+// out[num_rows][all outputs] (=|+=) in @ matrix.T + bias, shared by the threads of a region.
 void project(const Matrix *matrix, const Rows *in, float *out, bool add, const Member *member);
 
 long octavo_segment_scratch_bytes(const Segment *segment, long num_rows);

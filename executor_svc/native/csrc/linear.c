@@ -6,8 +6,8 @@
 #define ALONE 200000l
 
 void multiply_panel(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
-                    float *out, bool add, Phase *phase) {
-    long stride = matrix->num_outputs, num_columns = least(PANEL_COLUMNS, stride - panel * PANEL_COLUMNS);
+                    float *out, long stride, bool add, Phase *phase) {
+    long num_columns = least(PANEL_COLUMNS, matrix->num_outputs - panel * PANEL_COLUMNS);
     float *target = out + first_row * stride + panel * PANEL_COLUMNS;
     if (!phase->may_repeat) {
         multiply(matrix, panel, next, in, first_row, num_rows, target, stride, add);
@@ -20,13 +20,18 @@ void multiply_panel(const Matrix *matrix, long panel, long next, const Rows *in,
 }
 
 void project(const Matrix *matrix, const Rows *in, float *out, bool add, const Member *member) {
-    long num_panels = ceil_div(matrix->num_outputs, PANEL_COLUMNS);
+    long own_panels = panels_of(matrix), num_panels = own_panels + panels_of(matrix->rest);
     Phase phase = begin_phase(member, num_panels * ceil_div(in->num_rows, TASK_ROWS),
                               in->num_rows <= REPEATED_ROWS ? REPEATABLE : ONCE);
     while (next_task(&phase)) {
-        long first = phase.task / num_panels * TASK_ROWS;
-        multiply_panel(matrix, phase.task % num_panels, upcoming_task(&phase) % num_panels, in, first,
-                       least(TASK_ROWS, in->num_rows - first), out, add, &phase);
+        long first = phase.task / num_panels * TASK_ROWS, num_rows = least(TASK_ROWS, in->num_rows - first);
+        long panel = phase.task % num_panels, next = upcoming_task(&phase) % num_panels;
+        bool is_rest = panel >= own_panels;
+        const Matrix *part = is_rest ? matrix->rest : matrix;
+        if ((next >= own_panels) != is_rest) next = panel;  // that one is fetched when it is read
+        long before = is_rest ? own_panels : 0;
+        multiply_panel(part, panel - before, next - before, in, first, num_rows, out + (is_rest ? matrix->num_outputs : 0),
+                       all_outputs(matrix), add, &phase);
     }
 }
 
@@ -61,11 +66,11 @@ static void run_product(const Member *member, void *argument) {
     project(product->matrix, &product->rows, product->out, false, member);
 }
 
-// out[num_rows][num_outputs] = in[num_rows][num_inputs] @ matrix.T + bias; what a product does not take as it is, is
+// out[num_rows][all outputs] = in[num_rows][num_inputs] @ matrix.T + bias; what a product does not take as it is, is
 // turned into codes first. memory has octavo_linear_scratch_bytes(...), aligned to 64 bytes.
 void octavo_linear(const Matrix *matrix, long num_rows, float *in, float *out, char *memory, Team *team) {
     Team alone = {.num_threads = 1, .size = 1};
-    if (num_rows * matrix->num_inputs * matrix->num_outputs < ALONE) team = &alone;
+    if (num_rows * matrix->num_inputs * all_outputs(matrix) < ALONE) team = &alone;
     long num_bytes;
     Rows rows = lay_out_codes(matrix, num_rows, (uintptr_t)memory, &num_bytes);
     rows.values = in;

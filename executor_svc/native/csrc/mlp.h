@@ -51,9 +51,9 @@ typedef struct {
     float *outputs;           // [num_rows * num_chosen][hidden_size]
 } ExpertsScratch;
 
-// out[..][num_outputs] (=|+=) in @ matrix.T, one panel of it for num_rows rows from first_row: a task of `phase`.
+// out[..][stride] (=|+=) in @ matrix.T, one panel of it for num_rows rows from first_row: a task of `phase`.
 void multiply_panel(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
-                    float *out, bool add, Phase *phase);
+                    float *out, long stride, bool add, Phase *phase);
 
 // activated = activation(in @ gate.T) * (in @ up.T), one panel of it for num_rows rows from first_row: a task of `phase`.
 void activate_panel(const Mlp *mlp, Activation activation, long panel, long next, const Rows *in, long first_row,

@@ -7,6 +7,10 @@
 #define LARGEST_INT8 127
 #define LARGEST_INT4 15
 
+// The search for scales of INT4 tries so many steps of its scale up and down, each such a part of it.
+#define FIT_STEPS 5
+#define FIT_STEP (1.0f / 32)
+
 // Inputs of a panel with what pads them.
 static long padded_inputs(long format, long num_inputs) {
     return format == FLOAT32 ? num_inputs : round_up(num_inputs, format == BFLOAT16 ? 2 : GROUP);
@@ -79,20 +83,120 @@ static void pack_int8_group(const Matrix *matrix, long row, long k, const float 
     }
 }
 
-// Codes are those of the rounded scale and minimum, so that weights that were in such a format come back.
-static void pack_int4_group(const Matrix *matrix, long row, long k, const float *group, long count) {
-    uint8_t *panels = (uint8_t *)matrix->panels;
-    float smallest = group[0], largest = group[0];
-    for (long i = 1; i < count; i++) smallest = fminf(smallest, group[i]), largest = fmaxf(largest, group[i]);
-    uint16_t half = _cvtss_sh((largest - smallest) / LARGEST_INT4, _MM_FROUND_TO_NEAREST_INT);
-    uint16_t half_minimum = _cvtss_sh(smallest, _MM_FROUND_TO_NEAREST_INT);
-    float scale = _cvtsh_ss(half), minimum = _cvtsh_ss(half_minimum), inverse = scale > 0 ? 1 / scale : 0;
-    uint16_t *scales = (uint16_t *)matrix->scales + scale_of(matrix, row, k);
-    scales[0] = half, scales[PANEL_COLUMNS] = half_minimum;
-    for (long i = 0; i < GROUP; i++) {
-        long code = i < count ? code_of(group[i] - minimum, inverse, 0, LARGEST_INT4) : 0;
-        panels[place_of(matrix, row, k + i)] |= (uint8_t)(code << (i % 8 < 4 ? 0 : 4));
+// LANES groups of the same inputs, one of each row: lane i of a vector is row i.
+typedef struct {
+    long count;  // inputs of a group
+    vfloat weights[GROUP];
+    vfloat importance[GROUP];  // of the error of a weight
+    vfloat total_importance, weighted_sum;
+} Groups;
+
+// What weights of a group become: code * scale + minimum, both as float16 has them.
+typedef struct {
+    vfloat scale, minimum, inverse;  // inverse of the scale
+    vfloat error;                    // sum of importance * square
+} Fit;
+
+static vfloat round_half(vfloat x) {
+    uint16_t half[LANES];
+    vf_store_half(half, x);
+    return vf_load_half(half);
+}
+
+INLINE vfloat code_lanes(vfloat weight, vfloat minimum, vfloat inverse) {
+    vfloat code = vf_round(vf_mul(vf_sub(weight, minimum), inverse));
+    return vf_min(vf_max(code, vf_zero()), vf_all(LARGEST_INT4));
+}
+
+static void load_groups(Groups *groups, const float *weight, long stride, long num_rows, long count) {
+    float values[GROUP][LANES] = {0};
+    for (long row = 0; row < num_rows; row++)
+        for (long k = 0; k < count; k++) values[k][row] = weight[row * stride + k];
+    vfloat size = vf_zero(), total = vf_zero(), sum = vf_zero();
+    for (long k = 0; k < count; k++) {
+        groups->weights[k] = vf_load(values[k]);
+        size = vf_add(size, vf_abs(groups->weights[k]));
     }
+    size = vf_div(size, vf_all((float)count));
+    for (long k = 0; k < count; k++) {
+        groups->importance[k] = vf_add(vf_abs(groups->weights[k]), size);
+        total = vf_add(total, groups->importance[k]);
+        sum = vf_add(sum, vf_mul(groups->importance[k], groups->weights[k]));
+    }
+    groups->count = count, groups->total_importance = total, groups->weighted_sum = sum;
+}
+
+static Fit try_fit(const Groups *groups, vfloat scale, vfloat minimum) {
+    Fit fit = {.scale = round_half(scale), .minimum = round_half(minimum), .error = vf_zero()};
+    fit.inverse = vf_where_less(vf_zero(), fit.scale, vf_div(vf_all(1), fit.scale), vf_zero());
+    for (long k = 0; k < groups->count; k++) {
+        vfloat code = code_lanes(groups->weights[k], fit.minimum, fit.inverse);
+        vfloat error = vf_sub(vf_add(vf_mul(code, fit.scale), fit.minimum), groups->weights[k]);
+        fit.error = vf_add(fit.error, vf_mul(vf_mul(groups->importance[k], error), error));
+    }
+    return fit;
+}
+
+// The scale and the minimum of least error for the codes that another scale and minimum give.
+static Fit refit(const Groups *groups, vfloat minimum, vfloat inverse) {
+    vfloat codes = vf_zero(), squares = vf_zero(), products = vf_zero();
+    for (long k = 0; k < groups->count; k++) {
+        vfloat code = code_lanes(groups->weights[k], minimum, inverse), part = vf_mul(groups->importance[k], code);
+        codes = vf_add(codes, part);
+        squares = vf_add(squares, vf_mul(part, code));
+        products = vf_add(products, vf_mul(part, groups->weights[k]));
+    }
+    vfloat total = groups->total_importance, sum = groups->weighted_sum;
+    vfloat determinant = vf_sub(vf_mul(total, squares), vf_mul(codes, codes));
+    vfloat scale = vf_sub(vf_mul(total, products), vf_mul(codes, sum));
+    vfloat least = vf_sub(vf_mul(squares, sum), vf_mul(codes, products));
+    return try_fit(groups, vf_div(scale, determinant), vf_div(least, determinant));
+}
+
+// From the smallest to the largest weight, or what is better: most weights may gain what the outermost lose. Weights that
+// were in such a format come back. No result is a number where all codes are equal, and that is not better.
+// Every sum goes from the first input to the last, without fused operations: the bits do not depend on LANES.
+// Source: after the search of llama.cpp for its K-quants.
+static Fit fit_groups(const Groups *groups) {
+    vfloat smallest = groups->weights[0], largest = groups->weights[0];
+    for (long k = 1; k < groups->count; k++) {
+        smallest = vf_min(smallest, groups->weights[k]);
+        largest = vf_max(largest, groups->weights[k]);
+    }
+    Fit best = try_fit(groups, vf_div(vf_sub(largest, smallest), vf_all(LARGEST_INT4)), smallest);
+    vfloat inverse = best.inverse;
+    for (int step = -FIT_STEPS; step <= FIT_STEPS; step++) {
+        Fit fit = refit(groups, smallest, vf_mul(inverse, vf_all(1 + FIT_STEP * (float)step)));
+        best.scale = vf_where_less(fit.error, best.error, fit.scale, best.scale);
+        best.minimum = vf_where_less(fit.error, best.error, fit.minimum, best.minimum);
+        best.inverse = vf_where_less(fit.error, best.error, fit.inverse, best.inverse);
+        best.error = vf_where_less(fit.error, best.error, fit.error, best.error);
+    }
+    return best;
+}
+
+// Write inputs [k, k + count) of at most LANES rows of a panel.
+static void pack_int4_groups(const Matrix *matrix, long row, long num_rows, long k, const float *weight, long count) {
+    Groups groups;
+    load_groups(&groups, weight, matrix->num_inputs, num_rows, count);
+    Fit fit = fit_groups(&groups);
+    uint16_t *scales = (uint16_t *)matrix->scales + scale_of(matrix, row, k), halves[2][LANES];
+    vf_store_half(halves[0], fit.scale), vf_store_half(halves[1], fit.minimum);
+    memcpy(scales, halves[0], (size_t)num_rows * sizeof *scales);
+    memcpy(scales + PANEL_COLUMNS, halves[1], (size_t)num_rows * sizeof *scales);
+    for (long i = 0; i < count; i++) {
+        float codes[LANES];
+        vf_store(codes, code_lanes(groups.weights[i], fit.minimum, fit.inverse));
+        uint8_t *place = (uint8_t *)matrix->panels + place_of(matrix, row, k + i);
+        for (long column = 0; column < num_rows; column++)
+            place[column * 4] |= (uint8_t)((long)codes[column] << (i % 8 < 4 ? 0 : 4));
+    }
+}
+
+static void pack_int4_rows(const Matrix *matrix, long row, long end, const float *weight) {
+    for (; row < end; row += LANES, weight += LANES * matrix->num_inputs)
+        for (long k = 0; k < matrix->num_inputs; k += GROUP)
+            pack_int4_groups(matrix, row, least(LANES, end - row), k, weight + k, least(GROUP, matrix->num_inputs - k));
 }
 
 static void pack_row(const Matrix *matrix, long row, const float *weight) {
@@ -104,8 +208,7 @@ static void pack_row(const Matrix *matrix, long row, const float *weight) {
             ((uint16_t *)matrix->panels)[place_of(matrix, row, k)] = to_bfloat16(weight[k]);
     else
         for (long k = 0; k < num_inputs; k += GROUP)
-            (format == INT4 ? pack_int4_group : pack_int8_group)(matrix, row, k, weight + k,
-                                                                 least(GROUP, num_inputs - k));
+            pack_int8_group(matrix, row, k, weight + k, least(GROUP, num_inputs - k));
 }
 
 // Write rows [first, first + num_rows) of a matrix from `weight` [num_rows][num_inputs].
@@ -115,8 +218,12 @@ void octavo_pack(const Matrix *matrix, long first, long num_rows, const float *w
 #pragma omp parallel for num_threads(num_threads)
     for (long panel = begin; panel < end; panel++) {
         long last = least((panel + 1) * PANEL_COLUMNS, first + num_rows);
-        for (long row = most(panel * PANEL_COLUMNS, first); row < last; row++)
-            pack_row(matrix, row, weight + (row - first) * matrix->num_inputs);
+        long row = most(panel * PANEL_COLUMNS, first);
+        if (matrix->format == INT4) {
+            pack_int4_rows(matrix, row, last, weight + (row - first) * matrix->num_inputs);
+            continue;
+        }
+        for (; row < last; row++) pack_row(matrix, row, weight + (row - first) * matrix->num_inputs);
     }
 }
 

@@ -127,7 +127,7 @@ void run_segment(const Segment *segment, long num_rows, float *attended, float *
     if (!segment->head_norms.num_heads) return;
     Phase phase = begin_phase(member, num_rows, ONCE);
     while (next_task(&phase))
-        normalize_heads(&segment->head_norms, segment->projection.num_outputs, out, phase.task, phase.task + 1);
+        normalize_heads(&segment->head_norms, all_outputs(&segment->projection), out, phase.task, phase.task + 1);
 }
 
 typedef struct {

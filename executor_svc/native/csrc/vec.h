@@ -111,6 +111,13 @@ INLINE vint vi_max(vint a, vint b) { return _mm512_max_epi32(a, b); }
 INLINE int32_t vi_largest(vint v) { return _mm512_reduce_max_epi32(v); }
 INLINE vint vf_bits(vfloat v) { return _mm512_castps_si512(v); }
 INLINE vfloat vf_load_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE void vf_store_half(uint16_t *p, vfloat v) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+// x where a < b, else y.
+INLINE vfloat vf_where_less(vfloat a, vfloat b, vfloat x, vfloat y) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
+}
 // The two bfloat16 of each lane as floats.
 INLINE vfloat vf_low_bfloat16(vint v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
 INLINE vfloat vf_high_bfloat16(vint v) {
@@ -248,6 +255,12 @@ INLINE int32_t vi_largest(vint v) {
 }
 INLINE vint vf_bits(vfloat v) { return _mm256_castps_si256(v); }
 INLINE vfloat vf_load_half(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+INLINE void vf_store_half(uint16_t *p, vfloat v) {
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+INLINE vfloat vf_where_less(vfloat a, vfloat b, vfloat x, vfloat y) {
+    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
 INLINE vfloat vf_low_bfloat16(vint v) { return _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)); }
 INLINE vfloat vf_high_bfloat16(vint v) {
     return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000)));

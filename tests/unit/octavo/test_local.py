@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from executor_svc.device.cpus import AvailableCpus
 from octavo.child_process import ChildProcess
 from octavo.errors import LocalServiceError
 from octavo.local import LocalServices
@@ -343,7 +344,8 @@ def test_what_can_be_no_model_is_refused_before_anything_starts(model: str) -> N
 def test_several_executors_share_the_cores(
     num_executors: int, settings: dict[str, object], num_threads: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    # Two hardware threads a core: a second one on it gains nothing.
+    monkeypatch.setattr("executor_svc.device.cpus.read_cpus", lambda: AvailableCpus(16, num_cores=8, quota=None))
     command = LocalOptions("some/model", settings, num_executors=num_executors).executor_command()
     given = command[command.index("--num-threads") + 1] if "--num-threads" in command else None
     assert given == (None if num_threads is None else str(num_threads))

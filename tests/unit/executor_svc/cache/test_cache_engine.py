@@ -12,8 +12,10 @@ from shared.step import Step, TableDelta, pairs
 SHAPE = CacheShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.float32)
 
 
-def filled_engine(num_host_blocks: int = 4, device: str = "cpu", dtype: torch.dtype = torch.float32) -> CacheEngine:
-    shape = CacheShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=dtype)
+def filled_engine(
+    num_host_blocks: int = 4, device: str = "cpu", dtype: torch.dtype = torch.float32, is_one_piece: bool = False
+) -> CacheEngine:
+    shape = CacheShape(3, block_size=4, num_kv_heads=2, head_dim=8, dtype=dtype, is_one_piece=is_one_piece)
     engine = CacheEngine(shape, 6, num_host_blocks, torch.device(device))
     generator = torch.Generator().manual_seed(0)
     for layer in engine.layers:
@@ -29,12 +31,14 @@ def contents(engine: CacheEngine) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("max_staged_blocks", [1, 2, 64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "is_one_piece"), [(torch.float32, True), (torch.float32, False), (torch.bfloat16, False)]
+)
 def test_swapped_blocks_come_back_bit_for_bit(
-    dtype: torch.dtype, max_staged_blocks: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, is_one_piece: bool, max_staged_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("executor_svc.cache.cache_engine.MAX_STAGED_BLOCKS", max_staged_blocks)
-    engine = filled_engine(dtype=dtype)
+    engine = filled_engine(dtype=dtype, is_one_piece=is_one_piece)
     before = contents(engine)
 
     engine.move(Step(1, 1, TableDelta(), blocks_to_swap_out=pairs((0, 3), (4, 0), (2, 1))))
@@ -43,6 +47,13 @@ def test_swapped_blocks_come_back_bit_for_bit(
     after = contents(engine)
     assert torch.equal(after[[5, 1, 0]], before[[0, 4, 2]])
     assert torch.equal(after[[2, 3, 4]], before[[2, 3, 4]])
+
+
+def test_a_block_is_one_piece_of_memory_where_that_is_asked_for() -> None:
+    engine = filled_engine(is_one_piece=True)
+    pools = [pool for layer in engine.layers for pool in (layer.keys, layer.values)]
+    block_bytes = pools[0][0].nbytes
+    assert [pool[1].data_ptr() for pool in pools] == [pools[0][1].data_ptr() + i * block_bytes for i in range(6)]
 
 
 def test_a_block_leaves_for_the_host_before_it_is_copied_over() -> None:
