@@ -8,6 +8,7 @@ from tests.mutants import (
     fleet_faults,
     model_faults,
     numerics_faults,
+    openai_faults,
     same_bits_faults,
     service_faults,
     step_faults,
@@ -26,6 +27,7 @@ FAULTS = (
     *same_bits_faults.FAULTS,
     *service_faults.FAULTS,
     *tool_call_faults.FAULTS,
+    *openai_faults.FAULTS,
     *benchmark_faults.FAULTS,
     *client_faults.FAULTS,
 )
