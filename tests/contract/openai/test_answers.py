@@ -105,9 +105,10 @@ COMPLETIONS: dict[str, tuple[Json, Check]] = COMMON | {
     "logprobs": (SHORT | {"logprobs": 2}, lambda a: len(first(a)["logprobs"]["top_logprobs"]) == 4),
     "logprobs without alternatives": (SHORT | {"logprobs": 0}, lambda a: first(a)["logprobs"]["top_logprobs"] is None),
     "logprobs of the prompt too": (
-        SHORT | {"logprobs": 1, "echo": True},
+        SHORT | {"logprobs": 2, "echo": True},
         lambda a: (
             first(a)["logprobs"]["token_logprobs"][0] is None
+            and len(first(a)["logprobs"]["top_logprobs"][1]) >= 2
             and len(first(a)["logprobs"]["token_logprobs"]) == 9
             and first(a)["logprobs"]["text_offset"][:6] == [0, 1, 2, 3, 4, 5]
         ),
