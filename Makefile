@@ -27,7 +27,7 @@ help:
 	@echo "make bench     tokens a second beside every engine that is installed, in one run; ARGS=--quick is shorter"
 	@echo "make bench-peers install llama.cpp, OpenVINO GenAI and vLLM for it, each into .venv-bench (half an hour)"
 	@echo "make bench-pages write the last result into README.md and docs/benchmarks.md"
-	@echo "make bench-core the parts: scheduler's core, placing on executors, gaps between steps, who takes what of a step"
+	@echo "make bench-core the parts: scheduler's core, placing on executors, gaps between steps, who takes what of a step, what the stack costs"
 	@echo "make gpu-check on a machine with a GPU: check and measure its path, with the PYTHON that has torch there"
 	@echo "make mutants   plant faults in copies of the tree; each must be caught by the suite named beside it"
 	@echo "make protos    write the stubs anew after a change in protos/"
@@ -155,6 +155,7 @@ bench-core: $(INSTALLED)
 	$(BIN)/python -m benchmarks.step_gap
 	$(BIN)/python -m benchmarks.step_profile
 	$(BIN)/python -m benchmarks.prefill
+	$(BIN)/python -m benchmarks.stack_cost --quick
 
 # Installs nothing: a machine with a GPU brings torch, Triton, transformers and pytest of its own.
 gpu-check:

@@ -4,8 +4,10 @@
 
 CPU time of the thread that launches steps and finishes them, medians over steps of one token a row. Functions are
 timed by clocks around them, here and nowhere else. A part of the Python is the time in it without the parts and the
-functions of the library that it calls. Clocks take time too, more than where they are measured in a loop: the weights
-have driven all else out of the caches. So the sum of the Python is that of steps in which only the library is timed.
+functions of the library that it calls. A whole step is one call of the library; the shares of its parts are those of
+steps whose functions are called one by one. Clocks take time too, more than where they are measured in a loop: the
+weights have driven all else out of the caches. So the sum of the Python is that of steps in which only the library is
+timed.
 """
 
 import argparse
@@ -35,7 +37,7 @@ from executor_svc.native.library import NativeLibrary
 from executor_svc.sampler.native_backend import NativeBackend
 from executor_svc.sampler.sample_rows import RowLookup
 from executor_svc.sampler.sampler import Sampler
-from executor_svc.worker import torch_worker
+from executor_svc.worker import assembly, torch_worker
 from executor_svc.worker.interface import Worker, execute
 from executor_svc.worker.loading import load_worker
 from executor_svc.worker.native_runner import NativeRunner
@@ -48,7 +50,7 @@ from shared.step import Admission, SamplingRow, Step, TableDelta, pairs
 BLOCK_SIZE = 16
 CONTEXT = 200  # tokens before the first step that is timed
 WARM_UP = 20  # steps
-FORMATS: Sequence[Literal["none", "int8"]] = ("none", "int8")
+FORMATS: Sequence[Literal["none", "int8-a8"]] = ("none", "int8-a8")
 
 # What is timed of the Python: how the table calls it, where it is, its name there.
 PARTS: Sequence[tuple[str, object, str]] = (
@@ -68,6 +70,7 @@ PARTS: Sequence[tuple[str, object, str]] = (
 )
 
 PYTHON, REST = "all of Python", "rest"
+WHOLE_STEP = "C: forward"
 
 
 class Clock:
@@ -178,6 +181,14 @@ def profile(worker: Worker, clock: Clock, num_rows: int, num_steps: int) -> dict
     return {**ordered, PYTHON: python_us}
 
 
+def split_whole_step(profile: dict[str, float], one_by_one: dict[str, float]) -> dict[str, float]:
+    """Return a profile in which the one call of the library is split as its functions share the time one by one."""
+    parts = {name: figure for name, figure in one_by_one.items() if name.startswith("C: ")}
+    scale = profile[WHOLE_STEP] / sum(parts.values())
+    others = {name: figure for name, figure in profile.items() if name != WHOLE_STEP}
+    return {**{name: figure * scale for name, figure in parts.items()}, **others}
+
+
 def measure(arguments: argparse.Namespace) -> dict[str, dict[int, dict[str, float]]]:
     """Return the profile of each number format, by rows."""
     torch.set_num_threads(arguments.threads)
@@ -186,8 +197,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[int, dict[str, floa
     profiles: dict[str, dict[int, dict[str, float]]] = {}
     for quantization in FORMATS:
         clock = Clock()
-        with timed_library(clock):
-            worker = load_worker(
+
+        def load(quantization: Literal["none", "int8-a8"] = quantization) -> Worker:
+            return load_worker(
                 ExecutorConfig(
                     model=str(directory),
                     dtype="float32",
@@ -198,8 +210,17 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[int, dict[str, floa
                     num_host_blocks=0,
                 )
             )
-            name = "float32" if quantization == "none" else quantization
-            profiles[name] = {rows: profile(worker, clock, rows, arguments.steps) for rows in arguments.rows}
+
+        with timed_library(clock):
+            whole = load()
+            with patch.object(assembly, "native_forward", lambda *_: None):
+                one_by_one = load()
+            profiles["float32" if quantization == "none" else quantization] = {
+                rows: split_whole_step(
+                    *(profile(worker, clock, rows, arguments.steps) for worker in (whole, one_by_one))
+                )
+                for rows in arguments.rows
+            }
     return profiles
 
 

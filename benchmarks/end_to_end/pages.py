@@ -2,8 +2,8 @@
 
     python -m benchmarks.end_to_end.pages
 
-README.md gets a short table, docs/benchmarks.md all of it, a picture, and the profile of a step. A test compares the
-pages with the results.
+README.md gets a short table, docs/benchmarks.md all of it, a picture, the profile of a step, and what the stack costs.
+A test compares the pages with the results.
 """
 
 import json
@@ -15,9 +15,12 @@ from benchmarks.end_to_end.engines import ROOT
 from benchmarks.end_to_end.plot import save_plot
 from benchmarks.end_to_end.result import RESULTS, Result, last_result, read_result
 from benchmarks.end_to_end.tables import comparison, limits_line, machine_line, runs_table
+from benchmarks.stack_cost import Result as StackCost
+from benchmarks.stack_cost import comparison as stack_comparison
 
 PICTURE = Path("docs/figures/benchmark.svg")
 STEP_PROFILE = RESULTS / "step_profile.json"  # python -m benchmarks.step_profile --json
+STACK_COST = RESULTS / "stack_cost.json"  # python -m benchmarks.stack_cost --json
 _LEAST_US = 20.0
 _PYTHON = "all of Python"  # as benchmarks.step_profile calls it
 
@@ -109,10 +112,18 @@ def _step_row(label: str, microseconds: Sequence[float]) -> str:
     return f"| {label} | " + " | ".join(f"{us:,.0f}" for us in microseconds) + " |"
 
 
+def stack_part(path: Path) -> str:
+    """Return what the stack costs."""
+    if not path.exists():
+        return "No run is recorded yet: `python -m benchmarks.stack_cost` measures yours."
+    return stack_comparison(StackCost.model_validate_json(path.read_text(encoding="utf-8")))
+
+
 SECTIONS = (
     Section("README.md", "results", lambda: of_last_result(front_part, last_result())),
     Section("docs/benchmarks.md", "results", lambda: of_last_result(whole_part, last_result())),
     Section("docs/benchmarks.md", "one step", lambda: step_part(STEP_PROFILE)),
+    Section("docs/benchmarks.md", "what the stack costs", lambda: stack_part(STACK_COST)),
 )
 
 

@@ -50,7 +50,8 @@ def load_worker(
     chosen = choose_model(directory, config, device, group)
     if group.rank == 0:
         logger.info(Event("kernels", in_use=chosen.kernels))
-        print(f"octavo executor kernels: {chosen.kernels}", flush=True)  # `octavo up` shows it
+        weights = "" if chosen.quantization == "none" else f"; weights in {chosen.quantization}"
+        print(f"octavo executor kernels: {chosen.kernels}{weights}", flush=True)  # `octavo up` shows it
     shape, source = chosen.model.shape, directory.path / "config.json"
     model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, source)
     check_cache_settings(config, cache_shape_of(chosen), local_size)

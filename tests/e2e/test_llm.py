@@ -54,10 +54,8 @@ def test_the_tokenizer_is_that_of_transformers(llm: LLM, demo_model: Path) -> No
     assert own.apply_chat_template(chat) == rendered
 
 
-@pytest.mark.slow  # test_fake_process.py has the sentence of the executor, unit/octavo/test_local.py what becomes of it
-def test_a_model_directory_that_does_not_exist_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # its log stays
-    with pytest.raises(LocalServiceError, match=r"the executor stopped .*no-such-model"):
+def test_a_model_directory_that_does_not_exist_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(LocalServiceError, match=r"^the model directory .*no-such-model does not exist$"):
         LLM(tmp_path / "no-such-model", progress=False)
 
 
@@ -81,4 +79,4 @@ def test_demo_answers_and_stops(demo_model: Path) -> None:
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "> What is 1+1?" in ended.stdout
-    assert re.search(r"^\d+ tokens, the first after \d+ ms, then [\d.]+ tokens/s$", ended.stdout, re.MULTILINE)
+    assert re.search(r"^\d+ tokens: the answer ended before an executor could be killed", ended.stdout, re.MULTILINE)

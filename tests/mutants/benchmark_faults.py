@@ -1,9 +1,11 @@
-"""Faults in the benchmark of the whole stack: each would publish a wrong figure."""
+"""Faults in the benchmarks of the whole stack: each would publish a wrong figure."""
 
 from tests.mutants.fault import Fault
 
 FOLDER = "benchmarks/end_to_end"
 UNIT = "tests/unit/benchmarks/end_to_end"
+STACK_COST = "benchmarks/stack_cost.py"
+COST = "tests/unit/benchmarks/test_stack_cost.py"
 
 FAULTS = (
     Fault(
@@ -77,5 +79,40 @@ FAULTS = (
         'return ended_s - answer["timings"]["predicted_ms"] / 1e3 if num_tokens > 1 else ended_s',
         "return ended_s if num_tokens else 0.0",
         (f"{UNIT}/test_adapters.py::test_the_first_token_of_llama_cpp_comes_before_the_time_of_the_others",),
+    ),
+    Fault(
+        "stack_cost: disturbed pairs count like the others",
+        STACK_COST,
+        "if not pair.is_disturbed] or self.pairs",
+        "] or self.pairs",
+        (f"{COST}::test_the_stack_costs_the_share_of_the_loop_that_it_loses_in_the_median_of_undisturbed_pairs",),
+    ),
+    Fault(
+        "stack_cost: the loop begins in every pair",
+        STACK_COST,
+        "bare_begins=number % 2 == 1",
+        "bare_begins=True",
+        (f"{COST}::test_both_ways_take_turns_with_the_same_prompts_and_the_other_one_begins_next",),
+    ),
+    Fault(
+        "stack_cost: tokens that a way does not tell count as equal",
+        STACK_COST,
+        "return num_requests - sum(",
+        "return len(outputs) - sum(",
+        (f"{COST}::test_the_tokens_of_both_ways_are_compared",),
+    ),
+    Fault(
+        "stack_cost: a disturbed run counts if the other one of its pair was quiet",
+        STACK_COST,
+        "round(max(foreign_shares), 4)",
+        "round(min(foreign_shares), 4)",
+        (f"{COST}::test_a_disturbed_pair_is_repeated_and_the_least_disturbed_one_counts",),
+    ),
+    Fault(
+        "stack_cost: the bare loop stops at the end of a sequence",
+        f"{FOLDER}/adapters/octavo_core.py",
+        "StopConditions(request.output_tokens, ignore_eos=True)",
+        "StopConditions(request.output_tokens)",
+        ("tests/contract/test_stack_cost.py",),
     ),
 )

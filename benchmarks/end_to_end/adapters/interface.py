@@ -46,11 +46,13 @@ class Generation:
         seconds: From the first request sent to the last token there.
         first_token_s: Of each request, seconds until its first token; empty: the engine does not say.
         output_tokens: Number of tokens that each request got.
+        token_ids: Those tokens; empty: the engine does not say.
     """
 
     seconds: float
     first_token_s: list[float]
     output_tokens: list[int]
+    token_ids: list[list[int]] = field(default_factory=list)
 
 
 class Engine(Protocol):

@@ -13,6 +13,35 @@ from octavo.outputs import Delta
 from octavo.sampling_params import SamplingParams
 
 
+def settings_of(options: Options) -> dict[str, object]:
+    """Return every setting of the services that is not their default."""
+    return {
+        "quantization": options.number_format,
+        "num_threads": options.num_threads,
+        "kv_cache_gib": options.kv_cache_gib,
+    }
+
+
+async def generate(client: Client, requests: list[Request]) -> Generation:
+    """Send all requests at once."""
+    started = time.perf_counter()
+    answers = await asyncio.gather(*(_answer(client, request, started) for request in requests))
+    seconds = time.perf_counter() - started
+    token_ids = [tokens for _, tokens in answers]
+    return Generation(seconds, [first_s for first_s, _ in answers], [len(tokens) for tokens in token_ids], token_ids)
+
+
+async def _answer(client: Client, request: Request, started: float) -> tuple[float, list[int]]:
+    """Return when the first token came, and all tokens."""
+    params = SamplingParams(temperature=0.0, max_tokens=request.output_tokens, ignore_eos=True)
+    first_token_s, token_ids = 0.0, list[int]()
+    async for event in client.stream(request.prompt, params):
+        if isinstance(event, Delta):
+            first_token_s = first_token_s or time.perf_counter() - started
+            token_ids.extend(event.token_ids)
+    return first_token_s, token_ids
+
+
 class OctavoStack:
     """Starts both services; every token is streamed to the client."""
 
@@ -27,11 +56,7 @@ class OctavoStack:
         return self._loop.run_until_complete(self._start())
 
     async def _start(self) -> Description:
-        settings = {
-            "quantization": self._options.number_format,
-            "num_threads": self._options.num_threads,
-            "kv_cache_gib": self._options.kv_cache_gib,
-        }
+        settings = settings_of(self._options)
         local = LocalOptions(self._options.model, settings)
         self._services = LocalServices.from_options(local)
         await self._services.start()
@@ -43,24 +68,8 @@ class OctavoStack:
 
     def generate(self, requests: list[Request]) -> Generation:
         """Send all requests at once."""
-        return self._loop.run_until_complete(self._generate(requests))
-
-    async def _generate(self, requests: list[Request]) -> Generation:
-        started = time.perf_counter()
-        answers = await asyncio.gather(*(self._answer(request, started) for request in requests))
-        seconds = time.perf_counter() - started
-        return Generation(seconds, [first_s for first_s, _ in answers], [tokens for _, tokens in answers])
-
-    async def _answer(self, request: Request, started: float) -> tuple[float, int]:
-        """Return when the first token came, and how many came."""
         assert self._client is not None, "start() comes first"
-        params = SamplingParams(temperature=0.0, max_tokens=request.output_tokens, ignore_eos=True)
-        first_token_s, num_tokens = 0.0, 0
-        async for event in self._client.stream(request.prompt, params):
-            if isinstance(event, Delta):
-                first_token_s = first_token_s or time.perf_counter() - started
-                num_tokens += len(event.token_ids)
-        return first_token_s, num_tokens
+        return self._loop.run_until_complete(generate(self._client, requests))
 
     def stop(self) -> None:
         """Stop both services."""

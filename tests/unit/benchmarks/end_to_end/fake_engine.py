@@ -25,6 +25,11 @@ def main(way: str) -> None:
             sys.exit(1)
         seconds = {"is slow": 4.0}.get(way, 2.0)
         answer = {"seconds": seconds, "first_token_s": [0.5] * len(requests), "output_tokens": lengths}
+        if way != "keeps its tokens":
+            token_ids = [request["prompt"][:1] * length for request, length in zip(requests, lengths, strict=True)]
+            if way == "errs once":
+                token_ids[-1][-1] += 1
+            answer["token_ids"] = token_ids
         print(json.dumps(answer), flush=True)
 
 
