@@ -65,6 +65,6 @@ def test_what_is_no_such_json_is_refused(fields: dict[str, str], field: str, wor
 
 @pytest.mark.parametrize("field", ["name", "tool_call_id"])
 def test_a_long_name_is_refused(field: str) -> None:
-    message = pb.ChatMessage(role="user", content="a", **{field: "x" * 257})  # type: ignore[arg-type]
+    message = pb.ChatMessage(role="user", content="a", **{field: "x" * 257})
     with pytest.raises(InvalidFieldError, match=f"messages.{field} is 257 characters long; it must be at most 256"):
         Conversation.of_message(pb.ChatMessages(messages=[message]))
