@@ -62,20 +62,14 @@ def check_gateway(listen: str) -> None:
         LocalServiceError: SMG is not installed, or the address cannot be listened on.
     """
     if any(importlib.util.find_spec(package) is None for package in ("smg", "smg_grpc_proto")):
-        raise LocalServiceError("--openai needs the packages smg and smg-grpc-proto: pip install 'octavo[openai]'")
+        raise LocalServiceError("the gateway needs the packages smg and smg-grpc-proto: pip install 'octavo[openai]'")
     host, port = _parse_address(listen)
     try:
         _bind(_resolve(host), port).close()
     except (OSError, OverflowError, UnicodeError) as error:  # the last: what cannot be a name of the DNS
         raise LocalServiceError(
-            f"the OpenAI API cannot listen on {listen} ({error}): choose another address, --openai HOST:PORT"
+            f"the OpenAI API cannot listen on {listen} ({error}): choose another address, --listen HOST:PORT"
         ) from error
-
-
-def gateway_command(listen: str) -> list[str]:
-    """Return the command that starts the gateway, but for the scheduler's address (`--scheduler HOST:PORT`)."""
-    # -P: a folder in the user's working directory must not shadow a package of ours.
-    return [sys.executable, "-P", "-m", "octavo.gateway", "--listen", listen, "--exit-on-stdin-close"]
 
 
 def smg_arguments(host: str, port: int, scheduler: str) -> list[str]:

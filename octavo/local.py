@@ -1,4 +1,4 @@
-"""The services on this machine: executors and a scheduler as child processes, and maybe a gateway.
+"""The services on this machine: executors and a scheduler as child processes.
 
 `octavo up`, `octavo demo` and `octavo.LLM` start here. One child is octavo/child_process.py; octavo/restarts.py starts
 it again; octavo/local_options.py says what they are started with.
@@ -28,7 +28,7 @@ _FAILURE_GRACE_S = 1.0
 
 
 class LocalServices:
-    """Executors, a scheduler and maybe a gateway, as long as this object lives: `async with LocalServices(...)`.
+    """Executors and a scheduler, as long as this object lives: `async with LocalServices(...)`.
 
     Nothing survives it: leaving the block stops them, and they leave by themselves when this process
     is gone. Their output goes to files in a temporary folder, which stays only when one of them fails.
@@ -36,7 +36,6 @@ class LocalServices:
     Args:
         executor_command: Program and arguments.
         scheduler_command: Program and arguments; `--executor HOST:PORT,...` is appended.
-        gateway_command: Program and arguments; `--scheduler HOST:PORT` is appended; None: there is no gateway.
         executor_environments: Variables of each executor; there are as many executors as there are of these.
         on_status: Called with what is being waited for, in a few words.
         on_restart: Called with a sentence when one of them ends that served, and when it is back: it is started again.
@@ -48,7 +47,6 @@ class LocalServices:
         self,
         executor_command: Sequence[str],
         scheduler_command: Sequence[str],
-        gateway_command: Sequence[str] | None = None,
         *,
         executor_environments: Sequence[Mapping[str, str]] = ({},),
         on_status: Callable[[str], None] = lambda _: None,
@@ -58,7 +56,6 @@ class LocalServices:
         self._executor_command = executor_command
         self._executor_environments = executor_environments
         self._scheduler_command = scheduler_command
-        self._gateway_command = gateway_command
         self._on_status = on_status
         self._on_restart = on_restart
         self._is_verbose = is_verbose
@@ -83,7 +80,6 @@ class LocalServices:
         return cls(
             options.executor_command(),
             options.scheduler_command(),
-            options.gateway_command(),
             executor_environments=[options.executor_environment(index) for index in range(options.num_executors)],
             on_status=on_status,
             on_restart=on_restart,
@@ -104,7 +100,7 @@ class LocalServices:
 
     @property
     def openai_address(self) -> str | None:
-        """HOST:PORT of OpenAI's API; None: there is no gateway."""
+        """HOST:PORT of OpenAI's API; None: it is not served."""
         return self._openai_address
 
     @property
@@ -180,7 +176,7 @@ class LocalServices:
             await asyncio.gather(failure, task, return_exceptions=True)
 
     async def stop(self, *, discard_logs: bool = False) -> None:
-        """Stop the scheduler, and with it all streams, then the gateway, then the executors; stopping twice is fine.
+        """Stop the scheduler, and with it all streams, then the executors; stopping twice is fine.
 
         They get time for the streams in flight, unless one of them is gone already: none could end then.
 
@@ -191,7 +187,6 @@ class LocalServices:
         others = [child for child in self._children if child not in executors]
         is_broken = any(child.has_ended for child in others) or all(child.has_ended for child in executors)
         grace_s = _FAILURE_GRACE_S if is_broken else _STOP_GRACE_S
-        self._children.sort(key=lambda child: child.service == "scheduler")
         while self._children:
             await self._children.pop().stop(grace_s)
         folder, self._log_folder = self._log_folder, None
@@ -211,14 +206,10 @@ class LocalServices:
         scheduler = self._new_child("scheduler", [*self._scheduler_command, "--executor", addresses])
         await self._start_child(scheduler)
         self._address, self._admin_address = scheduler.address, scheduler.addresses.get("admin")
+        self._openai_address = scheduler.addresses.get("openai")
         self._on_status("loading the model")
         for child in (scheduler, *executors):
             await self.run_beside(child.wait_until_serving())
-        if self._gateway_command is not None:
-            self._on_status("starting the gateway")
-            gateway = self._new_child("gateway", [*self._gateway_command, "--scheduler", self._address])
-            await self._start_child(gateway)
-            self._openai_address = gateway.address
         self._is_ready = True
 
     def _new_child(

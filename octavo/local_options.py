@@ -13,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from octavo.errors import LocalServiceError
-from octavo.gateway import check_gateway, gateway_command
 from octavo.models.names import resolve_model
 from octavo.models.store import DEMO_MODELS
 
@@ -26,7 +25,6 @@ class LocalOptions:
         settings: Settings of the services by name, as octavo/service_settings.py says; a text may stand for any value.
         executor: Settings of the executor only.
         scheduler: Settings of the scheduler only. Both listen on free ports of this machine unless told otherwise.
-        openai: HOST:PORT of OpenAI's API, by a gateway; port 0: the system chooses; None: there is none.
         num_executors: How many there are; each loads the weights and has a KV cache of its own.
         is_private: Whether only this process calls the services, in plaintext and without a token.
         spell: How the caller's user calls a setting, for the sentence about a wrong value.
@@ -34,7 +32,6 @@ class LocalOptions:
     Attributes:
         executor: What the executor will run with.
         scheduler: What the scheduler will run with.
-        openai: As above.
         num_executors: As above.
 
     Raises:
@@ -50,7 +47,6 @@ class LocalOptions:
         *,
         executor: Mapping[str, object] = MappingProxyType({}),
         scheduler: Mapping[str, object] = MappingProxyType({}),
-        openai: str | None = None,
         num_executors: int = 1,
         is_private: bool = False,
         spell: Callable[[str], str] = str,
@@ -65,10 +61,7 @@ class LocalOptions:
         fixed = {"exit_on_stdin_close": Setting(True, "exit_on_stdin_close")}
         of_executor = {"listen": free_port, **fixed, **given["executor"]}
         of_scheduler = {"listen": free_port, "admin_listen": free_port, **fixed, **given["scheduler"]}
-        if openai is not None:
-            of_scheduler["vllm_engine"] = Setting(True, "vllm_engine")
         of_executor["model"] = Setting(os.fspath(model), "model")
-        self.openai = openai
         self.num_executors = num_executors
         self.executor, self.scheduler = check_settings(of_executor, of_scheduler, os.environ)
         _check_model(self.executor.config.model)
@@ -84,16 +77,11 @@ class LocalOptions:
             progress: Whether to show on stderr how that goes.
 
         Raises:
-            LocalServiceError: it cannot be made, or OpenAI's API is asked for and the gateway cannot listen there, or
-                a directory has no tokenizer.json.
+            LocalServiceError: it cannot be made.
         """
         config = self.executor.config
-        if self.openai is not None:
-            check_gateway(self.openai)
         model = resolve_model(config.model, progress=progress)
         self.executor = replace(self.executor, config=config.model_copy(update={"model": model}))
-        if self.openai is not None and self.lacks_tokenizer:
-            raise LocalServiceError(f"{Path(model, 'tokenizer.json')} is missing; OpenAI's API needs it")
 
     @property
     def lacks_tokenizer(self) -> bool:
@@ -119,21 +107,16 @@ class LocalOptions:
         """Return the command that starts the scheduler, but for the executors' addresses."""
         return [*_service_command("scheduler_svc"), *self.scheduler.arguments()]
 
-    def gateway_command(self) -> list[str] | None:
-        """Return the command that starts the gateway, but for the scheduler's address; None: there is none."""
-        return None if self.openai is None else gateway_command(self.openai)
-
     def _check_together(self, *, is_private: bool) -> None:
         """Refuse what each service by itself would take, and wait with, or fail at, for ever."""
         scheduler = self.scheduler.config
-        if not is_private and self.openai is None:
+        if not is_private:
             return
         for name in ("tls_cert", "tokens_file"):
             if getattr(scheduler, name) is not None:
-                who = "the gateway" if self.openai is not None else "this process"
                 raise LocalServiceError(
-                    f"scheduler.{name} is set, but {who} calls the scheduler in plaintext and without a token; leave "
-                    "it out"
+                    f"scheduler.{name} is set, but this process calls the scheduler in plaintext and without a token; "
+                    "leave it out"
                 )
 
     def _name_scheduler(self) -> None:

@@ -16,27 +16,30 @@ from octavo.status_details import is_from_service
 _ANSWER_TIMEOUT_S = 3.0
 
 
-async def check_ports(listen: str, admin_listen: str) -> None:
+async def check_ports(listen: str, admin_listen: str, openai_listen: str | None = None) -> None:
     """Refuse ports of a scheduler that are taken; what else may be wrong with them, the scheduler says.
 
     Args:
         listen: HOST:PORT for clients; port 0 is never taken.
         admin_listen: HOST:PORT for operators.
+        openai_listen: HOST:PORT of OpenAI's API; None: it is not served.
 
     Raises:
         LocalServiceError: one is taken; says by whom, as far as it answers, and what to do.
     """
-    if _is_taken(listen):
+    if is_taken(listen):
         if found := await _describe_scheduler(listen):
             flags = "" if listen == DEFAULT_ADDRESS else f" --address {listen}"
             raise LocalServiceError(
                 f'{found}; `octavo generate "..."{flags}` asks it, `octavo up --listen 127.0.0.1:0` starts another one'
             )
         raise _taken("--listen", listen)
-    if _is_taken(admin_listen):
+    if is_taken(admin_listen):
         if found := await _describe_admin_port(admin_listen):
             raise LocalServiceError(f"{found}; `octavo up --admin-listen 127.0.0.1:0` starts another one")
         raise _taken("--admin-listen", admin_listen)
+    if openai_listen is not None and is_taken(openai_listen):
+        raise _taken("--openai-listen", openai_listen)
 
 
 def _taken(flag: str, address: str) -> LocalServiceError:
@@ -45,7 +48,8 @@ def _taken(flag: str, address: str) -> LocalServiceError:
     )
 
 
-def _is_taken(address: str) -> bool:
+def is_taken(address: str) -> bool:
+    """Return whether a program of this machine listens on an address, HOST:PORT; on port 0 none does."""
     host, _, port = address.rpartition(":")
     try:
         [(family, kind, protocol, _, place), *_] = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)

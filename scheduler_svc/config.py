@@ -205,6 +205,17 @@ class SchedulerConfig(ServiceConfig):
         description="Token ids in --step-log. masked: each stands for another one, and nobody knows for which. Such a "
         "log cannot be run on an executor.",
     )
+    openai_listen: str | None = Field(
+        None,
+        pattern=ADDRESS_PATTERN,
+        description="Address for OpenAI's API over HTTP, host:port, with TLS and tokens as at --listen. Port 0 takes a "
+        "free one. By default it is not served.",
+    )
+    openai_unknown_fields: Literal["refuse", "ignore"] = Field(
+        "refuse",
+        description="What becomes of a field that OpenAI's API here does not know. refuse: the request is refused, and "
+        "the field is named. ignore: the header x-octavo-ignored-fields of the answer names it.",
+    )
     vllm_engine: bool = Field(
         False,
         description="Serve vllm.grpc.engine.VllmEngine at --listen too: the SMG gateway needs it for OpenAI's API. "
@@ -214,6 +225,16 @@ class SchedulerConfig(ServiceConfig):
         "",
         max_length=256,
         description="Tenant of the requests that come through --vllm-engine. By default the one without a name.",
+    )
+    tool_call_parser: Literal["auto", "none", "hermes", "qwen3_coder", "mistral", "llama3_json", "json"] = Field(
+        "auto",
+        description="How the model writes tool calls, for OpenAI's API. auto: as its chat template shows. none: "
+        "requests with tools are refused. The others are families of models.",
+    )
+    reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3", "mistral"] = Field(
+        "auto",
+        description="How the model marks its reasoning, for OpenAI's API. auto: as its chat template shows. none: "
+        "reasoning is part of the answer. The others are families of models.",
     )
 
     @model_validator(mode="after")

@@ -26,12 +26,14 @@ from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.served_model import CoreSettings
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.executors.tls import executor_tls, read_credentials
-from scheduler_svc.front.access.access_control import access_interceptors
+from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
+from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_body import KeepBodies
 from scheduler_svc.front.api.request_limits import FrontSettings
 from scheduler_svc.front.api.servicer import GenerationServicer
 from scheduler_svc.front.api.vllm_engine import SERVICE_NAME as VLLM_ENGINE_SERVICE
 from scheduler_svc.front.api.vllm_engine import add_vllm_engine, generate_request_class
+from scheduler_svc.front.openai.set_up import openai_server
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
 from scheduler_svc.telemetry.metrics import LOOP_LAG, STEP_LOG, scheduler_families
@@ -74,7 +76,8 @@ class SchedulerService:
         self._config = config
         self._grace_s = config.shutdown_grace_s
         self.tls = server_tls(config)
-        self._interceptors = access_interceptors(config, OPERATOR_SERVICES)
+        self._access = access_control(config)
+        self._interceptors = [] if self._access is None else [AccessInterceptor(self._access, OPERATOR_SERVICES)]
         if tls := executor_tls(config):
             read_credentials(tls)  # what cannot be used ends the start, and not only every connection
         self._tracing = start_tracing(config.tracing, "octavo-scheduler")
@@ -92,7 +95,9 @@ class SchedulerService:
             self._step_log,
         )
         tracer = request_tracer(self._tracing)
-        self.generation = GenerationServicer(self.engine, tokenizer, front_settings(config), tracer)
+        self._generation = Generation(self.engine, tokenizer, front_settings(config), tracer)
+        self.generation = GenerationServicer(self._generation)
+        self._openai = openai_server(config, self._generation, self._access, self._metrics)
         self._ports = Ports(self._main_server(config, health), self._other_ports(config, health))
 
     async def start(self) -> str:
@@ -103,7 +108,11 @@ class SchedulerService:
         config = self._config
         warn_if_exposed(
             "scheduler",
-            {"--listen": config.listen, "--admin-listen": config.admin_listen},
+            {
+                "--listen": config.listen,
+                "--admin-listen": config.admin_listen,
+                **({} if config.openai_listen is None else {"--openai-listen": config.openai_listen}),
+            },
             is_encrypted=self.tls is not None,
             knows_clients=bool(self._interceptors) or config.tls_client_ca is not None,
             how_to_know_clients="set --tokens-file to ask for tokens, or --tls-client-ca to demand client certificates",
@@ -140,7 +149,7 @@ class SchedulerService:
 
     @property
     def other_addresses(self) -> dict[str, str]:
-        """Where operators ("admin"), probes ("health") and metrics are served, host:port; after `start`."""
+        """Where operators ("admin"), OpenAI's clients, probes ("health") and metrics are served; after `start`."""
         return self._ports.other_addresses
 
     def _metrics(self) -> list[Family]:
@@ -149,6 +158,7 @@ class SchedulerService:
             LOOP_LAG.single(self._loop_lag.longest_s),
             STEP_LOG.single(self._step_log is not None and self._step_log.is_recording),
             *service_families(self._calls, self.tls),
+            *(() if self._openai is None else self._openai.families()),
         ]
 
     def _main_server(self, config: SchedulerConfig, health: Health) -> GrpcServer:
@@ -187,6 +197,8 @@ class SchedulerService:
 
         service = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
         others: dict[str, Port] = {"admin": AdminPort(config, service, admin_server)}
+        if self._openai is not None:
+            others["openai"] = self._openai
         if config.health_listen is not None:
             others["health"] = probe_server(config.health_listen, health)
         if config.metrics_listen is not None:

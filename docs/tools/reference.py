@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.tools import api, configuration, metrics
+from docs.tools import api, configuration, metrics, openai_fields
 
 DOCS = Path(__file__).parents[1]
 
@@ -19,6 +19,7 @@ PAGES: Mapping[str, Callable[[str], str]] = {
     "metrics.md": metrics.with_tables,
     "reference/api.md": api.page,
     "reference/configuration.md": configuration.page,
+    "reference/openai-fields.md": openai_fields.page,
 }
 
 

@@ -22,7 +22,7 @@ _COMMON = (
 )
 
 # `octavo up` has a flag of its own for it, with another default.
-_OWN = ("admin_listen",)
+_OWN = ("admin_listen", "openai_listen")
 
 
 class _SettingOption(click.Option):

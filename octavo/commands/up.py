@@ -1,8 +1,9 @@
-"""`octavo up`: a scheduler, executors and maybe a gateway on this machine, until Ctrl-C or SIGTERM."""
+"""`octavo up`: a scheduler and executors on this machine, until Ctrl-C or SIGTERM."""
 
 import asyncio
 import json
 import signal
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,13 +14,14 @@ from octavo.address import exposure_warning
 from octavo.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Client
 from octavo.commands.options import check_listen
 from octavo.commands.service_options import ServiceCommand, service_options
-from octavo.gateway import DEFAULT_OPENAI_ADDRESS
 from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
-from octavo.taken_ports import check_ports
+from octavo.taken_ports import check_ports, is_taken
 
 if TYPE_CHECKING:  # needs the packages of the services
     from scheduler_svc.config import SchedulerConfig
+
+DEFAULT_OPENAI_ADDRESS = "127.0.0.1:8080"
 
 # A question and an answer of a few sentences.
 _SHORT_TOKENS = 256
@@ -53,11 +55,11 @@ _SHORT_TOKENS = 256
     "they share the cores; with --device cuda each has its own GPU.",
 )
 @click.option(
-    "--openai",
-    is_flag=False,
-    flag_value=DEFAULT_OPENAI_ADDRESS,
-    metavar="[HOST:PORT]",
-    help=f"Also serve OpenAI's API, with the SMG gateway.  [without an address: {DEFAULT_OPENAI_ADDRESS}]",
+    "--openai-listen",
+    callback=check_listen,
+    metavar="HOST:PORT",
+    help=f"Address of OpenAI's API. Port 0 takes a free one.  [default: {DEFAULT_OPENAI_ADDRESS}, or none if that is "
+    "taken; a free port if --listen has port 0]",
 )
 @service_options
 def up(
@@ -66,7 +68,7 @@ def up(
     listen: str,
     admin_listen: str | None,
     num_executors: int,
-    openai: str | None,
+    openai_listen: str | None,
     verbose: bool,
     options: dict[str, Any],
 ) -> None:
@@ -81,25 +83,39 @@ def up(
         model = model_argument
     if admin_listen is None:
         admin_listen = "127.0.0.1:0" if listen.endswith(":0") else DEFAULT_ADMIN_ADDRESS
-    options["scheduler"] = {"listen": listen, "admin_listen": admin_listen, **options["scheduler"]}
-    local = LocalOptions(model, openai=openai, num_executors=num_executors, **options)
+    listens = {"listen": listen, "admin_listen": admin_listen}
+    if openai_listen is None and "openai_listen" not in options["scheduler"]:
+        openai_listen = "127.0.0.1:0" if listen.endswith(":0") else _default_openai_listen()
+    if openai_listen is not None:
+        listens["openai_listen"] = openai_listen
+    options["scheduler"] = {**listens, **options["scheduler"]}
+    local = LocalOptions(model, num_executors=num_executors, **options)
     config = local.scheduler.config
-    asyncio.run(check_ports(config.listen, config.admin_listen))
+    asyncio.run(check_ports(config.listen, config.admin_listen, config.openai_listen))
     if config.tls_cert is None:
-        _warn_if_exposed(listen=config.listen, admin_listen=config.admin_listen, openai=openai)
+        _warn_if_exposed(
+            {"--listen": config.listen, "--admin-listen": config.admin_listen, "--openai-listen": config.openai_listen}
+        )
     local.prepare_model()
     asyncio.run(_run_until_stopped(config.served_model_name or model, local, is_verbose=verbose))
 
 
-def _warn_if_exposed(*, listen: str, admin_listen: str, openai: str | None) -> None:
+def _default_openai_listen() -> str | None:
+    """Return where OpenAI's API is served if nobody says it; None: somebody else is there, which is told on stderr."""
+    if not is_taken(DEFAULT_OPENAI_ADDRESS):
+        return DEFAULT_OPENAI_ADDRESS
+    click.echo(
+        f"octavo: {DEFAULT_OPENAI_ADDRESS} is taken by another program, so OpenAI's API is not served; for another "
+        "port: --openai-listen 127.0.0.1:8081",
+        err=True,
+    )
+    return None
+
+
+def _warn_if_exposed(ports: Mapping[str, str | None]) -> None:
     """Say on stderr what others than this machine can reach; what the services say of it is in their logs only."""
-    ports = {
-        ("scheduler", "--listen"): listen,
-        ("scheduler", "--admin-listen"): admin_listen,
-        ("OpenAI API", "--openai"): openai,
-    }
-    for (name, flag), address in ports.items():
-        if address is not None and (warning := exposure_warning(name, flag, address)):
+    for flag, address in ports.items():
+        if address is not None and (warning := exposure_warning("scheduler", flag, address)):
             click.echo(warning, err=True)
 
 
@@ -135,7 +151,11 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         elif not is_short:
             click.echo(f'try: octavo generate "Why is the sky blue?"{flags}')
         if services.openai_address is not None:
-            await _say_how_to_use_openai(services.address, f"http://{services.openai_address}/v1")
+            url = f"{scheme}://{services.openai_address}/v1"
+            if _access_flags(config) or options.lacks_tokenizer:
+                click.echo(f"OpenAI API: {url}")
+            else:
+                await say_how_to_use_openai(services.address, url)
         await services.run_beside(_wait_for(stop_wanted))
         click.echo("stopping when the streams end, in 20 s at most; Ctrl-C again stops at once", err=True)
     finally:
@@ -169,7 +189,8 @@ async def warn_if_short(scheduler: str, short_tokens: int = _SHORT_TOKENS) -> bo
     return num_tokens < short_tokens
 
 
-async def _say_how_to_use_openai(scheduler: str, url: str) -> None:
+async def say_how_to_use_openai(scheduler: str, url: str) -> None:
+    """Say on stdout where OpenAI's API is, and a command to try."""
     async with Client(scheduler) as client:
         model_id = (await client.get_model()).model_id
     messages = [{"role": "user", "content": "Why is the sky blue?"}]

@@ -156,6 +156,17 @@ class Response:
             self._changed.clear()
             await self._changed.wait()
 
+    async def wait_until_ended(self) -> None:
+        """Return once the request has ended, for who takes no deltas.
+
+        Raises: OctavoServiceError: the request failed.
+        """
+        while self.ended is None:
+            self._changed.clear()
+            await self._changed.wait()
+        if self.error is not None:
+            raise self.error
+
     def _take_prompt(self) -> PromptDelta:
         first, self._num_taken_prompt_logprobs = self._num_taken_prompt_logprobs, len(self.prompt_logprobs)
         begin = first * max(0, self.request.num_prompt_logprobs)

@@ -102,7 +102,7 @@ async def test_no_request_of_any_shape_stops_the_event_loop() -> None:
             for method, descriptor in METHODS.items()
             for num_bytes in (BODY_BYTES, TOKENIZED_BYTES)
             for name, body in bodies(descriptor, num_bytes)
-            if num_bytes == BODY_BYTES or "long" in name
+            if num_bytes == BODY_BYTES or ("long" in name and "reasoning_content" not in name)  # a template may drop it
         ]
         for method, name, body in shapes:
             gap_s, code = await longest_gap_s(stack, body, method)

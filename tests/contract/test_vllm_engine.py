@@ -240,7 +240,7 @@ async def test_an_abort_while_the_prompt_is_checked_is_not_lost(monkeypatch: pyt
         return await to_thread(*args)  # type: ignore[arg-type]
 
     async with running_gateway_stack() as gateway:
-        monkeypatch.setattr("scheduler_svc.front.api.servicer.asyncio.to_thread", slow)
+        monkeypatch.setattr("scheduler_svc.front.api.generation.asyncio.to_thread", slow)
         answer = asyncio.create_task(ask(gateway, engine_request(max_tokens=ENDLESS)))
         await checking.wait()
         await gateway.stub.Abort(pb.AbortRequest(request_ids=["chatcmpl-1"]))

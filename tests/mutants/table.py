@@ -8,10 +8,12 @@ from tests.mutants import (
     fleet_faults,
     model_faults,
     numerics_faults,
+    openai_faults,
     same_bits_faults,
     service_faults,
     step_faults,
     step_log_faults,
+    tool_call_faults,
 )
 
 FAULTS = (
@@ -24,6 +26,8 @@ FAULTS = (
     *numerics_faults.FAULTS,
     *same_bits_faults.FAULTS,
     *service_faults.FAULTS,
+    *tool_call_faults.FAULTS,
+    *openai_faults.FAULTS,
     *benchmark_faults.FAULTS,
     *client_faults.FAULTS,
 )

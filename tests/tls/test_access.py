@@ -19,7 +19,7 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.generation.v1 import generation_service_pb2_grpc
 from octavo.outputs import Accepted
 from octavo.sampling_params import SamplingParams
-from scheduler_svc.front.api import servicer as generation_servicer
+from scheduler_svc.front.api import generation
 from tests.support.certificates import PairFiles, replace
 from tests.tls.services import Scheduler, running_pair, running_scheduler, tls_settings
 
@@ -109,7 +109,7 @@ async def test_the_scheme_is_written_in_any_case(scheduler: Scheduler) -> None:
 async def test_a_stranger_makes_the_scheduler_do_nothing(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither decoded nor tokenized: the request is not even a message."""
     tokenized = []
-    monkeypatch.setattr(generation_servicer, "tokenize", lambda *arguments: tokenized.append(arguments))
+    monkeypatch.setattr(generation, "tokenize", lambda *arguments: tokenized.append(arguments))
     async with grpc.aio.insecure_channel(scheduler.address) as channel:
         method: Any = channel.unary_stream("/octavo.generation.v1.GenerationService/Generate")
         assert await failure(method(b"\xff\xff").read()) == MISSING
@@ -194,7 +194,7 @@ async def test_the_log_of_a_bug_names_the_request_behind_access_control(
     def stumble(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(generation_servicer, "tokenize", stumble)
+    monkeypatch.setattr(generation, "tokenize", stumble)
     async with grpc.aio.insecure_channel(scheduler.address) as channel:
         stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
         request = pb.GenerateRequest(request_id="unlucky", text="x")

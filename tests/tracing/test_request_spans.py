@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+import aiohttp
 import grpc
 import pytest
 
@@ -76,6 +77,23 @@ async def test_a_chat_and_its_outputs_are_named_as_such(recorder: Recorder, trac
     assert span.attributes["octavo.tenant"] == "alice"
     assert span.attributes["gen_ai.request.choice.count"] == 2
     assert span.attributes["gen_ai.response.finish_reasons"] == ("length", "length")
+
+
+async def test_a_request_over_http_is_a_child_of_its_caller_too(recorder: Recorder, traced_stack: TracedStack) -> None:
+    async with (
+        traced_stack(openai_listen="127.0.0.1:0") as stack,
+        aiohttp.ClientSession(f"http://{stack.service.other_addresses['openai']}") as session,
+        session.post(
+            "/v1/completions",
+            json={"model": "fake", "prompt": SECRET, "request_id": "r", "max_tokens": 2},
+            headers={"traceparent": SAMPLED},
+        ) as response,
+    ):
+        assert response.status == 200
+
+    span = recorder.trace("cmpl-r").request
+    assert (span.trace_id, span.parent_id) == (CALLER_TRACE_ID, CALLER_SPAN_ID)
+    assert span.name == "text_completion fake"
 
 
 async def test_a_request_of_one_token_has_no_decode(recorder: Recorder, traced_stack: TracedStack) -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from octavo.generation.v1 import generation_pb2 as octavo_dot_generation_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-octavo/generation/v1/generation_service.proto\x12\x14octavo.generation.v1\x1a%octavo/generation/v1/generation.proto\"\xea\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1e.octavo.generation.v1.TokenIdsH\x00\x12\x36\n\x08messages\x18\x04 \x01(\x0b\x32\".octavo.generation.v1.ChatMessagesH\x00\x12=\n\x0fsampling_params\x18\x05 \x01(\x0b\x32$.octavo.generation.v1.SamplingParams\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x14\n\x0clora_adapter\x18\t \x01(\t\x12\x15\n\rlean_finished\x18\n \x01(\x08\x12\x1a\n\x12include_provenance\x18\x0b \x01(\x08\x42\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"C\n\x0c\x43hatMessages\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32!.octavo.generation.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xff\x01\n\x10GenerateResponse\x12\x32\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1e.octavo.generation.v1.AcceptedH\x00\x12\x32\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32!.octavo.generation.v1.OutputDeltaH\x00\x12\x39\n\x08\x66inished\x18\x03 \x01(\x0b\x32%.octavo.generation.v1.RequestFinishedH\x00\x12?\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32$.octavo.generation.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"9\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\"\x93\x01\n\x0bOutputDelta\x12\x14\n\x0coutput_index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x1d\n\x15\x61lternative_token_ids\x18\x05 \x03(\x05\x12\x1c\n\x14\x61lternative_logprobs\x18\x06 \x03(\x02\"\xd0\x01\n\x0fRequestFinished\x12-\n\x07outputs\x18\x01 \x03(\x0b\x32\x1c.octavo.generation.v1.Output\x12*\n\x05usage\x18\x02 \x01(\x0b\x32\x1b.octavo.generation.v1.Usage\x12=\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32$.octavo.generation.v1.PromptLogprobs\x12#\n\x1b\x63ontinued_on_other_numerics\x18\x04 \x01(\x08\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"!\n\rAbortResponse\x12\x10\n\x08was_live\x18\x01 \x01(\x08\"\x11\n\x0fGetModelRequest\"\xc3\x02\n\x10GetModelResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x1c\n\x14takes_token_ids_only\x18\x06 \x01(\x08\x12\x45\n\x17\x64\x65\x66\x61ult_sampling_params\x18\x07 \x01(\x0b\x32$.octavo.generation.v1.SamplingParams\x12\x17\n\x0fis_reproducible\x18\x08 \x01(\x08\x12\x1c\n\x14why_not_reproducible\x18\t \x01(\t\x12\x14\n\x0cnumerics_ids\x18\n \x03(\t\x12\x16\n\x0eweights_digest\x18\x0b \x01(\t\"\x9b\x01\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x36\n\x08messages\x18\x02 \x01(\x0b\x32\".octavo.generation.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"`\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xd9\x03\n\x11GenerationService\x12[\n\x08Generate\x12%.octavo.generation.v1.GenerateRequest\x1a&.octavo.generation.v1.GenerateResponse0\x01\x12P\n\x05\x41\x62ort\x12\".octavo.generation.v1.AbortRequest\x1a#.octavo.generation.v1.AbortResponse\x12Y\n\x08GetModel\x12%.octavo.generation.v1.GetModelRequest\x1a&.octavo.generation.v1.GetModelResponse\x12Y\n\x08Tokenize\x12%.octavo.generation.v1.TokenizeRequest\x1a&.octavo.generation.v1.TokenizeResponse\x12_\n\nDetokenize\x12\'.octavo.generation.v1.DetokenizeRequest\x1a(.octavo.generation.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-octavo/generation/v1/generation_service.proto\x12\x14octavo.generation.v1\x1a%octavo/generation/v1/generation.proto\"\xa2\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1e.octavo.generation.v1.TokenIdsH\x00\x12\x36\n\x08messages\x18\x04 \x01(\x0b\x32\".octavo.generation.v1.ChatMessagesH\x00\x12=\n\x0fsampling_params\x18\x05 \x01(\x0b\x32$.octavo.generation.v1.SamplingParams\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x14\n\x0clora_adapter\x18\t \x01(\t\x12\x15\n\rlean_finished\x18\n \x01(\x08\x12\x1a\n\x12include_provenance\x18\x0b \x01(\x08\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x0c \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xb3\x01\n\x0c\x43hatMessages\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32!.octavo.generation.v1.ChatMessage\x12\x12\n\ntools_json\x18\x02 \x01(\t\x12\x1c\n\x14template_kwargs_json\x18\x03 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x42\x18\n\x16_add_generation_prompt\"\x84\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x17\n\x0ftool_calls_json\x18\x04 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x19\n\x11reasoning_content\x18\x06 \x01(\t\"\xff\x01\n\x10GenerateResponse\x12\x32\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1e.octavo.generation.v1.AcceptedH\x00\x12\x32\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32!.octavo.generation.v1.OutputDeltaH\x00\x12\x39\n\x08\x66inished\x18\x03 \x01(\x0b\x32%.octavo.generation.v1.RequestFinishedH\x00\x12?\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32$.octavo.generation.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"9\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\"\x93\x01\n\x0bOutputDelta\x12\x14\n\x0coutput_index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x1d\n\x15\x61lternative_token_ids\x18\x05 \x03(\x05\x12\x1c\n\x14\x61lternative_logprobs\x18\x06 \x03(\x02\"\xd0\x01\n\x0fRequestFinished\x12-\n\x07outputs\x18\x01 \x03(\x0b\x32\x1c.octavo.generation.v1.Output\x12*\n\x05usage\x18\x02 \x01(\x0b\x32\x1b.octavo.generation.v1.Usage\x12=\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32$.octavo.generation.v1.PromptLogprobs\x12#\n\x1b\x63ontinued_on_other_numerics\x18\x04 \x01(\x08\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"!\n\rAbortResponse\x12\x10\n\x08was_live\x18\x01 \x01(\x08\"\x11\n\x0fGetModelRequest\"\xc3\x02\n\x10GetModelResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x1c\n\x14takes_token_ids_only\x18\x06 \x01(\x08\x12\x45\n\x17\x64\x65\x66\x61ult_sampling_params\x18\x07 \x01(\x0b\x32$.octavo.generation.v1.SamplingParams\x12\x17\n\x0fis_reproducible\x18\x08 \x01(\x08\x12\x1c\n\x14why_not_reproducible\x18\t \x01(\t\x12\x14\n\x0cnumerics_ids\x18\n \x03(\t\x12\x16\n\x0eweights_digest\x18\x0b \x01(\t\"\x9b\x01\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x36\n\x08messages\x18\x02 \x01(\x0b\x32\".octavo.generation.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"`\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xd9\x03\n\x11GenerationService\x12[\n\x08Generate\x12%.octavo.generation.v1.GenerateRequest\x1a&.octavo.generation.v1.GenerateResponse0\x01\x12P\n\x05\x41\x62ort\x12\".octavo.generation.v1.AbortRequest\x1a#.octavo.generation.v1.AbortResponse\x12Y\n\x08GetModel\x12%.octavo.generation.v1.GetModelRequest\x1a&.octavo.generation.v1.GetModelResponse\x12Y\n\x08Tokenize\x12%.octavo.generation.v1.TokenizeRequest\x1a&.octavo.generation.v1.TokenizeResponse\x12_\n\nDetokenize\x12\'.octavo.generation.v1.DetokenizeRequest\x1a(.octavo.generation.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,37 +33,37 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.generation.v1.genera
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=111
-  _globals['_GENERATEREQUEST']._serialized_end=473
-  _globals['_TOKENIDS']._serialized_start=475
-  _globals['_TOKENIDS']._serialized_end=498
-  _globals['_CHATMESSAGES']._serialized_start=500
-  _globals['_CHATMESSAGES']._serialized_end=567
-  _globals['_CHATMESSAGE']._serialized_start=569
-  _globals['_CHATMESSAGE']._serialized_end=613
-  _globals['_GENERATERESPONSE']._serialized_start=616
-  _globals['_GENERATERESPONSE']._serialized_end=871
-  _globals['_ACCEPTED']._serialized_start=873
-  _globals['_ACCEPTED']._serialized_end=930
-  _globals['_OUTPUTDELTA']._serialized_start=933
-  _globals['_OUTPUTDELTA']._serialized_end=1080
-  _globals['_REQUESTFINISHED']._serialized_start=1083
-  _globals['_REQUESTFINISHED']._serialized_end=1291
-  _globals['_ABORTREQUEST']._serialized_start=1293
-  _globals['_ABORTREQUEST']._serialized_end=1327
-  _globals['_ABORTRESPONSE']._serialized_start=1329
-  _globals['_ABORTRESPONSE']._serialized_end=1362
-  _globals['_GETMODELREQUEST']._serialized_start=1364
-  _globals['_GETMODELREQUEST']._serialized_end=1381
-  _globals['_GETMODELRESPONSE']._serialized_start=1384
-  _globals['_GETMODELRESPONSE']._serialized_end=1707
-  _globals['_TOKENIZEREQUEST']._serialized_start=1710
-  _globals['_TOKENIZEREQUEST']._serialized_end=1865
-  _globals['_TOKENIZERESPONSE']._serialized_start=1867
-  _globals['_TOKENIZERESPONSE']._serialized_end=1927
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1929
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2025
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2027
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2061
-  _globals['_GENERATIONSERVICE']._serialized_start=2064
-  _globals['_GENERATIONSERVICE']._serialized_end=2537
+  _globals['_GENERATEREQUEST']._serialized_end=529
+  _globals['_TOKENIDS']._serialized_start=531
+  _globals['_TOKENIDS']._serialized_end=554
+  _globals['_CHATMESSAGES']._serialized_start=557
+  _globals['_CHATMESSAGES']._serialized_end=736
+  _globals['_CHATMESSAGE']._serialized_start=739
+  _globals['_CHATMESSAGE']._serialized_end=871
+  _globals['_GENERATERESPONSE']._serialized_start=874
+  _globals['_GENERATERESPONSE']._serialized_end=1129
+  _globals['_ACCEPTED']._serialized_start=1131
+  _globals['_ACCEPTED']._serialized_end=1188
+  _globals['_OUTPUTDELTA']._serialized_start=1191
+  _globals['_OUTPUTDELTA']._serialized_end=1338
+  _globals['_REQUESTFINISHED']._serialized_start=1341
+  _globals['_REQUESTFINISHED']._serialized_end=1549
+  _globals['_ABORTREQUEST']._serialized_start=1551
+  _globals['_ABORTREQUEST']._serialized_end=1585
+  _globals['_ABORTRESPONSE']._serialized_start=1587
+  _globals['_ABORTRESPONSE']._serialized_end=1620
+  _globals['_GETMODELREQUEST']._serialized_start=1622
+  _globals['_GETMODELREQUEST']._serialized_end=1639
+  _globals['_GETMODELRESPONSE']._serialized_start=1642
+  _globals['_GETMODELRESPONSE']._serialized_end=1965
+  _globals['_TOKENIZEREQUEST']._serialized_start=1968
+  _globals['_TOKENIZEREQUEST']._serialized_end=2123
+  _globals['_TOKENIZERESPONSE']._serialized_start=2125
+  _globals['_TOKENIZERESPONSE']._serialized_end=2185
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2187
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2283
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2285
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2319
+  _globals['_GENERATIONSERVICE']._serialized_start=2322
+  _globals['_GENERATIONSERVICE']._serialized_end=2795
 # @@protoc_insertion_point(module_scope)

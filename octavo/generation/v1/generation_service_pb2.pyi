@@ -36,12 +36,13 @@ class GenerateRequest(_message.Message):
     LORA_ADAPTER_FIELD_NUMBER: _builtins.int
     LEAN_FINISHED_FIELD_NUMBER: _builtins.int
     INCLUDE_PROVENANCE_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request, unique among the live ones; at most 256 characters. Empty: the server makes
     one and tells it in `accepted`.
     """
     text: _builtins.str
-    """Plain text, tokenized as it is, with the special tokens that the tokenizer adds."""
+    """Plain text, tokenized as it is, with the special tokens that the tokenizer adds; see add_special_tokens."""
     priority: _builtins.int
     """Urgency; a lower number is served first, and preempted last. Refused unless 0 by a server that
     serves in order of arrival.
@@ -64,6 +65,10 @@ class GenerateRequest(_message.Message):
     """
     include_provenance: _builtins.bool
     """Say in `finished` which kinds of executors made each output: Output.provenance."""
+    add_special_tokens: _builtins.bool
+    """Whether `text` gets the special tokens that the tokenizer adds to a text, such as a token for its
+    beginning. Refused with other prompts. Absent: true.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, used as they are."""
@@ -90,13 +95,19 @@ class GenerateRequest(_message.Message):
         lora_adapter: _builtins.str = ...,
         lean_finished: _builtins.bool = ...,
         include_provenance: _builtins.bool = ...,
+        add_special_tokens: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "prompt", b"prompt", "sampling_params", b"sampling_params", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "messages", b"messages", "prompt", b"prompt", "sampling_params", b"sampling_params", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "include_provenance", b"include_provenance", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling_params", b"sampling_params", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "include_provenance", b"include_provenance", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling_params", b"sampling_params", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
@@ -132,6 +143,17 @@ class ChatMessages(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    TOOLS_JSON_FIELD_NUMBER: _builtins.int
+    TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    tools_json: _builtins.str
+    """The functions that the model may call: a JSON array in the shape of OpenAI's `tools`. Empty: none."""
+    template_kwargs_json: _builtins.str
+    """Further variables of the chat template: a JSON object, such as {"enable_thinking": false}. Names that
+    the conversation has itself are refused. Empty: none.
+    """
+    add_generation_prompt: _builtins.bool
+    """Whether the prompt ends with the beginning of the assistant's next turn. Absent: true."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """The messages, oldest first; at least one, at most 16,384."""
@@ -140,12 +162,17 @@ class ChatMessages(_message.Message):
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        tools_json: _builtins.str = ...,
+        template_kwargs_json: _builtins.str = ...,
+        add_generation_prompt: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "messages", b"messages", "template_kwargs_json", b"template_kwargs_json", "tools_json", b"tools_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
 
 Global___ChatMessages: _TypeAlias = ChatMessages  # noqa: Y015
 
@@ -157,19 +184,37 @@ class ChatMessage(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_JSON_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    REASONING_CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """Who speaks: "system", "user" or "assistant", or what the model's template knows."""
     content: _builtins.str
     """What is said."""
+    name: _builtins.str
+    """Who speaks, by name, at most 256 characters; for templates that know names."""
+    tool_calls_json: _builtins.str
+    """The functions that the assistant called in this turn: a JSON array in the shape of OpenAI's
+    `tool_calls`, arguments as objects or as JSON texts. Empty: none.
+    """
+    tool_call_id: _builtins.str
+    """The id of the call that this turn of role "tool" is the result of, at most 256 characters."""
+    reasoning_content: _builtins.str
+    """What the assistant thought before it spoke in this turn; for templates that show it."""
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
+        name: _builtins.str = ...,
+        tool_calls_json: _builtins.str = ...,
+        tool_call_id: _builtins.str = ...,
+        reasoning_content: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "reasoning_content", b"reasoning_content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls_json", b"tool_calls_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,6 @@
 Read `http_server.py` first. Then
 
 - `json_transcoder.py`: a call with JSON becomes a gRPC call;
-- `origin_checks.py`: keeps other web sites out;
-- `http_tls.py`, `forwarded_client_cert.py`: certificates over HTTP, and what a verified one is worth.
+- `forwarded_client_cert.py`: what a verified client certificate is worth;
+- `scheduler_svc/http/`: connections, TLS, and what keeps other web sites out.
 """

@@ -11,13 +11,13 @@ from types import MappingProxyType
 
 import grpc
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 
 from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
-from scheduler_svc.admin.http.http_tls import HttpTls, certificate_names
 from scheduler_svc.admin.http.json_transcoder import CALL_TIMEOUT_S, CallError, JsonTranscoder
-from scheduler_svc.admin.http.origin_checks import is_cross_site, is_local_host
 from scheduler_svc.admin.page.bundle import load_page
+from scheduler_svc.http.connections import ConnectionTimes, HttpConnections
+from scheduler_svc.http.http_tls import HttpTls, certificate_names
+from scheduler_svc.http.origin_checks import is_cross_site, is_local_host
 from shared.events import Event
 
 MAX_BODY_BYTES = 64 * 2**10
@@ -33,12 +33,6 @@ _LINGER_S = 2.0
 
 # A client that takes nothing of what is sent to it for so long is cut off, in seconds.
 _STALL_S = 30.0
-
-_HANDSHAKE_TIMEOUT_S = 10.0
-_TLS_GOODBYE_TIMEOUT_S = 1.0
-
-# Of calls that run when the port is closed, in seconds, at least; they take milliseconds.
-_MIN_GRACE_S = 1.0
 
 _SAFE_HEADERS = {
     "Cache-Control": "no-store",
@@ -83,19 +77,8 @@ class HttpServer:
         self._tls = tls
         self._allows_any_name = asks_for_tokens or tls is not None
         self._page = load_page()
-        # When connections without a first request are closed; not every aiohttp would do it.
-        self._silent: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
-        logger = logging.getLogger(f"{__name__}.aiohttp")
-        logger.addFilter(_is_our_fault)
-        self._server = web.Server(
-            self._answer,
-            handler_cancellation=True,
-            access_log=None,
-            auto_decompress=False,
-            keepalive_timeout=IDLE_S,
-            lingering_time=_LINGER_S,
-            logger=logger,
-        )
+        times = ConnectionTimes(first_request_s=IDLE_S, idle_s=IDLE_S, linger_s=_LINGER_S, stall_s=_STALL_S)
+        self._connections = HttpConnections(self._answer, tls, times)
 
     async def serve(self, connection: socket.socket, peer: str, *, over_tls: bool) -> None:
         """Own a connection; return as soon as requests can come, or it has failed.
@@ -105,41 +88,13 @@ class HttpServer:
             peer: Whose it is, for the log.
             over_tls: Whether it begins with a handshake.
         """
-        loop = asyncio.get_running_loop()
-        context = self._tls.context() if over_tls and self._tls is not None else None
-        _limit_stall(connection)
-        try:
-            transport, _ = await loop.connect_accepted_socket(
-                self._server,
-                connection,
-                ssl=context,
-                ssl_handshake_timeout=None if context is None else _HANDSHAKE_TIMEOUT_S,
-                ssl_shutdown_timeout=None if context is None else _TLS_GOODBYE_TIMEOUT_S,
-            )
-        except OSError as error:
-            _logger.info(Event("http_handshake_failed", peer=peer, cause=str(error)))
-        else:
-            self._silent[transport] = loop.call_later(IDLE_S, self._close_silent, transport)
+        await self._connections.serve(connection, peer, over_tls=over_tls)
 
     async def stop(self, grace_s: float) -> None:
         """Close idle connections, end calls that run after `grace_s` seconds, then close the rest."""
-        transports = [handler.transport for handler in self._server.connections if handler.transport is not None]
-        for timer in self._silent.values():
-            timer.cancel()
-        self._silent.clear()
-        self._server.pre_shutdown()
-        await self._server.shutdown(max(grace_s, _MIN_GRACE_S))
-        for transport in transports:
-            transport.abort()  # who does not answer the goodbye of TLS is not waited for
-        await asyncio.sleep(0)
-
-    def _close_silent(self, transport: asyncio.Transport) -> None:
-        del self._silent[transport]
-        transport.abort()
+        await self._connections.stop(grace_s)
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
-        if request.transport is not None and (timer := self._silent.pop(request.transport, None)) is not None:
-            timer.cancel()
         try:
             response = await self._route(request)
         except _Refusal as refusal:
@@ -223,12 +178,6 @@ class _Refusal(Exception):  # noqa: N818 (an answer)
         self.headers = headers
 
 
-def _limit_stall(connection: socket.socket) -> None:
-    """Let the kernel break a connection whose peer does not read (tcp(7)): aiohttp would wait for it for ever."""
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(_STALL_S * 1000))
-
-
 async def _body(request: web.BaseRequest) -> bytes:
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise CallError(grpc.StatusCode.UNIMPLEMENTED, "compressed bodies are not accepted; leave out Content-Encoding")
@@ -260,8 +209,3 @@ def _timeout_s(request: web.BaseRequest) -> float:
     if not int(wanted_ms):  # a call that is quick enough would be answered all the same
         raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "the header Connect-Timeout-Ms leaves the call no time")
     return min(int(wanted_ms) / 1000, CALL_TIMEOUT_S)
-
-
-def _is_our_fault(record: logging.LogRecord) -> bool:
-    """Keep what strangers send to the port out of the log."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

@@ -2,8 +2,7 @@
 
 Read `admin_port.py` first: who listens, and what becomes of a connection. Then
 
-- `listeners.py`, `acceptor.py`: open the address, accept connections;
-- `protocol_detection.py`, `client_hello.py`: gRPC or HTTP, from the first bytes of a connection;
+- `scheduler_svc/http/`: opens the address, accepts connections, detects their protocol;
 - `tcp_proxy.py`, `socket_directory.py`: a gRPC client's way to the gRPC server behind the port;
 - `scheduler_svc/admin/http/`: what a browser and curl get.
 """

@@ -5,10 +5,9 @@ servicers by `identity.py`. Health stays open: probes have neither.
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import grpc.aio
 from grpc_health.v1 import health
 
 from scheduler_svc.config import SchedulerConfig
@@ -26,6 +25,8 @@ log = logging.getLogger(__name__)
 # What a verified client certificate calls its owner, in the names of gRPC's authentication context.
 _NAME_PROPERTIES = ("x509_common_name", "peer_dns", "peer_uri")
 
+_HOW_TO_SEND = "send the metadata authorization: Bearer TOKEN (octavo: --token-file, or OCTAVO_TOKEN)"
+
 
 class AccessControl:
     """Knows who may call.
@@ -39,23 +40,27 @@ class AccessControl:
         self._tokens = tokens
         self._trusted_clients = frozenset(trusted_clients)
 
-    def identify(self, context: Context) -> Identity:
+    def identify(
+        self, authorizations: Sequence[str | bytes], certificate_names: Callable[[], Collection[str]], how_to_send: str
+    ) -> Identity:
         """Return who makes a call.
+
+        Args:
+            authorizations: What the call says under the key `authorization`, value by value.
+            certificate_names: Returns the names in its verified client certificate.
+            how_to_send: How a call has a token, for who sent none.
 
         Raises: UnauthenticatedError: nothing says so, or a token that is not known.
         """
-        if self._trusted_clients and not self._trusted_clients.isdisjoint(_certificate_names(context)):
+        if self._trusted_clients and not self._trusted_clients.isdisjoint(certificate_names()):
             return ANYBODY
         if self._tokens is None:
             raise UnauthenticatedError(
                 "only clients named in --trusted-clients may call this scheduler; use the certificate of such a client"
             )
-        token = _bearer_token(context)
+        token = _bearer_token(authorizations)
         if token is None:
-            raise UnauthenticatedError(
-                "this scheduler wants a token; send the metadata authorization: Bearer TOKEN (octavo: --token-file, or "
-                "OCTAVO_TOKEN)"
-            )
+            raise UnauthenticatedError(f"this scheduler wants a token; {how_to_send}")
         identity = self._tokens.current().find(token)
         if identity is None:
             raise UnauthenticatedError("this scheduler does not know the token; ask its operator for another one")
@@ -85,7 +90,11 @@ class AccessInterceptor(HandlerInterceptor):
 
         async def guarded(request: Any, context: Context) -> Any:
             try:
-                identity = self._control.identify(context)
+                identity = self._control.identify(
+                    [value for key, value in context.invocation_metadata() or () if key == "authorization"],
+                    lambda: _certificate_names(context),
+                    _HOW_TO_SEND,
+                )
                 if service in self._operator_services and not identity.is_operator:
                     raise PermissionDeniedError(
                         f"the token is of tenant {identity.tenant!r}; {service} needs a token of tenant * in "
@@ -104,25 +113,22 @@ class AccessInterceptor(HandlerInterceptor):
         )
 
 
-def access_interceptors(
-    config: SchedulerConfig, operator_services: Collection[str]
-) -> list[grpc.aio.ServerInterceptor]:
-    """Return what a scheduler's ports need so that only known clients may call; none if everybody may.
+def access_control(config: SchedulerConfig) -> AccessControl | None:
+    """Return who may call a scheduler; None: everybody may.
 
     Raises: TokensFileError: the file of tokens cannot be used.
     """
     path = config.tokens_file
     if path is None and not config.trusted_clients:
-        return []
-    tokens = None if path is None else WatchedFiles("tokens", [path], lambda: read_tokens(path))
-    return [AccessInterceptor(AccessControl(tokens, config.trusted_clients), operator_services)]
-
-
-def _bearer_token(context: Context) -> str | None:
-    values = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
-    if len(values) != 1 or not isinstance(values[0], str):
         return None
-    scheme, _, token = values[0].partition(" ")
+    tokens = None if path is None else WatchedFiles("tokens", [path], lambda: read_tokens(path))
+    return AccessControl(tokens, config.trusted_clients)
+
+
+def _bearer_token(authorizations: Sequence[str | bytes]) -> str | None:
+    if len(authorizations) != 1 or not isinstance(authorizations[0], str):
+        return None
+    scheme, _, token = authorizations[0].partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None
 
 

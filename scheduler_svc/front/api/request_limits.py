@@ -76,6 +76,10 @@ class RequestLimits:
         return f"the KV cache holds {self.max_cached_tokens} tokens, and one is left for the output"
 
 
+class PromptTooLongError(InvalidFieldError):
+    """A prompt leaves no room for a token of output."""
+
+
 def require(holds: bool, field: str, value: object, limit: str) -> None:
     """Raise InvalidFieldError unless `holds`; `limit` ends the sentence "... must be"."""
     if not holds:

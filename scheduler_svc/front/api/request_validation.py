@@ -14,7 +14,7 @@ import numpy as np
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
 from scheduler_svc.engine.interface import EngineRequest, StopConditions
 from scheduler_svc.front.api.group_validation import beam_search_params, check_account, hash_cache_salt, output_counts
-from scheduler_svc.front.api.request_limits import RequestLimits, require, require_param
+from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits, require, require_param
 from scheduler_svc.front.api.sampling_validation import number, sampling_row
 from scheduler_svc.front.api.token_rule_validation import (
     check_alternatives,
@@ -109,12 +109,9 @@ def check_request_fields(request: generation_service_pb2.GenerateRequest) -> Non
 def check_prompt_length(num_tokens: int, field: str, limits: RequestLimits) -> None:
     """Refuse a prompt that is empty, or too long to leave room for one token of output."""
     require(num_tokens >= 1, field, "empty", "at least 1 token long")
-    require(
-        num_tokens <= limits.max_prompt_tokens,
-        field,
-        f"{num_tokens} tokens long",
-        f"at most {limits.max_prompt_tokens} tokens long ({limits.max_prompt_tokens_cause})",
-    )
+    if num_tokens > limits.max_prompt_tokens:
+        rule = f"at most {limits.max_prompt_tokens} tokens long ({limits.max_prompt_tokens_cause})"
+        raise PromptTooLongError(field, f"{num_tokens} tokens long", rule)
 
 
 def check_prompt(token_ids: Sequence[int] | Int32Array, field: str, limits: RequestLimits) -> Int32Array:

@@ -4,7 +4,7 @@ The functions may take long and belong in a thread. `Tokenization` answers the t
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -14,16 +14,17 @@ from google.protobuf.message import Message
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.front.api.message_scan import CountLimit
 from scheduler_svc.front.api.request_body import RequestBody
-from scheduler_svc.front.api.request_limits import RequestLimits
+from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits
 from scheduler_svc.front.api.request_validation import MAX_CHAT_MESSAGES, check_known_ids, check_prompt_length
 from scheduler_svc.front.api.text_validation import check_known
+from scheduler_svc.front.text.conversation import Conversation, num_characters
 from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
 from scheduler_svc.front.text.tokenizer import TooManyTokensError
 from shared.errors import CallerError, InvalidFieldError, QueueFullError
 from shared.step import Int32Array
 
 Request = TypeVar("Request", bound=Message)
-Response = TypeVar("Response", bound=Message)
+Result = TypeVar("Result")
 
 # Calls of Tokenize and Detokenize that may be under way at once: each keeps its request in memory.
 MAX_CALLS = 64
@@ -44,25 +45,33 @@ class Tokenization:
 
     async def tokenize(self, body: RequestBody[pb.TokenizeRequest]) -> pb.TokenizeResponse:
         """Return the tokens of a prompt. Raises OctavoServiceError: those that the proto names."""
-        return await self._run(body, tokenize)
+        return await self._answer(body, tokenize)
 
     async def detokenize(self, body: RequestBody[pb.DetokenizeRequest]) -> pb.DetokenizeResponse:
         """Return the text of tokens. Raises OctavoServiceError: those that the proto names."""
-        return await self._run(body, detokenize)
+        return await self._answer(body, detokenize)
 
-    async def _run(
-        self, body: RequestBody[Request], answer: Callable[[Request, TextModel, RequestLimits], Response]
-    ) -> Response:
+    async def run(self, work: Callable[[TextModel, RequestLimits], Result], *, is_small: bool) -> Result:
+        """Return the result of `work`, which may take long unless `is_small`, from a thread.
+
+        Raises:
+            NoExecutorError: there is no model yet.
+            QueueFullError: there are too many of these calls.
+        """
         model, limits = self._served()
+        with self._counted():
+            if is_small:
+                return await asyncio.to_thread(work, model, limits)
+            async with self._large_ones:
+                return await asyncio.to_thread(work, model, limits)
 
-        def read_and_answer() -> Response:
+    async def _answer(
+        self, body: RequestBody[Request], answer: Callable[[Request, TextModel, RequestLimits], Result]
+    ) -> Result:
+        def read_and_answer(model: TextModel, limits: RequestLimits) -> Result:
             return answer(body.decode(count_limits(model)), model, limits)
 
-        with self._counted():
-            if body.is_small:
-                return await asyncio.to_thread(read_and_answer)
-            async with self._large_ones:
-                return await asyncio.to_thread(read_and_answer)
+        return await self.run(read_and_answer, is_small=body.is_small)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -102,7 +111,7 @@ def tokenize(request: pb.TokenizeRequest, model: TextModel, limits: RequestLimit
         if request.HasField("add_special_tokens"):
             rule = "unset with messages: the chat template writes the special tokens itself"
             raise InvalidFieldError("add_special_tokens", "set", rule)
-        token_ids = tokenize_messages(request.messages.messages, model, limits)
+        token_ids = tokenize_messages(request.messages, model, limits)
     return pb.TokenizeResponse(token_ids=token_ids, max_model_len=model.max_model_len)
 
 
@@ -127,9 +136,12 @@ def tokenize_prompt(request: pb.GenerateRequest, model: TextModel, limits: Reque
     """
     kind = request.WhichOneof("prompt")
     if kind == "text":
-        return tokenize_text(request.text, model, limits)
+        adds_special_tokens = not request.HasField("add_special_tokens") or request.add_special_tokens
+        return tokenize_text(request.text, model, limits, add_special_tokens=adds_special_tokens)
+    if request.HasField("add_special_tokens"):
+        raise InvalidFieldError("add_special_tokens", "set", "unset unless the prompt is a text")
     if kind == "messages":
-        return tokenize_messages(request.messages.messages, model, limits)
+        return tokenize_messages(request.messages, model, limits)
     return np.array(request.token_ids.ids, np.int32)
 
 
@@ -144,14 +156,13 @@ def tokenize_text(text: str, model: TextModel, limits: RequestLimits, *, add_spe
     return check_known("text", token_ids, model)
 
 
-def tokenize_messages(messages: Iterable[pb.ChatMessage], model: TextModel, limits: RequestLimits) -> list[int]:
+def tokenize_messages(chat: pb.ChatMessages, model: TextModel, limits: RequestLimits) -> list[int]:
     """Return the token ids of a conversation. Raises InvalidFieldError: see `tokenize_prompt`."""
-    turns = [(message.role, message.content) for message in messages]
-    if not turns:
+    if not chat.messages:
         raise InvalidFieldError("messages", "empty", "at least 1 message long")
-    _check_text_length("messages", sum(len(role) + len(content) for role, content in turns), model)
+    _check_text_length("messages", num_characters(chat), model)
     try:
-        token_ids = model.tokenizer.render_chat(turns, limits.max_prompt_tokens)
+        token_ids = model.tokenizer.render_chat(Conversation.of_message(chat), limits.max_prompt_tokens)
     except TooManyTokensError as error:
         check_prompt_length(error.num_tokens, "messages", limits)
         raise
@@ -163,7 +174,7 @@ def _check_text_length(field: str, num_characters: int, model: TextModel) -> Non
     limit = model.max_model_len * model.tokenizer.max_token_length
     if num_characters > limit:
         shown, rule = f"{num_characters} characters long", f"at most {limit} characters long"
-        raise InvalidFieldError(field, shown, f"{rule} (max_model_len is {model.max_model_len} tokens)")
+        raise PromptTooLongError(field, shown, f"{rule} (max_model_len is {model.max_model_len} tokens)")
 
 
 def _require_tokenizer(model: TextModel) -> None:

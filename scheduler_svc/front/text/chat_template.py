@@ -26,6 +26,7 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 
+from scheduler_svc.front.text.conversation import Conversation
 from shared.errors import InvalidFieldError
 
 MAX_TEXT_CHARS = 16 * 1024 * 1024
@@ -41,6 +42,13 @@ _TURNS = ("user", "assistant")
 # No template can set a name with a space in it.
 _DEADLINE = "render deadline"
 
+# A tool that no template knows by itself.
+_PROBE_NAME = "octavo_probe"
+_PROBE = {
+    "type": "function",
+    "function": {"name": _PROBE_NAME, "description": "A probe.", "parameters": {"type": "object", "properties": {}}},
+}
+
 
 class _LimitError(jinja2.TemplateError):
     """The template went past a limit of this module."""
@@ -52,6 +60,10 @@ class ChatTemplate:
     Args:
         source: The Jinja source.
         special_tokens: The variables `bos_token`, `eos_token` and so on, as far as the model has them.
+
+    Attributes:
+        source: As above.
+        knows_tools: Whether the tools of a request come into the prompt.
 
     Raises: jinja2.TemplateError: the source is not a template.
     """
@@ -65,56 +77,86 @@ class ChatTemplate:
             raise jinja2.TemplateError(f"it cannot be compiled: {error}") from error
         self._template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
         self._special_tokens = dict(special_tokens)
+        self.source = source
+        self.knows_tools = _shows_tools(self._template, self._special_tokens)
 
-    def render(self, messages: Sequence[tuple[str, str]]) -> str:
-        """Return the prompt for the assistant's next turn; `messages` are (role, content) pairs.
+    def render(self, conversation: Conversation) -> str:
+        """Return the prompt for the assistant's next turn.
 
-        Raises: InvalidFieldError: the template refuses these messages, leaves one with a role of its own out of the
-            prompt, fails, or passes a limit.
+        Raises: InvalidFieldError: the template refuses these messages, leaves one with a role of its own or the tools
+            out of the prompt, fails, or passes a limit.
         """
-        text = self._render(messages)
-        self._refuse_ignored(messages, text)
+        if conversation.tools and not self.knows_tools:
+            shown = f"{len(conversation.tools)} tools long"
+            rule = "unset: the chat template of this model knows no tools, so the model would not see them"
+            raise InvalidFieldError("messages.tools_json", shown, rule)
+        text = self._render(conversation, conversation.messages)
+        self._refuse_ignored(conversation, text)
         return text
 
-    def _render(self, messages: Sequence[tuple[str, str]]) -> str:
+    def _render(self, conversation: Conversation, messages: Sequence[Mapping[str, Any]]) -> str:
         variables: dict[str, object] = {
             **self._special_tokens,
-            "messages": [{"role": role, "content": content} for role, content in messages],
-            "tools": None,
             "documents": None,
-            "add_generation_prompt": True,
+            **conversation.template_kwargs,
+            "messages": messages,
+            "tools": conversation.tools or None,
+            "add_generation_prompt": conversation.add_generation_prompt,
             _DEADLINE: time.thread_time() + MAX_RENDER_CPU_S,
         }
         try:
             return "".join(_limited(self._template.generate(variables)))
         except _RENDER_ERRORS as error:
-            roles = ", ".join(role[:32] for role, _ in messages[:8]) + (", ..." if len(messages) > 8 else "")
+            roles = ", ".join(turn["role"][:32] for turn in messages[:8]) + (", ..." if len(messages) > 8 else "")
             reason = " ".join(str(error).split())[:500] or type(error).__name__
             limit = f"a conversation that the model's chat template accepts; it says: {reason}"
             raise InvalidFieldError("messages", f"a conversation of roles {roles}", limit) from error
 
-    def _refuse_ignored(self, messages: Sequence[tuple[str, str]], text: str) -> None:
-        """Refuse a message that is not in the prompt because the template does not know its role.
+    def _refuse_ignored(self, conversation: Conversation, text: str) -> None:
+        """Refuse a message that is not in the prompt because the template knows neither its role nor its tool calls.
 
-        What a template does with a role shows when it renders the conversation again, with other words in such
-        messages. The turns of user and assistant pass: a template may drop reasoning from them.
+        What a template does with a message shows when it renders the conversation again, with other words in it. The
+        turns of user and assistant may lose text: a template may drop reasoning from them.
         """
-        words = {
-            place: f"octavo{place}words"
-            for place, (role, content) in enumerate(messages)
-            if role not in _TURNS and not (role == "system" and content.strip() and content.strip() in text)
-        }
-        if not words:
+        messages = conversation.messages
+        words = {place: f"octavo{place}words" for place, turn in enumerate(messages) if _may_be_left_out(turn, text)}
+        calls = {place: f"octavo{place}calls" for place, turn in enumerate(messages) if turn.get("tool_calls")}
+        if not words and not calls:
             return
         try:
-            probe = self._render([(role, words.get(place, text)) for place, (role, text) in enumerate(messages)])
+            others = [_reworded(turn, words.get(place), calls.get(place)) for place, turn in enumerate(messages)]
+            probe = self._render(conversation, others)
         except InvalidFieldError:  # it looks into the content, so it knows the role
             return
         for place, word in words.items():
             if word not in probe:
-                shown = f"a conversation with the role {messages[place][0][:32]!r} in message {place}, from 0"
+                shown = f"a conversation with the role {messages[place]['role'][:32]!r} in message {place}, from 0"
                 limit = "of roles that the model's chat template puts into the prompt, such as user"
                 raise InvalidFieldError("messages", shown, f"{limit}: it leaves this message out")
+        for place, word in calls.items():
+            if word not in probe:
+                shown = f"a conversation with tool calls in message {place}, from 0"
+                raise InvalidFieldError("messages", shown, "without them: the model's chat template leaves them out")
+
+
+def _reworded(turn: Mapping[str, Any], content: str | None, name: str | None) -> dict[str, Any]:
+    """Return a turn with another content and other names of the tools it calls; None: its own."""
+    reworded = dict(turn) if content is None else {**turn, "content": content}
+    if name is not None:
+        reworded["tool_calls"] = [_renamed(call, name) for call in turn["tool_calls"]]
+    return reworded
+
+
+def _renamed(call: Any, name: str) -> Any:
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        return call
+    return {**call, "function": {**call["function"], "name": name}}
+
+
+def _may_be_left_out(turn: Mapping[str, Any], prompt: str) -> bool:
+    """Return whether it is not yet sure that the template has put a turn into a prompt."""
+    role, content = turn["role"], turn["content"].strip()
+    return role not in _TURNS and not (role == "system" and content and content in prompt)
 
 
 # What a template can make Python raise; anything else is a mistake of ours.
@@ -222,6 +264,22 @@ def _limited(pieces: Iterator[str]) -> Iterator[str]:
         if num_chars > MAX_TEXT_CHARS:
             raise _LimitError(f"the rendered text gets longer than {MAX_TEXT_CHARS} characters")
         yield piece
+
+
+def _shows_tools(template: jinja2.Template, special_tokens: Mapping[str, str]) -> bool:
+    """Return whether a tool comes into the prompt; one that the template fails on does not."""
+    variables: dict[str, object] = {
+        **special_tokens,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "tools": [_PROBE],
+        "documents": None,
+        "add_generation_prompt": True,
+        _DEADLINE: time.thread_time() + MAX_RENDER_CPU_S,
+    }
+    try:
+        return _PROBE_NAME in "".join(_limited(template.generate(variables)))
+    except _RENDER_ERRORS:
+        return False
 
 
 @pass_context

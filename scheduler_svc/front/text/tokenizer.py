@@ -13,6 +13,7 @@ import jinja2
 import tokenizers
 
 from scheduler_svc.front.text.chat_template import ChatTemplate
+from scheduler_svc.front.text.conversation import Conversation
 from shared.errors import InvalidFieldError, TokenizerFileError
 from shared.executor_info import TokenizerFile
 
@@ -55,7 +56,11 @@ class Tokenizer:
         self._tokenizer = _load_tokenizer(contents) if self.files else tokenizers.Tokenizer(tokenizers.models.BPE())
         config = _load_json_object(contents, CONFIG)
         self._special_tokens = _special_tokens(_load_json_object(contents, SPECIAL_TOKENS_MAP) | config)
-        self._chat_template = _load_chat_template(contents, config, self._special_tokens)
+        self._chat_template = _load_chat_template(contents, config, self._special_tokens, "default")
+        self._tool_template = self._chat_template
+        if CHAT_TEMPLATE not in contents and isinstance(config.get("chat_template"), list):
+            own = _load_chat_template(contents, config, self._special_tokens, "tool_use")
+            self._tool_template = own or self._chat_template
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self._max_token_length = max(map(len, vocab), default=1)
         self._largest_id = max(vocab.values(), default=-1)
@@ -107,6 +112,11 @@ class Tokenizer:
         return self._chat_template is not None
 
     @property
+    def tool_template(self) -> ChatTemplate | None:
+        """The template of conversations with tools, if there is one; few models have another one for those."""
+        return self._tool_template
+
+    @property
     def special_token_ids(self) -> frozenset[int]:
         """The tokens that `decode` leaves out with `skip_special_tokens`."""
         return self._special_token_ids
@@ -138,8 +148,8 @@ class Tokenizer:
         """Return the text of a whole token sequence; bytes that are no UTF-8 become U+FFFD."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def render_chat(self, messages: Sequence[tuple[str, str]], max_tokens: int = NO_LIMIT) -> list[int]:
-        """Turn (role, content) pairs into the prompt for the assistant's next turn.
+    def render_chat(self, conversation: Conversation, max_tokens: int = NO_LIMIT) -> list[int]:
+        """Turn a conversation into the prompt for the assistant's next turn.
 
         No special tokens are added, as the template writes them itself. Special tokens in a message's
         content are recognised too, as they are in transformers: a client can imitate turns.
@@ -148,9 +158,10 @@ class Tokenizer:
             InvalidFieldError: the model has no chat template, or it refuses the messages.
             TooManyTokensError: there are more than `max_tokens`.
         """
-        if self._chat_template is None:
+        template = self._tool_template if conversation.tools else self._chat_template
+        if template is None:
             raise InvalidFieldError("messages", "set", "unset: this model has no chat template; send text or token_ids")
-        return self._encode(self._chat_template.render(messages), max_tokens, add_special_tokens=False)
+        return self._encode(template.render(conversation), max_tokens, add_special_tokens=False)
 
     def _encode(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text; other threads run meanwhile, unless it is short."""
@@ -198,11 +209,12 @@ def _special_tokens(config: dict[str, object]) -> dict[str, str]:
 
 
 def _load_chat_template(
-    contents: dict[str, bytes], config: dict[str, object], special_tokens: dict[str, str]
+    contents: dict[str, bytes], config: dict[str, object], special_tokens: dict[str, str], kind: str
 ) -> ChatTemplate | None:
+    """Return the template of a kind, "default" or "tool_use"."""
     name = CHAT_TEMPLATE if CHAT_TEMPLATE in contents else CONFIG
     try:
-        source = contents[name].decode() if name == CHAT_TEMPLATE else _configured_template(config)
+        source = contents[name].decode() if name == CHAT_TEMPLATE else _configured_template(config, kind)
         return None if source is None else ChatTemplate(source, special_tokens)
     except UnicodeDecodeError as error:
         raise TokenizerFileError(name, f"is not UTF-8: {error}") from error
@@ -210,12 +222,12 @@ def _load_chat_template(
         raise TokenizerFileError(name, f"holds no valid chat template: {error}") from error
 
 
-def _configured_template(config: dict[str, object]) -> str | None:
-    """Return the template of tokenizer_config.json: a string, or a list of which "default" is taken."""
+def _configured_template(config: dict[str, object], kind: str) -> str | None:
+    """Return the template of tokenizer_config.json: a string, or a list of which the one called `kind` is taken."""
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
+        template = named.get(kind)
     if template is None or isinstance(template, str):
         return template
     raise TokenizerFileError(CONFIG, "has a chat_template that is neither a text nor a list of named texts")

@@ -289,22 +289,13 @@ async def _readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-def test_a_directory_without_a_tokenizer_is_refused_for_the_openai_api_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("octavo.local_options.check_gateway", lambda _: None)
+def test_a_directory_without_a_tokenizer_is_known(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).touch()
-    with pytest.raises(LocalServiceError) as caught:
-        LocalOptions(tmp_path, openai="127.0.0.1:0").prepare_model()
-    assert str(caught.value) == f"{tmp_path}/tokenizer.json is missing; OpenAI's API needs it"
     assert LocalOptions(tmp_path).lacks_tokenizer
-    LocalOptions(tmp_path).prepare_model()
-
-    LocalOptions(tmp_path, {"tokenizer": "elsewhere"}, openai="127.0.0.1:0").prepare_model()
+    assert not LocalOptions(tmp_path, {"tokenizer": "elsewhere"}).lacks_tokenizer
     (tmp_path / "tokenizer.json").touch()
     assert not LocalOptions(tmp_path).lacks_tokenizer
-    LocalOptions(tmp_path, openai="127.0.0.1:0").prepare_model()
 
 
 def test_settings_become_flags_and_absent_ones_stay_with_the_services() -> None:

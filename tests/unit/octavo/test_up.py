@@ -41,6 +41,7 @@ def nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("octavo.commands.up.check_ports", look_away)
     monkeypatch.setattr("octavo.commands.up.warn_if_short", look_away)
+    monkeypatch.setattr("octavo.commands.up.is_taken", lambda _: False)
 
 
 @pytest.mark.parametrize(

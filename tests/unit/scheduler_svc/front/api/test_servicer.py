@@ -15,10 +15,11 @@ from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.engine.interface import EngineClient, EngineRequest, FinishReason, Hypothesis, ServedModel, TokenSink
 from scheduler_svc.front.access import identity
-from scheduler_svc.front.api import servicer as generation_servicer
+from scheduler_svc.front.api import generation
+from scheduler_svc.front.api.generation import CLIENT_LEFT, Generation
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
-from scheduler_svc.front.api.servicer import GenerationServicer
+from scheduler_svc.front.api.servicer import DEADLINE_PASSED, GenerationServicer
 from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
 from shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError, RequestAbortedError, RequestExistsError
 from shared.executor_info import ExecutorInfo
@@ -78,7 +79,8 @@ class PlayedTokenizer:
 
 def servicer_of(engine: PlayedEngine) -> GenerationServicer:
     settings = FrontSettings(max_beam_width=4, tenants=frozenset({"", "red"}))
-    return GenerationServicer(cast("EngineClient", engine), cast("ModelTokenizer", PlayedTokenizer()), settings)
+    generation = Generation(cast("EngineClient", engine), cast("ModelTokenizer", PlayedTokenizer()), settings)
+    return GenerationServicer(generation)
 
 
 @pytest.fixture
@@ -118,13 +120,13 @@ def push_text(request: PlayedEngineSide, output_index: int, text: str, logprob: 
 async def test_a_request_holds_a_place_in_the_queue_while_it_is_tokenized(
     engine: PlayedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenize, held = generation_servicer.tokenize, []
+    tokenize, held = generation.tokenize, []
 
     def watched(request: pb.GenerateRequest, model: TextModel, limits: RequestLimits) -> object:
         held.append(engine.num_checked)
         return tokenize(request, model, limits)
 
-    monkeypatch.setattr(generation_servicer, "tokenize", watched)
+    monkeypatch.setattr(generation, "tokenize", watched)
     await accepted(engine, generate(engine))
     assert held == [1]
     assert engine.num_checked == 0
@@ -133,13 +135,13 @@ async def test_a_request_holds_a_place_in_the_queue_while_it_is_tokenized(
 @contextmanager
 def held_checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Let no check go on in its thread until the event is set."""
-    tokenize, may_go_on = generation_servicer.tokenize, threading.Event()
+    tokenize, may_go_on = generation.tokenize, threading.Event()
 
     def held(request: pb.GenerateRequest, model: TextModel, limits: RequestLimits) -> object:
         may_go_on.wait()
         return tokenize(request, model, limits)
 
-    monkeypatch.setattr(generation_servicer, "tokenize", held)
+    monkeypatch.setattr(generation, "tokenize", held)
     try:
         yield may_go_on
     finally:
@@ -171,7 +173,7 @@ async def test_an_abort_while_the_prompt_is_checked_ends_the_request(
         else:
             await answer
             await cast("Any", events).aclose()
-    assert not servicer._checks.abort("a")  # its check is over
+    assert not servicer._generation._checks.abort("a")  # its check is over
 
 
 async def test_a_tenant_whose_share_of_the_queue_is_full_is_refused_and_no_other(engine: PlayedEngine) -> None:
@@ -257,10 +259,10 @@ async def test_a_failure_of_a_request_ends_the_call_with_it(engine: PlayedEngine
 @pytest.mark.parametrize(
     ("remaining_s", "cause"),
     [
-        (None, generation_servicer.CLIENT_LEFT),
-        (3.5, generation_servicer.CLIENT_LEFT),
-        (0.0, generation_servicer.DEADLINE_PASSED),
-        (-0.1, generation_servicer.DEADLINE_PASSED),
+        (None, CLIENT_LEFT),
+        (3.5, CLIENT_LEFT),
+        (0.0, DEADLINE_PASSED),
+        (-0.1, DEADLINE_PASSED),
     ],
 )
 async def test_a_client_that_leaves_before_the_last_output_aborts_the_request(

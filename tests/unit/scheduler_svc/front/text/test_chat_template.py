@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from scheduler_svc.front.text import chat_template
 from scheduler_svc.front.text.chat_template import ChatTemplate
+from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from shared.errors import InvalidFieldError
 from tests.support.tokenizers import BOS, EOS, byte_level_backend, tokenizer_files
@@ -63,7 +64,7 @@ CONVERSATIONS = {
 
 def render(source: str, messages: list[tuple[str, str]] | None = None) -> str:
     template = ChatTemplate(source, {"bos_token": BOS, "eos_token": EOS})
-    return template.render([("user", "hi")] if messages is None else messages)
+    return template.render(Conversation.of_turns([("user", "hi")] if messages is None else messages))
 
 
 def peer(directory: Path) -> Any:
@@ -94,7 +95,7 @@ def test_text_and_token_ids_are_those_of_transformers(
     expected_ids = reference.apply_chat_template(as_dicts(messages), add_generation_prompt=True)["input_ids"]
 
     assert render(source, messages) == expected_text
-    assert Tokenizer(files).render_chat(messages) == expected_ids
+    assert Tokenizer(files).render_chat(Conversation.of_turns(messages)) == expected_ids
 
 
 @pytest.mark.model
@@ -105,7 +106,7 @@ def test_demo_model_gets_the_prompts_of_transformers(demo_model: Path, messages:
 
     expected = reference.apply_chat_template(as_dicts(messages), add_generation_prompt=True)["input_ids"]
 
-    assert tokenizer.render_chat(messages) == expected
+    assert tokenizer.render_chat(Conversation.of_turns(messages)) == expected
     assert tokenizer.encode(messages[0][1]) == reference(messages[0][1])["input_ids"]
 
 
@@ -134,6 +135,29 @@ def test_a_message_that_the_template_leaves_out_is_refused(
         return
     with pytest.raises(InvalidFieldError, match=f"the role '{left_out}' in message"):
         render(source, messages)
+
+
+@pytest.mark.parametrize(
+    ("shows", "is_refused"),
+    [
+        ("", True),
+        ("{{ m.tool_calls }}", False),
+        ("{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}", False),
+    ],
+)
+def test_tool_calls_that_the_template_leaves_out_are_refused(shows: str, is_refused: bool) -> None:
+    source = f"{{% for m in messages %}}{{{{ m.content }}}}{shows}{{% endfor %}}"
+    calls = [{"id": "a", "type": "function", "function": {"name": "now", "arguments": {}}}]
+    conversation = Conversation(
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    )
+    template = ChatTemplate(source, {})
+
+    if not is_refused:
+        assert "now" in template.render(conversation)
+        return
+    with pytest.raises(InvalidFieldError, match="tool calls in message 1, from 0; it must be without them"):
+        template.render(conversation)
 
 
 def test_refusal_of_the_template_names_the_field_and_says_why() -> None:

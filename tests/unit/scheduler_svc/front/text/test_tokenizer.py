@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tokenizers import processors
 
+from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from shared.errors import InvalidFieldError, TokenizerFileError
 from shared.executor_info import TokenizerFile
@@ -41,21 +42,51 @@ def test_render_chat_adds_no_special_tokens_but_recognises_those_in_the_text() -
     tokenizer = Tokenizer((with_bos(), config_file(chat_template=TEMPLATE)))
     bos, eos = tokenizer.id_of(BOS), tokenizer.id_of(EOS)
 
-    assert tokenizer.render_chat([("u", "hi")]) == [bos, *b"u:hi", eos]
+    assert tokenizer.render_chat(Conversation.of_turns([("u", "hi")])) == [bos, *b"u:hi", eos]
     assert tokenizer.special_token_ids == {bos, eos}
 
 
 def test_template_file_comes_before_the_configured_template() -> None:
     files = (*tokenizer_files(byte_level_backend(), TEMPLATE), TokenizerFile("chat_template.jinja", b"file"))
 
-    assert Tokenizer(files).render_chat([("user", "hi")]) == list(b"file")
+    assert Tokenizer(files).render_chat(Conversation.of_turns([("user", "hi")])) == list(b"file")
 
 
 def test_default_is_taken_from_a_list_of_templates() -> None:
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
     tokenizer = Tokenizer((with_bos(), config_file(chat_template=named)))
 
-    assert tokenizer.render_chat([("user", "hi")]) == list(b"yes")
+    assert tokenizer.render_chat(Conversation.of_turns([("user", "hi")])) == list(b"yes")
+
+
+TOOLS = [{"type": "function", "function": {"name": "now"}}]
+
+
+@pytest.mark.parametrize(
+    ("templates", "with_tools", "without"),
+    [
+        (["{{ tools[0].function.name if tools }}", "no"], "now", "no"),
+        (["{{ 'x' ~ tools[0].function.name if tools else 'no' }}"], "xnow", "no"),
+    ],
+)
+def test_conversations_with_tools_have_the_template_for_tools(
+    templates: list[str], with_tools: str, without: str
+) -> None:
+    names = ["tool_use", "default"][-len(templates) :]
+    named = [{"name": name, "template": source} for name, source in zip(names, templates, strict=True)]
+    tokenizer = Tokenizer((with_bos(), config_file(chat_template=named)))
+
+    assert tokenizer.render_chat(Conversation([{"role": "user", "content": ""}], TOOLS)) == list(with_tools.encode())
+    assert tokenizer.render_chat(Conversation([{"role": "user", "content": ""}])) == list(without.encode())
+
+
+def test_tools_that_the_template_leaves_out_are_refused() -> None:
+    tokenizer = Tokenizer((with_bos(), config_file(chat_template=TEMPLATE)))
+
+    with pytest.raises(InvalidFieldError, match="knows no tools") as caught:
+        tokenizer.render_chat(Conversation([{"role": "user", "content": "hi"}], TOOLS))
+
+    assert caught.value.field == "messages.tools_json"
 
 
 def test_list_without_default_is_no_template() -> None:
@@ -68,7 +99,7 @@ def test_special_tokens_map_serves_older_models() -> None:
     special_tokens = TokenizerFile("special_tokens_map.json", json.dumps({"bos_token": {"content": BOS}}).encode())
     tokenizer = Tokenizer((with_bos(), special_tokens, TokenizerFile("chat_template.jinja", b"{{ bos_token }}")))
 
-    assert tokenizer.render_chat([]) == [tokenizer.id_of(BOS)]
+    assert tokenizer.render_chat(Conversation.of_turns([])) == [tokenizer.id_of(BOS)]
 
 
 def test_without_a_template_messages_are_refused_with_what_to_use_instead() -> None:
@@ -76,7 +107,7 @@ def test_without_a_template_messages_are_refused_with_what_to_use_instead() -> N
 
     assert not tokenizer.has_chat_template
     with pytest.raises(InvalidFieldError, match="text or token_ids") as caught:
-        tokenizer.render_chat([("user", "hi")])
+        tokenizer.render_chat(Conversation.of_turns([("user", "hi")]))
     assert caught.value.field == "messages"
 
 
@@ -110,7 +141,7 @@ def test_directory_gives_the_same_as_its_files(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(tmp_path)
 
     assert tokenizer.vocab_size == 258
-    assert tokenizer.render_chat([("u", "hi")]) == [256, *b"u:hi", 257]
+    assert tokenizer.render_chat(Conversation.of_turns([("u", "hi")])) == [256, *b"u:hi", 257]
 
 
 def test_directory_without_tokenizer_is_named(tmp_path: Path) -> None:
@@ -133,9 +164,10 @@ def test_import_brings_neither_torch_nor_transformers() -> None:
 @pytest.mark.model
 def test_demo_model_in_memory_is_small(demo_model: Path) -> None:
     code = f"""
+from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.tokenizer import Tokenizer
 tokenizer = Tokenizer.from_directory({str(demo_model)!r})
-tokenizer.render_chat([("user", tokenizer.decode(tokenizer.encode("hello"), True))])
+tokenizer.render_chat(Conversation.of_turns([("user", tokenizer.decode(tokenizer.encode("hello"), True))]))
 from pathlib import Path
 status = Path("/proc/self/status").read_text()  # ru_maxrss would count the process that started this one
 print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))

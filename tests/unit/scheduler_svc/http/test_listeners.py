@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler_svc.admin.listener.listeners import open_listeners
+from scheduler_svc.http.listeners import open_listeners
 from shared.errors import AddressError
 
 TAKEN = "it is taken, or not an address of this machine; set --admin-listen to another one"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scheduler_svc.admin.listener.client_hello import MAX_RECORDS, ClientHello, NotAClientHelloError, read_client_hello
+from scheduler_svc.http.client_hello import MAX_RECORDS, ClientHello, NotAClientHelloError, read_client_hello
 
 ALPN = [None, ["h2"], ["http/1.1"], ["h2", "http/1.1"], ["grpc-exp", "h2"], ["x" * 255, "y"]]
 

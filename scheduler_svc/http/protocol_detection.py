@@ -8,7 +8,7 @@ import re
 import socket
 from enum import Enum, auto
 
-from scheduler_svc.admin.listener.client_hello import HANDSHAKE_RECORD, NotAClientHelloError, read_client_hello
+from scheduler_svc.http.client_hello import HANDSHAKE_RECORD, NotAClientHelloError, read_client_hello
 
 # More is not looked at: a ClientHello has a few hundred bytes, one with post-quantum keys about 2,000.
 MAX_PEEKED_BYTES = 16 * 2**10

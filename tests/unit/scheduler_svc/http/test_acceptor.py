@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from scheduler_svc.admin.listener.acceptor import Acceptor, peer_name
-from scheduler_svc.admin.listener.listeners import open_listeners
-from scheduler_svc.admin.listener.protocol_detection import Protocol
+from scheduler_svc.http.acceptor import Acceptor, peer_name
+from scheduler_svc.http.listeners import open_listeners
+from scheduler_svc.http.protocol_detection import Protocol
 
 PATIENCE_S = 20
 
@@ -139,7 +139,7 @@ async def test_a_bug_is_logged_and_others_are_served(caplog: pytest.LogCaptureFi
 async def test_a_process_without_files_waits_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("scheduler_svc.admin.listener.acceptor._PAUSE_S", 0.0)
+    monkeypatch.setattr("scheduler_svc.http.acceptor._PAUSE_S", 0.0)
     loop = asyncio.get_running_loop()
     accept, failures = loop.sock_accept, [errno.EMFILE, errno.ECONNABORTED]
 

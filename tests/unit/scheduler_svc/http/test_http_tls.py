@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.admin.http.http_tls import HttpTls, certificate_names
+from scheduler_svc.http.http_tls import HttpTls, certificate_names
 from shared.certificates import TlsFileError
 from tests.support.certificates import Authority, replace
 

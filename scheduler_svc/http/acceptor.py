@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from scheduler_svc.admin.listener.protocol_detection import Protocol, detect_protocol
+from scheduler_svc.http.protocol_detection import Protocol, detect_protocol
 from shared.events import Event
 
 # A connection whose protocol is not known after so long is closed, in seconds.

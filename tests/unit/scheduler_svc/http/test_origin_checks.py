@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.admin.http.origin_checks import is_cross_site, is_local_host
+from scheduler_svc.http.origin_checks import is_cross_site, is_local_host
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler_svc.admin.listener.protocol_detection import MAX_PEEKED_BYTES, Protocol, detect_protocol, protocol_of
-from tests.unit.scheduler_svc.admin.listener.test_client_hello import client_hello, in_records
+from scheduler_svc.http.protocol_detection import MAX_PEEKED_BYTES, Protocol, detect_protocol, protocol_of
+from tests.unit.scheduler_svc.http.test_client_hello import client_hello, in_records
 
 GRPC, HTTP, HTTPS = Protocol.GRPC, Protocol.HTTP, Protocol.HTTPS
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -109,7 +109,7 @@ async def test_who_waits_for_more_does_not_spin(
     client, accepted = pair
     looks = []
     monkeypatch.setattr(
-        "scheduler_svc.admin.listener.protocol_detection.protocol_of",
+        "scheduler_svc.http.protocol_detection.protocol_of",
         lambda head, **_: looks.append(len(head)) or protocol_of(head, speaks_tls=True),  # type: ignore[func-returns-value]
     )
     hello = client_hello(["h2"])

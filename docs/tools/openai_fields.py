@@ -1,0 +1,69 @@
+"""The page of OpenAI's fields, from the models and tables that read them."""
+
+from collections.abc import Iterable, Mapping
+
+from pydantic_core import to_json
+
+from scheduler_svc.front.openai.fields import (
+    NO_EFFECT,
+    REFUSED,
+    ChatFields,
+    CompletionFields,
+    DetokenizeFields,
+    FieldRule,
+    RequestFields,
+    TokenizeFields,
+)
+
+_HEAD = """\
+<!-- Written by `make docs-reference` from the code; changes here are lost. -->
+# Fields of OpenAI's API
+
+[OpenAI's API](../openai.md) says how to serve it.
+
+A field of a request that is absent or null is unset. What is unset gets the default of the model's
+`generation_config.json`, else that of the [native API](api.md), unless this page says another one. The native API
+checks the ranges. A field that is not on this page is refused with 400, or named in the header
+`x-octavo-ignored-fields` with `--openai-unknown-fields ignore`.
+"""
+
+_ENDPOINTS: Mapping[str, type[RequestFields]] = {
+    "completions": CompletionFields,
+    "chats": ChatFields,
+    "tokenize": TokenizeFields,
+    "detokenize": DetokenizeFields,
+}
+
+
+def page(text: str) -> str:
+    """Return the page; what it was does not matter."""
+    names = dict.fromkeys(name for kind in _ENDPOINTS.values() for name in kind.model_fields)
+    sections = [
+        _HEAD,
+        "## Carried\n\n" + _table(("field", "of", "what it does"), (_carried(name) for name in names)),
+        "## Without effect\n\nThey may have any value: nothing in an answer depends on them.\n\n"
+        + _table(("field", "why"), ((f"`{name}`", rule.why) for name, rule in NO_EFFECT.items())),
+        "## Refused\n\nThey may be there with a value that asks for nothing.\n\n"
+        + _table(("field", "may be", "why, and what serves instead"), (_refused(*item) for item in REFUSED.items())),
+    ]
+    return "\n".join(sections)
+
+
+def _carried(name: str) -> tuple[str, str, str]:
+    endpoints = [endpoint for endpoint, kind in _ENDPOINTS.items() if name in kind.model_fields]
+    texts = dict.fromkeys(_ENDPOINTS[endpoint].model_fields[name].description or "" for endpoint in endpoints)
+    return f"`{name}`", ", ".join(endpoints), " ".join(texts)
+
+
+def _refused(name: str, rule: FieldRule) -> tuple[str, str, str]:
+    neutral = ", ".join(["null", *(f"`{_json(value)}`" for value in rule.neutral)])
+    return f"`{name}`", neutral, rule.why
+
+
+def _json(value: object) -> str:
+    return to_json(value).decode()
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,0 +1,150 @@
+"""The way of a request through the front, whatever protocol it came by: checked, submitted, answered by a `Response`.
+
+`servicer.py` speaks gRPC around it, `scheduler_svc/front/openai/` HTTP; both give it a `GenerateRequest` of
+`octavo.generation.v1`, so there is one set of checks.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, TypeAlias
+
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.engine.interface import EngineClient
+from scheduler_svc.front.access.identity import current_identity, private_deployment
+from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
+from scheduler_svc.front.api.request_validation import (
+    ValidRequest,
+    check_request_fields,
+    validate_request,
+)
+from scheduler_svc.front.api.running_checks import RunningChecks
+from scheduler_svc.front.api.text_validation import refuse_text
+from scheduler_svc.front.api.token_rule_validation import tokenize_words
+from scheduler_svc.front.api.tokenization import Tokenization, tokenize_prompt
+from scheduler_svc.front.response import Response
+from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
+from shared.errors import NoExecutorError, RequestAbortedError
+from shared.step import Int32Array
+
+if TYPE_CHECKING:  # imports opentelemetry
+    from scheduler_svc.telemetry.request_tracing import RequestTrace, RequestTracer
+
+# Returns what a call says of its trace: keys in small letters, and values; asked only if requests are traced.
+Metadata: TypeAlias = Callable[[], Iterable[tuple[str, str | bytes]] | None]
+
+# For people who ask what became of a request; nobody is there any more to be told it.
+CLIENT_LEFT = "the client ended the call, or its connection broke"
+
+
+class Generation:
+    """Runs requests on one engine.
+
+    Args:
+        engine: Computes them.
+        tokenizer: That of the served model.
+        settings: The front's part of the configuration.
+        tracer: Makes the spans of requests; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        tokenizer: ModelTokenizer,
+        settings: FrontSettings,
+        tracer: "RequestTracer | None" = None,
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.tokenization = Tokenization(self.served)
+        self._tokenizer = tokenizer
+        self._tracer = tracer
+        self._checks = RunningChecks()
+
+    @property
+    def model(self) -> TextModel | None:
+        """What is served, or was last; None: no executor has been attached yet."""
+        served = self.engine.model
+        return None if served is None else self._tokenizer.model(served)
+
+    def served(self) -> tuple[TextModel, RequestLimits]:
+        """Return the model and what bounds its requests. Raises NoExecutorError: there is none yet."""
+        model = self.model
+        if model is None:
+            with private_deployment():
+                raise NoExecutorError("no executor has been attached yet", self.engine.last_trouble or "none answers")
+        return model, RequestLimits.of(model, self.settings)
+
+    @contextmanager
+    def reading(self) -> Iterator[RequestLimits]:
+        """Let a call count as waiting while its request is read; gives what bounds the request.
+
+        Raises: UnavailableError, NoExecutorError, QueueFullError: it would not be queued.
+        """
+        with private_deployment(), self.engine.checking("", current_identity().tenant_for("")) as served:
+            yield RequestLimits.of(self._tokenizer.model(served), self.settings)
+
+    @asynccontextmanager
+    async def running(
+        self, request: pb.GenerateRequest, metadata: Metadata, why_left: Callable[[], str] = lambda: CLIENT_LEFT
+    ) -> AsyncIterator[Response]:
+        """Check and submit a request, and give its response; a request that is left before its end is aborted.
+
+        Args:
+            request: Its tenant is filled in.
+            metadata: Of the call.
+            why_left: Asked why the caller left, if it did.
+
+        Raises: OctavoServiceError: it is refused.
+        """
+        request.tenant = current_identity().tenant_for(request.tenant)
+        with private_deployment(), self.traced(request, metadata) as trace:
+            with self.engine.checking(request.request_id, request.tenant) as served, self._checks.running(request):
+                model = self._tokenizer.model(served)
+                valid = await asyncio.to_thread(check_request, request, model, self.settings)
+            asked = valid.engine if trace is None else trace.follow(valid.engine, model.name)
+            response = Response(asked, valid.answer_options, model.tokenizer)
+            self.engine.submit(asked, response, checked_for=served)
+        try:
+            yield response
+        finally:
+            if response.ended is None:
+                self.engine.abort(asked.request_id, RequestAbortedError(why_left()))
+            if trace is not None:
+                trace.end(response)
+
+    def traced(self, request: pb.GenerateRequest, metadata: Metadata) -> "RequestTrace | AbstractContextManager[None]":
+        """Return what records whether the request is refused."""
+        return nullcontext() if self._tracer is None else self._tracer.receive(request, metadata() or ())
+
+    def abort(self, request_id: str) -> bool:
+        """End a live request; False: there is none of this id for the caller, who may not act for other tenants."""
+        if self._checks.abort(request_id):
+            return True
+        tenant = self.engine.tenant_of(request_id)
+        if tenant is None or not current_identity().may_act_for(tenant):
+            return False
+        return self.engine.abort(request_id)
+
+
+def check_request(request: pb.GenerateRequest, model: TextModel, settings: FrontSettings) -> ValidRequest:
+    """Return the request in the service's own values; for a thread, as it may take long.
+
+    Raises: InvalidFieldError: the first wrong field.
+    """
+    check_request_fields(request)
+    limits = RequestLimits.of(model, settings)
+    prompt_token_ids, banned_words = tokenize(request, model, limits)
+    return validate_request(request, prompt_token_ids, limits, banned_words)
+
+
+def tokenize(
+    request: pb.GenerateRequest, model: TextModel, limits: RequestLimits
+) -> tuple[Sequence[int] | Int32Array, list[list[int]]]:
+    """Return the token ids of the prompt and of the banned words; may take long.
+
+    Raises: InvalidFieldError: see `tokenize_prompt`, `tokenize_words` and `refuse_text`.
+    """
+    if model.tokenizer.is_absent:
+        refuse_text(request)
+    return tokenize_prompt(request, model, limits), tokenize_words(request.sampling_params, model.tokenizer)

@@ -1,0 +1,150 @@
+"""What completions and chats have in common: the way from fields to responses, and the count of tokens."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from scheduler_svc.engine.interface import FinishReason
+from scheduler_svc.front.api.generation import Generation
+from scheduler_svc.front.api.request_limits import RequestLimits
+from scheduler_svc.front.openai.call import Call
+from scheduler_svc.front.openai.errors import api_error
+from scheduler_svc.front.openai.fields import Reader, SamplingFields
+from scheduler_svc.front.openai.models import check_model, fingerprint
+from scheduler_svc.front.openai.requests import Asked
+from scheduler_svc.front.openai.token_texts import TokenTexts
+from scheduler_svc.front.output import Output
+from scheduler_svc.front.response import Response
+from scheduler_svc.front.text.text_model import TextModel
+from shared.errors import InvalidFieldError, OctavoServiceError
+
+_Fields = TypeVar("_Fields", bound=SamplingFields)
+
+FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+class Answering:
+    """Runs the requests of both endpoints.
+
+    Args:
+        generation: Runs them.
+        reader: Reads their fields.
+    """
+
+    def __init__(self, generation: Generation, reader: Reader) -> None:
+        self._generation = generation
+        self._reader = reader
+        self._texts: TokenTexts | None = None
+
+    async def read(
+        self, call: Call, kind: type[_Fields], ask: Callable[[_Fields, RequestLimits], Asked]
+    ) -> tuple[_Fields, Asked, TextModel]:
+        """Return what a call asks for, and of which model; it counts as waiting while it is read.
+
+        Raises: OctavoServiceError: it is refused.
+        """
+        with self._generation.reading() as limits:
+            model, _ = self._generation.served()
+
+            def make(parsed: dict[str, Any]) -> tuple[_Fields, Asked]:
+                fields = self._reader.read(parsed, kind, call.headers)
+                if fields.model is None:
+                    raise InvalidFieldError("model", "absent", f"the name of the served model, {model.name}")
+                check_model(fields.model, model)
+                if fields.stream and fields.prompt_logprobs is not None:
+                    raise InvalidFieldError("prompt_logprobs", fields.prompt_logprobs, "unset with stream")
+                if fields.stream_options is not None:
+                    _check_stream_options(fields)
+                return fields, ask(fields, limits)
+
+            fields, asked = await call.read(make)
+        return fields, asked, model
+
+    @asynccontextmanager
+    async def running(self, call: Call, answer_id: str, asked: Asked) -> AsyncIterator[list[Response]]:
+        """Run the requests of a call; who leaves ends them. Raises OctavoServiceError: one is refused."""
+        async with AsyncExitStack() as stack:
+            responses = []
+            for place, request in enumerate(asked.requests):
+                request.request_id = answer_id if len(asked.requests) == 1 else f"{answer_id}-{place}"
+                running = self._generation.running(request, call.trace_metadata)
+                responses.append(await stack.enter_async_context(running))
+            yield responses
+
+    def token_texts(self, model: TextModel) -> TokenTexts:
+        """Return the texts of the tokens of a model; those of the last one are kept."""
+        if self._texts is None or self._texts.tokenizer is not model.tokenizer:
+            self._texts = TokenTexts(model.tokenizer)
+        return self._texts
+
+
+async def with_openai_names(names: Mapping[str, str], answering: Awaitable[web.StreamResponse]) -> web.StreamResponse:
+    """Return an answer; errors of the native API have OpenAI's names of fields."""
+    try:
+        return await answering
+    except OctavoServiceError as error:
+        raise api_error(error, names) from error
+
+
+def answer_id(prefix: str, call: Call, fields: SamplingFields) -> str:
+    """Return the `id` of an answer, by which the request is known here too."""
+    return f"{prefix}-{fields.request_id or call.request_id}"
+
+
+def answer_head(identifier: str, kind: str, model: TextModel) -> dict[str, object]:
+    """Return what the JSON object of an answer begins with."""
+    head: dict[str, object] = {
+        "id": identifier,
+        "object": kind,
+        "created": int(time.time()),
+        "model": model.name,
+    }
+    if known := fingerprint(model):
+        head["system_fingerprint"] = known
+    return head
+
+
+def usage_of(responses: Sequence[Response], num_copies: int, *, tells_outputs: bool = True) -> dict[str, Any]:
+    """Return the `usage` of an answer; its requests have ended."""
+    ended = [response.ended for response in responses if response.ended is not None]
+    num_outputs = sum(one.num_output_tokens for one in ended) * num_copies if tells_outputs else 0
+    return usage(sum(one.num_prompt_tokens for one in ended), num_outputs, sum(one.num_cached_tokens for one in ended))
+
+
+def usage(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int | None = None) -> dict[str, Any]:
+    """Return a `usage`; `num_cached_tokens` None: not known yet."""
+    counts: dict[str, Any] = {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
+    }
+    if num_cached_tokens is not None:
+        counts["prompt_tokens_details"] = {"cached_tokens": num_cached_tokens}
+    return counts
+
+
+def finish_reason(output: Output) -> str:
+    """Return why an output has ended."""
+    assert output.finish_reason is not None, "it has ended"
+    return FINISH_REASONS[output.finish_reason]
+
+
+def stop_reason(output: Output, stop_token_ids: Sequence[int] | None) -> str | int | None:
+    """Return vLLM's `stop_reason`: the stop string or the token of the request that ended an output, if one did."""
+    token_id = output.stop_token_id
+    return output.stop_string or (token_id if token_id in (stop_token_ids or ()) else None)
+
+
+def _check_stream_options(fields: SamplingFields) -> None:
+    options = fields.stream_options
+    assert options is not None
+    if not fields.stream:
+        raise InvalidFieldError("stream_options", "set", "unset without stream true")
+    if options.include_obfuscation:
+        raise InvalidFieldError("stream_options.include_obfuscation", "true", "false or unset: pieces are not padded")
+    if options.model_extra:
+        name = next(iter(options.model_extra))[:64]
+        raise InvalidFieldError(f"stream_options.{name}", "set", "unset: there is no such option")

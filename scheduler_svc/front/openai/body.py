@@ -1,0 +1,109 @@
+"""The body of a request, read within limits."""
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from scheduler_svc.front.openai.errors import ApiError
+from scheduler_svc.front.text.json_text import MalformedJsonError, load_json
+
+# How long a body may take, in seconds.
+BODY_TIMEOUT_S = 30.0
+
+# Whatever is in so many bytes, it is parsed and checked in a few milliseconds.
+SMALL_BODY_BYTES = 16 * 2**10
+
+# So many of the longest bodies may be read at once, together with all shorter ones.
+MAX_BODIES = 32
+
+_CLOSE = {"Connection": "close"}
+
+_T = TypeVar("_T")
+
+
+class Bodies:
+    """Reads the bodies of one port, and bounds what they hold together.
+
+    Args:
+        max_bytes: Longest body.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes_left = MAX_BODIES * max_bytes
+        self._large_ones = asyncio.Lock()  # one at a time: each thread that runs Python makes the event loop wait
+
+    async def read(self, request: web.BaseRequest, make: Callable[[dict[str, Any]], _T]) -> tuple[_T, bool]:
+        """Return what `make` makes of the JSON object in a body, and whether that was small.
+
+        Raises: ApiError: there is no such body. What `make` raises.
+        """
+        _check_headers(request)
+        if request.content_length is not None and request.content_length > self._max_bytes:
+            raise self._too_long()
+        body = bytearray()
+        try:
+            await self._fill(body, request)
+            if len(body) <= SMALL_BODY_BYTES:
+                return make(parse_object(bytes(body))), True
+            async with self._large_ones:
+                return await asyncio.to_thread(lambda: make(parse_object(bytes(body)))), False
+        finally:
+            self._num_bytes_left += len(body)
+
+    async def _fill(self, body: bytearray, request: web.BaseRequest) -> None:
+        """Read a body; what was read counts until its owner gives it back."""
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for chunk in request.content.iter_any():
+                    body += chunk
+                    self._num_bytes_left -= len(chunk)
+                    if len(body) > self._max_bytes:
+                        raise self._too_long()
+                    if self._num_bytes_left < 0:
+                        raise ApiError(
+                            HTTPStatus.TOO_MANY_REQUESTS,
+                            f"more than {MAX_BODIES} of the longest bodies are being read; retry in 1 s",
+                            "rate_limit_error",
+                            code="rate_limit_exceeded",
+                            headers={"Retry-After": "1", **_CLOSE},
+                        )
+        except TimeoutError:
+            raise ApiError(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"the body did not come in {BODY_TIMEOUT_S:g} s; send it at once",
+                headers={"x-should-retry": "false", **_CLOSE},
+            ) from None
+
+    def _too_long(self) -> ApiError:
+        return ApiError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"the body is longer than {self._max_bytes} bytes, the limit of --max-request-bytes; send a shorter one",
+            headers=_CLOSE,
+        )
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body. Raises ApiError: it is none, or has too many elements."""
+    try:
+        parsed = load_json(body)
+    except MalformedJsonError as error:
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"the body is not JSON that this server takes: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ApiError(HTTPStatus.BAD_REQUEST, "the body must be a JSON object, such as {}")
+    return parsed
+
+
+def _check_headers(request: web.BaseRequest) -> None:
+    if request.content_type != "application/json":
+        raise ApiError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "the body must be JSON; send it with the header Content-Type: application/json",
+        )
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise ApiError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not accepted; leave out Content-Encoding"
+        )

@@ -1,0 +1,133 @@
+"""The outputs of a chat as OpenAI's messages: content, reasoning and tool calls."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from scheduler_svc.front.openai.answering import finish_reason
+from scheduler_svc.front.openai.fields import ChatFields
+from scheduler_svc.front.openai.requests import Asked
+from scheduler_svc.front.output import Output
+from scheduler_svc.front.response import Response
+from scheduler_svc.front.text.text_model import TextModel
+from scheduler_svc.front.tool_calls.chat_format import ChatFormat
+from scheduler_svc.front.tool_calls.events import (
+    ContentDelta,
+    OutputEvent,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+)
+from scheduler_svc.front.tool_calls.output_parser import OutputParser
+from scheduler_svc.front.tool_calls.tool_choice import RequestedTools, check_tools
+
+
+class ChatOutputs:
+    """Parses the outputs of one request.
+
+    Args:
+        fields: What the request asks for.
+        asked: The same in the terms of the native API; its request is changed to what the parser needs.
+        model: Makes the outputs.
+        chat_format: How it writes.
+
+    Raises: InvalidFieldError: its tools are wrong, or cannot be used.
+    """
+
+    def __init__(self, fields: ChatFields, asked: Asked, model: TextModel, chat_format: ChatFormat) -> None:
+        self._tools: RequestedTools | None = check_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+        chat_format.check_tools(self._tools)
+        self._format = chat_format
+        self._is_streamed = bool(fields.stream)
+        self._end_token_ids: set[int] = set()
+        [request] = asked.requests
+        if self._tools is None:
+            request.messages.tools_json = ""  # `tool_choice` is none
+        if fields.skip_special_tokens is not False and chat_format.needs_special_tokens(self._tools):
+            request.sampling_params.skip_special_tokens = False
+            self._end_token_ids = {*model.info.eos_token_ids, *(fields.stop_token_ids or ())}
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether all text is content."""
+        return self._tools is None and self._format.reasoning is None
+
+    def parser(self, response: Response) -> OutputParser:
+        """Return the parser of one output."""
+        prompt = response.request.prompt_token_ids
+        return self._format.output_parser(self._tools, prompt, self._end_token_ids, is_streamed=self._is_streamed)
+
+    def message(self, response: Response, output: Output) -> tuple[dict[str, Any], str]:
+        """Return the message of a whole output, and why it ended."""
+        if self.are_plain:
+            return {"role": "assistant", "content": output.text, "refusal": None}, finish_reason(output)
+        parser = self.parser(response)
+        events = [*parser.feed(output.text), *parser.finish()]
+        content = "".join(event.text for event in events if isinstance(event, ContentDelta))
+        reasoning = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
+        calls = _calls(events)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message |= {"content": content or None, "tool_calls": calls}
+        return message, end_of(output, has_calls=bool(calls))
+
+
+class OutputDeltas:
+    """The deltas of one output of a stream.
+
+    Args:
+        parser: Of the output; None: all text is content.
+    """
+
+    def __init__(self, parser: OutputParser | None) -> None:
+        self._parser = parser
+        self._has_calls = False
+
+    def feed(self, text: str) -> list[dict[str, Any]]:
+        """Return the deltas of more text."""
+        if self._parser is None:
+            return [{"content": text}] if text else []
+        return self._deltas(self._parser.feed(text))
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Return the last deltas: the output has ended."""
+        return [] if self._parser is None else self._deltas(self._parser.finish())
+
+    def end_of(self, output: Output) -> str:
+        """Return why the output ended."""
+        return end_of(output, has_calls=self._has_calls)
+
+    def _deltas(self, events: Sequence[OutputEvent]) -> list[dict[str, Any]]:
+        self._has_calls |= any(isinstance(event, ToolCallBegin) for event in events)
+        return list(map(_delta, events))
+
+
+def end_of(output: Output, *, has_calls: bool) -> str:
+    """Return the `finish_reason` of an output."""
+    reason = finish_reason(output)
+    return "tool_calls" if has_calls and reason == "stop" else reason
+
+
+def _calls(events: Sequence[OutputEvent]) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = []
+    for event in events:
+        if isinstance(event, ToolCallBegin):
+            function = {"name": event.name, "arguments": ""}
+            calls.append({"id": event.id, "type": "function", "function": function})
+        elif isinstance(event, ToolCallArguments):
+            calls[event.index]["function"]["arguments"] += event.delta
+    return calls
+
+
+def _delta(event: OutputEvent) -> dict[str, Any]:
+    match event:
+        case ContentDelta(text):
+            return {"content": text}
+        case ReasoningDelta(text):
+            return {"reasoning_content": text}
+        case ToolCallBegin(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case ToolCallArguments(index, delta):
+            return {"tool_calls": [{"index": index, "function": {"arguments": delta}}]}

@@ -1,0 +1,111 @@
+"""Errors in the shape of OpenAI's: a status, and {"error": {"message", "type", "param", "code"}}."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from types import MappingProxyType
+
+import grpc
+from pydantic_core import to_json
+
+from scheduler_svc.front.api.request_limits import PromptTooLongError
+from shared.errors import (
+    CacheTooSmallError,
+    InvalidFieldError,
+    OctavoServiceError,
+    QueueFullError,
+    RequestAbortedError,
+    RequestExistsError,
+)
+from shared.grpc_status import status_code
+
+_INVALID = "invalid_request_error"
+_SERVER = "server_error"
+
+# Clients of OpenAI send a request again by themselves after 408, 409, 429 and 5xx, unless this header says no.
+_NO_RETRY = MappingProxyType({"x-should-retry": "false"})
+
+_RETRY_AFTER_S = 1.0
+
+_STATUSES = {
+    grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.ALREADY_EXISTS: HTTPStatus.CONFLICT,
+    grpc.StatusCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+    grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    grpc.StatusCode.ABORTED: HTTPStatus.CONFLICT,
+}
+
+# What the native API calls the prompt.
+_PROMPT_FIELDS = ("text", "token_ids", "prompt")
+
+
+@dataclass(eq=False)
+class ApiError(OctavoServiceError):
+    """A request is answered with an error.
+
+    Attributes:
+        status: Of the HTTP response.
+        message: One sentence.
+        kind: OpenAI's `type`.
+        param: The field that is wrong, by OpenAI's name; None: it is no field.
+        code: OpenAI's word for what is wrong; None: it has none.
+        headers: Of the response, beside those that every one has.
+    """
+
+    status: int
+    message: str
+    kind: str = _INVALID
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def body(self) -> bytes:
+        """The JSON that OpenAI's clients read."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return to_json({"error": error})
+
+
+def api_error(error: Exception, names: Mapping[str, str] = MappingProxyType({})) -> ApiError:
+    """Return an error of the service as OpenAI's clients know it.
+
+    Args:
+        error: Of one outside our tree only the class is told: its words may be internals.
+        names: OpenAI's names of fields that the native API calls otherwise.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if not isinstance(error, OctavoServiceError):
+        message = f"the server failed with {type(error).__name__}; its log says more"
+        return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, _SERVER, headers=_NO_RETRY)
+    status = _STATUSES.get(status_code(error), HTTPStatus.INTERNAL_SERVER_ERROR)
+    answer = ApiError(status, str(error), _INVALID if status < HTTPStatus.INTERNAL_SERVER_ERROR else _SERVER)
+    if isinstance(error, InvalidFieldError):
+        param = openai_name(error.field, names)
+        code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
+        return replace(answer, message=str(InvalidFieldError(param, error.value, error.limit)), param=param, code=code)
+    if isinstance(error, QueueFullError):
+        headers = {"Retry-After": str(math.ceil(error.retry_after_s))}
+        return replace(answer, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
+    if isinstance(error, CacheTooSmallError):  # however often it is sent
+        return replace(answer, status=HTTPStatus.BAD_REQUEST, code="context_length_exceeded")
+    if isinstance(error, RequestAbortedError | RequestExistsError):
+        return replace(answer, headers=_NO_RETRY)
+    if status == HTTPStatus.UNAUTHORIZED:
+        return replace(answer, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return replace(answer, headers={"Retry-After": str(math.ceil(_RETRY_AFTER_S))})
+    return answer
+
+
+def openai_name(native_field: str, names: Mapping[str, str]) -> str:
+    """Return OpenAI's name of a field of the native API."""
+    name = native_field.removeprefix("sampling_params.")
+    return names.get(name, "prompt" if name in _PROMPT_FIELDS else name)

@@ -1,0 +1,121 @@
+"""Log-probabilities in the shapes of OpenAI's API: those of chats, of completions, and vLLM's of prompts."""
+
+import codecs
+from collections.abc import Sequence
+from typing import Any
+
+from scheduler_svc.engine.interface import Alternatives
+from scheduler_svc.front.openai.token_texts import TokenTexts
+
+# What OpenAI says of tokens that are as good as impossible: JSON has no infinity.
+_LEAST = -9999.0
+
+
+class TokenLogprobs:
+    """Writes them for one request.
+
+    Args:
+        texts: Of the model's tokens.
+        shows_ids: Whether tokens are called by their ids.
+    """
+
+    def __init__(self, texts: TokenTexts, *, shows_ids: bool) -> None:
+        self.texts = texts
+        self._shows_ids = shows_ids
+
+    def name(self, token_id: int) -> str:
+        """Return what a token is called."""
+        return f"token_id:{token_id}" if self._shows_ids else self.texts.text(token_id)
+
+    def chat(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], alternatives: Alternatives, number: int
+    ) -> list[dict[str, Any]]:
+        """Return the `content` of a chat's logprobs, with `number` alternatives for each token."""
+        entries = []
+        for place, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True)):
+            entry = self._entry(token_id, logprob)
+            entry["top_logprobs"] = [
+                self._entry(other, its_logprob) for other, its_logprob in _at(alternatives, place, number)
+            ]
+            entries.append(entry)
+        return entries
+
+    def prompt(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], alternatives: Alternatives, number: int
+    ) -> list[dict[str, Any] | None]:
+        """Return vLLM's `prompt_logprobs`: of each token an object by token id; of the first one there is none."""
+        entries: list[dict[str, Any] | None] = [None]
+        for place, (token_id, logprob) in enumerate(zip(token_ids[1:], logprobs, strict=True)):
+            likeliest = _at(alternatives, place, number)
+            entry: dict[str, Any] = {}
+            for rank, (other, its_logprob) in enumerate(likeliest, 1):
+                entry[str(other)] = self._prompt_entry(other, its_logprob, rank)
+            entry.setdefault(str(token_id), self._prompt_entry(token_id, logprob, None))
+            entries.append(entry)
+        return entries
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": self.name(token_id),
+            "logprob": max(logprob, _LEAST),
+            "bytes": self.texts.content(token_id),
+        }
+
+    def _prompt_entry(self, token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        return {"logprob": max(logprob, _LEAST), "rank": rank, "decoded_token": self.name(token_id)}
+
+
+class CompletionLogprobs:
+    """The log-probabilities of one choice of a completion, which grow with its text.
+
+    Args:
+        tokens: Writes tokens.
+        number: Alternatives for each token.
+        skips_special_tokens: Whether special tokens are not in the text.
+    """
+
+    def __init__(self, tokens: TokenLogprobs, number: int, *, skips_special_tokens: bool) -> None:
+        self._tokens = tokens
+        self._number = number
+        self._skipped = tokens.texts.tokenizer.special_token_ids if skips_special_tokens else frozenset()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def prompt(self, token_ids: Sequence[int], logprobs: Sequence[float], alternatives: Alternatives) -> dict[str, Any]:
+        """Return those of an echoed prompt; its first token has none."""
+        first, offset = token_ids[0], self._advance(token_ids[0])
+        rest = self.of(token_ids[1:], logprobs, alternatives)
+        return {
+            "tokens": [self._tokens.name(first), *rest["tokens"]],
+            "token_logprobs": [None, *rest["token_logprobs"]],
+            "top_logprobs": None if rest["top_logprobs"] is None else [None, *rest["top_logprobs"]],
+            "text_offset": [offset, *rest["text_offset"]],
+        }
+
+    def of(self, token_ids: Sequence[int], logprobs: Sequence[float], alternatives: Alternatives) -> dict[str, Any]:
+        """Return those of the next tokens."""
+        name = self._tokens.name
+        tops = []
+        for place, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True)):
+            top = {name(other): max(value, _LEAST) for other, value in _at(alternatives, place, self._number)}
+            top.setdefault(name(token_id), max(logprob, _LEAST))
+            tops.append(top)
+        return {
+            "tokens": [name(token_id) for token_id in token_ids],
+            "token_logprobs": [max(logprob, _LEAST) for logprob in logprobs],
+            "top_logprobs": tops if self._number else None,
+            "text_offset": [self._advance(token_id) for token_id in token_ids],
+        }
+
+    def _advance(self, token_id: int) -> int:
+        """Return where a token begins in the text, in characters."""
+        begin = self._offset
+        if token_id not in self._skipped:
+            self._offset += len(self._decoder.decode(bytes(self._tokens.texts.content(token_id))))
+        return begin
+
+
+def _at(alternatives: Alternatives, place: int, number: int) -> list[tuple[int, float]]:
+    """Return the alternatives of the token at a place."""
+    begin, end = place * number, (place + 1) * number
+    return list(zip(alternatives.token_ids[begin:end], alternatives.logprobs[begin:end], strict=True))

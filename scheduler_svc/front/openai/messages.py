@@ -1,0 +1,72 @@
+"""The messages of OpenAI's API as those of the native one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import to_json
+
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.front.openai.fields import Message, TemplateFields
+from shared.errors import InvalidFieldError
+
+# Values of fields that OpenAI's own answers have, so that they can be sent back as they came.
+_EMPTY: tuple[object, ...] = (None, "", [], {})
+
+# OpenAI's names of the fields that the native API has JSON texts for.
+CONVERSATION_NAMES = {
+    "messages.tools_json": "tools",
+    "messages.template_kwargs_json": "chat_template_kwargs",
+    "messages.tool_calls_json": "messages.tool_calls",
+}
+
+_TEXT_PARTS = ("text", "refusal")
+
+
+def chat_messages(messages: Sequence[Message], fields: TemplateFields) -> pb.ChatMessages:
+    """Return a conversation for the native API.
+
+    Raises: InvalidFieldError: a message has what is not text, or fields that nobody knows.
+    """
+    chat = pb.ChatMessages(messages=[_chat_message(message, place) for place, message in enumerate(messages)])
+    if fields.tools:
+        chat.tools_json = to_json(fields.tools).decode()
+    if fields.chat_template_kwargs:
+        chat.template_kwargs_json = to_json(fields.chat_template_kwargs).decode()
+    if fields.add_generation_prompt is not None:
+        chat.add_generation_prompt = fields.add_generation_prompt
+    return chat
+
+
+def _chat_message(message: Message, place: int) -> pb.ChatMessage:
+    for name, value in (message.model_extra or {}).items():
+        if value not in _EMPTY:
+            rule = "unset: this release has role, content, name, tool_calls and tool_call_id"
+            raise InvalidFieldError(f"messages.{place}.{name[:64]}", "set", rule)
+    if message.content is None and not message.tool_calls and message.role != "assistant":
+        raise InvalidFieldError(f"messages.{place}.content", "absent", "a text, or an array of parts that are texts")
+    return pb.ChatMessage(
+        role=message.role,
+        content=_text(message.content, place),
+        name=message.name or "",
+        tool_call_id=message.tool_call_id or "",
+        tool_calls_json=to_json(message.tool_calls).decode() if message.tool_calls else "",
+        reasoning_content=message.reasoning_content or "",
+    )
+
+
+def _text(content: str | list[Any] | None, place: int) -> str:
+    """Return the text of a message; its parts follow each other as they are."""
+    if not isinstance(content, list):
+        return content or ""
+    return "".join(_part(part, f"messages.{place}.content.{number}") for number, part in enumerate(content))
+
+
+def _part(part: object, path: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or kind not in _TEXT_PARTS:
+        shown = f"a part of type {str(kind)[:64]}" if isinstance(part, dict) else "no object"
+        raise InvalidFieldError(path, shown, 'a part of type text, such as {"type": "text", "text": "..."}: no images')
+    text = part.get(kind)
+    if not isinstance(text, str) or set(part) - {"type", kind, "prompt_cache_breakpoint", "cache_control"}:
+        raise InvalidFieldError(path, "a part with other fields", f"an object with type and {kind}")
+    return text

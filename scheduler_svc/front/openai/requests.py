@@ -1,0 +1,226 @@
+"""Fields of OpenAI's API as requests of the native one. Nothing is checked here that the native API checks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.generation.v1 import generation_pb2
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.front.api.request_limits import RequestLimits
+from scheduler_svc.front.openai.fields import ChatFields, CompletionFields, SamplingFields
+from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
+from shared.errors import InvalidFieldError
+from shared.sampling_parameters import BY_NAME
+from shared.token_rules import MAX_BIASED_TOKENS
+
+# OpenAI's default for completions; that of chats is as many as fit.
+DEFAULT_COMPLETION_TOKENS = 16
+
+# The most choices of one prompt that are equal and computed once, as in OpenAI's API.
+MAX_EQUAL_CHOICES = 128
+
+# The most prompts of one request: each is a request of its own for the engine.
+MAX_PROMPTS = 1024
+
+_SAME_NAMES = (
+    *("temperature", "top_p", "frequency_penalty", "presence_penalty", "min_p", "typical_p", "repetition_penalty"),
+    *("min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs"),
+    "length_penalty",
+)
+_SAME_LISTS = {
+    "stop_token_ids": "stop_token_ids",
+    "bad_words": "banned_words",
+    "allowed_token_ids": "allowed_token_ids",
+    "banned_token_ids": "banned_token_ids",
+}
+_EARLY_STOPPING = {
+    True: generation_pb2.EARLY_STOPPING_TRUE,
+    False: generation_pb2.EARLY_STOPPING_FALSE,
+    "never": generation_pb2.EARLY_STOPPING_NEVER,
+}
+
+_TOP_K_OFF = -1
+_UINT64_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for, in the terms of the native API.
+
+    Attributes:
+        requests: One for each prompt, without ids.
+        num_copies: How often each output is told: n of a greedy request, which has n equal outputs.
+        num_alternatives: How many there are for each token; None: no log-probabilities were asked for.
+        names: OpenAI's names of the fields that the native API calls otherwise.
+    """
+
+    requests: Sequence[pb.GenerateRequest]
+    num_copies: int
+    num_alternatives: int | None
+    names: Mapping[str, str]
+
+
+def asked_completion(fields: CompletionFields, limits: RequestLimits) -> Asked:
+    """Return what a completion asks for. Raises InvalidFieldError: a field is wrong."""
+    params, num_copies = _sampling_params(fields, limits, fields.best_of)
+    max_tokens = DEFAULT_COMPLETION_TOKENS if fields.max_tokens is None else fields.max_tokens
+    if max_tokens == 0 and fields.echo:  # the prompt alone: one token is made, and not told
+        max_tokens = 1
+    _set(params, "max_tokens", max_tokens)
+    names = {"banned_words": "bad_words"}
+    if fields.logprobs is not None:
+        _set(params, "logprobs", fields.logprobs)
+        if fields.echo and fields.prompt_logprobs is None:
+            params.prompt_logprobs = fields.logprobs
+            names["prompt_logprobs"] = "logprobs"
+    requests = []
+    for prompt in prompts_of(fields.prompt):
+        request = _request(fields, params)
+        if isinstance(prompt, str):
+            request.text = prompt
+            if fields.add_special_tokens is not None:
+                request.add_special_tokens = fields.add_special_tokens
+        else:
+            _extend(request.token_ids.ids, "prompt", prompt)
+        requests.append(request)
+    return Asked(requests, num_copies, fields.logprobs, names)
+
+
+def asked_chat(fields: ChatFields, limits: RequestLimits) -> Asked:
+    """Return what a chat asks for. Raises InvalidFieldError: a field is wrong."""
+    params, num_copies = _sampling_params(fields, limits, None)
+    name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+    if fields.max_completion_tokens is not None and fields.max_tokens not in (None, fields.max_completion_tokens):
+        raise InvalidFieldError("max_tokens", fields.max_tokens, "unset with max_completion_tokens, which replaces it")
+    max_tokens = getattr(fields, name)
+    if max_tokens is not None:
+        _set(params, "max_tokens", max_tokens)
+    num_alternatives = None
+    if fields.logprobs:
+        num_alternatives = fields.top_logprobs or 0
+        _set(params, "logprobs", num_alternatives)
+    elif fields.top_logprobs:
+        raise InvalidFieldError("top_logprobs", fields.top_logprobs, "0 or unset without logprobs true")
+    request = _request(fields, params)
+    request.messages.CopyFrom(chat_messages(fields.messages, fields))
+    names = {
+        "banned_words": "bad_words",
+        "max_tokens": name,
+        "logprobs": "top_logprobs",
+        **CONVERSATION_NAMES,
+    }
+    return Asked([request], num_copies, num_alternatives, names)
+
+
+def prompts_of(prompt: Any) -> Sequence[str | list[int]]:
+    """Return the prompts: each a text or token ids. Raises InvalidFieldError: there are none."""
+    rule = "a text, an array of token ids, or an array of texts or of arrays of token ids"
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt is None:
+        raise InvalidFieldError("prompt", "absent", rule)
+    if not isinstance(prompt, list) or not prompt:
+        raise InvalidFieldError("prompt", "an empty array" if prompt == [] else f"of type {_kind(prompt)}", rule)
+    if type(prompt[0]) is int:
+        return [_token_ids(prompt, "prompt")]
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidFieldError("prompt", f"{len(prompt)} prompts", f"at most {MAX_PROMPTS} prompts")
+    for place, item in enumerate(prompt):
+        if isinstance(item, list):
+            _token_ids(item, f"prompt.{place}")
+        elif not isinstance(item, str):
+            raise InvalidFieldError(f"prompt.{place}", f"of type {_kind(item)}", "a text or an array of token ids")
+    return prompt
+
+
+def _token_ids(ids: list[Any], path: str) -> list[int]:
+    if not all(type(token_id) is int for token_id in ids):
+        raise InvalidFieldError(path, "an array with something else than whole numbers", "an array of token ids")
+    return ids
+
+
+def _kind(value: object) -> str:
+    names = {dict: "object", list: "array", bool: "boolean", str: "string", int: "number", float: "number"}
+    return names.get(type(value), "null")
+
+
+def _request(fields: SamplingFields, params: generation_pb2.SamplingParams) -> pb.GenerateRequest:
+    request = pb.GenerateRequest(sampling_params=params, cache_salt=fields.cache_salt or "")
+    if fields.priority is not None:
+        try:
+            request.priority = fields.priority
+        except ValueError:
+            raise InvalidFieldError("priority", fields.priority, "a whole number of 32 bits") from None
+    return request
+
+
+def _sampling_params(
+    fields: SamplingFields, limits: RequestLimits, best_of: int | None
+) -> tuple[generation_pb2.SamplingParams, int]:
+    """Return the parameters but for lengths and log-probabilities, and how often each output is told."""
+    params = generation_pb2.SamplingParams()
+    for name in _SAME_NAMES:
+        value = getattr(fields, name)
+        if value is not None:
+            _set(params, name, value)
+    for name, native in _SAME_LISTS.items():
+        _extend(getattr(params, native), name, getattr(fields, name) or ())
+    params.stop.extend([fields.stop] if isinstance(fields.stop, str) else fields.stop or [])
+    if fields.top_k is not None:
+        _set(params, "top_k", 0 if fields.top_k == _TOP_K_OFF else fields.top_k)
+    if fields.seed is not None:
+        if not -(2**63) <= fields.seed < 2**64:
+            raise InvalidFieldError("seed", fields.seed, "a whole number of 64 bits")
+        params.seed = fields.seed & _UINT64_MASK
+    _set_biases(params, fields.logit_bias or {})
+    num_copies = 1
+    if fields.use_beam_search or fields.beam_width:
+        width = fields.beam_width or best_of or fields.n or 1
+        _set(params, "beam_width", width)
+        _set(params, "n", 1 if fields.n is None else fields.n)
+    elif _is_greedy(params, limits):
+        num_copies = 1 if fields.n is None else fields.n
+        if not 1 <= num_copies <= MAX_EQUAL_CHOICES:
+            raise InvalidFieldError("n", num_copies, f"from 1 to {MAX_EQUAL_CHOICES}")
+        if best_of is not None and best_of < num_copies:
+            raise InvalidFieldError("best_of", best_of, f"at least {num_copies} (n)")
+    else:
+        if fields.n is not None:
+            _set(params, "n", fields.n)
+        if best_of is not None:
+            _set(params, "best_of", best_of)
+    if fields.early_stopping is not None:
+        params.early_stopping = _EARLY_STOPPING[fields.early_stopping]
+    return params, num_copies
+
+
+def _is_greedy(params: generation_pb2.SamplingParams, limits: RequestLimits) -> bool:
+    """Return whether all outputs of a prompt would be equal."""
+    if params.HasField("temperature"):
+        return params.temperature == 0
+    return limits.sampling_defaults.get("temperature", 1) == 0
+
+
+def _set(params: generation_pb2.SamplingParams, name: str, value: float) -> None:
+    """Set a field. Raises InvalidFieldError: its type has no such number; the native API checks the range."""
+    try:
+        setattr(params, name, value)
+    except ValueError:
+        known = BY_NAME.get(name)
+        raise InvalidFieldError(name, value, known.limit if known else "a whole number of 32 bits, 1 or more") from None
+
+
+def _extend(field: Any, name: str, values: Sequence[Any]) -> None:
+    try:
+        field.extend(values)
+    except ValueError:
+        raise InvalidFieldError(name, "a list with a number of more than 32 bits", "ids of the vocabulary") from None
+
+
+def _set_biases(params: generation_pb2.SamplingParams, biases: Mapping[str, float]) -> None:
+    if len(biases) > MAX_BIASED_TOKENS:
+        raise InvalidFieldError("logit_bias", f"{len(biases)} ids long", f"at most {MAX_BIASED_TOKENS} ids long")
+    for key, bias in biases.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 9):
+            raise InvalidFieldError("logit_bias", f"an object with the name {key[:64]!r}", "biases by token id")
+        params.logit_bias.add(token_id=int(key), bias=bias)

@@ -1,0 +1,197 @@
+"""What stands around every answer: the path, who calls, errors, and the count of answers."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from http import HTTPStatus
+
+from aiohttp import web
+
+from scheduler_svc.front.access.access_control import AccessControl
+from scheduler_svc.front.access.identity import ANYBODY, set_identity
+from scheduler_svc.front.openai.body import Bodies
+from scheduler_svc.front.openai.call import Call
+from scheduler_svc.front.openai.errors import ApiError, api_error
+from scheduler_svc.http.http_tls import certificate_names
+from scheduler_svc.http.origin_checks import is_cross_site, is_local_host
+from shared.errors import OctavoServiceError, PermissionDeniedError
+from shared.events import Event
+from shared.histogram import Histogram
+from shared.metric import Family, LabelValues, Metric
+
+log = logging.getLogger(__name__)
+
+ANSWERS = Metric(
+    "octavo_http_responses_total",
+    "counter",
+    "Answers of OpenAI's API, by path and HTTP status; status 499: the client left before its answer was complete.",
+    ("path", "status"),
+)
+HANDLING = Metric(
+    "octavo_http_handling_seconds",
+    "histogram",
+    "Time from the head of a request to the end of its answer, in seconds.",
+    ("path",),
+)
+METRICS = (ANSWERS, HANDLING)
+
+# From a short answer to a long one: doubling from 1 ms to 131 s.
+_HANDLING_BOUNDS = tuple(0.001 * 2**power for power in range(18))
+
+# Of a client that left, as nginx logs it; it is never sent.
+_CLIENT_LEFT = 499
+
+# Paths that nobody serves share a label: clients could make up any number of them.
+_OTHER = "other"
+
+_HOW_TO_SEND = "send the header Authorization: Bearer TOKEN (openai: api_key)"
+
+_SAFE_HEADERS = {"Cache-Control": "no-store", "Server": "octavo", "X-Content-Type-Options": "nosniff"}
+
+
+class Access(Enum):
+    """Who may call a path, where the scheduler asks who calls."""
+
+    ANYBODY = auto()
+    CLIENTS = auto()
+    OPERATORS = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What answers a path."""
+
+    method: str
+    answer: Callable[[Call], Awaitable[web.StreamResponse]]
+    access: Access = Access.CLIENTS
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSettings:
+    """Who may call, and how much.
+
+    `max_bytes`: longest body. `is_local`: whether the port listens on this machine only, so that a foreign name in the
+    header Host is one that a web site gave to it. `speaks_tls`: whether it wants TLS.
+    """
+
+    max_bytes: int
+    is_local: bool
+    speaks_tls: bool
+
+
+class Routes:
+    """Answers requests.
+
+    Args:
+        routes: By path; one that ends with /{} stands for all that begin like it.
+        access: Who may call; None: everybody.
+        settings: See there.
+    """
+
+    def __init__(self, routes: Mapping[str, Route], access: AccessControl | None, settings: RouteSettings) -> None:
+        self._routes = routes
+        self._access = access
+        self._settings = settings
+        self._bodies = Bodies(settings.max_bytes)
+        self._num_answers: Counter[LabelValues] = Counter()
+        self._handling: dict[LabelValues, Histogram] = {}
+
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics as they are now."""
+        yield ANSWERS.family(self._num_answers)
+        yield HANDLING.histogram_family(self._handling)
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request; what is raised becomes an error in OpenAI's shape."""
+        began_s, status = time.monotonic(), _CLIENT_LEFT
+        path = self._path_of(request.path)
+        call = Call(request, self._bodies)
+        call.headers |= _SAFE_HEADERS
+        try:
+            response = await self._answer(call, path)
+            status = response.status
+        except ConnectionError:  # while it was sent
+            raise
+        except Exception as error:
+            if not isinstance(error, OctavoServiceError):
+                log.exception(Event("http_call_failed", path=path, request_id=call.request_id))
+            refusal = api_error(error)
+            status = refusal.status
+            response = refuse(refusal, call.headers)
+        finally:
+            self._num_answers[path, str(status)] += 1
+            self._handling.setdefault((path,), Histogram(_HANDLING_BOUNDS)).observe(time.monotonic() - began_s)
+        return response
+
+    def _path_of(self, path: str) -> str:
+        """Return the path as it was declared."""
+        if path in self._routes:
+            return path
+        return next((known for known in self._routes if known.endswith("/{}") and path.startswith(known[:-2])), _OTHER)
+
+    async def _answer(self, call: Call, path: str) -> web.StreamResponse:
+        request = call.request
+        self._check_origin(request)
+        route = self._routes.get(path)
+        if route is None:
+            paths = ", ".join(self._routes)
+            raise ApiError(HTTPStatus.NOT_FOUND, f"there is nothing at this path; there are {paths}")
+        if request.method != route.method and not (request.method == "HEAD" and route.method == "GET"):
+            headers = {"Allow": route.method}
+            message = f"{request.path} answers {route.method}, and not this method"
+            raise ApiError(HTTPStatus.METHOD_NOT_ALLOWED, message, headers=headers)
+        self._identify(request, route)
+        return await route.answer(call)
+
+    def _check_origin(self, request: web.BaseRequest) -> None:
+        """Refuse what a browser sends for another web site, and what does not speak TLS where it is wanted."""
+        if self._settings.speaks_tls and not request.secure:
+            raise ApiError(HTTPStatus.BAD_REQUEST, "this port speaks TLS; call it with https://")
+        hosts = request.headers.getall("Host", [])
+        if len(hosts) != 1:
+            raise ApiError(HTTPStatus.BAD_REQUEST, "a request needs one Host header")
+        if self._settings.is_local and self._access is None and not is_local_host(hosts):
+            raise ApiError(
+                HTTPStatus.FORBIDDEN,
+                "without --tokens-file a port of this machine answers to an IP address or localhost only, not to other "
+                "names: call it by its IP address",
+            )
+        if is_cross_site(request.headers.get("Sec-Fetch-Site")):
+            raise ApiError(HTTPStatus.FORBIDDEN, "other web sites may not call this port")
+
+    def _identify(self, request: web.BaseRequest, route: Route) -> None:
+        """Find out who calls. Raises OctavoServiceError: they may not."""
+        if self._access is None or route.access is Access.ANYBODY:
+            set_identity(ANYBODY)
+            return
+        try:
+            identity = self._access.identify(
+                request.headers.getall("Authorization", []), lambda: _names_of(request), _HOW_TO_SEND
+            )
+            if route.access is Access.OPERATORS and not identity.is_operator:
+                raise PermissionDeniedError(
+                    f"the token is of tenant {identity.tenant!r}; {request.path} needs a token of tenant * in "
+                    "--tokens-file"
+                )
+        except OctavoServiceError as error:
+            log.warning(Event("http_call_refused", path=request.path, peer=request.remote, cause=str(error)))
+            raise
+        set_identity(identity)
+
+
+def refuse(error: ApiError, headers: Mapping[str, str]) -> web.Response:
+    """Return an error as an answer."""
+    response = web.Response(
+        status=error.status, body=error.body, content_type="application/json", headers={**headers, **error.headers}
+    )
+    if error.headers.get("Connection") == "close":
+        response.force_close()
+    return response
+
+
+def _names_of(request: web.BaseRequest) -> Collection[str]:
+    certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
+    return certificate_names(certificate or {})

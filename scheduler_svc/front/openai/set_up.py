@@ -1,0 +1,51 @@
+"""The port of OpenAI's API put together from the configuration."""
+
+from collections.abc import Callable, Iterable
+
+from octavo.address import is_loopback
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.front.access.access_control import AccessControl
+from scheduler_svc.front.api.generation import Generation
+from scheduler_svc.front.openai.answering import Answering
+from scheduler_svc.front.openai.chat import Chat
+from scheduler_svc.front.openai.completions import Completions
+from scheduler_svc.front.openai.fields import Reader, UnknownFields
+from scheduler_svc.front.openai.routes import Route, Routes, RouteSettings
+from scheduler_svc.front.openai.server import OpenAIServer
+from scheduler_svc.front.openai.service_routes import ServiceRoutes
+from scheduler_svc.http.http_tls import http_tls
+from shared.metric import Family
+
+
+def openai_server(
+    config: SchedulerConfig,
+    generation: Generation,
+    access: AccessControl | None,
+    collect: Callable[[], Iterable[Family]],
+) -> OpenAIServer | None:
+    """Return the port; None: --openai-listen is not set.
+
+    Args:
+        config: Of the scheduler.
+        generation: Runs the requests.
+        access: Who may call; None: everybody.
+        collect: Returns the metrics of the scheduler.
+
+    Raises: TlsFileError: a file cannot be used.
+    """
+    listen = config.openai_listen
+    if listen is None:
+        return None
+    reader = Reader(UnknownFields(config.openai_unknown_fields))
+    answering = Answering(generation, reader)
+    chat = Chat(answering, config.tool_call_parser, config.reasoning_parser)
+    routes = {
+        "/v1/chat/completions": Route("POST", chat.answer),
+        "/v1/completions": Route("POST", Completions(answering).answer),
+        **ServiceRoutes(generation, reader, collect).routes(),
+    }
+    tls = http_tls(config)
+    settings = RouteSettings(
+        max_bytes=config.max_request_bytes, is_local=is_loopback(listen), speaks_tls=tls is not None
+    )
+    return OpenAIServer(listen, Routes(routes, access, settings), tls)

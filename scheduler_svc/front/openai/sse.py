@@ -1,0 +1,57 @@
+"""Server-sent events: an answer in pieces, over one response."""
+
+from collections.abc import Mapping
+
+from aiohttp import web
+from pydantic_core import to_json
+
+from scheduler_svc.front.openai.call import Call
+from scheduler_svc.front.openai.errors import ApiError
+
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would keep the pieces until there are many
+}
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class EventStream:
+    """Sends events; it waits for a client that does not read.
+
+    Args:
+        call: What is answered.
+        head: What the JSON object of every event begins with: id, object, created, model.
+    """
+
+    def __init__(self, call: Call, head: Mapping[str, object]) -> None:
+        self._call = call
+        self._begin = b"data: " + to_json(head)[:-1]
+        self._response = web.StreamResponse(headers={**call.headers, **_HEADERS})
+
+    async def open(self) -> None:
+        """Send the status: from now on errors are events."""
+        await self._response.prepare(self._call.request)
+
+    def event(self, *parts: bytes) -> bytes:
+        """Return an event whose JSON object goes on with these parts, the closing bracket included."""
+        return b"".join((self._begin, *parts, b"\n\n"))
+
+    async def send(self, events: bytes) -> None:
+        """Send events."""
+        await self._response.write(events)
+
+    async def fail(self, error: ApiError) -> web.StreamResponse:
+        """End with an error; there is no [DONE], so that no client takes the answer for complete."""
+        await self._response.write(b"data: " + error.body + b"\n\n")
+        return await self._end()
+
+    async def finish(self) -> web.StreamResponse:
+        """End."""
+        await self._response.write(_DONE)
+        return await self._end()
+
+    async def _end(self) -> web.StreamResponse:
+        await self._response.write_eof()
+        return self._response

@@ -1,0 +1,95 @@
+"""A conversation as chat templates see it: messages, tools, and the template's own switches."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.front.text.json_text import parse_json
+from shared.errors import InvalidFieldError
+
+# What the conversation says itself, or the model's files do.
+_OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
+
+# Of speakers and of calls.
+MAX_NAME_LENGTH = 256
+
+_VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a prompt is rendered from.
+
+    Attributes:
+        messages: Each with `role` and `content`, and what else its role has, as transformers' templates know it.
+        tools: In the shape of OpenAI's.
+        add_generation_prompt: Whether the prompt ends with the beginning of the assistant's next turn.
+        template_kwargs: Further variables of the template.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Any] = ()
+    add_generation_prompt: bool = True
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_turns(cls, turns: Iterable[tuple[str, str]]) -> Self:
+        """Return a conversation of roles and contents."""
+        return cls([{"role": role, "content": content} for role, content in turns])
+
+    @classmethod
+    def of_message(cls, chat: pb.ChatMessages) -> Self:
+        """Return the conversation of a request. Raises InvalidFieldError: what should be JSON is not."""
+        kwargs = parse_json(chat.template_kwargs_json, "messages.template_kwargs_json", dict)
+        for name in kwargs:
+            if name in _OWN_VARIABLES or name.endswith("_token") or not _VARIABLE.fullmatch(name):
+                rule = "an object whose names are new to the chat template"
+                raise InvalidFieldError("messages.template_kwargs_json", f"an object with the name {name[:64]!r}", rule)
+        return cls(
+            [_turn(message) for message in chat.messages],
+            parse_json(chat.tools_json, "messages.tools_json", list),
+            chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
+            kwargs,
+        )
+
+
+def num_characters(chat: pb.ChatMessages) -> int:
+    """Return how much text a conversation holds."""
+    return len(chat.tools_json) + len(chat.template_kwargs_json) + sum(map(_num_characters, chat.messages))
+
+
+def _num_characters(message: pb.ChatMessage) -> int:
+    texts = (message.role, message.content, message.name, message.tool_call_id, message.reasoning_content)
+    return len(message.tool_calls_json) + sum(map(len, texts))
+
+
+def _turn(message: pb.ChatMessage) -> dict[str, Any]:
+    for label, name in (("name", message.name), ("tool_call_id", message.tool_call_id)):
+        if len(name) > MAX_NAME_LENGTH:
+            rule = f"at most {MAX_NAME_LENGTH} characters long"
+            raise InvalidFieldError(f"messages.{label}", f"{len(name)} characters long", rule)
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    optional = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning_content,
+    }
+    turn |= {name: value for name, value in optional.items() if value}
+    if message.tool_calls_json:
+        calls = parse_json(message.tool_calls_json, "messages.tool_calls_json", list)
+        turn["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+    return turn
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    """Return a call with its arguments as templates want them: an object, which OpenAI's API sends as a text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = parse_json(function["arguments"], "messages.tool_calls_json", dict)
+    except InvalidFieldError:  # what the model wrote may be no JSON; the template may show it all the same
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

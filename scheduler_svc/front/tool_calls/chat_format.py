@@ -1,0 +1,104 @@
+"""How the served model writes tool calls and reasoning, and what follows for a request."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from scheduler_svc.front.text.tokenizer import Tokenizer
+from scheduler_svc.front.tool_calls.formats import (
+    AUTO,
+    ReasoningFormat,
+    ToolCallFormat,
+    reasoning_format,
+    tool_call_format,
+)
+from scheduler_svc.front.tool_calls.output_parser import OutputParser
+from scheduler_svc.front.tool_calls.parser import ToolCallParser
+from scheduler_svc.front.tool_calls.reasoning import ReasoningParser, opens_reasoning
+from scheduler_svc.front.tool_calls.tool_choice import RequestedTools
+from shared.errors import InvalidFieldError
+from shared.step import Int32Array
+
+# The end of a prompt that shows whether it opens the reasoning; a marker may be several tokens.
+NUM_LAST_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """What is known of a model's chats. Make it once, when the model is loaded.
+
+    Attributes:
+        tokenizer: The model's.
+        tool_calls: How it writes tool calls; None: not known.
+        reasoning: How it marks reasoning; None: it does not reason, as far as is known.
+    """
+
+    tokenizer: Tokenizer
+    tool_calls: ToolCallFormat | None
+    reasoning: ReasoningFormat | None
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Tokenizer,
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+    ) -> Self:
+        """Return the formats with these names: auto, none, or a name in formats.py."""
+        template = "" if tokenizer.tool_template is None else tokenizer.tool_template.source
+        return cls(
+            tokenizer, tool_call_format(tool_call_parser, template), reasoning_format(reasoning_parser, template)
+        )
+
+    def check_tools(self, tools: RequestedTools | None) -> None:
+        """Refuse tools that the model would not see, or whose calls nobody would find.
+
+        Raises: InvalidFieldError: `tools` cannot be used with this model.
+        """
+        if tools is None:
+            return
+        template = self.tokenizer.tool_template
+        shown = f"{len(tools.definitions)} tools long"
+        if template is None or not template.knows_tools:
+            rule = "unset: the chat template of this model knows no tools, so the model would not see them"
+            raise InvalidFieldError("tools", shown, rule)
+        if self.tool_calls is None:
+            rule = "unset: it is not known how this model writes calls; start the scheduler with --tool-call-parser"
+            raise InvalidFieldError("tools", shown, rule)
+
+    def needs_special_tokens(self, tools: RequestedTools | None) -> bool:
+        """Return whether the text must have special tokens (`skip_special_tokens` off), as markers are among them."""
+        markers: list[str] = []
+        if self.reasoning is not None:
+            markers += [self.reasoning.begin, self.reasoning.end]
+        if self.tool_calls is not None and tools is not None:
+            markers += self.tool_calls.markers
+        return any(self.tokenizer.id_of(marker) in self.tokenizer.special_token_ids for marker in markers)
+
+    def output_parser(
+        self,
+        tools: RequestedTools | None,
+        prompt_token_ids: Sequence[int] | Int32Array,
+        end_token_ids: Collection[int],
+        *,
+        is_streamed: bool,
+    ) -> OutputParser:
+        """Return the parser of one output.
+
+        Args:
+            tools: Those of the request.
+            prompt_token_ids: Its prompt, which may open the reasoning.
+            end_token_ids: The tokens that may end the output and must not be seen in it. Give them if the text has
+                special tokens only because `needs_special_tokens` says so.
+            is_streamed: Whether the client gets calls as they come. Otherwise a call that breaks off is content.
+        """
+        reasoning = tool_calls = None
+        if self.reasoning is not None:
+            last = [int(token_id) for token_id in prompt_token_ids[-NUM_LAST_TOKENS:]]
+            prompt_end = self.tokenizer.decode(last, skip_special_tokens=False)
+            starts_inside = opens_reasoning(self.reasoning, prompt_end)
+            reasoning = ReasoningParser(self.reasoning, starts_inside=starts_inside)
+        if self.tool_calls is not None and tools is not None:
+            tool_calls = ToolCallParser(self.tool_calls, tools.schemas, streams_arguments=is_streamed)
+        special_ids = self.tokenizer.special_token_ids.intersection(end_token_ids)
+        return OutputParser(reasoning, tool_calls, [self.tokenizer.token_of(token_id) for token_id in special_ids])

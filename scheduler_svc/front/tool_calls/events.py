@@ -1,0 +1,53 @@
+"""What the text of an output means to a client: events, in the order of the text."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """More of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of what the model thinks before its answer (`reasoning_content`)."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallBegin:
+    """The model calls a tool. `index` counts the calls of one output from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """More of the arguments of the last call: JSON text of an object, as the model wrote it."""
+
+    index: int
+    delta: str
+
+
+OutputEvent = ContentDelta | ReasoningDelta | ToolCallBegin | ToolCallArguments
+
+
+def merged(events: list[OutputEvent]) -> list[OutputEvent]:
+    """Return the events with neighbouring deltas of one kind joined, so that a piece of text makes few messages."""
+    joined: list[OutputEvent] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if isinstance(event, ContentDelta) and isinstance(last, ContentDelta):
+            joined[-1] = ContentDelta(last.text + event.text)
+        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            joined[-1] = ReasoningDelta(last.text + event.text)
+        elif isinstance(event, ToolCallArguments) and isinstance(last, ToolCallArguments) and last.index == event.index:
+            joined[-1] = ToolCallArguments(last.index, last.delta + event.delta)
+        else:
+            joined.append(event)
+    return joined

@@ -1,0 +1,67 @@
+"""The text of one chat output as the events of `events.py`: reasoning first, then content and tool calls."""
+
+from collections.abc import Collection
+
+from scheduler_svc.front.tool_calls.events import ContentDelta, OutputEvent, merged
+from scheduler_svc.front.tool_calls.parser import ToolCallParser
+from scheduler_svc.front.tool_calls.reasoning import ReasoningParser
+
+
+class OutputParser:
+    """Parses one output.
+
+    The joined deltas are the same for any split of the text.
+
+    Args:
+        reasoning: Separates the reasoning; None: there is none.
+        tool_calls: Finds tool calls; None: the request has no tools, or `tool_choice` is none.
+        end_tokens: The texts of the special tokens that may end the output. One of them at the very end is left out.
+            They are in the text if `skip_special_tokens` is off, which the markers of some families need.
+    """
+
+    def __init__(
+        self, reasoning: ReasoningParser | None, tool_calls: ToolCallParser | None, end_tokens: Collection[str] = ()
+    ) -> None:
+        self._reasoning = reasoning
+        self._tool_calls = tool_calls
+        self._end_tokens = tuple(filter(None, end_tokens))
+        self._tail = ""  # may be an end token
+
+    def feed(self, text: str) -> list[OutputEvent]:
+        """Add text; return what it makes certain."""
+        return self._parse(self._without_tail(text))
+
+    def finish(self) -> list[OutputEvent]:
+        """Return the rest: the output has ended."""
+        events = self._parse("" if self._tail in self._end_tokens else self._tail)
+        if self._reasoning is not None:
+            reasoning, answer = self._reasoning.finish()
+            events += reasoning
+            events += self._parse_answer(answer)
+        if self._tool_calls is not None:
+            events += self._tool_calls.finish()
+        return merged(events)
+
+    def _without_tail(self, text: str) -> str:
+        """Return the text up to what may be an end token at the end of the output."""
+        if not self._end_tokens:
+            return text
+        text = self._tail + text
+        longest = max(map(len, self._end_tokens))
+        for start in range(max(0, len(text) - longest), len(text)):
+            if any(token.startswith(text[start:]) for token in self._end_tokens):
+                self._tail = text[start:]
+                return text[:start]
+        self._tail = ""
+        return text
+
+    def _parse(self, text: str) -> list[OutputEvent]:
+        if self._reasoning is None:
+            return self._parse_answer(text)
+        reasoning, answer = self._reasoning.feed(text)
+        return merged(reasoning + self._parse_answer(answer))
+
+    def _parse_answer(self, text: str) -> list[OutputEvent]:
+        if self._tool_calls is not None:
+            return self._tool_calls.feed(text)
+        return [ContentDelta(text)] if text else []

@@ -1,0 +1,146 @@
+"""Finds tool calls in the text of an output while it arrives, in pieces of any size.
+
+    gap    at the beginning, and behind a call: whitespace waits for what comes
+    text   content, up to the next marker
+    call   a reader has the text, until the call ends or turns out to be none
+
+What turns out to be no call is content, and the search goes on behind it. Only text that may still become a call or a
+marker waits. Every decision follows from the characters alone, so any split of the text gives the same joined events.
+"""
+
+from collections.abc import Callable, Mapping
+
+from scheduler_svc.front.tool_calls.call_reader import CallReader, Progress
+from scheduler_svc.front.tool_calls.call_writer import CallWriter
+from scheduler_svc.front.tool_calls.events import ContentDelta, OutputEvent, merged
+from scheduler_svc.front.tool_calls.formats import ToolCallFormat
+from scheduler_svc.front.tool_calls.json_calls import JsonCalls
+from scheduler_svc.front.tool_calls.marker_search import find_marker, match_marker
+from scheduler_svc.front.tool_calls.named_call import NamedCall
+from scheduler_svc.front.tool_calls.xml_call import XmlCall
+
+# More whitespace than a template writes between calls is content: a model that writes nothing else must be seen.
+MAX_GAP_CHARS = 32
+_WHITESPACE = " \t\r\n"
+
+
+class ToolCallParser:
+    """Parses one output.
+
+    Args:
+        call_format: How the model writes calls.
+        tools: The tools of the request: the JSON schema of the arguments, by name. A call of another one is content.
+        new_call_id: Makes the ids of calls; None: as the format says.
+        streams_arguments: Whether a call is reported as it comes, so that what is wrong behind its beginning cannot
+            be made content any more: the arguments then end early. Otherwise calls are reported once they are whole.
+    """
+
+    def __init__(
+        self,
+        call_format: ToolCallFormat,
+        tools: Mapping[str, Mapping[str, object]],
+        *,
+        new_call_id: Callable[[], str] | None = None,
+        streams_arguments: bool = True,
+    ) -> None:
+        self._format = call_format
+        self._tools = tools
+        self._writer = CallWriter(tools, new_call_id or call_format.new_call_id, streams_arguments=streams_arguments)
+        self._reader: CallReader | None = None
+        self._text = ""  # not decided yet
+        self._is_in_gap = True
+        self._may_end = False  # the end marker may come
+        self._has_calls = False
+        self._events: list[OutputEvent] = []
+
+    def feed(self, text: str) -> list[OutputEvent]:
+        """Add text; return what it makes certain."""
+        self._text += text
+        while self._text and self._advance():
+            pass
+        events, self._events = self._events, []
+        return merged(events)
+
+    def finish(self) -> list[OutputEvent]:
+        """Return the rest: the output has ended."""
+        if self._reader is not None:
+            self._reader = None
+            self._add_content(self._writer.give_up())
+        elif not (self._is_in_gap and self._has_calls and not self._text.strip(_WHITESPACE)):
+            self._add_content(self._text)
+        self._text = ""
+        return self.feed("")
+
+    def _advance(self) -> bool:
+        """Decide on more of the text; return whether anything was decided."""
+        if self._reader is not None:
+            self._read(self._reader)
+            return True
+        return self._pass_gap() if self._is_in_gap else self._pass_text()
+
+    def _pass_text(self) -> bool:
+        start, marker = find_marker(self._text, self._format.begin)
+        self._add_content(self._text[:start])
+        self._text = self._text[start:]
+        if marker is None:
+            return False
+        self._begin_call(len(marker))
+        return True
+
+    def _pass_gap(self) -> bool:
+        between = f"{_WHITESPACE};," if self._format.may_be_bare and self._has_calls else _WHITESPACE
+        rest = self._text.lstrip(between)
+        num_skipped = len(self._text) - len(rest)
+        if num_skipped > MAX_GAP_CHARS:
+            self._is_in_gap = False
+            return True
+        if not rest:
+            return False
+        if self._format.may_be_bare and rest[0] in "{[":
+            self._begin_call(num_skipped)
+            return True
+        ends = (self._format.end,) if self._may_end and self._format.end else ()
+        marker, may_come = match_marker(rest, 0, (*self._format.begin, *ends))
+        if marker is None:
+            self._is_in_gap = may_come
+        elif marker in ends:
+            self._text, self._may_end = rest[len(marker) :], False
+        else:
+            self._begin_call(num_skipped + len(marker))
+        return not may_come
+
+    def _begin_call(self, num_chars: int) -> None:
+        """Give a reader what follows the next `num_chars` characters, which belong to the call."""
+        self._writer.take(self._text[:num_chars])
+        self._text = self._text[num_chars:]
+        match self._format.body:
+            case "json":
+                self._reader = JsonCalls(self._writer)
+            case "named":
+                self._reader = NamedCall(self._writer)
+            case "xml":
+                self._reader = XmlCall(self._writer, self._tools)
+
+    def _read(self, reader: CallReader) -> None:
+        """Give the reader text, to the end of the call or of the text."""
+        text, position = self._text, 0
+        progress = Progress.MORE
+        while position < len(text) and progress is Progress.MORE:
+            end = max(reader.plain_run(text, position), position + 1)
+            piece = text[position:end]
+            self._writer.take(piece)
+            progress = reader.take(piece)
+            position = end
+        if progress is not Progress.MORE:
+            self._reader = None
+            self._is_in_gap = self._may_end = progress is Progress.DONE
+            self._has_calls |= progress is Progress.DONE
+        self._events += self._writer.take_events()
+        if progress is Progress.FAILED:
+            position -= 1  # the character that does not fit may begin a marker
+            self._add_content(self._writer.give_up()[:-1])
+        self._text = text[position:]
+
+    def _add_content(self, text: str) -> None:
+        if text:
+            self._events.append(ContentDelta(text))

@@ -1,0 +1,173 @@
+"""HTTP/1.1 on accepted connections: aiohttp's server, with an end for those that are silent or take nothing."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
+
+from scheduler_svc.http.http_tls import HttpTls
+from shared.events import Event
+
+_HANDSHAKE_TIMEOUT_S = 10.0
+_TLS_GOODBYE_TIMEOUT_S = 1.0
+
+# Of requests that run when the port is closed, in seconds, at least.
+_MIN_GRACE_S = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionTimes:
+    """How long a connection may take, in seconds.
+
+    Attributes:
+        first_request_s: Until the head of its first request has come.
+        idle_s: Between two requests.
+        linger_s: A client that has its answer may send what it has begun for so long.
+        stall_s: A client that takes nothing of what is sent to it for so long is cut off.
+    """
+
+    first_request_s: float
+    idle_s: float
+    linger_s: float
+    stall_s: float
+
+
+class HttpConnections:
+    """Serves connections that speak HTTP/1.1.
+
+    Args:
+        answer: Answers a request; cancelled when its client leaves.
+        tls: For connections over TLS; None: there are none.
+        times: See there.
+        refuse: Answers what is no request, given a status and what is wrong; None: aiohttp does, as plain text.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        tls: HttpTls | None,
+        times: ConnectionTimes,
+        refuse: Callable[[int, str], web.Response] | None = None,
+    ) -> None:
+        self._answer = answer
+        self._tls = tls
+        self._times = times
+        # When connections without a first request are closed; not every aiohttp would do it.
+        self._silent: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
+        logger = logging.getLogger(f"{__name__}.aiohttp")
+        logger.addFilter(_is_our_fault)
+        self._server = _Server(
+            refuse,
+            self._heard,
+            handler_cancellation=True,
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=times.idle_s,
+            lingering_time=times.linger_s,
+            logger=logger,
+        )
+
+    async def serve(self, connection: socket.socket, peer: str, *, over_tls: bool) -> None:
+        """Own a connection; return as soon as requests can come, or it has failed.
+
+        Args:
+            connection: Accepted, not blocking.
+            peer: Whose it is, for the log.
+            over_tls: Whether it begins with a handshake.
+        """
+        loop = asyncio.get_running_loop()
+        context = self._tls.context() if over_tls and self._tls is not None else None
+        _limit_stall(connection, self._times.stall_s)
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                self._server,
+                connection,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else _HANDSHAKE_TIMEOUT_S,
+                ssl_shutdown_timeout=None if context is None else _TLS_GOODBYE_TIMEOUT_S,
+            )
+        except OSError as error:
+            _logger.info(Event("http_handshake_failed", peer=peer, cause=str(error)))
+        else:
+            timer = loop.call_later(self._times.first_request_s, self._close_silent, transport)
+            self._silent[transport] = timer
+
+    async def stop(self, grace_s: float) -> None:
+        """Close idle connections, end requests that run after `grace_s` seconds, then close the rest."""
+        transports = [handler.transport for handler in self._server.connections if handler.transport is not None]
+        for timer in self._silent.values():
+            timer.cancel()
+        self._silent.clear()
+        self._server.pre_shutdown()
+        await self._server.shutdown(max(grace_s, _MIN_GRACE_S))
+        for transport in transports:
+            transport.abort()  # who does not answer the goodbye of TLS is not waited for
+        await asyncio.sleep(0)
+
+    async def _heard(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request, the first one of its connection or not."""
+        if request.transport is not None and (timer := self._silent.pop(request.transport, None)) is not None:
+            timer.cancel()
+        return await self._answer(request)
+
+    def _close_silent(self, transport: asyncio.Transport) -> None:
+        del self._silent[transport]
+        transport.abort()
+
+
+class _Server(web.Server):
+    """Makes the handler of each connection."""
+
+    def __init__(
+        self,
+        refuse: Callable[[int, str], web.Response] | None,
+        answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        **options: Any,
+    ) -> None:
+        super().__init__(answer, **options)
+        self.refuse = refuse
+
+    def __call__(self) -> RequestHandler:
+        """Return the handler of a connection."""
+        return _Handler(self, loop=self._loop, **self._kwargs)
+
+
+class _Handler(RequestHandler):
+    """One connection; it says what is wrong in the words of its port."""
+
+    __slots__ = ("_refuse",)
+
+    def __init__(self, server: _Server, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._refuse = server.refuse
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Answer what is no request, and what the port failed at; the connection is closed."""
+        if self._refuse is None or request.writer.output_size > 0:
+            return super().handle_error(request, status, exc, message)
+        if not isinstance(exc, HttpProcessingError):
+            self.log_exception("a request failed", exc_info=exc)
+        response = self._refuse(status, next(iter((message or "").splitlines()), ""))
+        response.force_close()
+        return response
+
+
+def _limit_stall(connection: socket.socket, stall_s: float) -> None:
+    """Let the kernel break a connection whose peer does not read (tcp(7)): aiohttp would wait for it for ever."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(stall_s * 1000))
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Keep what strangers send to the port out of the log."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

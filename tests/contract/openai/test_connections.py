@@ -1,0 +1,176 @@
+"""Clients that leave, do not read, or speak no HTTP; and those that speak it as the official client does."""
+
+import asyncio
+import json
+import socket
+from contextlib import suppress
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from executor_svc.fake.worker import FakeWorker
+from tests.contract.openai.api import PATIENCE_S, Api, running_api
+from tests.support.stack import until
+
+ENDLESS = 8000
+
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
+
+
+def request_bytes(path: str, body: dict[str, object], *headers: str) -> bytes:
+    content = json.dumps({"model": "fake", **body}).encode()
+    head = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(content)}",
+    ]
+    return "\r\n".join([*head, *headers, "", ""]).encode() + content
+
+
+STREAM = request_bytes("/v1/completions", {"prompt": "a", "max_tokens": ENDLESS, "stream": True, "ignore_eos": True})
+WHOLE = request_bytes("/v1/completions", {"prompt": "a", "max_tokens": ENDLESS, "ignore_eos": True})
+
+
+async def exchange(api: Api, *pieces: bytes) -> bytes:
+    """Send bytes as they are; return all that comes until the connection is closed or broken."""
+    reader, writer = await asyncio.open_connection(*api.address)
+    answer = b""
+    with suppress(ConnectionResetError):
+        async with asyncio.timeout(PATIENCE_S):
+            writer.writelines(pieces)
+            while piece := await reader.read(2**16):
+                answer += piece
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("sent", [STREAM, WHOLE], ids=["stream", "whole"])
+@pytest.mark.parametrize("is_half", [False, True], ids=["closed", "half-closed"])
+async def test_a_client_that_leaves_ends_its_request(sent: bytes, is_half: bool) -> None:
+    async with running_api(FakeWorker(step_ms=1)) as api:
+        _, writer = await asyncio.open_connection(*api.address)
+        writer.write(sent)
+        await until(lambda: api.stack.engine.load.num_running)
+        if is_half:
+            writer.write_eof()
+        else:
+            writer.transport.abort()
+        await until(lambda: not api.stack.engine.requests)
+        [ended] = api.stack.engine.ended.values()
+        writer.close()
+    assert ended.error_message == "the client ended the call, or its connection broke"
+
+
+async def test_who_does_not_read_holds_up_nobody_and_little_is_kept_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_api(FakeWorker(max_model_len=4096, num_device_blocks=4096)) as api:
+        slow = []
+        for number in range(4):
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+            client.connect(api.address)
+            fields = {"prompt": [65 + number], "max_tokens": 1500, "stream": True, "ignore_eos": True, "logprobs": 5}
+            client.sendall(request_bytes("/v1/completions", fields))
+            slow.append(client)
+        await until(lambda: len(api.stack.engine.ended) == 4)
+        for client in slow:
+            client.settimeout(PATIENCE_S)
+        answers = await asyncio.gather(*(asyncio.to_thread(read_stream, client) for client in slow))
+    for answer in answers:
+        assert answer.count(b'"finish_reason":"length"') == 1
+        assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def read_stream(client: socket.socket) -> bytes:
+    answer = b""
+    with client:
+        while not answer.endswith(b"0\r\n\r\n"):
+            answer += client.recv(2**16)
+    return answer
+
+
+NO_REQUESTS = {
+    "long header": b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 2**20 + b"\r\n\r\n",
+    "many headers": b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 50_000 + b"\r\n",
+    "long path": b"GET /" + b"x" * 2**20 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no version": b"GET /health\r\n\r\n",
+    "bad length": b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: many\r\n\r\n",
+    "two lengths": b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "no Host": b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", NO_REQUESTS.values(), ids=NO_REQUESTS)
+async def test_what_is_no_request_is_answered_with_a_sentence(api: Api, sent: bytes) -> None:
+    head, _, content = (await exchange(api, sent)).partition(b"\r\n\r\n")
+    assert b" 400 " in head.splitlines()[0]
+    assert json.loads(content)["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("sent", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x00\x00", b"\x00\x01\x02"])
+async def test_what_is_no_http_is_closed(api: Api, sent: bytes) -> None:
+    assert await exchange(api, sent) == b""
+
+
+async def test_requests_may_be_sent_one_behind_the_other(api: Api) -> None:
+    one = request_bytes("/v1/completions", {"prompt": "a", "max_tokens": 1})
+    last = request_bytes("/v1/completions", {"prompt": "a", "max_tokens": 1}, "Connection: close")
+    answers = await exchange(api, one * 3, last)
+    assert answers.count(b"HTTP/1.1 200 OK") == 4
+
+
+async def test_an_error_in_the_middle_of_a_stream_is_an_event() -> None:
+    async with running_api(FakeWorker(step_ms=1)) as api:
+        client = openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0)
+        chunks = await client.completions.create(model="fake", prompt="a", max_tokens=ENDLESS, stream=True)
+        await anext(chunks)
+        [request_id] = api.stack.engine.requests
+        api.stack.engine.abort(request_id)
+        with pytest.raises(openai.APIError, match=f"request '{request_id}' was aborted"):
+            async for _ in chunks:
+                pass
+        await client.close()
+
+
+async def test_the_official_client_gets_chats_and_streams(api: Api) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key="none") as client:
+        assert [model.id async for model in client.models.list()] == ["fake"]
+        whole = await client.chat.completions.create(
+            model="fake",
+            messages=MESSAGES,
+            max_completion_tokens=8,
+            seed=1,
+            n=2,
+            logprobs=True,
+            top_logprobs=2,
+        )
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == 16
+        chunks = await client.chat.completions.create(
+            model="fake",
+            messages=MESSAGES,
+            max_completion_tokens=8,
+            seed=1,
+            n=2,
+            stream=True,
+        )
+        texts = {0: "", 1: ""}
+        async for chunk in chunks:
+            texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+        assert texts == {choice.index: choice.message.content for choice in whole.choices}
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(model="fake", messages=MESSAGES, temperature=-1)
+        assert caught.value.param == "temperature"
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(model="gpt", messages=MESSAGES)
+
+
+async def test_the_official_client_works_without_asyncio_too(api: Api) -> None:
+    def talk() -> str:
+        with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none") as client:
+            chunks = client.completions.create(model="fake", prompt="a", max_tokens=5, seed=1, stream=True)
+            return "".join(chunk.choices[0].text for chunk in chunks)
+
+    whole = await api.complete(prompt="a", max_tokens=5, seed=1)
+    assert await asyncio.to_thread(talk) == whole.json["choices"][0]["text"]

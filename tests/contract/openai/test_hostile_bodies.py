@@ -1,0 +1,102 @@
+"""No body keeps the event loop, and so the streams of the others, waiting; and not many of them are held at once."""
+
+import asyncio
+import io
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from executor_svc.fake.worker import FakeWorker
+from scheduler_svc.front.openai import body
+from tests.contract.openai.api import Api, running_api
+from tests.support.stack import until
+
+BODY_BYTES = 4 * 2**20 - 64
+
+# On a quiet machine the longest gap is 50 ms. Each planted fault makes it 300 ms and more.
+GAP_S = 0.15
+
+
+def filled(begin: bytes, element: bytes, end: bytes) -> bytes:
+    """Return a body that is full of elements."""
+    number = (BODY_BYTES - len(begin) - len(end)) // len(element)
+    return begin + element * number + end
+
+
+CHAT = b'{"model":"fake","messages":['
+PROMPT = b'{"model":"fake","prompt":'
+BODIES = {
+    "token ids": filled(PROMPT + b"[", b"1,", b"1]}"),
+    "prompts": filled(PROMPT + b"[", b'"",', b'""]}'),
+    "lists": filled(PROMPT + b"[", b"[],", b"[]]}"),
+    "one text": filled(PROMPT + b'"', b"word and ", b'"}'),
+    "escapes": filled(PROMPT + b'"', b"\\u00e9", b'"}'),
+    "messages": filled(CHAT, b'{"role":"user","content":""},', b'{"role":"user","content":""}]}'),
+    "no messages": filled(CHAT, b"0,", b"0]}"),
+    "parts": filled(CHAT + b'{"role":"user","content":[', b"{},", b"{}]}]}"),
+    "stops": filled(PROMPT + b'"a","stop":[', b'"a",', b'"a"]}'),
+    "wrong stops": filled(PROMPT + b'"a","stop":[', b"1,", b"1]}"),
+    "biases": PROMPT + b'"a","logit_bias":{' + b",".join(b'"%d":1' % n for n in range(60_000)) + b"}}",
+    "names": PROMPT + b'"a",' + b",".join(b'"x%d":1' % n for n in range(60_000)) + b"}",
+    "many names": PROMPT + b'"a",' + b",".join(b'"x%d":1' % n for n in range(300_000)) + b"}",
+    "no end of a text": PROMPT + b'"' + b'\\"' * 1_900_000 + b"[" * 300_000,
+    "half an escape": PROMPT + b'"' + b'\\"' * 1_900_000 + b"[" * 300_000 + b"\\",
+    "tools": filled(CHAT + b'{"role":"user","content":"a"}],"tools":[', b"{},", b"{}]}"),
+}
+
+
+async def longest_gap_s(api: Api, content: bytes) -> tuple[float, int]:
+    """Send a body; return how long the loop was kept at most until it was answered, and how."""
+    gaps, is_over = [0.0], asyncio.Event()
+
+    async def tick() -> None:
+        while not is_over.is_set():
+            began_s = time.perf_counter()
+            await asyncio.sleep(0.002)
+            gaps.append(time.perf_counter() - began_s)
+
+    ticking = asyncio.create_task(tick())
+    path = "/v1/chat/completions" if content.startswith(CHAT) else "/v1/completions"
+    headers = {"Content-Type": "application/json"}
+    answer = await api.send("POST", path, data=io.BytesIO(content), headers=headers)
+    is_over.set()
+    await ticking
+    assert answer.error["message"]
+    return max(gaps), answer.status
+
+
+async def test_no_body_of_any_shape_stops_the_event_loop() -> None:
+    slow = {}
+    async with running_api(FakeWorker(max_model_len=32_768, num_device_blocks=2100)) as api:
+        for name, content in BODIES.items():
+            gap_s, status = await longest_gap_s(api, content)
+            assert status == 400, name
+            if gap_s > GAP_S:  # a busy machine is late once, not twice
+                gap_s = min(gap_s, (await longest_gap_s(api, content))[0])
+            if gap_s > GAP_S:
+                slow[name] = gap_s
+    assert slow == {}
+
+
+async def test_bodies_that_are_on_their_way_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "MAX_BODIES", 2)
+    is_over = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b" " * 60_000
+        await is_over.wait()
+        yield b"{}"
+
+    async with running_api(max_request_bytes=2**16) as api:
+        headers = {"Content-Type": "application/json"}
+        slow_ones = [asyncio.create_task(api.send("POST", "/tokenize", data=slow(), headers=headers)) for _ in range(2)]
+        [bodies] = [api.stack.service._openai._routes._bodies]  # type: ignore[union-attr]
+        await until(lambda: bodies._num_bytes_left == 2 * (2**16 - 60_000))
+        refused = await api.complete(prompt="x" * 20_000)
+        small = await api.complete(max_tokens=1)
+        is_over.set()
+        statuses = [(await task).status for task in slow_ones]
+        assert bodies._num_bytes_left == 2 * 2**16
+    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    assert (small.status, statuses) == (200, [400, 400])

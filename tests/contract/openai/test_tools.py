@@ -1,0 +1,176 @@
+"""Tools and reasoning over HTTP, with OpenAI's own client: a model that says what it is told to, one byte a token."""
+
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from tests.contract.openai.api import Api, Json, running_api
+from tests.support.echo_worker import THIRD_TOKEN, EchoWorker
+
+TOOLS: list[Json] = [
+    {"type": "function", "function": {"name": "get_weather", "description": "Of a city.", "parameters": {}}},
+    {"type": "function", "function": {"name": "now"}},
+]
+ZURICH = '{"city": "Zürich 🦊", "text": "\\u00fc \\"]}</tool_call>"}'
+CALLS = [("get_weather", ZURICH), ("now", "{}")]
+
+# What the model says in each format.
+SAID = {
+    "hermes": f'Ünd\n<tool_call>\n{{"name": "get_weather", "arguments": {ZURICH}}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "mistral": f"Ünd\n[TOOL_CALLS]get_weather[ARGS]{ZURICH}[TOOL_CALLS]now[ARGS]{{}}",
+    "llama3_json": f'Ünd\n<|python_tag|>{{"name": "get_weather", "parameters": {ZURICH}}}; {{"name": "now"}}',
+}
+
+
+def say(text: str) -> Json:
+    return {"role": "user", "content": f"SAY:{text}"}
+
+
+def client(api: Api) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0)
+
+
+async def ask(api: Api, text: str, **fields: Any) -> list[ChatCompletion]:
+    """Return the answer, as it comes whole and as it comes in pieces, in the same shape."""
+    request: Json = {"model": "fake", "messages": [say(text)], "tools": TOOLS, **fields}
+    async with client(api) as sdk:
+        whole: ChatCompletion = await sdk.chat.completions.create(**request)
+        chunks: list[ChatCompletionChunk] = [
+            chunk async for chunk in await sdk.chat.completions.create(**request, stream=True)
+        ]
+    return [whole, joined(chunks)]
+
+
+def joined(chunks: list[ChatCompletionChunk]) -> ChatCompletion:
+    """Return the answer that the chunks of a stream make, as clients join them."""
+    choices: dict[int, Json] = {}
+    for chunk in chunks:
+        for part in chunk.choices:
+            choice = choices.setdefault(
+                part.index,
+                {"index": part.index, "message": {"role": "assistant", "content": ""}, "finish_reason": None},
+            )
+            message, delta = choice["message"], part.delta.model_dump(exclude_unset=True)
+            for name in ("content", "reasoning_content"):
+                if delta.get(name):
+                    message[name] = message.get(name, "") + delta[name]
+            for call in delta.get("tool_calls") or []:
+                calls = message.setdefault("tool_calls", [])
+                if call["index"] == len(calls):
+                    calls.append(call)
+                else:
+                    calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+            choice["finish_reason"] = part.finish_reason or choice["finish_reason"]
+    whole = {"id": "x", "created": 0, "model": "fake", "object": "chat.completion", "choices": list(choices.values())}
+    return ChatCompletion.model_validate(whole)
+
+
+def told(answer: ChatCompletion, index: int = 0) -> tuple[str, list[tuple[str, str]], str]:
+    """Return content, calls and finish reason of a choice."""
+    choice = answer.choices[index]
+    calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]  # type: ignore[union-attr]
+    return choice.message.content or "", calls, choice.finish_reason
+
+
+def prompt_tokens(answer: ChatCompletion) -> int:
+    assert answer.usage is not None
+    return answer.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("tool_call_parser", "marker"),
+    [
+        ("hermes", THIRD_TOKEN),  # the model writes the markers byte by byte
+        ("hermes", "<tool_call>"),
+        ("mistral", "[TOOL_CALLS]"),
+        ("llama3_json", "<|python_tag|>"),
+    ],
+)
+async def test_calls_of_each_family_reach_the_client(tool_call_parser: str, marker: str) -> None:
+    async with running_api(EchoWorker(marker=marker), tool_call_parser=tool_call_parser) as api:
+        for answer in await ask(api, SAID[tool_call_parser], n=2, temperature=0):
+            for index in range(2):
+                assert told(answer, index) == ("Ünd\n", CALLS, "tool_calls")
+            ids = [call.id for call in answer.choices[0].message.tool_calls or []]
+            assert len(set(ids)) == 2
+            assert all(len(call_id) == (9 if tool_call_parser == "mistral" else 29) for call_id in ids)
+
+
+async def test_reasoning_comes_apart_and_the_prompt_may_open_it() -> None:
+    async with running_api(EchoWorker()) as api:
+        opened = await ask(
+            api, f"Hm.</think>\n\n{SAID['hermes']}", extra_body={"chat_template_kwargs": {"enable_thinking": True}}
+        )
+        written = await ask(api, "<think>\nHm.</think>\n\nYes.", tools=openai.omit)
+        for answer in opened:
+            assert told(answer) == ("Ünd\n", CALLS, "tool_calls")
+        for answer in written:
+            assert told(answer) == ("Yes.", [], "stop")
+        for answer in opened + written:
+            assert answer.choices[0].message.model_extra == {"reasoning_content": "Hm."}
+
+
+async def test_without_tools_nothing_is_a_call() -> None:
+    async with running_api(EchoWorker()) as api:
+        with_none = await ask(api, SAID["hermes"], tool_choice="none")
+        without = await ask(api, SAID["hermes"], tools=openai.omit)
+
+        for answer in with_none + without:
+            assert told(answer) == (SAID["hermes"], [], "stop")
+        assert prompt_tokens(with_none[0]) == prompt_tokens(without[0])  # the template gets no tools
+
+
+async def test_a_call_that_is_cut_off_is_content_and_in_a_stream_it_ends_early() -> None:
+    async with running_api(EchoWorker()) as api:
+        said = '<tool_call>{"name": "now", "arguments": {"a": 1'
+        whole, streamed = await ask(api, said, max_tokens=len(said))
+
+        assert told(whole) == (said, [], "length")
+        assert told(streamed) == ("", [("now", '{"a": 1')], "length")
+
+
+async def test_results_of_calls_go_back_into_the_prompt() -> None:
+    async with running_api(EchoWorker()) as api, client(api) as sdk:
+        [first, _] = await ask(api, SAID["hermes"])
+        turn = first.choices[0].message.model_dump(exclude_none=True)
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": f"result {place}"}
+            for place, call in enumerate(turn["tool_calls"])
+        ]
+        messages: Any = [say("x"), turn, *results, say("Done.")]
+        tools: Any = TOOLS
+        answer = await sdk.chat.completions.create(model="fake", messages=messages, tools=tools)
+        assert answer.choices[0].message.content == "Done."
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "now"}}}, "tool_choice"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tools": [{"type": "function", "function": {"name": "now", "strict": True}}]}, "tools[0].function.strict"),
+        ({"tools": []}, "tools"),
+        ({"tools": None, "tool_choice": "auto"}, "tool_choice"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_by_name(api_with_tools: Api, fields: Json, param: str) -> None:
+    answer = await api_with_tools.chat(**{"tools": TOOLS, **fields})
+
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
+@pytest.fixture
+async def api_with_tools() -> Any:
+    async with running_api(EchoWorker()) as running:
+        yield running
+
+
+async def test_tools_that_the_template_does_not_show_are_refused(api: Api) -> None:
+    answer = await api.chat(tools=TOOLS)
+
+    assert (answer.status, answer.error["param"]) == (400, "tools")
+    assert "knows no tools" in answer.error["message"]

@@ -1,0 +1,91 @@
+"""Where `octavo up` serves OpenAI's API, and what it says if it cannot."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from octavo.command_line import run
+from octavo.commands import up
+from octavo.errors import LocalServiceError
+from octavo.local import LocalServices
+from octavo.local_options import LocalOptions
+
+EXPOSED = (
+    "octavo: warning: the scheduler at {} 0.0.0.0:0 speaks no TLS and does not ask who calls: anybody who reaches it "
+    "may use it, and anybody on the way can read along; set {} to an address of this machine only, such as 127.0.0.1"
+)
+
+
+@pytest.fixture
+def busy_address() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[LocalOptions]:
+    """What would be started; nothing is."""
+    options: list[LocalOptions] = []
+
+    def from_options(given: LocalOptions, **_: object) -> LocalServices:
+        options.append(given)
+        raise LocalServiceError("nothing starts here")
+
+    monkeypatch.setattr(LocalServices, "from_options", from_options)
+    return options
+
+
+@pytest.mark.parametrize(
+    ("flags", "openai_listen"),
+    [
+        (("--listen", "127.0.0.1:0"), "127.0.0.1:0"),
+        (("--listen", "127.0.0.1:0", "--openai-listen", "localhost:0"), "localhost:0"),
+        (("--listen", "127.0.0.1:0", "--set", "scheduler.openai_listen=[::1]:0"), "[::1]:0"),
+    ],
+)
+def test_it_listens_where_it_is_told(started: list[LocalOptions], flags: tuple[str, ...], openai_listen: str) -> None:
+    assert run(["up", "some/model", *flags]) == 1
+    assert [options.scheduler.config.openai_listen for options in started] == [openai_listen]
+
+
+def test_a_port_that_was_asked_for_and_is_taken_ends_the_start(
+    busy_address: str, started: list[LocalOptions], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["up", "some/model", "--listen", "127.0.0.1:0", "--openai-listen", busy_address]) == 1
+    assert capsys.readouterr().err == (
+        f"octavo: --openai-listen {busy_address} is taken by another program; choose another port, or 0, which takes a "
+        "free one\n"
+    )
+    assert started == []
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_if_the_default_port_is_taken_the_rest_is_served(
+    busy_address: str,
+    is_taken: bool,
+    started: list[LocalOptions],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert up.DEFAULT_OPENAI_ADDRESS == "127.0.0.1:8080"
+    default = busy_address if is_taken else "127.0.0.1:00"
+    monkeypatch.setattr(up, "DEFAULT_OPENAI_ADDRESS", default)
+    assert run(["up", "some/model", "--listen", "localhost:00", "--admin-listen", "localhost:0"]) == 1
+    assert [options.scheduler.config.openai_listen for options in started] == [None if is_taken else default]
+    said = (
+        f"octavo: {busy_address} is taken by another program, so OpenAI's API is not served; for another port: "
+        "--openai-listen 127.0.0.1:8081\n"
+    )
+    assert capsys.readouterr().err.startswith(said) is is_taken
+
+
+@pytest.mark.parametrize("exposed", [(), ("--openai-listen",), ("--listen", "--admin-listen", "--openai-listen")])
+def test_up_warns_of_each_address_that_others_can_reach(
+    exposed: tuple[str, ...], started: list[LocalOptions], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--listen", "--admin-listen", "--openai-listen")
+    words = [word for flag in flags for word in (flag, "0.0.0.0:0" if flag in exposed else "localhost:0")]
+    assert run(["up", "some/model", *words]) == 1
+    *warnings, _ = capsys.readouterr().err.splitlines()
+    assert warnings == [EXPOSED.format(flag, flag) for flag in exposed]

@@ -1,0 +1,193 @@
+"""The formats of a model, and the way of a request with tools from its tokens to its events."""
+
+from collections.abc import Mapping
+from typing import get_args
+
+import pytest
+import tokenizers
+
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.front.text.output_text import OutputText, TextOptions
+from scheduler_svc.front.text.tokenizer import Tokenizer
+from scheduler_svc.front.tool_calls.chat_format import ChatFormat
+from scheduler_svc.front.tool_calls.formats import (
+    REASONING_FORMATS,
+    TOOL_CALL_FORMATS,
+    ReasoningFormat,
+    ToolCallFormat,
+    reasoning_format,
+    tool_call_format,
+)
+from scheduler_svc.front.tool_calls.tool_choice import RequestedTools, check_tools
+from shared.errors import InvalidFieldError
+from tests.support.tokenizers import EOS, byte_level_backend, make_tokenizer
+from tests.unit.scheduler_svc.front.tool_calls.parsing import TOOLS, Parsed
+
+TOOL_LIST = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+TURNS = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+# The words by which the templates of the families show their format, in short.
+TEMPLATES: Mapping[str, tuple[str, str | None, str | None]] = {
+    "qwen2.5": (TOOL_LIST + "within <tool_call></tool_call> XML tags" + TURNS, "hermes", None),
+    "qwen3": (TOOL_LIST + "<tool_call>{{ '' if '</think>' in '' }}" + TURNS, "hermes", "deepseek_r1"),
+    "qwen3-coder": (TOOL_LIST + "<tool_call>\n<function=f>\n<parameter=a>" + TURNS, "qwen3_coder", None),
+    "mistral": ("[AVAILABLE_TOOLS]" + TOOL_LIST + "[TOOL_CALLS][" + TURNS, "mistral", None),
+    "magistral": ("[THINK][/THINK][AVAILABLE_TOOLS]" + TOOL_LIST + "[TOOL_CALLS]" + TURNS, "mistral", "mistral"),
+    "llama3.1": (TOOL_LIST + "<|python_tag|>" + TURNS, "llama3_json", None),
+    "llama3.2": (
+        TOOL_LIST + "{'parameters': dictionary of argument name and its value}" + TURNS,
+        "llama3_json",
+        None,
+    ),
+    "unknown": (TOOL_LIST + TURNS, None, None),
+}
+
+
+@pytest.mark.parametrize(("template", "tool_calls", "reasoning"), TEMPLATES.values(), ids=TEMPLATES)
+def test_template_says_how_the_model_writes(template: str, tool_calls: str | None, reasoning: str | None) -> None:
+    found_calls, found_reasoning = tool_call_format("auto", template), reasoning_format("auto", template)
+
+    assert (found_calls and found_calls.name) == tool_calls
+    assert (found_reasoning and found_reasoning.name) == reasoning
+
+
+def test_a_setting_counts_more_than_the_template() -> None:
+    template = TEMPLATES["qwen3"][0]
+
+    for row in TOOL_CALL_FORMATS:
+        assert tool_call_format(row.name, template) is row
+    for reasoning in REASONING_FORMATS:
+        assert reasoning_format(reasoning.name, template) is reasoning
+    assert tool_call_format("none", template) is None
+    assert reasoning_format("none", template) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "rows"), [("tool_call_parser", TOOL_CALL_FORMATS), ("reasoning_parser", REASONING_FORMATS)]
+)
+def test_settings_have_a_name_for_each_format(
+    field: str, rows: tuple[ToolCallFormat, ...] | tuple[ReasoningFormat, ...]
+) -> None:
+    names = get_args(SchedulerConfig.model_fields[field].annotation)
+
+    assert sorted(names) == sorted(["auto", "none", *(row.name for row in rows)])
+
+
+def requested() -> RequestedTools:
+    tools = [{"type": "function", "function": {"name": name, "parameters": TOOLS[name]}} for name in TOOLS]
+    checked = check_tools(tools)
+    assert checked is not None
+    return checked
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (None, "knows no tools"),
+        (TURNS + "<tool_call>", "knows no tools"),
+        ("{% if tools %}Environment: ipython <tool_call>{% endif %}" + TURNS, "knows no tools"),
+        ("{% if tools %}{{ raise_exception('no') }}{% endif %}<tool_call>" + TURNS, "knows no tools"),
+        (TEMPLATES["unknown"][0], "--tool-call-parser"),
+    ],
+)
+def test_tools_that_would_be_lost_are_refused(template: str | None, says: str) -> None:
+    chat_format = ChatFormat.of(make_tokenizer(byte_level_backend(), template))
+
+    with pytest.raises(InvalidFieldError, match=says) as caught:
+        chat_format.check_tools(requested())
+
+    assert caught.value.field == "tools"
+    chat_format.check_tools(None)
+
+
+def test_tools_that_the_template_shows_are_taken() -> None:
+    ChatFormat.of(make_tokenizer(byte_level_backend(), TEMPLATES["qwen3"][0])).check_tools(requested())
+    ChatFormat.of(make_tokenizer(byte_level_backend(), TEMPLATES["unknown"][0]), "json").check_tools(requested())
+
+
+def tokenizer_with(template: str, added: tuple[str, ...], *, special: bool) -> Tokenizer:
+    """A tokenizer with the markers of a family as tokens, as that family has them."""
+    backend = byte_level_backend()
+    tokens = [tokenizers.AddedToken(token, special=special, normalized=False) for token in added]
+    if special:
+        backend.add_special_tokens(tokens)
+    else:
+        backend.add_tokens(tokens)
+    return make_tokenizer(backend, template)
+
+
+# template, markers that are tokens, whether special ones, prompt, output, whether special tokens are needed, result
+MODELS = [
+    (
+        "qwen3",
+        ("<tool_call>", "</tool_call>", "<think>", "</think>"),
+        False,
+        "hi<think>\n",
+        'Hm.\n</think>\n\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        False,
+        Parsed(reasoning="Hm.\n", calls=[("now", "{}")]),
+    ),
+    (
+        "mistral",
+        ("[TOOL_CALLS]", "[ARGS]"),
+        True,
+        "hi",
+        'Ünd[TOOL_CALLS]get_weather[ARGS]{"city": "Zürich 🦊"}[TOOL_CALLS]now[ARGS]{}',
+        True,
+        Parsed("Ünd", [("get_weather", '{"city": "Zürich 🦊"}'), ("now", "{}")]),
+    ),
+    (
+        "llama3.1",
+        ("<|python_tag|>",),
+        True,
+        "hi",
+        '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Oslo"}}',
+        True,
+        Parsed(calls=[("get_weather", '{"city": "Oslo"}')]),
+    ),
+]
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize(
+    ("model", "added", "special", "prompt", "output", "needs_special_tokens", "expected"),
+    MODELS,
+    ids=[row[0] for row in MODELS],
+)
+def test_tokens_become_events(
+    model: str,
+    added: tuple[str, ...],
+    special: bool,
+    prompt: str,
+    output: str,
+    needs_special_tokens: bool,
+    expected: Parsed,
+    is_streamed: bool,
+) -> None:
+    tokenizer = tokenizer_with(TEMPLATES[model][0], added, special=special)
+    chat_format, tools = ChatFormat.of(tokenizer), requested()
+    end_id = tokenizer.id_of(EOS)
+    assert end_id is not None
+    assert chat_format.needs_special_tokens(tools) is needs_special_tokens
+    assert chat_format.needs_special_tokens(None) is False
+
+    text = OutputText(tokenizer, TextOptions(skip_special_tokens=not needs_special_tokens))
+    parser = chat_format.output_parser(tools, tokenizer.encode(prompt), {end_id}, is_streamed=is_streamed)
+    parsed = Parsed()
+    for token_id in [*tokenizer.encode_part(output), end_id]:
+        parsed.add(parser.feed(text.push(token_id)[0]))
+    parsed.add(parser.feed(text.finish()))
+    parsed.add(parser.finish())
+
+    assert (parsed.content, parsed.calls, parsed.reasoning) == (expected.content, expected.calls, expected.reasoning)
+
+
+def test_without_tools_calls_are_text() -> None:
+    tokenizer = make_tokenizer(byte_level_backend(), TEMPLATES["qwen2.5"][0])
+    call = '<tool_call>{"name": "now"}</tool_call>'
+
+    parser = ChatFormat.of(tokenizer).output_parser(None, [], (), is_streamed=True)
+    parsed = Parsed()
+    parsed.add([*parser.feed(call), *parser.finish()])
+
+    assert parsed == Parsed(content=call)

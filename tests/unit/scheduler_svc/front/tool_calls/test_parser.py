@@ -1,0 +1,288 @@
+"""Outputs as each family writes them, and as it should not, in every split."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_svc.front.tool_calls.events import ContentDelta, ToolCallArguments, ToolCallBegin
+from scheduler_svc.front.tool_calls.formats import TOOL_CALL_FORMATS
+from scheduler_svc.front.tool_calls.parser import MAX_GAP_CHARS, ToolCallParser
+from tests.unit.scheduler_svc.front.tool_calls.parsing import TOOLS, Parsed, format_named, parse
+
+PARIS = '{"city": "Paris"}'
+ODD = '{ "city":"Lyon \\"7\\u00e9\\" \\\\ </tool_call> 🦊" ,"days" : [1,-2.5e+3, true,null,{"a":{}}] }'
+
+# format, text, content, calls
+CALLS = [
+    (
+        "hermes",
+        'Sure.\n<tool_call>\n{"name": "get_weather", "arguments": ' + PARIS + "}\n</tool_call>",
+        "Sure.\n",
+        [("get_weather", PARIS)],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name":"get_weather","arguments":'
+        + ODD
+        + '}</tool_call>\n<tool_call>{"arguments": {}, "name": "now"}</tool_call>\nDone.',
+        "\nDone.",
+        [("get_weather", ODD), ("now", "{}")],
+    ),
+    (
+        "hermes",
+        '<tool_call>[{"name": "now"}, {"name": "get_weather", "arguments": ' + PARIS + "}]</tool_call>",
+        "",
+        [("now", "{}"), ("get_weather", PARIS)],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"id": 1.5, "name": "now", "arguments": null, "why": ["arguments", {"name": "now"}]}',
+        "",
+        [("now", "{}")],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"arguments": "{\\"city\\": \\"Paris\\"}", "name": "get_weather"}</tool_call>',
+        "",
+        [("get_weather", PARIS)],
+    ),
+    ("hermes", '<tool_call>\n<tool_call>\n{"name": "now"}\n</tool_call>', "<tool_call>\n", [("now", "{}")]),
+    ("llama3_json", '{"name": "get_weather", "parameters": ' + PARIS + "}", "", [("get_weather", PARIS)]),
+    ("llama3_json", '<|python_tag|>{"name": "now", "parameters": {}}', "", [("now", "{}")]),
+    (
+        "llama3_json",
+        '\n{"name": "now", "parameters": {}}; {"name": "get_weather", "arguments": '
+        + PARIS
+        + "}\n\nThat is all; {really}",
+        "\n\nThat is all; {really}",
+        [("now", "{}"), ("get_weather", PARIS)],
+    ),
+    ("llama3_json", 'I call <|python_tag|>{"name": "now"};', "I call ;", [("now", "{}")]),
+    (
+        "json",
+        '[{"name": "now", "arguments": {}}, {"name": "get_weather", "arguments": ' + PARIS + "}]",
+        "",
+        [("now", "{}"), ("get_weather", PARIS)],
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": '
+        + PARIS
+        + ', "id": "VvvODy9mT"}, {"name": "now", "arguments": {}}]',
+        "",
+        [("get_weather", PARIS), ("now", "{}")],
+    ),
+    (
+        "mistral",
+        "Let me see.[TOOL_CALLS]get_weather[ARGS]" + ODD + "[TOOL_CALLS]now{}",
+        "Let me see.",
+        [("get_weather", ODD), ("now", "{}")],
+    ),
+    ("mistral", "[TOOL_CALLS]get_weather[CALL_ID]VvvODy9mT[ARGS]" + PARIS, "", [("get_weather", PARIS)]),
+    ("mistral", "[TOOL_CALLS]now[ARGS] \n{}", "", [("now", "{}")]),
+    ("mistral", "[TOOL_CALLS]now[ARX]{}[TOOL_CALLS]now{}", "[TOOL_CALLS]now[ARX]{}", [("now", "{}")]),
+    (
+        "qwen3_coder",
+        "I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRio <br>\n\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "I look.\n",
+        [("get_weather", '{"city": "Rio <br>\\n", "days": 3}'), ("now", "{}")],
+    ),
+]
+
+# format, text: no call is in it
+NO_CALLS = [
+    ("hermes", "a < b, <tool_calls>, <tool"),
+    ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": "Par'),
+    ("hermes", '<tool_call>{"name": "rm", "arguments": {"city": "Paris"}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": [1]}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 01}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "\n"}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "b\nc"}}</tool_call>'),
+    ("hermes", "<tool_call>{'name': 'now'}</tool_call>"),
+    ("hermes", '<tool_call>{"name": ["now"]}</tool_call>'),
+    ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
+    ("hermes", "</tool_call> <tool_call>"),
+    ("hermes", '<tool_call>{"name": "now", "name": "now"}</tool_call>'),
+    ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": "{}}"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": ' + '{"a": ' + "[" * 200),
+    ("hermes", "\n \n"),
+    ("llama3_json", 'The answer is {"name": "now", "parameters": {}}'),
+    ("llama3_json", '<|python_tag|>brave_search.call(query="now")'),
+    ("json", '; {"name": "now"}'),
+    ("json", '{"city": {"name": "now", "arguments": {}}}'),
+    ("json", '[1, 2, {"name": "now", "arguments": {}}]'),
+    ("mistral", "[TOOL_CALLS]get_weather [ARGS]{}"),
+    ("mistral", "[TOOL_CALLS]get_weather[ARG]{}"),
+    ("mistral", "[TOOL_CALLS]rm[ARGS]{}"),
+    ("mistral", "[TOOL_CALLS]now[ARGS]"),
+    ("mistral", "[TOOL_CALLS] and [TOOL_CALLS"),
+    ("qwen3_coder", "<tool_call><function=rm></function></tool_call>"),
+    ("qwen3_coder", "<tool_call><function=get_weather><parameter=city>Paris</parameter>"),
+    ("qwen3_coder", "<tool_call><function=get_weather>Paris</function></tool_call>"),
+    ("qwen3_coder", "<tool_call><function=get_weather><parameter=the city>Paris</parameter></function></tool_call>"),
+]
+TEXTS = [(row[0], row[1]) for row in CALLS] + NO_CALLS
+
+
+@pytest.mark.parametrize("streams_arguments", [True, False])
+@pytest.mark.parametrize(("call_format", "text", "content", "calls"), CALLS)
+def test_calls_are_found_and_all_else_is_content(
+    call_format: str, text: str, content: str, calls: list[tuple[str, str]], streams_arguments: bool
+) -> None:
+    parsed = parse(call_format, [text], streams_arguments=streams_arguments)
+
+    assert (parsed.content, parsed.calls) == (content, calls)
+    assert parsed.ids == [f"call{number}" for number in range(len(calls))]
+
+
+@pytest.mark.parametrize(("call_format", "text"), NO_CALLS)
+def test_what_is_no_call_is_content_to_the_last_character(call_format: str, text: str) -> None:
+    assert parse(call_format, [text], streams_arguments=False) == Parsed(content=text)
+
+
+@pytest.mark.parametrize(
+    ("call_format", "text", "content", "calls"),
+    [
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"a": oops}}', "oops}}", [("now", '{"a": ')]),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1', "", [("now", '{"a": 1')]),
+        ("mistral", "[TOOL_CALLS]now{'a': 1}[TOOL_CALLS]now{}", "'a': 1}", [("now", "{"), ("now", "{}")]),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {}, 7} x', ", 7} x", [("now", "{}")]),
+        ("json", '[{"name": "now"} {"name": "now"}]', ' {"name": "now"}]', [("now", "{}")]),
+    ],
+)
+def test_a_call_that_breaks_off_keeps_what_was_streamed_and_the_rest_is_content(
+    call_format: str, text: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    parsed = parse(call_format, [text])
+
+    assert (parsed.content, parsed.calls) == (content, calls)
+
+
+def test_a_call_that_is_not_streamed_is_reported_whole_or_not_at_all() -> None:
+    good, bad = '<tool_call>{"name": "now"}</tool_call>', '<tool_call>{"name": "now", "arguments": {"a": oops}}'
+
+    parsed = parse("hermes", [good + bad + good + bad], streams_arguments=False)
+
+    assert (parsed.content, parsed.calls) == (bad + bad, [("now", "{}")] * 2)
+
+
+@pytest.mark.parametrize("streams_arguments", [True, False])
+@pytest.mark.parametrize(("call_format", "text"), TEXTS)
+def test_any_cut_gives_the_same_result(call_format: str, text: str, streams_arguments: bool) -> None:
+    whole = parse(call_format, [text], streams_arguments=streams_arguments)
+
+    assert parse(call_format, text, streams_arguments=streams_arguments) == whole  # character by character
+    for cut in range(0, len(text), 1 + len(text) // 200):
+        assert parse(call_format, (text[:cut], text[cut:]), streams_arguments=streams_arguments) == whole
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "[CALL_ID]"),
+        *("<function=now>", "</function>", "<parameter=city>", "</parameter>"),
+        *('{"name": "now", "arguments": {}}', '{"name":', '"now"', '"arguments": ', ODD, "now"),
+        *("{", "}", "[", "]", ",", ";", "<", '"', "\\", "1", "null", "text", "🦊", "\n", " " * 40),
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    call_format=st.sampled_from([row.name for row in TOOL_CALL_FORMATS]),
+    fragments=st.lists(FRAGMENTS, max_size=14),
+    cuts=st.lists(st.integers(0, 400), max_size=12),
+    streams_arguments=st.booleans(),
+)
+def test_any_text_in_any_split_gives_one_result_and_loses_nothing(
+    call_format: str, fragments: list[str], cuts: list[int], streams_arguments: bool
+) -> None:
+    text = "".join(fragments)
+    places = [0, *sorted(cuts), len(text)]
+    pieces = [text[begin:end] for begin, end in pairwise(places)]
+
+    parsed = parse(call_format, pieces, streams_arguments=streams_arguments)
+
+    assert parsed == parse(call_format, [text], streams_arguments=streams_arguments)
+    assert parsed.calls or parsed.content == text
+    if not streams_arguments:
+        assert all(isinstance(json.loads(arguments), dict) for _, arguments in parsed.calls)
+
+
+def test_arguments_and_content_do_not_wait() -> None:
+    parser = ToolCallParser(format_named("hermes"), TOOLS, new_call_id=lambda: "id")
+
+    assert parser.feed("a < b <tool") == [ContentDelta("a < b ")]
+    assert parser.feed("s") == [ContentDelta("<tools")]
+    assert parser.feed('<tool_call>\n{"name": "now", "arguments": ') == []
+    assert parser.feed('{"a": "b') == [ToolCallBegin(0, "id", "now"), ToolCallArguments(0, '{"a": "b')]
+    assert parser.feed("c") == [ToolCallArguments(0, "c")]
+    assert parser.feed('"}') == [ToolCallArguments(0, '"}')]
+    assert parser.feed("}\n</tool_call>") == []
+    assert parser.finish() == []
+
+
+@pytest.mark.parametrize(
+    ("call_format", "text", "last"),
+    [
+        ("mistral", "[TOOL_CALLS]no", "t"),
+        ("qwen3_coder", "<tool_call>\n<function=no", "t"),
+        ("hermes", '<tool_call>{"name": "not', '"'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": ', "["),
+        ("hermes", '<tool_call>{"name": ', "5"),
+        ("json", '{"type": "x", "summary', '"'),
+    ],
+)
+def test_what_cannot_become_a_call_does_not_wait(call_format: str, text: str, last: str) -> None:
+    parser = ToolCallParser(format_named(call_format), TOOLS)
+
+    assert parser.feed(text) == []
+    assert parser.feed(last) == [ContentDelta(text + last)]
+
+
+def test_endless_whitespace_is_content() -> None:
+    parser = ToolCallParser(format_named("hermes"), TOOLS)
+
+    assert parser.feed("\n" * MAX_GAP_CHARS) == []
+    assert parser.feed("\n") == [ContentDelta("\n" * (MAX_GAP_CHARS + 1))]
+
+
+def test_ids_are_those_that_the_family_s_template_takes_back() -> None:
+    ids = {row.name: {row.new_call_id() for _ in range(20)} for row in TOOL_CALL_FORMATS}
+
+    assert all(len(made) == 20 for made in ids.values())
+    assert all(len(call_id) == 9 and call_id.isalnum() and call_id.isascii() for call_id in ids["mistral"])
+    assert all(call_id.startswith("call_") for call_id in ids["hermes"])
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("city", "\n 12 \n", " 12 "),
+        ("days", "\n12\n", 12),
+        ("days", "12.5", "12.5"),
+        ("days", "true", "true"),
+        ("share", "1", 1),
+        ("share", "null", None),
+        ("share", "NaN", "NaN"),
+        ("exact", "True", True),
+        ("exact", "0", "0"),
+        ("places", '["a"]', ["a"]),
+        ("places", "[a", "[a"),
+        ("places", "12", "12"),
+        ("unknown", "12", "12"),
+        ("city", "True", "True"),
+        ("city", "a <", "a <"),
+        ("city", '"<a> </param" \\n', '"<a> </param" \\n'),
+    ],
+)
+def test_schema_says_which_arguments_of_xml_are_strings(key: str, text: str, value: object) -> None:
+    call = f"<tool_call><function=get_weather><parameter={key}>{text}</parameter></function></tool_call>"
+
+    ((_, arguments),) = parse("qwen3_coder", [call]).calls
+
+    assert json.loads(arguments) == {key: value}
