@@ -220,7 +220,7 @@ C = rf"C \({native_library('widest').instructions}\)"
     [
         ("LlamaForCausalLM", {}, rf"{C}, 2 threads"),
         ("LlamaForCausalLM", {"num_threads": 1}, rf"{C}, 1 thread"),
-        ("LlamaForCausalLM", {"quantization": "int8"}, rf"{C}, 2 threads"),
+        ("LlamaForCausalLM", {"quantization": "int8"}, rf"{C}, 2 threads; weights in int8"),
         ("LlamaForCausalLM", {"cpu_kernels": "torch"}, r"torch, 2 threads, because cpu_kernels is torch"),
         (
             "LlamaForCausalLM",
@@ -235,10 +235,10 @@ C = rf"C \({native_library('widest').instructions}\)"
         (
             "LlamaForCausalLM",
             {"dtype": "bfloat16", "quantization": "int8"},
-            rf"{C} for int8 products, torch for the rest, 2 threads, because .* dtype is bfloat16",
+            rf"{C} for int8 products, torch for the rest, 2 threads, because .* dtype is bfloat16; weights in int8",
         ),
         ("OPTForCausalLM", {}, rf"{C}, 2 threads"),
-        ("MixtralForCausalLM", {"quantization": "int8"}, rf"{C}, 2 threads"),
+        ("MixtralForCausalLM", {"quantization": "int8"}, rf"{C}, 2 threads; weights in int8"),
         (
             "OlmoForCausalLM",
             {},
