@@ -26,8 +26,8 @@ CopyBlocks = Callable[[Int32Array], None]
 class CacheShape:
     """What one block is, over all layers.
 
-    With `is_one_piece` a block is one piece of memory, keys and values of each layer side by side: what reads the cache
-    as it is reads faster so. Without, each layer has pools of its own.
+    With `is_one_piece` a block is one piece of memory, keys and values of each layer side by side: decodes
+    read scattered blocks faster so. Without, each layer has pools of its own.
     """
 
     num_layers: int

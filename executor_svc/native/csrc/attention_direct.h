@@ -1,7 +1,7 @@
 // The heads of one token against a block of keys, straight from the cache.
 //
-// The keys of all KV heads of a task are scored side by side, LANES of them at a time, as they lie in the cache: the
-// memory is read in order, which is twice as fast as head by head.
+// The keys of all KV heads of a task are scored side by side, LANES of them at a time, and then their values are added: the
+// memory of a block is read in the order in which it lies.
 #ifndef OCTAVO_ATTENTION_DIRECT_H
 #define OCTAVO_ATTENTION_DIRECT_H
 
