@@ -54,6 +54,7 @@ class ServiceRoutes:
             "/v1/models/{}": Route("GET", self._show_model),
             "/tokenize": Route("POST", self._tokenize),
             "/detokenize": Route("POST", self._detokenize),
+            "/tokenizer_info": Route("GET", self._tokenizer_info),
         }
 
     async def _health(self, call: Call) -> web.Response:
@@ -136,6 +137,14 @@ class ServiceRoutes:
             return {"prompt": tokenization.detokenize(request, model, limits).text}
 
         return await self._run(call, detokenize)
+
+    async def _tokenizer_info(self, call: Call) -> web.Response:
+        """Return what a client needs beside /tokenize to make prompts by itself, as in vLLM."""
+        model, _ = self._generation.served()
+        template = model.tokenizer.chat_template
+        names = dict.fromkeys(("bos_token", "eos_token", "pad_token"))
+        shown = {**names, **model.tokenizer.special_tokens, "chat_template": template and template.source}
+        return call.answer({**shown, "model_max_length": model.max_model_len})
 
     async def _run(self, call: Call, work: Callable[[TextModel, RequestLimits], dict[str, Any]]) -> web.Response:
         try:

@@ -6,7 +6,7 @@ scheduler. Text that grows token by token is `detokenizer.py`'s business.
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import jinja2
@@ -110,6 +110,16 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether `render_chat` works."""
         return self._chat_template is not None
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The tokens that the model has names for, such as `eos_token`."""
+        return self._special_tokens
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The template of conversations without tools, if there is one."""
+        return self._chat_template
 
     @property
     def tool_template(self) -> ChatTemplate | None:
