@@ -39,7 +39,7 @@ def chat_messages(messages: Sequence[Message], fields: TemplateFields) -> pb.Cha
 
 def _chat_message(message: Message, place: int) -> pb.ChatMessage:
     for name, value in (message.model_extra or {}).items():
-        if value not in _EMPTY:
+        if not _is_empty(value):
             rule = "unset: this release has role, content, name, tool_calls and tool_call_id"
             raise InvalidFieldError(f"messages.{place}.{name[:64]}", "set", rule)
     if message.content is None and not message.tool_calls and message.role != "assistant":
@@ -52,6 +52,11 @@ def _chat_message(message: Message, place: int) -> pb.ChatMessage:
         tool_calls_json=to_json(message.tool_calls).decode() if message.tool_calls else "",
         reasoning_content=message.reasoning_content or "",
     )
+
+
+def _is_empty(value: object) -> bool:
+    """Return whether a value says nothing; LiteLLM sends objects of nulls back."""
+    return value in _EMPTY or (isinstance(value, dict) and all(inner in _EMPTY for inner in value.values()))
 
 
 def _text(content: str | list[Any] | None, place: int) -> str:

@@ -8,121 +8,11 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from scheduler_svc.front.openai import body
-from tests.contract.openai.api import HELLO, Api, Json, running_api
+from tests.contract.openai.api import HELLO, Api, running_api
+from tests.contract.openai.refused_rows import OF_BOTH, OF_CHATS, OF_COMPLETIONS
 from tests.support.stack import WithoutTokenizer, until
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-
-# Fields, the one that is wrong, and the rest of the sentence.
-OF_BOTH: list[tuple[Json, str, str]] = [
-    ({"model": None}, "model", "absent; it must be the name of the served model, fake"),
-    ({"model": 3}, "model", "3; it must be a text"),
-    ({"temperature": -1}, "temperature", "-1; it must be from 0 to 100"),
-    ({"temperature": "hot"}, "temperature", "'hot'; it must be a number"),
-    ({"temperature": True}, "temperature", "true; it must be a number"),
-    ({"temperature": 10**400}, "temperature", ""),
-    ({"top_p": 0}, "top_p", "0; it must be above 0 and at most 1"),
-    ({"top_k": -2}, "top_k", "-2; it must be from 0 to 2147483647"),
-    ({"n": 0}, "n", "0; it must be from 1 to"),
-    ({"n": 0, "temperature": 0}, "n", "0; it must be from 1 to 128"),
-    ({"n": 129, "temperature": 0}, "n", "129; it must be from 1 to 128"),
-    ({"n": 1.5}, "n", "1.5; it must be a whole number"),
-    ({"n": 10**30}, "n", ""),
-    ({"max_tokens": 0}, "max_tokens", "0; it must be"),
-    ({"max_tokens": -5}, "max_tokens", "-5; it must be"),
-    ({"seed": 2**64}, "seed", f"{2**64}; it must be a whole number of 64 bits"),
-    ({"stop": [""]}, "stop", "a list with a string of 0 characters; it must be strings of 1 to 1024 characters"),
-    ({"stop": ["a"] * 17}, "stop", "17 strings; it must be at most 16 strings"),
-    ({"stop": [1]}, "stop", "[1]; it must be a text, or an array of texts"),
-    ({"stop": 5}, "stop", "5; it must be a text, or an array of texts"),
-    ({"stop_token_ids": [300]}, "stop_token_ids", "a list with token id 300; it must be ids from 0 to 258"),
-    ({"stop_token_ids": [2**40]}, "stop_token_ids", "a list with a number of more than 32 bits"),
-    ({"logit_bias": {"x": 1}}, "logit_bias", "an object with the name 'x'; it must be biases by token id"),
-    ({"logit_bias": {"65": 101}}, "logit_bias", "a list with bias 101 for token id 65"),
-    ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias", "301 ids long; it must be at most 300 ids long"),
-    ({"bad_words": [""]}, "bad_words", "a list with a word of 0 characters"),
-    ({"prompt_logprobs": 21}, "prompt_logprobs", "21; it must be from 0 to 20"),
-    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "1; it must be unset with stream"),
-    ({"priority": 1}, "priority", "1; it must be 0: this server serves in order of arrival"),
-    ({"priority": 2**40}, "priority", f"{2**40}; it must be a whole number of 32 bits"),
-    ({"cache_salt": "x" * 300}, "cache_salt", "300 characters long; it must be at most 256 characters long"),
-    ({"request_id": "x" * 300}, "request_id", "characters long; it must be at most 256 characters long"),
-    ({"min_tokens": 9, "max_tokens": 4}, "min_tokens", "9; it must be from 0 to 4 (max_tokens)"),
-    ({"stream": "yes"}, "stream", "'yes'; it must be true or false"),
-    ({"stream_options": {}}, "stream_options", "set; it must be unset without stream true"),
-    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "set; it must be unset"),
-    (
-        {"stream": True, "stream_options": {"include_obfuscation": True}},
-        "stream_options.include_obfuscation",
-        "true; it must be false or unset",
-    ),
-    ({"length_penalty": 1}, "length_penalty", "1; it must be unset without beam_width"),
-    ({"use_beam_search": True}, "beam_width", "1; it must be from 2 to 16"),
-    ({"use_beam_search": True, "n": 2, "temperature": 1.5}, "temperature", "1.5; it must be 0 or unset"),
-    ({"early_stopping": "maybe"}, "early_stopping", ""),
-    ({"response_format": {"type": "json_object"}}, "response_format", "this release does not constrain"),
-    ({"store": True}, "store", "true; it must be unset or false: nothing is stored"),
-    ({"service_tier": "flex"}, "service_tier", "'flex'; it must be unset or 'auto' or 'default'"),
-    ({"guided_regex": "a+"}, "guided_regex", "'a+'; it must be unset: this release does not constrain"),
-    ({"truncate_prompt_tokens": 1}, "truncate_prompt_tokens", "refused, never cut"),
-    ({"logits_processors": ["x"]}, "logits_processors", "programs of callers are never run"),
-    ({"nonsense": 1}, "nonsense", "is not a field of this request"),
-    ({"\n" * 9: 1}, "\n" * 9, "is not a field of this request"),
-]
-
-OF_COMPLETIONS: list[tuple[Json, str, str]] = [
-    ({"prompt": None}, "prompt", "absent; it must be a text, an array of token ids"),
-    ({"prompt": 5}, "prompt", "of type number; it must be"),
-    ({"prompt": ""}, "prompt", "empty; it must be at least 1 token long"),
-    ({"prompt": []}, "prompt", "an empty array; it must be"),
-    ({"prompt": [[]]}, "prompt", "empty; it must be at least 1 token long"),
-    ({"prompt": ["a", ""]}, "prompt", "empty; it must be at least 1 token long"),
-    ({"prompt": [[65], 65]}, "prompt.1", "of type number; it must be a text or an array of token ids"),
-    ({"prompt": [65, "a"]}, "prompt", "an array with something else than whole numbers"),
-    ({"prompt": [65, True]}, "prompt", "an array with something else than whole numbers"),
-    ({"prompt": [300]}, "prompt", "a list with token id 300; it must be ids from 0 to 258"),
-    ({"prompt": [2**33]}, "prompt", "a list with a number of more than 32 bits"),
-    ({"prompt": ["a"] * 1025}, "prompt", "1025 prompts; it must be at most 1024 prompts"),
-    ({"logprobs": 21}, "logprobs", "21; it must be from 0 to 20"),
-    ({"logprobs": -1}, "logprobs", "-1; it must be"),
-    ({"logprobs": True}, "logprobs", "true; it must be a whole number"),
-    ({"logprobs": 21, "echo": True}, "logprobs", "21; it must be from 0 to 20"),
-    ({"best_of": 2, "n": 3}, "best_of", "2; it must be from 3 (n) to"),
-    ({"best_of": 2, "n": 3, "temperature": 0}, "best_of", "2; it must be at least 3 (n)"),
-    ({"suffix": "end"}, "suffix", "'end'; it must be unset or ''"),
-    ({"messages": HELLO}, "messages", "is not a field of this request"),
-]
-
-OF_CHATS: list[tuple[Json, str, str]] = [
-    ({"messages": None}, "messages", "None; it must be an array"),
-    ({"messages": []}, "messages", "empty; it must be at least 1 message long"),
-    ({"messages": ["hi"]}, "messages.0", "'hi'; it must be an object"),
-    ({"messages": [{"content": "hi"}]}, "messages.0.role", "absent; it must be set"),
-    ({"messages": [{"role": "user"}]}, "messages.0.content", "absent; it must be a text"),
-    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "5; it must be"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        "messages.0.content.0",
-        "a part of type image_url; it must be a part of type text",
-    ),
-    ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages.0.content.0", "no object; it must be a part"),
-    (
-        {"messages": [{"role": "user", "content": "a", "audio": {"id": "x"}}]},
-        "messages.0.audio",
-        "set; it must be unset",
-    ),
-    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "3; it must be unset with max_completion_tokens"),
-    ({"max_completion_tokens": 0}, "max_completion_tokens", "0; it must be"),
-    ({"top_logprobs": 1}, "top_logprobs", "1; it must be 0 or unset without logprobs true"),
-    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "21; it must be from 0 to 20"),
-    ({"logprobs": 1}, "logprobs", "1; it must be true or false"),
-    ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "an object with the name 'messages'"),
-    ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs", "an object with the name 'a b'"),
-    ({"chat_template": "{{ 1 }}"}, "chat_template", "programs of callers are never run"),
-    ({"modalities": ["audio"]}, "modalities", "['audio']; it must be unset or ['text']"),
-    ({"prompt": "hi"}, "prompt", "is not a field of this request"),
-    ({"best_of": 2}, "best_of", "is not a field of this request"),
-]
+CHAT = "/v1/chat/completions"
 
 
 async def test_wrong_fields_are_named(api: Api) -> None:
@@ -276,6 +166,19 @@ async def test_a_full_queue_says_when_to_come_again() -> None:
         await until(lambda: not api.stack.engine.requests)
     assert (answer.status, answer.headers["retry-after"]) == (429, "1")
     assert (answer.error["type"], answer.error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+
+
+async def test_a_live_request_keeps_its_id_and_who_is_aborted_hears_it() -> None:
+    async with running_api(FakeWorker(step_ms=1)) as api:
+        first = asyncio.create_task(api.complete(max_tokens=4000, request_id="mine"))
+        await until(lambda: api.stack.engine.requests)
+        second = await api.complete(request_id="mine")
+        api.stack.engine.abort("cmpl-mine")
+        aborted = await first
+    for answer in (second, aborted):
+        assert (answer.status, answer.headers["x-should-retry"]) == (409, "false")
+        assert answer.error["type"] == "invalid_request_error"
+        assert "cmpl-mine" in answer.error["message"]
 
 
 async def test_without_executors_requests_are_refused_for_now() -> None:

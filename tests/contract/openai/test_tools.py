@@ -7,6 +7,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.contract.openai.api import Api, Json, running_api
+from tests.contract.openai.shapes import check_shape
 from tests.support.echo_worker import THIRD_TOKEN, EchoWorker
 
 TOOLS: list[Json] = [
@@ -38,9 +39,12 @@ async def ask(api: Api, text: str, **fields: Any) -> list[ChatCompletion]:
     request: Json = {"model": "fake", "messages": [say(text)], "tools": TOOLS, **fields}
     async with client(api) as sdk:
         whole: ChatCompletion = await sdk.chat.completions.create(**request)
+        check_shape(whole.model_dump(exclude_unset=True), ChatCompletion)
         chunks: list[ChatCompletionChunk] = [
             chunk async for chunk in await sdk.chat.completions.create(**request, stream=True)
         ]
+    for chunk in chunks:
+        check_shape(chunk.model_dump(exclude_unset=True), ChatCompletionChunk)
     return [whole, joined(chunks)]
 
 
@@ -91,12 +95,16 @@ def prompt_tokens(answer: ChatCompletion) -> int:
 )
 async def test_calls_of_each_family_reach_the_client(tool_call_parser: str, marker: str) -> None:
     async with running_api(EchoWorker(marker=marker), tool_call_parser=tool_call_parser) as api:
-        for answer in await ask(api, SAID[tool_call_parser], n=2, temperature=0):
+        said = SAID[tool_call_parser]
+        for answer in await ask(api, said, n=2, temperature=0):
             for index in range(2):
                 assert told(answer, index) == ("Ünd\n", CALLS, "tool_calls")
             ids = [call.id for call in answer.choices[0].message.tool_calls or []]
             assert len(set(ids)) == 2
             assert all(len(call_id) == (9 if tool_call_parser == "mistral" else 29) for call_id in ids)
+        for answer in await ask(api, f"<think>\nHm.</think>\n\n{said}"):
+            assert told(answer) == ("Ünd\n", CALLS, "tool_calls")
+            assert answer.choices[0].message.model_extra == {"reasoning_content": "Hm."}
 
 
 async def test_reasoning_comes_apart_and_the_prompt_may_open_it() -> None:
