@@ -97,8 +97,9 @@ class CompletionLogprobs:
         name = self._tokens.name
         tops = []
         for place, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True)):
-            top = {name(other): max(value, _LEAST) for other, value in _at(alternatives, place, self._number)}
-            top.setdefault(name(token_id), max(logprob, _LEAST))
+            top: dict[str, float] = {}
+            for other, value in (*_at(alternatives, place, self._number), (token_id, logprob)):
+                top.setdefault(name(other), max(value, _LEAST))  # of several tokens with one text the likeliest counts
             tops.append(top)
         return {
             "tokens": [name(token_id) for token_id in token_ids],
