@@ -127,7 +127,6 @@ CHATS: Rows = COMMON | {
                 {"role": "developer", "content": "be kind"},
                 {"role": "user", "content": "hi", "name": "bob"},
                 {"role": "assistant", "content": None, "refusal": None, "tool_calls": [], "annotations": []},
-                {"role": "assistant", "content": "a", "provider_specific_fields": {"refusal": None}},  # LiteLLM's
                 {"role": "tool", "content": "21", "tool_call_id": "call_1"},
             ]
         },
