@@ -95,6 +95,13 @@ FAULTS = (
         ("tests/unit/scheduler_svc/front/openai/test_logprobs.py",),
     ),
     Fault(
+        "a stream tells the prompt's tokens in every piece",
+        f"{PACKAGE}/completions.py",
+        "            self._without_prompt.discard(index)\n",
+        "",
+        ANSWERS,
+    ),
+    Fault(
         "errors have the names of the native API",
         f"{PACKAGE}/errors.py",
         'name = native_field.removeprefix("sampling_params.")',

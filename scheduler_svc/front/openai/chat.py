@@ -143,8 +143,12 @@ class _ChatPieces(Pieces):
         self._last: tuple[object, list[dict[str, Any]]] = (None, [])  # copies of a choice have the same deltas
 
     def begin(self) -> bytes:
-        """Return the events that name the role."""
-        return b"".join(self._event(index, b'{"role":"assistant","content":""}', NULL, NULL) for index in self.indices)
+        """Return the events that name the role; the first one has the prompt's tokens."""
+        events: list[bytes] = []
+        for index in self.indices:
+            rest = self.prompt_token_ids() if self._tells_ids and not events else b""
+            events.append(self._event(index, b'{"role":"assistant","content":""}', NULL, NULL, of_all=rest))
+        return b"".join(events)
 
     def piece(self, delta: Delta, index: int) -> bytes:
         """Return the events of a delta; log-probabilities and token ids are in the first one."""
@@ -179,6 +183,10 @@ class _ChatPieces(Pieces):
             self._deltas[output_index] = OutputDeltas(parser)
         return self._deltas[output_index]
 
-    def _event(self, index: int, delta: bytes, logprobs: bytes, reason: bytes, rest: bytes = b"") -> bytes:
+    def _event(
+        self, index: int, delta: bytes, logprobs: bytes, reason: bytes, rest: bytes = b"", of_all: bytes = b""
+    ) -> bytes:
         begin = b'{"index":%d,"delta":' % index
-        return self.event(begin, delta, b',"logprobs":', logprobs, b',"finish_reason":', reason, rest, b"}")
+        return self.event(
+            begin, delta, b',"logprobs":', logprobs, b',"finish_reason":', reason, rest, b"}", rest=of_all
+        )

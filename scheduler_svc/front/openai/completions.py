@@ -163,6 +163,7 @@ class _CompletionPieces(Pieces):
             self._logprobs = {index: prompt.logprobs() for index in self.indices}
         self._echoes = set(self.indices) if prompt.fields.echo else set()
         self._tells_ids = bool(prompt.fields.return_token_ids)
+        self._without_prompt = set(self.indices) if self._tells_ids else set()  # choices that have yet to tell its ids
 
     def begin(self) -> bytes:
         """Return nothing: an echo waits for the log-probabilities of the prompt."""
@@ -196,6 +197,9 @@ class _CompletionPieces(Pieces):
 
     def _event(self, index: int, text: bytes, logprobs: bytes, reason: bytes, rest: bytes) -> bytes:
         begin = b'{"index":%d,"text":' % index
+        if index in self._without_prompt:
+            self._without_prompt.discard(index)
+            rest += self.prompt_token_ids()
         return self.event(begin, text, b',"logprobs":', logprobs, b',"finish_reason":', reason, rest, b"}")
 
     def _ids(self, token_ids: Sequence[int]) -> bytes:

@@ -79,9 +79,13 @@ class Pieces(ABC):
         if events := b"".join(self._end(output) for output in response.outputs):
             await send(events)
 
-    def event(self, *choice: bytes) -> bytes:
-        """Return an event with one choice, given its JSON object in parts."""
-        return self._stream.event(b',"choices":[', *choice, b"]", self._usage(), b"}")
+    def event(self, *choice: bytes, rest: bytes = b"") -> bytes:
+        """Return an event with one choice, given its JSON object in parts, and what follows the choices."""
+        return self._stream.event(b',"choices":[', *choice, b"]", rest, self._usage(), b"}")
+
+    def prompt_token_ids(self) -> bytes:
+        """Return the member of a JSON object that tells the prompt's tokens."""
+        return b',"prompt_token_ids":' + to_json(self.response.request.prompt_token_ids.tolist())
 
     def endings(self, output: Output) -> tuple[bytes, bytes]:
         """Return the JSON of an output's `finish_reason`, and what follows it."""

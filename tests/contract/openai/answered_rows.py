@@ -110,6 +110,14 @@ COMPLETIONS: Rows = COMMON | {
         lambda a: first(a)["prompt_logprobs"][0] is None and len(first(a)["prompt_logprobs"]) == 5,
     ),
     "prompt token ids": (SHORT | {"return_token_ids": True}, lambda a: first(a)["prompt_token_ids"] == IDS),
+    "token ids of several prompts": (
+        GREEDY | {"return_token_ids": True, "prompt": [IDS, [65]], "n": 2},
+        lambda a: [choice["prompt_token_ids"] for choice in a["choices"]] == [IDS, IDS, [65], [65]],
+    ),
+    "token ids of an echo": (
+        {"max_tokens": 0, "echo": True, "return_token_ids": True},
+        lambda a: first(a)["prompt_token_ids"] == IDS and first(a)["token_ids"] == [],
+    ),
 }
 
 CHATS: Rows = COMMON | {
@@ -147,5 +155,5 @@ CHATS: Rows = COMMON | {
         lambda a: all(entry["token"].startswith("token_id:") for entry in first(a)["logprobs"]["content"]),
     ),
     "prompt_logprobs": (SHORT | {"prompt_logprobs": 0}, lambda a: len(a["prompt_logprobs"]) == 24),
-    "prompt token ids": (SHORT | {"return_token_ids": True}, lambda a: len(a["prompt_token_ids"]) == 24),
+    "prompt token ids": (SHORT | {"return_token_ids": True, "n": 2}, lambda a: len(a["prompt_token_ids"]) == 24),
 }

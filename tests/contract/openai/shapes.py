@@ -54,6 +54,7 @@ PROMISED: dict[type[BaseModel], set[str]] = {
 OTHERS: dict[type[BaseModel], set[str]] = {
     CompletionChoice: {"stop_reason", "token_ids", "prompt_token_ids", "prompt_logprobs"},
     ChatCompletion: {"prompt_token_ids", "prompt_logprobs"},
+    ChatCompletionChunk: {"prompt_token_ids"},
     chat_completion.Choice: {"stop_reason", "token_ids"},
     chat_completion_chunk.Choice: {"stop_reason", "token_ids"},
     ChatCompletionMessage: {"reasoning_content"},
@@ -108,7 +109,8 @@ def comparable(answer: Json) -> Json:
             "logprobs": choice["logprobs"],
             "finish_reason": choice["finish_reason"],
             "stop_reason": choice.get("stop_reason"),
-            "token_ids": choice.get("token_ids"),
+            "token_ids": choice.get("token_ids") or None,
+            "prompt_token_ids": choice.get("prompt_token_ids", answer.get("prompt_token_ids")),
         }
         for choice in answer["choices"]
     }
@@ -130,9 +132,11 @@ def joined(answer: Answer, shape: type[Completion | ChatCompletionChunk]) -> Jso
         [choice] = piece["choices"]
         if (told := choices.get(choice["index"])) is None:
             told = dict.fromkeys(("logprobs", "finish_reason", "stop_reason", "token_ids")) | {"text": ""}
+            told["prompt_token_ids"] = choice.get("prompt_token_ids", pieces[0].get("prompt_token_ids"))
             choices[choice["index"]] = told
             assert choice.get("delta", {"role": "assistant"}).get("role") == "assistant"
         else:
+            assert "prompt_token_ids" not in choice
             assert "role" not in choice.get("delta", {})
         assert told["finish_reason"] is None, "nothing comes behind the end of a choice"
         told["text"] += choice["text"] if "text" in choice else choice["delta"].get("content", "")
