@@ -146,10 +146,12 @@ async def test_a_model_without_tokenizer_takes_token_ids() -> None:
         text = await api.complete()
         chat = await api.chat()
         tokens = await api.send("POST", "/tokenize", json={"prompt": "a"})
+        info = await api.get("/tokenizer_info")
     assert (taken.status, len(taken.json["choices"][0]["token_ids"])) == (200, 2)
     assert (text.status, text.error["param"]) == (400, "prompt")
     assert (chat.status, chat.error["param"]) == (400, "messages")
     assert "no tokenizer" in tokens.error["message"]
+    assert (info.json["eos_token"], info.json["chat_template"]) == (None, None)
 
 
 async def test_a_full_queue_says_when_to_come_again() -> None:
