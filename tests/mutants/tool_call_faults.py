@@ -25,8 +25,8 @@ FAULTS = (
     Fault(
         "whitespace between calls is content",
         f"{PACKAGE}/parser.py",
-        "            self._is_in_gap = self._may_end = progress is Progress.DONE\n",
-        "            self._is_in_gap = self._may_end = False\n",
+        "            self._is_in_gap = progress is Progress.DONE\n",
+        "            self._is_in_gap = False\n",
         PARSER,
     ),
     Fault(
@@ -95,15 +95,22 @@ FAULTS = (
     Fault(
         "a tag that begins behind a < is not found",
         f"{PACKAGE}/xml_call.py",
-        '            is_new_tag = len(self._tag) > 1 and piece == "<"\n',
-        "            is_new_tag = False\n",
+        '        self._tag = piece if self._may_become_end(piece) else ""\n',
+        '        self._tag = ""\n',
         PARSER,
     ),
     Fault(
-        "whitespace in an argument of XML is lost",
+        "a line break in front of a tag is part of the argument",
         f"{PACKAGE}/xml_call.py",
-        'value.removeprefix("\\n").removesuffix("\\n")',
-        "value.strip()",
+        '(self._body.breaks_lines and f"\\n{end}".startswith(text))',
+        "False",
+        PARSER,
+    ),
+    Fault(
+        "what may be a tag is lost if the call breaks off in it",
+        f"{PACKAGE}/call_writer.py",
+        "            self._text[:] = [undecided]\n",
+        "            self._text.clear()\n",
         PARSER,
     ),
     Fault(
