@@ -203,7 +203,10 @@ CALLS = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}CALL{%
 )
 def test_arguments_of_calls_come_in_the_form_that_the_template_wants(written: str, prompt: str) -> None:
     calls = [{"id": "a", "type": "function", "function": {"name": "now", "arguments": {"a": "ü"}}}]
-    turns = [{"role": "user", "content": ""}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+    ]
 
     rendered = ChatTemplate(CALLS.replace("CALL", written), {}).render(Conversation(turns))
 
