@@ -189,7 +189,7 @@ FAULTS = (
     Fault(
         "an argument that is no string streams as one",
         f"{PACKAGE}/xml_call.py",
-        '        self._is_string = not set(_types(self._schema)) - {"string"}\n',
+        '        self._is_string = self._types <= {"string"}\n',
         "        self._is_string = True\n",
         ROUND_TRIP,
     ),

@@ -12,23 +12,13 @@ comes, and any other argument once it is complete: only then does the text say w
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 
+from scheduler_svc.front.tool_calls.argument_types import argument_json, types_of
 from scheduler_svc.front.tool_calls.bodies import XmlBody
 from scheduler_svc.front.tool_calls.call_reader import CallReader, Progress
 from scheduler_svc.front.tool_calls.call_writer import CallWriter
-from scheduler_svc.front.tool_calls.python_values import value_of
-
-_ANY_OF = ("anyOf", "oneOf", "allOf")
-_JSON_TYPES: dict[str, type | tuple[type, ...]] = {
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "object": dict,
-    "array": list,
-    "null": type(None),
-}
 
 # Neither a tag nor the line break in front of one begins in it.
 _PLAIN_RUN = re.compile(r"[^<\n]*")
@@ -58,8 +48,8 @@ class XmlCall(CallReader):
         self._expected: tuple[str, ...] = (body.function,)
         self._tag = ""  # what has come of a tag, or of a name
         self._name = ""
-        self._schema: object = None  # of the argument
-        self._is_string = False  # of whatever text it is
+        self._types: frozenset[str] = frozenset()  # that the argument may have
+        self._is_string = False  # whatever its text is
         self._value: list[str] = []  # of the argument, unless it is a string
         self._is_at_start = False  # of the value
         self._num_arguments = 0
@@ -128,8 +118,8 @@ class XmlCall(CallReader):
         if not self._tag.endswith(self._body.key_end):
             return Progress.FAILED if character.isspace() else Progress.MORE
         key, self._tag = self._tag.removesuffix(self._body.key_end), ""
-        self._schema = _property(self._tools[self._name], key)
-        self._is_string = not set(_types(self._schema)) - {"string"}
+        self._types = types_of(self._tools[self._name], key)
+        self._is_string = self._types <= {"string"}
         self._place, self._expected = _Place.TAG, (self._body.value,)
         self._write(f"{'{' if self._num_arguments == 0 else ', '}{json.dumps(key, ensure_ascii=False)}: ")
         if not self._body.value:
@@ -167,39 +157,10 @@ class XmlCall(CallReader):
 
     def _end_value(self) -> None:
         self._tag, self._place = "", _Place.TAG
-        self._write('"' if self._is_string else argument_json("".join(self._value), self._schema))
+        self._write('"' if self._is_string else argument_json("".join(self._value), self._types))
         self._value.clear()
         self._expected = (self._body.key, self._body.function_end)
         self._num_arguments += 1
 
     def _write(self, arguments: str) -> None:
         self._writer.add_arguments(arguments, undecided=self._tag)
-
-
-def argument_json(value: str, schema: object) -> str:
-    """Return an argument as JSON text: a string, unless its schema has another type that the text fits."""
-    types = set(_types(schema))
-    try:
-        written, parsed = value_of(value.strip())
-    except ValueError:
-        return json.dumps(value, ensure_ascii=False)
-    for name in types - {"string"}:
-        if isinstance(parsed, _JSON_TYPES.get(name, ())) and isinstance(parsed, bool) == (name == "boolean"):
-            return written
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _types(schema: object) -> Iterator[str]:
-    """Yield the types that a schema names, at its top."""
-    if not isinstance(schema, Mapping):
-        return
-    named = schema.get("type")
-    yield from [named] if isinstance(named, str) else [name for name in named or () if isinstance(name, str)]
-    for keyword in _ANY_OF:
-        for part in schema.get(keyword) or ():
-            yield from _types(part)
-
-
-def _property(schema: Mapping[str, object], key: str) -> object:
-    properties = schema.get("properties")
-    return properties.get(key) if isinstance(properties, Mapping) else None

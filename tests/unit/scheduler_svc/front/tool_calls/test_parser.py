@@ -230,9 +230,9 @@ def test_what_is_no_call_is_content_to_the_last_character(call_format: str, text
         ("mistral", "[TOOL_CALLS]now{'a': 1}[TOOL_CALLS]now{}", "'a': 1}", [("now", "{"), ("now", "{}")]),
         (
             "qwen3_coder",
-            "<tool_call><function=get_weather><parameter=city>Rio\n</par",
+            "<tool_call><function=get_weather><parameter=city>Rio\n\n</par",
             "\n</par",
-            [("get_weather", '{"city": "Rio')],
+            [("get_weather", '{"city": "Rio\\n')],
         ),
         (
             "qwen3_coder",
@@ -371,35 +371,3 @@ def test_ids_are_those_that_the_family_s_template_takes_back() -> None:
     assert all(len(made) == 20 for made in ids.values())
     assert all(len(call_id) == 9 and call_id.isalnum() and call_id.isascii() for call_id in ids["mistral"])
     assert all(call_id.startswith("call_") for call_id in ids["hermes"])
-
-
-@pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [
-        ("city", "\n 12 \n", " 12 "),
-        ("days", "\n12\n", 12),
-        ("days", "12.5", "12.5"),
-        ("days", "true", "true"),
-        ("share", "1", 1),
-        ("share", "null", None),
-        ("share", "NaN", "NaN"),
-        ("exact", "True", True),
-        ("exact", "0", "0"),
-        ("places", '["a"]', ["a"]),
-        ("places", "[a", "[a"),
-        ("places", "12", "12"),
-        ("unknown", "12", "12"),
-        ("city", "True", "True"),
-        ("city", "a <", "a <"),
-        ("city", '"<a> </param" \\n', '"<a> </param" \\n'),
-        ("share", "None", None),
-        ("places", "('a', 1)", ["a", 1]),
-        ("places", "{'a'}", "{'a'}"),
-    ],
-)
-def test_schema_says_which_arguments_of_xml_are_strings(key: str, text: str, value: object) -> None:
-    call = f"<tool_call><function=get_weather><parameter={key}>{text}</parameter></function></tool_call>"
-
-    ((_, arguments),) = parse("qwen3_coder", [call]).calls
-
-    assert json.loads(arguments) == {key: value}
