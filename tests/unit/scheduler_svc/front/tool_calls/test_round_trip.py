@@ -11,7 +11,7 @@ from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.tool_calls.formats import TOOL_CALL_FORMATS, reasoning_format, tool_call_format
 from scheduler_svc.front.tool_calls.reasoning import ReasoningParser, opens_reasoning
 from shared.errors import InvalidFieldError
-from tests.unit.scheduler_svc.front.tool_calls.family_templates import EOS, FAMILIES, Family
+from tests.support.family_templates import EOS, FAMILIES, Family
 from tests.unit.scheduler_svc.front.tool_calls.parsing import TOOLS, Parsed, parse
 
 ARGUMENTS = {"city": 'Zürich "7"\n <b>', "days": 3, "exact": True, "places": ["é", {"a": 1}]}
