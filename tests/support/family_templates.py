@@ -113,9 +113,9 @@ _PYTHON_CALL = """{{- c.function.name + '(' }}{%- for key, value in c.function.a
 {%- endif %}
 {{- ', ' if not loop.last }}{%- endfor %}{{- ')' }}"""
 
-_OLMO = """{%- if m.tool_calls %}{{- '<function_calls>\\n' }}
+_OLMO = """{%- if m.tool_calls %}{{- '<function_calls>' }}
 {%- for c in m.tool_calls %}PYTHON_CALL{{- '\\n' if not loop.last }}
-{%- endfor %}{{- '\\n</function_calls>' }}{%- endif %}"""
+{%- endfor %}{{- '</function_calls>' }}{%- endif %}"""
 
 _JSON_LIST = """{%- if m.tool_calls %}{{- 'BEGIN[' }}{%- for c in m.tool_calls %}
 {{- '{"name": "' ~ c.function.name ~ '", "arguments": ' ~ (c.function.arguments | tojson) ~ '}' }}
@@ -151,7 +151,11 @@ FAMILIES = {
         "hermes",
         drops_content=True,
     ),
-    "smollm3": Family("SmolLM3", _chatml(_HERMES).replace("tools", "xml_tools"), "hermes"),
+    "smollm3": Family(
+        "SmolLM3, which has this name for the tools, and leaves calls out",
+        _chatml(_HERMES).replace("tools", "xml_tools"),
+        "hermes",
+    ),
     "qwen3_coder": Family(
         "Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5",
         _chatml(_QWEN_CODER.replace("OPENS", "tool_call"), thinks=_THINKS),
@@ -233,7 +237,11 @@ FAMILIES = {
         "pythonic",
         drops_content=True,
     ),
-    "olmo3": Family("OLMo 3", _chatml(_OLMO.replace("PYTHON_CALL", _PYTHON_CALL), "a pythonic function call"), "olmo3"),
+    "olmo3": Family(
+        "OLMo 3",
+        _chatml(_OLMO.replace("PYTHON_CALL", _PYTHON_CALL), "signatures within <functions></functions> XML tags"),
+        "olmo3",
+    ),
     "granite3": Family("Granite 3 (what it is told to write)", _chatml(_json_list("<|tool_call|>")), "granite"),
     "phi4_mini": Family("Phi-4-mini with vLLM's template (same)", _chatml(_json_list("functools")), "phi4_mini_json"),
     "hunyuan": Family(

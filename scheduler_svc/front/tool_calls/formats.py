@@ -148,7 +148,7 @@ TOOL_CALL_FORMATS = (
         PythonicBody(),
         ("<function_calls>",),
         ("</function_calls>",),
-        template_marks=(("<function_calls>", "pythonic"),),
+        template_marks=(("<function_calls>", "<functions>"),),
     ),
     ToolCallFormat("json", JsonBody(), may_be_bare=True),
 )

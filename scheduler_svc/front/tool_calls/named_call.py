@@ -10,6 +10,8 @@ from scheduler_svc.front.tool_calls.json_scanner import END, JsonScanner
 
 # The longest that a slot may hold; OpenAI's rule for names, and more than any family writes for ids.
 MAX_SLOT_CHARS = 64
+# Slots, fixed texts and whitespace; each character that comes looks at all of them.
+MAX_HEADER_CHARS = 512
 _SLOTS = {Slot.NAME: re.compile(r"[A-Za-z0-9_-]*"), Slot.ID: re.compile(r"[A-Za-z0-9]*")}
 
 
@@ -51,7 +53,7 @@ class NamedCall(CallReader):
             elif slots:
                 self._begin(slots)
                 return self._take_arguments(character)
-        return Progress.MORE if may_come else Progress.FAILED
+        return Progress.MORE if may_come and len(self._header) <= MAX_HEADER_CHARS else Progress.FAILED
 
     def _match(self, header: tuple[str | Slot, ...]) -> dict[str, str] | None:
         """Return the texts of the slots if the header and a `{` have come; None: they may come; {}: they cannot."""

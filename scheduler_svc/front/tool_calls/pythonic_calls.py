@@ -7,7 +7,7 @@ import json
 import re
 from enum import Enum
 
-from scheduler_svc.front.tool_calls.call_reader import CallReader, Progress
+from scheduler_svc.front.tool_calls.call_reader import MAX_KEY_CHARS, CallReader, Progress
 from scheduler_svc.front.tool_calls.call_writer import CallWriter
 from scheduler_svc.front.tool_calls.json_scanner import MAX_DEPTH
 from scheduler_svc.front.tool_calls.python_values import value_of
@@ -89,7 +89,8 @@ class PythonicCalls(CallReader):
             self._key, self._text, self._place = self._text.rstrip(), "", _Place.VALUE
             return Progress.MORE
         self._text += character
-        return Progress.MORE if _KEY.fullmatch(self._text) else Progress.FAILED
+        fits = _KEY.fullmatch(self._text) and len(self._text) <= MAX_KEY_CHARS
+        return Progress.MORE if fits else Progress.FAILED
 
     def _take_value(self, piece: str) -> Progress:
         if self._is_escaped:

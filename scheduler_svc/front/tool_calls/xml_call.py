@@ -17,7 +17,7 @@ from enum import Enum
 
 from scheduler_svc.front.tool_calls.argument_types import argument_json, types_of
 from scheduler_svc.front.tool_calls.bodies import XmlBody
-from scheduler_svc.front.tool_calls.call_reader import CallReader, Progress
+from scheduler_svc.front.tool_calls.call_reader import MAX_KEY_CHARS, CallReader, Progress
 from scheduler_svc.front.tool_calls.call_writer import CallWriter
 
 # Neither a tag nor the line break in front of one begins in it.
@@ -116,7 +116,8 @@ class XmlCall(CallReader):
     def _take_key(self, character: str) -> Progress:
         self._tag += character
         if not self._tag.endswith(self._body.key_end):
-            return Progress.FAILED if character.isspace() else Progress.MORE
+            is_too_long = len(self._tag) > MAX_KEY_CHARS + len(self._body.key_end)
+            return Progress.FAILED if character.isspace() or is_too_long else Progress.MORE
         key, self._tag = self._tag.removesuffix(self._body.key_end), ""
         self._types = types_of(self._tools[self._name], key)
         self._is_string = self._types <= {"string"}
