@@ -142,7 +142,8 @@ class ChatTemplate:
         for place, word in calls.items():
             if word not in probe:
                 shown = f"a conversation with tool calls in message {place}, from 0"
-                raise InvalidFieldError("messages", shown, "without them: the model's chat template leaves them out")
+                rule = "without them: the model's chat template leaves them out; write such a call as text in `content`"
+                raise InvalidFieldError("messages", shown, rule)
         for place, word in names.items():
             if word not in probe:
                 shown = f"a conversation with several names of the role {messages[place]['role'][:32]!r}"
