@@ -1,6 +1,7 @@
 """The formats of a model, and the way of a request with tools from its tokens to its events."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -74,6 +75,17 @@ def test_settings_have_a_name_for_each_format(
     names = get_args(SchedulerConfig.model_fields[field].annotation)
 
     assert sorted(names) == sorted(["auto", "none", *(row.name for row in rows)])
+
+
+@pytest.mark.parametrize("row", [*TOOL_CALL_FORMATS, *REASONING_FORMATS], ids=lambda row: row.name)
+def test_docs_have_each_format(row: ToolCallFormat | ReasoningFormat) -> None:
+    text = (Path(__file__).parents[5] / "docs" / "openai.md").read_text("utf-8").replace("\\|", "|")
+    lines = [line for line in text.splitlines() if f"`{row.name}`" in line.split(" | ")[0]]
+    begin = (row.begin,) if isinstance(row, ReasoningFormat) else row.begin
+    is_mostly_bare = isinstance(row, ToolCallFormat) and row.may_be_bare
+
+    assert lines
+    assert is_mostly_bare or any(marker in line for line in lines for marker in begin)
 
 
 def requested() -> RequestedTools:
