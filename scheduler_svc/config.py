@@ -226,12 +226,31 @@ class SchedulerConfig(ServiceConfig):
         max_length=256,
         description="Tenant of the requests that come through --vllm-engine. By default the one without a name.",
     )
-    tool_call_parser: Literal["auto", "none", "hermes", "qwen3_coder", "mistral", "llama3_json", "json"] = Field(
+    tool_call_parser: Literal[
+        "auto",
+        "none",
+        "hermes",
+        "llama3_json",
+        "mistral",
+        "qwen3_coder",
+        "deepseek_v3",
+        "deepseek_v31",
+        "glm45",
+        "granite",
+        "hunyuan_a13b",
+        "kimi_k2",
+        "minimax_m2",
+        "olmo3",
+        "phi4_mini_json",
+        "pythonic",
+        "seed_oss",
+        "json",
+    ] = Field(
         "auto",
         description="How the model writes tool calls, for OpenAI's API. auto: as its chat template shows. none: "
         "requests with tools are refused. The others are families of models.",
     )
-    reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3", "mistral"] = Field(
+    reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3", "mistral", "seed_oss"] = Field(
         "auto",
         description="How the model marks its reasoning, for OpenAI's API. auto: as its chat template shows. none: "
         "reasoning is part of the answer. The others are families of models.",

@@ -5,15 +5,14 @@ from collections.abc import Iterable, Mapping
 from pydantic_core import to_json
 
 from scheduler_svc.front.openai.fields import (
-    NO_EFFECT,
-    REFUSED,
     ChatFields,
     CompletionFields,
     DetokenizeFields,
-    FieldRule,
+    Message,
     RequestFields,
     TokenizeFields,
 )
+from scheduler_svc.front.openai.other_fields import NO_EFFECT, REFUSED, FieldRule
 
 _HEAD = """\
 <!-- Written by `make docs-reference` from the code; changes here are lost. -->
@@ -41,6 +40,8 @@ def page(text: str) -> str:
     sections = [
         _HEAD,
         "## Carried\n\n" + _table(("field", "of", "what it does"), (_carried(name) for name in names)),
+        "## Carried in a message\n\nThe chat template gets these. Any other field is refused unless it is empty.\n\n"
+        + _table(("field", "what it is"), ((f"`{k}`", v.description or "") for k, v in Message.model_fields.items())),
         "## Without effect\n\nThey may have any value: nothing in an answer depends on them.\n\n"
         + _table(("field", "why"), ((f"`{name}`", rule.why) for name, rule in NO_EFFECT.items())),
         "## Refused\n\nThey may be there with a value that asks for nothing.\n\n"

@@ -4,7 +4,8 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from scheduler_svc.front.openai.fields import NO_EFFECT, REFUSED, ChatFields, CompletionFields, RequestFields
+from scheduler_svc.front.openai.fields import ChatFields, CompletionFields, RequestFields
+from scheduler_svc.front.openai.other_fields import NO_EFFECT, REFUSED
 
 PARAMS = {
     CompletionFields: completion_create_params.CompletionCreateParamsStreaming,

@@ -110,7 +110,7 @@ FAULTS = (
     ),
     Fault(
         "unknown fields are ignored in silence",
-        f"{PACKAGE}/fields.py",
+        f"{PACKAGE}/field_reader.py",
         "if ignored and self._unknown is UnknownFields.REFUSE:",
         "if False:",
         REFUSALS,

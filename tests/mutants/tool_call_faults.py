@@ -6,6 +6,9 @@ PACKAGE = "scheduler_svc/front/tool_calls"
 UNIT = "tests/unit/scheduler_svc/front/tool_calls"
 PARSER = (f"{UNIT}/test_parser.py",)
 OUTPUT = (f"{UNIT}/test_output_parser.py",)
+ROUND_TRIP = (f"{UNIT}/test_round_trip.py",)
+TEXT = "scheduler_svc/front/text"
+TEXT_UNIT = "tests/unit/scheduler_svc/front/text"
 
 FAULTS = (
     Fault(
@@ -25,8 +28,8 @@ FAULTS = (
     Fault(
         "whitespace between calls is content",
         f"{PACKAGE}/parser.py",
-        "            self._is_in_gap = self._may_end = progress is Progress.DONE\n",
-        "            self._is_in_gap = self._may_end = False\n",
+        "            self._is_in_gap = progress is Progress.DONE\n",
+        "            self._is_in_gap = False\n",
         PARSER,
     ),
     Fault(
@@ -95,15 +98,22 @@ FAULTS = (
     Fault(
         "a tag that begins behind a < is not found",
         f"{PACKAGE}/xml_call.py",
-        '            is_new_tag = len(self._tag) > 1 and piece == "<"\n',
-        "            is_new_tag = False\n",
+        '        self._tag = piece if self._may_become_end(piece) else ""\n',
+        '        self._tag = ""\n',
         PARSER,
     ),
     Fault(
-        "whitespace in an argument of XML is lost",
+        "a line break in front of a tag is part of the argument",
         f"{PACKAGE}/xml_call.py",
-        'value.removeprefix("\\n").removesuffix("\\n")',
-        "value.strip()",
+        '(self._body.breaks_lines and f"\\n{end}".startswith(text))',
+        "False",
+        PARSER,
+    ),
+    Fault(
+        "what may be a tag is lost if the call breaks off in it",
+        f"{PACKAGE}/call_writer.py",
+        "            self._text[:] = [undecided]\n",
+        "            self._text.clear()\n",
         PARSER,
     ),
     Fault(
@@ -154,5 +164,68 @@ FAULTS = (
         "    if not _check_choice(tool_choice):\n        return None\n",
         "    _check_choice(tool_choice)\n",
         (f"{UNIT}/test_tool_choice.py",),
+    ),
+    Fault(
+        "calls of GLM are looked for as those of Hermes",
+        f"{PACKAGE}/formats.py",
+        '        template_marks=(("<tool_call>", "<arg_key>", "<arg_value>"),),\n',
+        "",
+        ROUND_TRIP,
+    ),
+    Fault(
+        "a call behind another one in front of their end marker is content",
+        f"{PACKAGE}/parser.py",
+        "        starts = self._starts if self._ends else self._bare_starts\n",
+        "        starts = self._bare_starts\n",
+        ROUND_TRIP,
+    ),
+    Fault(
+        "the second of two end markers is content",
+        f"{PACKAGE}/parser.py",
+        "self._ends[self._ends.index(marker) + 1 :]",
+        "()",
+        ROUND_TRIP,
+    ),
+    Fault(
+        "an argument that is no string streams as one",
+        f"{PACKAGE}/xml_call.py",
+        '        self._is_string = self._types <= {"string"}\n',
+        "        self._is_string = True\n",
+        ROUND_TRIP,
+    ),
+    Fault(
+        "two calls have the id that the model wrote twice",
+        f"{PACKAGE}/call_writer.py",
+        "        if not call_id or call_id in self._call_ids:\n",
+        "        if not call_id:\n",
+        PARSER,
+    ),
+    Fault(
+        "values of Python that JSON has not are taken",
+        f"{PACKAGE}/python_values.py",
+        "        written.encode()  # half of a surrogate pair is no text\n",
+        "",
+        PARSER,
+    ),
+    Fault(
+        "a template that wants arguments as a text gets objects",
+        f"{TEXT}/chat_template.py",
+        "self.knows_tools and self._prefers_text_arguments()",
+        "False",
+        ROUND_TRIP,
+    ),
+    Fault(
+        "names that the template leaves out are lost in silence",
+        f"{TEXT}/chat_template.py",
+        '        if turn.get("name") and turn["role"] != "tool" and len(names[turn["role"]]) > 1\n',
+        "        if False\n",
+        (f"{TEXT_UNIT}/test_chat_template.py",),
+    ),
+    Fault(
+        "results of tools stay in the order in which they came",
+        f"{TEXT}/conversation.py",
+        '            turns_of_group.sort(key=lambda turn: places[turn["tool_call_id"]])\n',
+        "            pass\n",
+        (f"{TEXT_UNIT}/test_conversation.py",),
     ),
 )

@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
     "{{ '<|im_end|>\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
-    "{# </think> #}"
+    """{# </think>, "arguments" #}"""
 )
 
 

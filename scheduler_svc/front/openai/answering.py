@@ -12,7 +12,8 @@ from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import api_error
-from scheduler_svc.front.openai.fields import Reader, SamplingFields
+from scheduler_svc.front.openai.field_reader import Reader
+from scheduler_svc.front.openai.fields import SamplingFields
 from scheduler_svc.front.openai.models import check_model, fingerprint
 from scheduler_svc.front.openai.requests import Asked
 from scheduler_svc.front.openai.token_texts import TokenTexts

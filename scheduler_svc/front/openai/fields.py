@@ -1,23 +1,12 @@
-"""Every field of a request, and what becomes of it: carried, without effect, or refused.
+"""Every field that is carried, with its type; ranges are the native API's to check.
 
-The models have the fields that are carried, with their types; ranges are the native API's to check. The tables have the
-others: a field that has no effect here asks for nothing that could change an answer; one that is refused may be there
-with a value that asks for nothing. docs/reference/openai-fields.md is made from both. All else is unknown.
+other_fields.py has those without effect and those that are refused, and field_reader.py makes fields of JSON. All else
+is unknown. docs/reference/openai-fields.md is made from this and from the tables.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
-from http import HTTPStatus
-from reprlib import Repr
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
-
-from scheduler_svc.front.openai.errors import ApiError
-from shared.errors import InvalidFieldError
-
-_Fields = TypeVar("_Fields", bound="RequestFields")
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 
 class _FailFast(FailFast):
@@ -28,28 +17,6 @@ class _FailFast(FailFast):
 
 Texts = Annotated[list[str], _FailFast()]
 TokenIds = Annotated[list[int], _FailFast()]
-
-IGNORED_HEADER = "x-octavo-ignored-fields"
-
-
-@dataclass(frozen=True, slots=True)
-class FieldRule:
-    """A field that is not carried.
-
-    Attributes:
-        neutral: Values that ask for nothing, beside null.
-        why: Of a refused one: what is the case, and what serves instead. Of one without effect: why not.
-    """
-
-    neutral: tuple[object, ...]
-    why: str
-
-
-class UnknownFields(Enum):
-    """What becomes of fields that nobody knows."""
-
-    REFUSE = "refuse"
-    IGNORE = "ignore"
 
 
 class RequestFields(BaseModel):
@@ -65,12 +32,23 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    role: str
-    content: str | list[Any] | None = None
-    name: str | None = None
-    tool_call_id: str | None = None
-    tool_calls: list[Any] | None = None
-    reasoning_content: str | None = None
+    role: str = Field(description="Of whom it is. A role that the chat template leaves out is refused.")
+    content: str | list[Any] | None = Field(
+        None, description="A text, or a list of parts of type text. Images, audio and files are refused."
+    )
+    name: str | None = Field(
+        None,
+        description="Of the speaker. Most chat templates leave it out; then several names of one role are refused.",
+    )
+    tool_call_id: str | None = Field(
+        None, description="The call that a result belongs to. Results come into the prompt in the order of their calls."
+    )
+    tool_calls: list[Any] | None = Field(
+        None, description="Calls of the assistant. Refused if the chat template leaves them out."
+    )
+    reasoning_content: str | None = Field(
+        None, description="What the assistant thought. Most chat templates leave out that of earlier turns, or all."
+    )
 
 
 Messages = Annotated[list[Message], _FailFast()]
@@ -189,148 +167,3 @@ class DetokenizeFields(RequestFields):
     """Of /detokenize."""
 
     tokens: TokenIds = Field(description="Token ids.")
-
-
-_LABEL = "a label for whoever runs the server; nothing here reads it"
-_NO_GRAMMARS = "this release does not constrain what the model writes"
-_TEXT_ONLY = "the model reads and writes text"
-_ONE_MODEL = "nothing here chooses among services"
-
-NO_EFFECT: Mapping[str, FieldRule] = {
-    "user": FieldRule((), _LABEL),
-    "safety_identifier": FieldRule((), _LABEL),
-    "metadata": FieldRule((), _LABEL),
-    "prompt_cache_key": FieldRule((), "prefixes are found by their content; `cache_salt` keeps them apart"),
-    "prompt_cache_retention": FieldRule((), "prefixes stay cached until their blocks are needed"),
-    "prompt_cache_options": FieldRule((), "prefixes stay cached until their blocks are needed"),
-}
-
-REFUSED: Mapping[str, FieldRule] = {
-    "suffix": FieldRule(("",), "text is not filled in between two others"),
-    "audio": FieldRule((), _TEXT_ONLY),
-    "modalities": FieldRule((["text"],), _TEXT_ONLY),
-    "function_call": FieldRule(("none",), "use `tools`"),
-    "functions": FieldRule(([],), "use `tools`"),
-    "moderation": FieldRule((), "nothing here judges texts"),
-    "prediction": FieldRule((), "drafts of a text are not used"),
-    "reasoning_effort": FieldRule((), "set what the chat template knows with `chat_template_kwargs`"),
-    "verbosity": FieldRule((), "ask for it in the prompt"),
-    "response_format": FieldRule(({"type": "text"},), _NO_GRAMMARS),
-    "service_tier": FieldRule(("auto", "default"), _ONE_MODEL),
-    "store": FieldRule((False,), "nothing is stored"),
-    "web_search_options": FieldRule((), "nothing here searches the web"),
-    # vLLM's
-    "continue_final_message": FieldRule((False,), "send the rendered text to /v1/completions"),
-    "chat_template": FieldRule((), "programs of callers are never run"),
-    "documents": FieldRule(([],), "send them with `chat_template_kwargs`"),
-    "truncate_prompt_tokens": FieldRule((), "a prompt that is too long is refused, never cut"),
-    "spaces_between_special_tokens": FieldRule((True,), "tokens become text as the tokenizer says"),
-    "logits_processors": FieldRule(([],), "programs of callers are never run"),
-    "prompt_embeds": FieldRule((), "a prompt is tokens"),
-    "mm_processor_kwargs": FieldRule(({},), _TEXT_ONLY),
-    "structured_outputs": FieldRule(({},), _NO_GRAMMARS),
-    "guided_json": FieldRule((), _NO_GRAMMARS),
-    "guided_regex": FieldRule((), _NO_GRAMMARS),
-    "guided_choice": FieldRule((), _NO_GRAMMARS),
-    "guided_grammar": FieldRule((), _NO_GRAMMARS),
-    "guided_decoding_backend": FieldRule((), _NO_GRAMMARS),
-    "guided_whitespace_pattern": FieldRule((), _NO_GRAMMARS),
-    "kv_transfer_params": FieldRule(({},), "blocks do not move between executors"),
-    "vllm_xargs": FieldRule(({},), "there are no plug-ins"),
-    "lora_path": FieldRule((), "adapters are not supported; merge them into the model"),
-}
-
-_REPR = Repr()
-_REPR.maxstring = _REPR.maxother = 100
-
-
-class Reader:
-    """Makes the fields of requests from JSON objects.
-
-    Args:
-        unknown: What becomes of fields that nobody knows.
-    """
-
-    def __init__(self, unknown: UnknownFields) -> None:
-        self._unknown = unknown
-
-    def read(self, parsed: dict[str, Any], kind: type[_Fields], headers: dict[str, str]) -> _Fields:
-        """Return the fields; the names of unknown ones that are ignored go into `headers`.
-
-        Raises: OctavoServiceError: one is refused, unknown, or of a wrong type.
-        """
-        try:
-            fields = kind.model_validate(parsed)
-        except ValidationError as error:
-            raise _first_of(error) from error
-        ignored = [name for name in fields.model_extra or () if not _is_known(name, parsed[name])]
-        if ignored and self._unknown is UnknownFields.REFUSE:
-            raise ApiError(
-                HTTPStatus.BAD_REQUEST,
-                f"{ignored[0][:64]!r} is not a field of this request; leave it out, or start the scheduler with "
-                "--openai-unknown-fields ignore",
-                param=ignored[0][:64],
-                code="unknown_parameter",
-            )
-        if ignored:
-            headers[IGNORED_HEADER] = ", ".join(map(_header_name, ignored[:32]))
-        return fields
-
-
-def _is_known(name: str, value: object) -> bool:
-    """Return whether a field that is not carried is known. Raises ApiError: it is refused."""
-    if name in NO_EFFECT:
-        return True
-    rule = REFUSED.get(name)
-    if rule is None:
-        return False
-    if value is None or any(value == neutral and type(value) is type(neutral) for neutral in rule.neutral):
-        return True
-    allowed = " or ".join(["unset", *map(_shown, rule.neutral)])
-    raise ApiError(
-        HTTPStatus.BAD_REQUEST,
-        f"{name} is {_shown(value)}; it must be {allowed}: {rule.why}",
-        param=name,
-        code="unsupported_parameter",
-    )
-
-
-# What pydantic calls a mistake, and the end of the sentence "... must be".
-_RULES = {
-    "missing": "set",
-    "string_type": "a text",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "int_parsing_size": "a whole number of at most 64 bits",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "list_type": "an array",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "literal_error": "one of the values that the API names",
-}
-
-
-def _first_of(error: ValidationError) -> InvalidFieldError:
-    """Return what is wrong first, in our words."""
-    problem = error.errors(include_url=False, include_context=False)[0]
-    place = [str(part)[:64] for part in problem["loc"]]
-    # Behind a field that has several types comes the type that was tried.
-    path = [part for part in place if not part.endswith("]") and part not in ("str", "bool", "function-before")]
-    value = "absent" if problem["type"] == "missing" else _shown(problem["input"])
-    rule = _RULES.get(problem["type"], problem["msg"])
-    if path == ["stop"] or (path and path[0] == "stop"):
-        rule = "a text, or an array of texts"
-    return InvalidFieldError(".".join(path), value, rule)
-
-
-def _shown(value: object) -> str:
-    """Return the beginning of a value, however large it is."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return _REPR.repr(value)
-
-
-def _header_name(name: str) -> str:
-    """Return a name as a header can hold it."""
-    return name.encode("ascii", "backslashreplace").decode()[:64].replace("\r", "").replace("\n", "")

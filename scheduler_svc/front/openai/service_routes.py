@@ -18,7 +18,8 @@ from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import ApiError, api_error
-from scheduler_svc.front.openai.fields import DetokenizeFields, Reader, TokenizeFields
+from scheduler_svc.front.openai.field_reader import Reader
+from scheduler_svc.front.openai.fields import DetokenizeFields, TokenizeFields
 from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
 from scheduler_svc.front.openai.models import check_model
 from scheduler_svc.front.openai.routes import Access, Route

@@ -9,7 +9,7 @@ from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.openai.answering import Answering
 from scheduler_svc.front.openai.chat import Chat
 from scheduler_svc.front.openai.completions import Completions
-from scheduler_svc.front.openai.fields import Reader, UnknownFields
+from scheduler_svc.front.openai.field_reader import Reader, UnknownFields
 from scheduler_svc.front.openai.routes import Route, Routes, RouteSettings
 from scheduler_svc.front.openai.server import OpenAIServer
 from scheduler_svc.front.openai.service_routes import ServiceRoutes

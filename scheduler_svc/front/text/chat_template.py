@@ -1,57 +1,33 @@
-"""A model's chat template: Jinja, rendered as transformers renders it, inside limits.
+"""A model's chat template, rendered as transformers renders it: a conversation becomes the prompt of a turn.
 
-The template comes with the model, so it is somebody else's program. Jinja's sandbox keeps it away
-from Python's internals, and from ranges of more than 100,000 numbers. The limits here add:
-
-- text: at most `MAX_TEXT_CHARS` in the result and in anything built by an operator, a call or a
-  `{% set %}` block, so that doubling a string forty times ends with an error, not with the memory;
-- time: at most `MAX_RENDER_CPU_S`, looked at in each turn of a loop, each call and each operator.
-
-What remains: one single filter or method that is itself expensive (`replace`, `join`, `indent` with
-huge arguments) runs to its end before the next look. A memory limit on the process is the guard
-against that. Source of the conventions: `apply_chat_template` of transformers 5.
+What a template knows is found by rendering small conversations, once. What it leaves out of one conversation shows
+when that is rendered again with other words in it. template_sandbox.py has the functions and limits.
 """
 
 import json
-import re
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
-
-import jinja2
-from jinja2 import ext, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace, pass_context
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from scheduler_svc.front.text.conversation import Conversation
+from scheduler_svc.front.text.template_sandbox import RENDER_ERRORS, SandboxedTemplate
 from shared.errors import InvalidFieldError
-
-MAX_TEXT_CHARS = 16 * 1024 * 1024
-MAX_INT_BITS = 4096
-MAX_RENDER_CPU_S = 2.0
-
-# A width in a `%` format that is long enough to hurt, or one taken from the arguments.
-_WIDE_FIELD = re.compile(r"%[^a-zA-Z%]*(\d{5}|\*)")
 
 # The roles that every template knows.
 _TURNS = ("user", "assistant")
 
-# No template can set a name with a space in it.
-_DEADLINE = "render deadline"
+# What templates call the tools; SmolLM3's has a name of its own.
+_TOOL_VARIABLES = ("tools", "xml_tools")
 
-# A tool that no template knows by itself.
+# A tool that no template knows by itself, and a conversation with a call of it.
 _PROBE_NAME = "octavo_probe"
 _PROBE = {
     "type": "function",
     "function": {"name": _PROBE_NAME, "description": "A probe.", "parameters": {"type": "object", "properties": {}}},
 }
-
-
-class _LimitError(jinja2.TemplateError):
-    """The template went past a limit of this module."""
+_HELLO = {"role": "user", "content": "Hello"}
+_PROBE_ARGUMENTS = {"octavo_key": "octavo_value"}
+_PROBE_TEXT = json.dumps(_PROBE_ARGUMENTS)
+_PROBE_ID = "octavo123"  # of nine letters and digits, as Mistral's templates want them
 
 
 class ChatTemplate:
@@ -69,22 +45,19 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = _ChatEnvironment()
-        try:
-            tree = _guarded(environment.parse(source))
-            code = environment.compile(tree)
-        except (MemoryError, RecursionError, SyntaxError) as error:  # Python's own limits on nesting
-            raise jinja2.TemplateError(f"it cannot be compiled: {error}") from error
-        self._template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
+        self._template = SandboxedTemplate(source)
         self._special_tokens = dict(special_tokens)
         self.source = source
-        self.knows_tools = _shows_tools(self._template, self._special_tokens)
+        shown_by = [name for name in _TOOL_VARIABLES if _PROBE_NAME in self._probe([_HELLO], name)]
+        self.knows_tools = bool(shown_by)
+        self._tools_variable = shown_by[0] if shown_by else "tools"
+        self._wants_text_arguments = self.knows_tools and self._prefers_text_arguments()
 
     def render(self, conversation: Conversation) -> str:
         """Return the prompt for the assistant's next turn.
 
-        Raises: InvalidFieldError: the template refuses these messages, leaves one with a role of its own or the tools
-            out of the prompt, fails, or passes a limit.
+        Raises: InvalidFieldError: the template refuses these messages, leaves one with a role of its own, names that
+            tell speakers apart, or the tools out of the prompt, fails, or passes a limit.
         """
         if conversation.tools and not self.knows_tools:
             shown = f"{len(conversation.tools)} tools long"
@@ -95,25 +68,54 @@ class ChatTemplate:
         return text
 
     def _render(self, conversation: Conversation, messages: Sequence[Mapping[str, Any]]) -> str:
-        variables: dict[str, object] = {
+        if self._wants_text_arguments:
+            messages = [_with_text_arguments(turn) for turn in messages]
+        variables = {
             **self._special_tokens,
             "documents": None,
             **conversation.template_kwargs,
             "messages": messages,
             "tools": conversation.tools or None,
             "add_generation_prompt": conversation.add_generation_prompt,
-            _DEADLINE: time.thread_time() + MAX_RENDER_CPU_S,
         }
+        if conversation.tools:
+            variables[self._tools_variable] = conversation.tools
         try:
-            return "".join(_limited(self._template.generate(variables)))
-        except _RENDER_ERRORS as error:
+            return self._template.render(variables)
+        except RENDER_ERRORS as error:
             roles = ", ".join(turn["role"][:32] for turn in messages[:8]) + (", ..." if len(messages) > 8 else "")
             reason = " ".join(str(error).split())[:500] or type(error).__name__
             limit = f"a conversation that the model's chat template accepts; it says: {reason}"
             raise InvalidFieldError("messages", f"a conversation of roles {roles}", limit) from error
 
+    def _probe(self, messages: Sequence[Mapping[str, Any]], tools_variable: str) -> str:
+        """Return the prompt of a small conversation with a tool; empty: the template fails on it."""
+        variables = {
+            **self._special_tokens,
+            "documents": None,
+            "messages": messages,
+            "tools": None,
+            tools_variable: [_PROBE],
+            "add_generation_prompt": True,
+        }
+        try:
+            return self._template.render(variables)
+        except RENDER_ERRORS:
+            return ""
+
+    def _prefers_text_arguments(self) -> bool:
+        """Return whether calls come into the prompt right only if their arguments are a text, as OpenAI's API has it.
+
+        Most templates want an object. Some fail on one, or write it as Python does.
+        """
+        with_object, with_text = (
+            self._probe([_HELLO, *_probe_call(arguments)], self._tools_variable)
+            for arguments in (_PROBE_ARGUMENTS, _PROBE_TEXT)
+        )
+        return _PROBE_TEXT in with_text and (not with_object or str(_PROBE_ARGUMENTS) in with_object)
+
     def _refuse_ignored(self, conversation: Conversation, text: str) -> None:
-        """Refuse a message that is not in the prompt because the template knows neither its role nor its tool calls.
+        """Refuse a message that is not in the prompt as the template knows its role, its tool calls or its name not.
 
         What a template does with a message shows when it renders the conversation again, with other words in it. The
         turns of user and assistant may lose text: a template may drop reasoning from them.
@@ -121,10 +123,14 @@ class ChatTemplate:
         messages = conversation.messages
         words = {place: f"octavo{place}words" for place, turn in enumerate(messages) if _may_be_left_out(turn, text)}
         calls = {place: f"octavo{place}calls" for place, turn in enumerate(messages) if turn.get("tool_calls")}
-        if not words and not calls:
+        names = {place: f"octavo{place}name" for place in _telling_names(messages)}
+        if not words and not calls and not names:
             return
         try:
-            others = [_reworded(turn, words.get(place), calls.get(place)) for place, turn in enumerate(messages)]
+            others = [
+                _reworded(turn, words.get(place), calls.get(place), names.get(place))
+                for place, turn in enumerate(messages)
+            ]
             probe = self._render(conversation, others)
         except InvalidFieldError:  # it looks into the content, so it knows the role
             return
@@ -136,206 +142,71 @@ class ChatTemplate:
         for place, word in calls.items():
             if word not in probe:
                 shown = f"a conversation with tool calls in message {place}, from 0"
-                raise InvalidFieldError("messages", shown, "without them: the model's chat template leaves them out")
+                rule = "without them: the model's chat template leaves them out; write such a call as text in `content`"
+                raise InvalidFieldError("messages", shown, rule)
+        for place, word in names.items():
+            if word not in probe:
+                shown = f"a conversation with several names of the role {messages[place]['role'][:32]!r}"
+                rule = "with one name for each role, or none: the model's chat template leaves names out"
+                raise InvalidFieldError("messages", shown, f"{rule}; put them into the texts")
 
 
-def _reworded(turn: Mapping[str, Any], content: str | None, name: str | None) -> dict[str, Any]:
-    """Return a turn with another content and other names of the tools it calls; None: its own."""
+def _probe_call(arguments: object) -> list[Mapping[str, Any]]:
+    function = {"name": _PROBE_NAME, "arguments": arguments}
+    calls = [{"id": _PROBE_ID, "type": "function", "function": function}]
+    return [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "result", "tool_call_id": _PROBE_ID, "name": _PROBE_NAME},
+    ]
+
+
+def _with_text_arguments(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    def text(arguments: object) -> object:
+        return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+    def written(function: Mapping[str, Any]) -> dict[str, Any]:
+        return {**function, "arguments": text(function["arguments"])} if "arguments" in function else {**function}
+
+    return {**turn, "tool_calls": _changed(turn["tool_calls"], written)} if turn.get("tool_calls") else turn
+
+
+def _telling_names(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the places of messages whose name tells two speakers of one role apart.
+
+    The results of tools are told apart by their order, and a single name of a role adds nothing.
+    """
+    names: dict[str, set[str]] = {}
+    for turn in messages:
+        if turn.get("name"):
+            names.setdefault(turn["role"], set()).add(turn["name"])
+    return [
+        place
+        for place, turn in enumerate(messages)
+        if turn.get("name") and turn["role"] != "tool" and len(names[turn["role"]]) > 1
+    ]
+
+
+def _reworded(turn: Mapping[str, Any], content: str | None, function: str | None, name: str | None) -> dict[str, Any]:
+    """Return a turn with another content, other names of the tools it calls, and another name; None: its own."""
     reworded = dict(turn) if content is None else {**turn, "content": content}
+    if function is not None:
+        reworded["tool_calls"] = _changed(turn["tool_calls"], lambda called: {**called, "name": function})
     if name is not None:
-        reworded["tool_calls"] = [_renamed(call, name) for call in turn["tool_calls"]]
+        reworded["name"] = name
     return reworded
 
 
-def _renamed(call: Any, name: str) -> Any:
-    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        return call
-    return {**call, "function": {**call["function"], "name": name}}
+def _changed(calls: Sequence[Any], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> list[Any]:
+    """Return tool calls with changed functions; what is no call stays as it is."""
+    return [
+        {**call, "function": change(call["function"])}
+        if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping)
+        else call
+        for call in calls
+    ]
 
 
 def _may_be_left_out(turn: Mapping[str, Any], prompt: str) -> bool:
     """Return whether it is not yet sure that the template has put a turn into a prompt."""
     role, content = turn["role"], turn["content"].strip()
     return role not in _TURNS and not (role == "system" and content and content in prompt)
-
-
-# What a template can make Python raise; anything else is a mistake of ours.
-_RENDER_ERRORS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AssertionError,  # jinja2 raises it for some misuses of its own filters
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-
-
-class _GenerationBlock(ext.Extension):
-    """`{% generation %}` marks the assistant's text for training; here it renders what it holds."""
-
-    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
-
-    def parse(self, parser: Any) -> list[nodes.Node]:
-        next(parser.stream)
-        body: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return body
-
-
-class _TemplateNamespace(Namespace):
-    """Jinja's namespace without names that Python itself looks at."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:  # a template may pass an attribute called self
-        self, *values = args
-        attributes = dict(*values, **kwargs)
-        for name in attributes:
-            _refuse_private(name)
-        Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_private(name)
-        super().__setitem__(name, value)
-
-
-class _ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox with transformers' settings, and limits on what operators and calls may cost."""
-
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
-
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, ext.loopcontrols])
-        self.filters["tojson"] = _to_json
-        self.filters["limited items"] = _limited_items
-        self.filters["limited value"] = _limited_value
-        self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
-        self.globals["namespace"] = _TemplateNamespace
-        self.globals["dict"] = _make_dict
-        del self.globals["lipsum"]
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Run an operator whose result fits the limits."""
-        _check_deadline(context)
-        numbers = isinstance(left, int) and isinstance(right, int)
-        if operator == "**" and numbers and left.bit_length() * max(right, 0) > MAX_INT_BITS:
-            raise _LimitError("a number gets too large")
-        if operator == "*" and numbers and left.bit_length() + right.bit_length() > MAX_INT_BITS:
-            raise _LimitError("a number gets too large")
-        if operator == "*" and not numbers and _repeated_size(left, right) > MAX_TEXT_CHARS:
-            raise _LimitError(f"a value gets longer than {MAX_TEXT_CHARS} characters")
-        if operator == "%" and isinstance(left, str) and _WIDE_FIELD.search(left):
-            raise _LimitError("a field of a format is too wide")
-        return _fitting(super().call_binop(context, operator, left, right))
-
-    def call(self, context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call what a template calls, if its numbers are not absurd (`"".ljust(10 ** 9)`)."""
-        _check_deadline(context)
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, int) and abs(value) > MAX_TEXT_CHARS and not isinstance(function, Macro):
-                raise _LimitError(f"a number above {MAX_TEXT_CHARS} in a call")
-        return _fitting(super().call(context, function, *args, **kwargs))
-
-
-def _guarded(tree: nodes.Template) -> nodes.Template:
-    """Put the limits around loops, `~` and `{% set %}` blocks, which no hook of the sandbox sees."""
-    for loop in list(tree.find_all(nodes.For)):
-        loop.iter = _filtered(loop.iter, "limited items", loop)
-    for block in list(tree.find_all(nodes.AssignBlock)):
-        block.filter = _filtered(block.filter, "limited value", block)
-    for joined in list(tree.find_all(nodes.Concat)):
-        # The node keeps its place in the tree; its old self becomes the only operand of a new one.
-        operands = nodes.Concat(joined.nodes, lineno=joined.lineno, environment=joined.environment)
-        joined.nodes = [_filtered(operands, "limited value", joined)]
-    return tree
-
-
-def _filtered(value: nodes.Node | None, name: str, near: nodes.Node) -> nodes.Filter:
-    node = nodes.Filter(value, name, [], [], None, None, lineno=near.lineno)
-    node.environment = near.environment
-    return node
-
-
-def _limited(pieces: Iterator[str]) -> Iterator[str]:
-    num_chars = 0
-    for piece in pieces:
-        num_chars += len(piece)
-        if num_chars > MAX_TEXT_CHARS:
-            raise _LimitError(f"the rendered text gets longer than {MAX_TEXT_CHARS} characters")
-        yield piece
-
-
-def _shows_tools(template: jinja2.Template, special_tokens: Mapping[str, str]) -> bool:
-    """Return whether a tool comes into the prompt; one that the template fails on does not."""
-    variables: dict[str, object] = {
-        **special_tokens,
-        "messages": [{"role": "user", "content": "Hello"}],
-        "tools": [_PROBE],
-        "documents": None,
-        "add_generation_prompt": True,
-        _DEADLINE: time.thread_time() + MAX_RENDER_CPU_S,
-    }
-    try:
-        return _PROBE_NAME in "".join(_limited(template.generate(variables)))
-    except _RENDER_ERRORS:
-        return False
-
-
-@pass_context
-def _limited_items(context: Context, items: Iterable[object]) -> Iterator[object]:
-    for item in items:
-        _check_deadline(context)
-        yield item
-
-
-@pass_context
-def _limited_value(context: Context, value: object) -> object:
-    _check_deadline(context)
-    return _fitting(value)
-
-
-def _check_deadline(context: Context) -> None:
-    # The thread's CPU time: a busy or paused machine must not refuse a harmless template.
-    if time.thread_time() > context.parent[_DEADLINE]:
-        raise _LimitError(f"rendering takes longer than {MAX_RENDER_CPU_S:g} s")
-
-
-def _fitting(value: Any) -> Any:
-    if isinstance(value, str | list | tuple) and len(value) > MAX_TEXT_CHARS:
-        raise _LimitError(f"a value gets longer than {MAX_TEXT_CHARS} characters")
-    return value
-
-
-def _repeated_size(left: object, right: object) -> int:
-    if isinstance(left, int):
-        left, right = right, left
-    return len(left) * right if isinstance(left, str | list | tuple) and isinstance(right, int) else 0
-
-
-def _refuse_private(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace cannot hold the name {name!r}")
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes <, > and &, which would change the prompt.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:  # noqa: A002 - templates may pass it by name
-    return datetime.now().strftime(format)
-
-
-def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)

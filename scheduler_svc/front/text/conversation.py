@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Self
 
 from octavo.generation.v1 import generation_service_pb2 as pb
@@ -48,7 +49,7 @@ class Conversation:
                 rule = "an object whose names are new to the chat template"
                 raise InvalidFieldError("messages.template_kwargs_json", f"an object with the name {name[:64]!r}", rule)
         return cls(
-            [_turn(message) for message in chat.messages],
+            _in_call_order([_turn(message) for message in chat.messages]),
             parse_json(chat.tools_json, "messages.tools_json", list),
             chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
             kwargs,
@@ -81,6 +82,22 @@ def _turn(message: pb.ChatMessage) -> dict[str, Any]:
         calls = parse_json(message.tool_calls_json, "messages.tool_calls_json", list)
         turn["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
     return turn
+
+
+def _in_call_order(turns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Put the results of tools into the order of their calls: most templates leave out the ids that tell them apart."""
+    ordered: list[Mapping[str, Any]] = []
+    places: dict[object, int] = {}  # of the last calls, by id
+    for is_result, group in groupby(turns, lambda turn: turn["role"] == "tool"):
+        turns_of_group = list(group)
+        if not is_result:
+            calls = turns_of_group[-1].get("tool_calls") or ()
+            ids = [call.get("id") if isinstance(call, Mapping) else None for call in calls]
+            places = {call_id: place for place, call_id in enumerate(ids) if isinstance(call_id, str)}
+        elif all(turn.get("tool_call_id") in places for turn in turns_of_group):
+            turns_of_group.sort(key=lambda turn: places[turn["tool_call_id"]])
+        ordered += turns_of_group
+    return ordered
 
 
 def _with_parsed_arguments(call: Any) -> Any:

@@ -5,6 +5,9 @@ from enum import Enum
 
 from scheduler_svc.front.tool_calls.call_writer import CallWriter
 
+# The longest name of an argument, where it is no JSON.
+MAX_KEY_CHARS = 256
+
 
 class Progress(Enum):
     """What a reader says of the piece of text that it was given."""

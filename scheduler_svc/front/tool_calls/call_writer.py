@@ -22,6 +22,7 @@ class CallWriter:
         self._new_call_id = new_call_id
         self._streams_arguments = streams_arguments
         self._num_calls = 0
+        self._call_ids: set[str] = set()
         self._text: list[str] = []  # taken, and no event that is ready stands for it
         self._arguments: list[str] = []  # of the last call, and in no event
         self._waiting: list[OutputEvent] = []  # for the end of the call
@@ -39,18 +40,21 @@ class CallWriter:
         """The next piece of text belongs to a call, as far as one can know."""
         self._text.append(text)
 
-    def begin(self, name: str) -> None:
-        """What was taken so far is the beginning of a call of this tool."""
-        self._waiting.append(ToolCallBegin(self._num_calls, self._new_call_id(), name))
+    def begin(self, name: str, call_id: str = "") -> None:
+        """What was taken so far is the beginning of a call of this tool; the model has given it an id, or none."""
+        if not call_id or call_id in self._call_ids:
+            call_id = self._new_call_id()
+        self._call_ids.add(call_id)
+        self._waiting.append(ToolCallBegin(self._num_calls, call_id, name))
         self._num_calls += 1
         if self._streams_arguments:
             self._text.clear()
 
-    def add_arguments(self, delta: str) -> None:
-        """What was taken so far has brought more of the arguments."""
+    def add_arguments(self, delta: str, undecided: str = "") -> None:
+        """What was taken so far, but for its `undecided` end, has brought more of the arguments."""
         self._arguments.append(delta)
         if self._streams_arguments:
-            self._text.clear()
+            self._text[:] = [undecided]
 
     def complete(self) -> None:
         """What was taken so far is a whole call, or stands between calls."""

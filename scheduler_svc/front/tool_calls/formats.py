@@ -8,7 +8,10 @@ import secrets
 import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+
+from scheduler_svc.front.tool_calls.bodies import Body, JsonBody, NamedBody, PythonicBody, Slot, XmlBody
+
+NAME, ID = Slot.NAME, Slot.ID
 
 AUTO = "auto"  # as the chat template shows
 
@@ -29,11 +32,9 @@ class ToolCallFormat:
 
     Attributes:
         name: What `--tool-call-parser` calls it.
-        body: json: an object with `name` and `arguments` (or `parameters`), or a list of such objects.
-            named: the name, then `[ARGS]` or nothing, then the object of the arguments; or a list as above.
-            xml: `<function=NAME>` with a `<parameter=KEY>` for each argument.
+        body: How it writes one.
         begin: The markers in front of a call; none is the beginning of another one.
-        end: The marker behind a call, which may be missing; empty: there is none.
+        ends: The markers behind a call, in their order; each may be missing. Further calls may come before the last.
         may_be_bare: Whether calls also come without a marker: at the beginning of the output, and behind another call
             after a `;` or `,`.
         template_marks: A chat template with all strings of one of these groups teaches this format.
@@ -41,9 +42,9 @@ class ToolCallFormat:
     """
 
     name: str
-    body: Literal["json", "named", "xml"]
+    body: Body
     begin: tuple[str, ...] = ()
-    end: str = ""
+    ends: tuple[str, ...] = ()
     may_be_bare: bool = False
     template_marks: tuple[tuple[str, ...], ...] = ()
     new_call_id: Callable[[], str] = field(default=openai_call_id)
@@ -51,30 +52,105 @@ class ToolCallFormat:
     @property
     def markers(self) -> tuple[str, ...]:
         """The markers around calls; some tokenizers have special tokens for them."""
-        return (*self.begin, self.end) if self.end else self.begin
+        return (*self.begin, *self.ends)
 
+
+_DEEPSEEK_BEGIN = ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁begin｜>")
+_DEEPSEEK_ENDS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 
 # A template may fit several rows; the first one counts.
 TOOL_CALL_FORMATS = (
     ToolCallFormat(
-        "qwen3_coder",
-        "xml",
+        "deepseek_v3",
+        NamedBody((("function<｜tool▁sep｜>", NAME, "\n```json\n"),)),
+        _DEEPSEEK_BEGIN,
+        ("```", *_DEEPSEEK_ENDS),
+        template_marks=(("<｜tool▁call▁begin｜>", "```json"),),
+    ),
+    ToolCallFormat(
+        "deepseek_v31",
+        NamedBody(((NAME, "<｜tool▁sep｜>"),)),
+        _DEEPSEEK_BEGIN,
+        _DEEPSEEK_ENDS,
+        template_marks=(("<｜tool▁call▁begin｜>",),),
+    ),
+    ToolCallFormat(
+        "kimi_k2",
+        NamedBody((("functions.", NAME, ":", ID, "<|tool_call_argument_begin|>"),), call_id="functions.{name}:{id}"),
+        ("<|tool_calls_section_begin|><|tool_call_begin|>", "<|tool_call_begin|>"),
+        ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+        template_marks=(("<|tool_call_argument_begin|>",),),
+    ),
+    ToolCallFormat(
+        "glm45",
+        XmlBody("", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>", breaks_lines=False),
         ("<tool_call>",),
-        "</tool_call>",
+        template_marks=(("<tool_call>", "<arg_key>", "<arg_value>"),),
+    ),
+    ToolCallFormat(
+        "minimax_m2",
+        XmlBody('<invoke name="', '">', '<parameter name="', '">', function_end="</invoke>"),
+        ("<minimax:tool_call>",),
+        ("</minimax:tool_call>",),
+        template_marks=(("<minimax:tool_call>", '<invoke name="', '<parameter name="'),),
+    ),
+    ToolCallFormat(
+        "seed_oss",
+        XmlBody(),
+        ("<seed:tool_call>",),
+        ("</seed:tool_call>",),
+        template_marks=(("<seed:tool_call>", "<function=", "<parameter="),),
+    ),
+    ToolCallFormat(
+        "qwen3_coder",
+        XmlBody(),
+        ("<tool_call>",),
+        ("</tool_call>",),
         template_marks=(("<tool_call>", "<function=", "<parameter="),),
     ),
     ToolCallFormat(
-        "mistral", "named", ("[TOOL_CALLS]",), template_marks=(("[TOOL_CALLS]",),), new_call_id=mistral_call_id
+        "mistral",
+        NamedBody(((NAME,), (NAME, "[ARGS]"), (NAME, "[CALL_ID]", ID, "[ARGS]")), may_be_list=True),
+        ("[TOOL_CALLS]",),
+        template_marks=(("[TOOL_CALLS]",),),
+        new_call_id=mistral_call_id,
     ),
-    ToolCallFormat("hermes", "json", ("<tool_call>",), "</tool_call>", template_marks=(("<tool_call>",),)),
+    ToolCallFormat("granite", JsonBody(), ("<|tool_call|>",), template_marks=(("<|tool_call|>",),)),
+    ToolCallFormat("phi4_mini_json", JsonBody(), ("functools",), template_marks=(("functools[",),)),
+    ToolCallFormat(
+        "hunyuan_a13b", JsonBody(), ("<tool_calls>",), ("</tool_calls>",), template_marks=(("<tool_calls>",),)
+    ),
+    ToolCallFormat(
+        "hermes",
+        JsonBody(),
+        ("<tool_call>",),
+        ("</tool_call>",),
+        template_marks=(("<tool_call>", '"arguments'), ("<tool_call>", "'arguments':")),
+    ),
     ToolCallFormat(
         "llama3_json",
-        "json",
-        ("<|python_tag|>",),
+        JsonBody(),
+        ("<|python_tag|>", "<|python_start|>"),
+        ("<|python_end|>",),
         may_be_bare=True,
-        template_marks=(("<|python_tag|>",), ("dictionary of argument name and its value",)),
+        template_marks=(("dictionary of argument name and its value",),),
     ),
-    ToolCallFormat("json", "json", may_be_bare=True),
+    ToolCallFormat(
+        "pythonic",
+        PythonicBody(),
+        ("<|python_start|>",),
+        ("<|python_end|>",),
+        may_be_bare=True,
+        template_marks=(("[func_name1(",),),
+    ),
+    ToolCallFormat(
+        "olmo3",
+        PythonicBody(),
+        ("<function_calls>",),
+        ("</function_calls>",),
+        template_marks=(("<function_calls>", "<functions>"),),
+    ),
+    ToolCallFormat("json", JsonBody(), may_be_bare=True),
 )
 
 
@@ -98,6 +174,7 @@ REASONING_FORMATS = (
     ReasoningFormat("deepseek_r1", "<think>", "</think>"),
     ReasoningFormat("qwen3", "<think>", "</think>"),
     ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+    ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
 )
 
 

@@ -1,26 +1,28 @@
-"""Reads Mistral's calls: `get_weather[ARGS]{...}`, without `[ARGS]` in some versions, or a list as in json_calls.py."""
+"""Reads calls with the name in front of the arguments, such as Mistral's `get_weather[ARGS]{...}`."""
 
-import string
+import re
 
+from scheduler_svc.front.tool_calls.bodies import NamedBody, Slot
 from scheduler_svc.front.tool_calls.call_reader import CallReader, Progress
 from scheduler_svc.front.tool_calls.call_writer import CallWriter
 from scheduler_svc.front.tool_calls.json_calls import JsonCalls
 from scheduler_svc.front.tool_calls.json_scanner import END, JsonScanner
 
-# What may stand between the name and the arguments. The id is passed over: the server gives calls ids of its own.
-ARGS = "[ARGS]"
-CALL_ID = "[CALL_ID]"
-ID_CHARACTERS = string.ascii_letters + string.digits
+# The longest that a slot may hold; OpenAI's rule for names, and more than any family writes for ids.
+MAX_SLOT_CHARS = 64
+# Slots, fixed texts and whitespace; each character that comes looks at all of them.
+MAX_HEADER_CHARS = 512
+_SLOTS = {Slot.NAME: re.compile(r"[A-Za-z0-9_-]*"), Slot.ID: re.compile(r"[A-Za-z0-9]*")}
 
 
 class NamedCall(CallReader):
     """Reads one call."""
 
-    def __init__(self, writer: CallWriter) -> None:
+    def __init__(self, writer: CallWriter, body: NamedBody) -> None:
         super().__init__(writer)
+        self._body = body
         self._list: JsonCalls | None = None
-        self._name = ""
-        self._marker = ""  # what has come of one behind the name
+        self._header = ""
         self._arguments: JsonScanner | None = None
 
     def plain_run(self, text: str, position: int) -> int:
@@ -34,46 +36,50 @@ class NamedCall(CallReader):
             return self._list.take(piece)
         if self._arguments is not None:
             return self._take_arguments(piece)
-        if self._marker:
-            return self._take_marker(piece)
-        return self._take_name(piece)
-
-    def _take_name(self, character: str) -> Progress:
-        if character.isspace():
-            # Before the name it is passed over; behind it, it belongs to the name, which no tool has.
-            return Progress.FAILED if self._name else Progress.MORE
-        if not self._name and character == "[":
+        if not self._header and piece.isspace():
+            return Progress.MORE
+        if not self._header and piece == "[" and self._body.may_be_list:
             self._list = JsonCalls(self._writer)
-            return self._list.take(character)
-        if character in "[{":
-            return self._end_name(character)
-        self._name += character
-        return Progress.MORE if self._writer.may_become_tool(self._name) else Progress.FAILED
+            return self._list.take(piece)
+        return self._take_header(piece)
 
-    def _end_name(self, character: str) -> Progress:
-        if not self._writer.is_tool(self._name):
-            return Progress.FAILED
-        if character == "{":
-            return self._begin_arguments(character)
-        self._marker = character
-        return Progress.MORE
+    def _take_header(self, character: str) -> Progress:
+        self._header += character
+        may_come = False
+        for header in self._body.headers:
+            slots = self._match(header)
+            if slots is None:
+                may_come = True
+            elif slots:
+                self._begin(slots)
+                return self._take_arguments(character)
+        return Progress.MORE if may_come and len(self._header) <= MAX_HEADER_CHARS else Progress.FAILED
 
-    def _take_marker(self, character: str) -> Progress:
-        """Read on behind the name: `[ARGS]`, or `[CALL_ID]`, the id and `[ARGS]`; then the arguments."""
-        if self._marker.endswith(ARGS):
-            if character.isspace():
-                return Progress.MORE
-            return self._begin_arguments(character) if character == "{" else Progress.FAILED
-        self._marker += character
-        is_id = self._marker.startswith(CALL_ID)
-        rest = self._marker[len(CALL_ID) :].lstrip(ID_CHARACTERS) if is_id else self._marker
-        fits = ARGS.startswith(rest) or (not is_id and CALL_ID.startswith(rest))
-        return Progress.MORE if fits else Progress.FAILED
+    def _match(self, header: tuple[str | Slot, ...]) -> dict[str, str] | None:
+        """Return the texts of the slots if the header and a `{` have come; None: they may come; {}: they cannot."""
+        slots: dict[str, str] = {}
+        rest = self._header
+        for part in header:
+            if isinstance(part, str):
+                if not rest.startswith(part):
+                    return None if part.startswith(rest) else {}
+                rest = rest[len(part) :]
+                continue
+            match = _SLOTS[part].match(rest)
+            text = match[0] if match else ""
+            if len(text) == len(rest):
+                may_fit = part is Slot.ID or self._writer.may_become_tool(text)
+                return None if may_fit and len(text) <= MAX_SLOT_CHARS else {}
+            if not text or (part is Slot.NAME and not self._writer.is_tool(text)):
+                return {}
+            slots[part.name.lower()], rest = text, rest[len(text) :]
+        if isinstance(header[-1], str):  # a name ends where the arguments begin
+            rest = rest.lstrip()
+        return None if not rest else slots if rest == "{" else {}
 
-    def _begin_arguments(self, character: str) -> Progress:
+    def _begin(self, slots: dict[str, str]) -> None:
         self._arguments = JsonScanner()
-        self._writer.begin(self._name)
-        return self._take_arguments(character)
+        self._writer.begin(slots["name"], self._body.call_id.format_map(slots))
 
     def _take_arguments(self, piece: str) -> Progress:
         assert self._arguments is not None, "the name is behind us"

@@ -8,8 +8,9 @@ What turns out to be no call is content, and the search goes on behind it. Only 
 marker waits. Every decision follows from the characters alone, so any split of the text gives the same joined events.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
+from scheduler_svc.front.tool_calls.bodies import Body, JsonBody, NamedBody, PythonicBody, XmlBody
 from scheduler_svc.front.tool_calls.call_reader import CallReader, Progress
 from scheduler_svc.front.tool_calls.call_writer import CallWriter
 from scheduler_svc.front.tool_calls.events import ContentDelta, OutputEvent, merged
@@ -17,11 +18,13 @@ from scheduler_svc.front.tool_calls.formats import ToolCallFormat
 from scheduler_svc.front.tool_calls.json_calls import JsonCalls
 from scheduler_svc.front.tool_calls.marker_search import find_marker, match_marker
 from scheduler_svc.front.tool_calls.named_call import NamedCall
+from scheduler_svc.front.tool_calls.pythonic_calls import PythonicCalls
 from scheduler_svc.front.tool_calls.xml_call import XmlCall
 
 # More whitespace than a template writes between calls is content: a model that writes nothing else must be seen.
 MAX_GAP_CHARS = 32
 _WHITESPACE = " \t\r\n"
+_BARE_STARTS = {JsonBody: ("{", "["), PythonicBody: ("[",)}
 
 
 class ToolCallParser:
@@ -46,10 +49,12 @@ class ToolCallParser:
         self._format = call_format
         self._tools = tools
         self._writer = CallWriter(tools, new_call_id or call_format.new_call_id, streams_arguments=streams_arguments)
+        self._starts = _starts_of(call_format.body, tools)
+        self._bare_starts = _BARE_STARTS.get(type(call_format.body), ()) if call_format.may_be_bare else ()
         self._reader: CallReader | None = None
         self._text = ""  # not decided yet
         self._is_in_gap = True
-        self._may_end = False  # the end marker may come
+        self._ends: tuple[str, ...] = ()  # the end markers that may come
         self._has_calls = False
         self._events: list[OutputEvent] = []
 
@@ -96,17 +101,14 @@ class ToolCallParser:
             return True
         if not rest:
             return False
-        if self._format.may_be_bare and rest[0] in "{[":
-            self._begin_call(num_skipped)
-            return True
-        ends = (self._format.end,) if self._may_end and self._format.end else ()
-        marker, may_come = match_marker(rest, 0, (*self._format.begin, *ends))
+        starts = self._starts if self._ends else self._bare_starts
+        marker, may_come = match_marker(rest, 0, (*self._format.begin, *self._ends, *starts))
         if marker is None:
             self._is_in_gap = may_come
-        elif marker in ends:
-            self._text, self._may_end = rest[len(marker) :], False
+        elif marker in self._ends:
+            self._text, self._ends = rest[len(marker) :], self._ends[self._ends.index(marker) + 1 :]
         else:
-            self._begin_call(num_skipped + len(marker))
+            self._begin_call(num_skipped + (0 if marker in starts else len(marker)))
         return not may_come
 
     def _begin_call(self, num_chars: int) -> None:
@@ -114,12 +116,14 @@ class ToolCallParser:
         self._writer.take(self._text[:num_chars])
         self._text = self._text[num_chars:]
         match self._format.body:
-            case "json":
+            case JsonBody():
                 self._reader = JsonCalls(self._writer)
-            case "named":
-                self._reader = NamedCall(self._writer)
-            case "xml":
-                self._reader = XmlCall(self._writer, self._tools)
+            case NamedBody() as body:
+                self._reader = NamedCall(self._writer, body)
+            case XmlBody() as body:
+                self._reader = XmlCall(self._writer, body, self._tools)
+            case PythonicBody():
+                self._reader = PythonicCalls(self._writer)
 
     def _read(self, reader: CallReader) -> None:
         """Give the reader text, to the end of the call or of the text."""
@@ -133,7 +137,8 @@ class ToolCallParser:
             position = end
         if progress is not Progress.MORE:
             self._reader = None
-            self._is_in_gap = self._may_end = progress is Progress.DONE
+            self._is_in_gap = progress is Progress.DONE
+            self._ends = self._format.ends if progress is Progress.DONE else ()
             self._has_calls |= progress is Progress.DONE
         self._events += self._writer.take_events()
         if progress is Progress.FAILED:
@@ -144,3 +149,16 @@ class ToolCallParser:
     def _add_content(self, text: str) -> None:
         if text:
             self._events.append(ContentDelta(text))
+
+
+def _starts_of(body: Body, tool_names: Collection[str]) -> tuple[str, ...]:
+    """Return how a call may begin behind another one, before their end marker."""
+    match body:
+        case JsonBody():
+            return ("{", "[")
+        case XmlBody(function=function) if function:
+            return (function,)
+        case PythonicBody():
+            return ("[", *(f"{name}(" for name in tool_names))
+        case _:
+            return ()

@@ -87,7 +87,10 @@ def _check_tool(tool: Any, field: str) -> tuple[str, Mapping[str, object]]:
     if not isinstance(schema, Mapping | None):
         raise InvalidFieldError(f"{field}.function.parameters", _shown(schema), "a JSON schema, or unset")
     if function.get("strict"):
-        rule = "unset or false: this server cannot make a model keep to a schema"
+        rule = (
+            "unset or false: this server cannot make a model keep to a schema. openai.pydantic_function_tool sets it: "
+            'write tool["function"]["strict"] = False behind it, and check the arguments of calls'
+        )
         raise InvalidFieldError(f"{field}.function.strict", "true", rule)
     return name, schema or {}
 

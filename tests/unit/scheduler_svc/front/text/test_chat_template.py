@@ -6,7 +6,7 @@ import jinja2
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from scheduler_svc.front.text import chat_template
+from scheduler_svc.front.text import template_sandbox
 from scheduler_svc.front.text.chat_template import ChatTemplate
 from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.tokenizer import Tokenizer
@@ -160,6 +160,70 @@ def test_tool_calls_that_the_template_leaves_out_are_refused(shows: str, is_refu
         template.render(conversation)
 
 
+NAMED = "{% for m in messages %}{{ m.role }}{{ m.name if shows }}: {{ m.content }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("names", "is_refused"),
+    [
+        ({"user": ["ann", "bob"]}, True),
+        ({"user": ["ann", None, "ann"], "assistant": ["eve"]}, False),
+        ({"tool": ["now", "later"]}, False),  # told apart by their order
+        ({"system": ["example_user", "example_assistant"], "user": ["ann"]}, True),
+    ],
+)
+def test_names_that_tell_speakers_apart_are_refused_where_the_template_leaves_them_out(
+    names: dict[str, list[str | None]], is_refused: bool
+) -> None:
+    messages = [
+        {"role": role, "content": "hi", **({"name": name} if name else {})} for role in names for name in names[role]
+    ]
+    template = ChatTemplate(NAMED, {})
+
+    assert "ann" in template.render(Conversation(messages, template_kwargs={"shows": True})) or "tool" in names
+    if not is_refused:
+        template.render(Conversation(messages))
+        return
+    with pytest.raises(InvalidFieldError, match=r"several names of the role .* leaves names out; put them into"):
+        template.render(Conversation(messages))
+
+
+CALLS = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}CALL{% endfor %}{% endfor %}{{ tools }}"
+
+
+@pytest.mark.parametrize(
+    ("written", "prompt"),
+    [
+        ("{{ c.function.name }} {{ c.function.arguments | tojson }}", 'now {"a": "ü"}'),
+        ("{{ c.function.name + ' ' + c.function.arguments }}", 'now {"a": "ü"}'),  # it fails on an object
+        ("{{ c.function.name }} {{ c.function.arguments }}", 'now {"a": "ü"}'),  # it would write Python's {'a': 'ü'}
+        ("{{ c.function.name }}({{ c.function.arguments.a }})", "now(ü)"),
+        ("{{ c.function.name }}", "now"),
+    ],
+)
+def test_arguments_of_calls_come_in_the_form_that_the_template_wants(written: str, prompt: str) -> None:
+    calls = [{"id": "a", "type": "function", "function": {"name": "now", "arguments": {"a": "ü"}}}]
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+    ]
+
+    rendered = ChatTemplate(CALLS.replace("CALL", written), {}).render(Conversation(turns))
+
+    assert rendered == f"{prompt}None"
+
+
+def test_tools_come_into_a_template_that_has_another_name_for_them() -> None:
+    shown = "{% if xml_tools %}{% for tool in xml_tools[:] %}{{ tool | string }}{% endfor %}{% endif %}"
+    source = shown + "{{ tools }}{{ messages[0].content }}"
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    template = ChatTemplate(source, {})
+
+    assert template.knows_tools
+    assert "'now'" in template.render(Conversation([{"role": "user", "content": "x"}], tools))
+    assert template.render(Conversation([{"role": "user", "content": "x"}])) == "Nonex"
+
+
 def test_refusal_of_the_template_names_the_field_and_says_why() -> None:
     with pytest.raises(InvalidFieldError, match="Roles must alternate") as caught:
         render(STRICT_ROLES, [("user", "a"), ("user", "b")])
@@ -237,7 +301,7 @@ def test_template_that_explodes_ends_with_an_error(source: str) -> None:
     ],
 )
 def test_template_that_does_not_end_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MAX_RENDER_CPU_S", 0.1)
+    monkeypatch.setattr(template_sandbox, "MAX_RENDER_CPU_S", 0.1)
     started_s = time.thread_time()
 
     with pytest.raises(InvalidFieldError, match="takes longer than"):

@@ -35,6 +35,22 @@ def test_a_turn_has_what_it_was_given_and_no_more() -> None:
     assert (conversation.tools, conversation.add_generation_prompt, conversation.template_kwargs) == ([], True, {})
 
 
+@pytest.mark.parametrize(
+    ("sent", "seen"), [("cab", "abc"), ("ba", "ab"), ("cxa", "cxa"), ("aab", "aab"), ("", ""), ("b", "b")]
+)
+def test_results_come_in_the_order_of_their_calls(sent: str, seen: str) -> None:
+    calls = [{**CALL, "id": "a"}, {**CALL, "id": "b"}, {**CALL, "id": ["no text"]}, 7, {**CALL, "id": "c"}]
+    turns = [
+        pb.ChatMessage(role="assistant", tool_calls_json=json.dumps(calls)),
+        *(pb.ChatMessage(role="tool", tool_call_id=call_id, content=call_id) for call_id in sent),
+        pb.ChatMessage(role="user", content="?"),
+    ]
+
+    messages = Conversation.of_message(pb.ChatMessages(messages=[*turns, *turns])).messages
+
+    assert "".join(turn["content"] for turn in messages) == f"{seen}?" * 2
+
+
 @pytest.mark.parametrize("arguments", ["no JSON", "[1]", 5])
 def test_arguments_that_are_no_object_stay_as_they_are(arguments: object) -> None:
     calls = [{"function": {"arguments": arguments}}, {"function": None}, 7]

@@ -1,6 +1,7 @@
 """The formats of a model, and the way of a request with tools from its tokens to its events."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -26,19 +27,22 @@ from tests.unit.scheduler_svc.front.tool_calls.parsing import TOOLS, Parsed
 TOOL_LIST = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
 TURNS = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
-# The words by which the templates of the families show their format, in short.
+# The words by which the templates of the families show their format, in short; test_round_trip.py has whole ones.
+HERMES = """within <tool_call></tool_call> XML tags: {"name": <function-name>, "arguments": <args-json-object>}"""
 TEMPLATES: Mapping[str, tuple[str, str | None, str | None]] = {
-    "qwen2.5": (TOOL_LIST + "within <tool_call></tool_call> XML tags" + TURNS, "hermes", None),
-    "qwen3": (TOOL_LIST + "<tool_call>{{ '' if '</think>' in '' }}" + TURNS, "hermes", "deepseek_r1"),
+    "qwen2.5": (TOOL_LIST + HERMES + TURNS, "hermes", None),
+    "qwen3": (TOOL_LIST + HERMES + "{{ '' if '</think>' in '' }}" + TURNS, "hermes", "deepseek_r1"),
     "qwen3-coder": (TOOL_LIST + "<tool_call>\n<function=f>\n<parameter=a>" + TURNS, "qwen3_coder", None),
     "mistral": ("[AVAILABLE_TOOLS]" + TOOL_LIST + "[TOOL_CALLS][" + TURNS, "mistral", None),
     "magistral": ("[THINK][/THINK][AVAILABLE_TOOLS]" + TOOL_LIST + "[TOOL_CALLS]" + TURNS, "mistral", "mistral"),
-    "llama3.1": (TOOL_LIST + "<|python_tag|>" + TURNS, "llama3_json", None),
-    "llama3.2": (
-        TOOL_LIST + "{'parameters': dictionary of argument name and its value}" + TURNS,
+    "llama3.1": (
+        TOOL_LIST + '<|python_tag|> {"parameters": dictionary of argument name and its value}' + TURNS,
         "llama3_json",
         None,
     ),
+    "functionary": (TOOL_LIST + "<|python_tag|> <function=f>{}</function>" + TURNS, None, None),
+    "minimax-m3": (TOOL_LIST + '<tool_call>]<]minimax[>[<invoke name="f">' + TURNS, None, None),
+    "apriel": (TOOL_LIST + HERMES + "<tool_calls>[]</tool_calls>" + TURNS, "hunyuan_a13b", None),
     "unknown": (TOOL_LIST + TURNS, None, None),
 }
 
@@ -71,6 +75,17 @@ def test_settings_have_a_name_for_each_format(
     names = get_args(SchedulerConfig.model_fields[field].annotation)
 
     assert sorted(names) == sorted(["auto", "none", *(row.name for row in rows)])
+
+
+@pytest.mark.parametrize("row", [*TOOL_CALL_FORMATS, *REASONING_FORMATS], ids=lambda row: row.name)
+def test_docs_have_each_format(row: ToolCallFormat | ReasoningFormat) -> None:
+    text = (Path(__file__).parents[5] / "docs" / "openai.md").read_text("utf-8").replace("\\|", "|")
+    lines = [line for line in text.splitlines() if f"`{row.name}`" in line.split(" | ")[0]]
+    begin = (row.begin,) if isinstance(row, ReasoningFormat) else row.begin
+    is_mostly_bare = isinstance(row, ToolCallFormat) and row.may_be_bare
+
+    assert lines
+    assert is_mostly_bare or any(marker in line for line in lines for marker in begin)
 
 
 def requested() -> RequestedTools:

@@ -91,6 +91,64 @@ CALLS = [
         "I look.\n",
         [("get_weather", '{"city": "Rio <br>\\n", "days": 3}'), ("now", "{}")],
     ),
+    (
+        "hermes",
+        '<tool_call>\n{"name": "now"}\n{"name": "get_weather", "arguments": ' + PARIS + "}\n</tool_call>",
+        "",
+        [("now", "{}"), ("get_weather", PARIS)],
+    ),
+    ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]\n{"a": 1}', '\n{"a": 1}', [("now", "{}")]),
+    ("phi4_mini_json", 'Use functools: functools[{"name": "now"}]', "Use functools: ", [("now", "{}")]),
+    ("hunyuan_a13b", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', "", [("now", "{}")]),
+    ("llama3_json", '<|python_start|>{"name": "now"}<|python_end|>', "", [("now", "{}")]),
+    (
+        "deepseek_v3",
+        "Ok<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>\n"
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Ok",
+        [("now", "{}"), ("now", "{}")],
+    ),
+    ("deepseek_v31", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{} ```", " ```", [("now", "{}")]),
+    (
+        "glm45",
+        "<tool_call>\nget_weather<arg_key>city</arg_key>\n<arg_value>\n<a></arg_valu>\n</arg_value>"
+        "<arg_key>days</arg_key><arg_value> 3\n</arg_value>\n</tool_call><tool_call>now</tool_call>",
+        "",
+        [("get_weather", '{"city": "\\n<a></arg_valu>\\n", "days": 3}'), ("now", "{}")],
+    ),
+    (
+        "minimax_m2",
+        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">\n\n"Rio"\n<b\n</parameter>\n'
+        '</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+        "",
+        [("get_weather", '{"city": "\\n\\"Rio\\"\\n<b"}'), ("now", "{}")],
+    ),
+    (
+        "seed_oss",
+        "<seed:tool_call><function=get_weather><parameter=places>['a', \"b\"]</parameter>"
+        "<parameter=exact>True</parameter></function></seed:tool_call>",
+        "",
+        [("get_weather", '{"places": ["a", "b"], "exact": true}')],
+    ),
+    (
+        "pythonic",
+        "[get_weather(city='it\\'s, \"(1)\"', days = -3, places=[{'a': (1, 2)}, None], exact=true), now( )]",
+        "",
+        [
+            (
+                "get_weather",
+                '{"city": "it\'s, \\"(1)\\"", "days": -3, "places": [{"a": [1, 2]}, null], "exact": true}',
+            ),
+            ("now", "{}"),
+        ],
+    ),
+    ("pythonic", "Look: <|python_start|>[now()]<|python_end|>", "Look: ", [("now", "{}")]),
+    (
+        "olmo3",
+        '<function_calls>\nnow()\nget_weather(city="Paris")\n</function_calls>',
+        "",
+        [("now", "{}"), ("get_weather", PARIS)],
+    ),
 ]
 
 # format, text: no call is in it
@@ -125,6 +183,28 @@ NO_CALLS = [
     ("qwen3_coder", "<tool_call><function=get_weather><parameter=city>Paris</parameter>"),
     ("qwen3_coder", "<tool_call><function=get_weather>Paris</function></tool_call>"),
     ("qwen3_coder", "<tool_call><function=get_weather><parameter=the city>Paris</parameter></function></tool_call>"),
+    ("qwen3_coder", "<tool_call><function=get_weather><parameter=city>\nParis\n</para"),
+    ("qwen3_coder", f"<tool_call><function=get_weather><parameter={'a' * 300}>1</parameter></function></tool_call>"),
+    ("pythonic", f"[get_weather({'a' * 300}=1)]"),
+    ("mistral", f"[TOOL_CALLS]now[ARGS]{' ' * 600}{{}}"),
+    ("glm45", "<tool_call>rm</tool_call>"),
+    ("glm45", "<tool_call>now<arg_value>1</arg_value></tool_call>"),
+    ("minimax_m2", '<minimax:tool_call><invoke name="now"/></minimax:tool_call>'),
+    ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n{}"),
+    ("kimi_k2", "<|tool_call_begin|>functions.now<|tool_call_argument_begin|>{}"),
+    ("kimi_k2", f"<|tool_call_begin|>functions.now:{'1' * 65}<|tool_call_argument_begin|>{{}}"),
+    ("kimi_k2", "<|tool_call_begin|>functions.rm:0<|tool_call_argument_begin|>{}"),
+    ("pythonic", "now()"),
+    ("pythonic", "[1, now()]"),
+    ("pythonic", "[get_weather('Paris')]"),
+    ("pythonic", "[get_weather(city=Paris)]"),
+    ("pythonic", "[get_weather(city={'Paris'})]"),
+    ("pythonic", "[get_weather(city=b'Paris')]"),
+    ("pythonic", "[get_weather(city='\\ud800')]"),
+    ("pythonic", "[get_weather(days=1j)]"),
+    ("pythonic", f"[get_weather(places={'[' * 300}{']' * 300})]"),
+    ("pythonic", "[get_weather(city='Paris"),
+    ("olmo3", "<function_calls>\nrm()\n</function_calls>"),
 ]
 TEXTS = [(row[0], row[1]) for row in CALLS] + NO_CALLS
 
@@ -151,6 +231,19 @@ def test_what_is_no_call_is_content_to_the_last_character(call_format: str, text
         ("hermes", '<tool_call>{"name": "now", "arguments": {"a": oops}}', "oops}}", [("now", '{"a": ')]),
         ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1', "", [("now", '{"a": 1')]),
         ("mistral", "[TOOL_CALLS]now{'a': 1}[TOOL_CALLS]now{}", "'a': 1}", [("now", "{"), ("now", "{}")]),
+        (
+            "qwen3_coder",
+            "<tool_call><function=get_weather><parameter=city>Rio\n\n</par",
+            "\n</par",
+            [("get_weather", '{"city": "Rio\\n')],
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=get_weather><parameter=days>3</parameter><parameter=exact>tr",
+            "tr",
+            [("get_weather", '{"days": 3, "exact": ')],
+        ),
+        ("pythonic", "[get_weather(days=3, city=Rio)]", " city=Rio)]", [("get_weather", '{"days": 3')]),
         ("hermes", '<tool_call>{"name": "now", "arguments": {}, 7} x', ", 7} x", [("now", "{}")]),
         ("json", '[{"name": "now"} {"name": "now"}]', ' {"name": "now"}]', [("now", "{}")]),
     ],
@@ -184,7 +277,11 @@ def test_any_cut_gives_the_same_result(call_format: str, text: str, streams_argu
 FRAGMENTS = st.sampled_from(
     [
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "[CALL_ID]"),
-        *("<function=now>", "</function>", "<parameter=city>", "</parameter>"),
+        *("<function=now>", "</function>", "<parameter=city>", "<parameter=days>", "</parameter>"),
+        *("<arg_key>city</arg_key>", "<arg_value>", "</arg_value>", '<invoke name="now">', "</minimax:tool_call>"),
+        *("<minimax:tool_call>", "<seed:tool_call>", "<function_calls>", "<|tool_call|>", "functools", "<tool_calls>"),
+        *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "function<｜tool▁sep｜>now\n```json\n", "<｜tool▁sep｜>"),
+        *("<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>", "get_weather(city='", "'", "now()", ")"),
         *('{"name": "now", "arguments": {}}', '{"name":', '"now"', '"arguments": ', ODD, "now"),
         *("{", "}", "[", "]", ",", ";", "<", '"', "\\", "1", "null", "text", "🦊", "\n", " " * 40),
     ]
@@ -226,6 +323,26 @@ def test_arguments_and_content_do_not_wait() -> None:
     assert parser.finish() == []
 
 
+def test_a_string_between_tags_does_not_wait_for_its_end() -> None:
+    parser = ToolCallParser(format_named("qwen3_coder"), TOOLS, new_call_id=lambda: "id")
+
+    begun = parser.feed("<tool_call>\n<function=get_weather>\n<parameter=city>\nSão")
+    assert begun == [ToolCallBegin(0, "id", "get_weather"), ToolCallArguments(0, '{"city": "São')]
+    assert parser.feed(' "P"\n') == [ToolCallArguments(0, ' \\"P\\"')]
+    assert parser.feed("</para") == []
+    assert parser.feed("\n") == [ToolCallArguments(0, "\\n</para")]
+    assert parser.feed("</parameter>\n<parameter=days>\n1") == [ToolCallArguments(0, '", "days": ')]
+    assert parser.feed("2\n</parameter>\n</function>") == [ToolCallArguments(0, "12}")]
+
+
+def test_ids_that_the_model_writes_are_kept_unless_it_writes_one_twice() -> None:
+    call = "<|tool_call_begin|>functions.now:7<|tool_call_argument_begin|>{}<|tool_call_end|>"
+
+    parsed = parse("kimi_k2", [f"<|tool_calls_section_begin|>{call}{call}<|tool_calls_section_end|>"])
+
+    assert (parsed.ids, parsed.calls, parsed.content) == (["functions.now:7", "call0"], [("now", "{}")] * 2, "")
+
+
 @pytest.mark.parametrize(
     ("call_format", "text", "last"),
     [
@@ -257,32 +374,3 @@ def test_ids_are_those_that_the_family_s_template_takes_back() -> None:
     assert all(len(made) == 20 for made in ids.values())
     assert all(len(call_id) == 9 and call_id.isalnum() and call_id.isascii() for call_id in ids["mistral"])
     assert all(call_id.startswith("call_") for call_id in ids["hermes"])
-
-
-@pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [
-        ("city", "\n 12 \n", " 12 "),
-        ("days", "\n12\n", 12),
-        ("days", "12.5", "12.5"),
-        ("days", "true", "true"),
-        ("share", "1", 1),
-        ("share", "null", None),
-        ("share", "NaN", "NaN"),
-        ("exact", "True", True),
-        ("exact", "0", "0"),
-        ("places", '["a"]', ["a"]),
-        ("places", "[a", "[a"),
-        ("places", "12", "12"),
-        ("unknown", "12", "12"),
-        ("city", "True", "True"),
-        ("city", "a <", "a <"),
-        ("city", '"<a> </param" \\n', '"<a> </param" \\n'),
-    ],
-)
-def test_schema_says_which_arguments_of_xml_are_strings(key: str, text: str, value: object) -> None:
-    call = f"<tool_call><function=get_weather><parameter={key}>{text}</parameter></function></tool_call>"
-
-    ((_, arguments),) = parse("qwen3_coder", [call]).calls
-
-    assert json.loads(arguments) == {key: value}

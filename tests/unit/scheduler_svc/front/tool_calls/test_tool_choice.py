@@ -1,6 +1,8 @@
 from typing import Any
 
+import openai
 import pytest
+from pydantic import BaseModel
 
 from scheduler_svc.front.tool_calls.tool_choice import MAX_TOOLS, check_tools
 from shared.errors import InvalidFieldError
@@ -8,6 +10,12 @@ from shared.errors import InvalidFieldError
 
 def tool(name: Any = "now", **function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **function}}
+
+
+class Now(BaseModel):
+    """The time."""
+
+    zone: str
 
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -44,6 +52,7 @@ NAMED = {"type": "function", "function": {"name": "now"}}
         (None, NAMED, "tool_choice", "without tools"),
         ([], None, "tools", "0 tools long"),
         ([tool(f"f{n}") for n in range(MAX_TOOLS + 1)], None, "tools", "129 tools long"),
+        ([openai.pydantic_function_tool(Now)], None, "tools[0].function.strict", r'\["strict"\] = False behind it'),
         (["now"], None, "tools[0]", "an object"),
         (
             [tool(), {"type": "custom", "custom": {"name": "x"}}],
