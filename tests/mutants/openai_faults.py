@@ -68,7 +68,7 @@ FAULTS = (
     ),
     Fault(
         "a field that asks for nothing is refused",
-        f"{PACKAGE}/fields.py",
+        f"{PACKAGE}/field_reader.py",
         "if value is None or any(",
         "if value is None or all(",
         ANSWERS,

@@ -10,7 +10,8 @@ from executor_svc.fake.tokenizer import EOS_TOKEN_ID
 from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_pb2
 from scheduler_svc.front.api.request_limits import RequestLimits
-from scheduler_svc.front.openai.fields import NO_EFFECT, REFUSED, ChatFields, CompletionFields, RequestFields
+from scheduler_svc.front.openai.fields import ChatFields, CompletionFields, RequestFields
+from scheduler_svc.front.openai.other_fields import NO_EFFECT, REFUSED
 from scheduler_svc.front.openai.requests import asked_completion
 from tests.contract.openai.answered_rows import CHATS, COMPLETIONS, SHORT, Rows, first
 from tests.contract.openai.api import HELLO, Api, Json, running_api
