@@ -5,6 +5,7 @@ others: a field that has no effect here asks for nothing that could change an an
 with a value that asks for nothing. docs/reference/openai-fields.md is made from both. All else is unknown.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -240,6 +241,9 @@ REFUSED: Mapping[str, FieldRule] = {
     "lora_path": FieldRule((), "adapters are not supported; merge them into the model"),
 }
 
+# All but ASCII that prints, and the comma, which is between names.
+_NOT_IN_HEADERS = re.compile(r"[^\x20-\x2b\x2d-\x7e]")
+
 _REPR = Repr()
 _REPR.maxstring = _REPR.maxother = 100
 
@@ -332,5 +336,5 @@ def _shown(value: object) -> str:
 
 
 def _header_name(name: str) -> str:
-    """Return a name as a header can hold it."""
-    return name.encode("ascii", "backslashreplace").decode()[:64].replace("\r", "").replace("\n", "")
+    """Return a name as a header can hold it, in a list."""
+    return _NOT_IN_HEADERS.sub("?", name[:64])

@@ -1,15 +1,16 @@
-"""Clients that leave, do not read, or speak no HTTP; and those that speak it as the official client does."""
+"""Clients that leave or do not read; and the official one. What is no proper request: test_hostile_http.py."""
 
 import asyncio
 import json
 import socket
-from contextlib import suppress
+from dataclasses import replace
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from executor_svc.fake.worker import FakeWorker
+from scheduler_svc.front.openai import server
 from tests.contract.openai.api import PATIENCE_S, Api, running_api
 from tests.support.stack import until
 
@@ -31,19 +32,6 @@ def request_bytes(path: str, body: dict[str, object], *headers: str) -> bytes:
 
 STREAM = request_bytes("/v1/completions", {"prompt": "a", "max_tokens": ENDLESS, "stream": True, "ignore_eos": True})
 WHOLE = request_bytes("/v1/completions", {"prompt": "a", "max_tokens": ENDLESS, "ignore_eos": True})
-
-
-async def exchange(api: Api, *pieces: bytes) -> bytes:
-    """Send bytes as they are; return all that comes until the connection is closed or broken."""
-    reader, writer = await asyncio.open_connection(*api.address)
-    answer = b""
-    with suppress(ConnectionResetError):
-        async with asyncio.timeout(PATIENCE_S):
-            writer.writelines(pieces)
-            while piece := await reader.read(2**16):
-                answer += piece
-    writer.close()
-    return answer
 
 
 @pytest.mark.parametrize("sent", [STREAM, WHOLE], ids=["stream", "whole"])
@@ -82,42 +70,26 @@ async def test_who_does_not_read_holds_up_nobody_and_little_is_kept_for_them(mon
         assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
+async def test_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "TIMES", replace(server.TIMES, stall_s=0.5))
+    async with running_api(FakeWorker(step_ms=1)) as api:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+            client.connect(api.address)
+            client.sendall(STREAM)
+            await until(lambda: api.stack.engine.ended)
+            [ended] = api.stack.engine.ended.values()
+            assert ended.error_message == "the client ended the call, or its connection broke"
+            with pytest.raises(ConnectionResetError):
+                await asyncio.to_thread(read_stream, client)
+
+
 def read_stream(client: socket.socket) -> bytes:
     answer = b""
     with client:
         while not answer.endswith(b"0\r\n\r\n"):
             answer += client.recv(2**16)
     return answer
-
-
-NO_REQUESTS = {
-    "long header": b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 2**20 + b"\r\n\r\n",
-    "many headers": b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 50_000 + b"\r\n",
-    "long path": b"GET /" + b"x" * 2**20 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "no version": b"GET /health\r\n\r\n",
-    "bad length": b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: many\r\n\r\n",
-    "two lengths": b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
-    "no Host": b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n",
-}
-
-
-@pytest.mark.parametrize("sent", NO_REQUESTS.values(), ids=NO_REQUESTS)
-async def test_what_is_no_request_is_answered_with_a_sentence(api: Api, sent: bytes) -> None:
-    head, _, content = (await exchange(api, sent)).partition(b"\r\n\r\n")
-    assert b" 400 " in head.splitlines()[0]
-    assert json.loads(content)["error"]["type"] == "invalid_request_error"
-
-
-@pytest.mark.parametrize("sent", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x00\x00", b"\x00\x01\x02"])
-async def test_what_is_no_http_is_closed(api: Api, sent: bytes) -> None:
-    assert await exchange(api, sent) == b""
-
-
-async def test_requests_may_be_sent_one_behind_the_other(api: Api) -> None:
-    one = request_bytes("/v1/completions", {"prompt": "a", "max_tokens": 1})
-    last = request_bytes("/v1/completions", {"prompt": "a", "max_tokens": 1}, "Connection: close")
-    answers = await exchange(api, one * 3, last)
-    assert answers.count(b"HTTP/1.1 200 OK") == 4
 
 
 async def test_an_error_in_the_middle_of_a_stream_is_an_event() -> None:
