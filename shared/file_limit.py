@@ -3,7 +3,7 @@
 import resource
 from contextlib import suppress
 
-# More connections than a service could serve. Where there is no limit at all, some programs would go through all numbers.
+# More connections than a service could serve. Without any limit some programs would go through all numbers.
 _MOST_FILES = 2**16
 
 

@@ -1,12 +1,17 @@
 """Clients that leave or do not read; and the official one. What is no proper request: test_hostile_http.py."""
 
 import asyncio
+import fcntl
 import json
 import socket
+import sys
+import termios
 from dataclasses import replace
+from typing import cast
 
 import openai
 import pytest
+from aiohttp.web_protocol import RequestHandler
 from openai.types.chat import ChatCompletionMessageParam
 
 from executor_svc.fake.worker import FakeWorker
@@ -15,6 +20,9 @@ from tests.contract.openai.api import PATIENCE_S, Api, running_api
 from tests.support.stack import until
 
 ENDLESS = 8000
+
+# Of an answer of 1 MB that a client does not take, in the process and in the kernel each.
+MAX_KEPT_BYTES = 48 * 2**10
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
 
@@ -52,6 +60,14 @@ async def test_a_client_that_leaves_ends_its_request(sent: bytes, is_half: bool)
 
 
 async def test_who_does_not_read_holds_up_nobody_and_little_is_kept_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    transports: list[asyncio.Transport] = []
+    made = RequestHandler.connection_made
+
+    def connection_made(handler: RequestHandler, transport: asyncio.BaseTransport) -> None:
+        transports.append(cast("asyncio.Transport", transport))
+        made(handler, transport)
+
+    monkeypatch.setattr(RequestHandler, "connection_made", connection_made)
     async with running_api(FakeWorker(max_model_len=4096, num_device_blocks=4096)) as api:
         slow = []
         for number in range(4):
@@ -62,6 +78,9 @@ async def test_who_does_not_read_holds_up_nobody_and_little_is_kept_for_them(mon
             client.sendall(request_bytes("/v1/completions", fields))
             slow.append(client)
         await until(lambda: len(api.stack.engine.ended) == 4)
+        for transport in transports:
+            assert transport.get_write_buffer_size() < MAX_KEPT_BYTES
+            assert unsent_bytes(transport.get_extra_info("socket")) < MAX_KEPT_BYTES
         for client in slow:
             client.settimeout(PATIENCE_S)
         answers = await asyncio.gather(*(asyncio.to_thread(read_stream, client) for client in slow))
@@ -82,6 +101,12 @@ async def test_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
             assert ended.error_message == "the client ended the call, or its connection broke"
             with pytest.raises(ConnectionResetError):
                 await asyncio.to_thread(read_stream, client)
+
+
+def unsent_bytes(connection: socket.socket) -> int:
+    """Return what the kernel keeps for the peer (tcp(7), SIOCOUTQ)."""
+    answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(answer, sys.byteorder)
 
 
 def read_stream(client: socket.socket) -> bytes:
