@@ -149,12 +149,6 @@ HEADS: Mapping[str, Row] = {
     "HTTP/2.0": (get("/health", version="HTTP/2.0"), 505),
     **{f"{version}": (get("/health", version=version), 400) for version in ("HTTP/1.2", "HTTP/9.9", "HTCPCP/1.0", "x")},
     "HTTP/1.0": (get("/health", version="HTTP/1.0"), 200),
-    "a stream to HTTP/1.0": (
-        post(COMPLETIONS, fields(stream=True))
-        .replace(b"HTTP/1.1", b"HTTP/1.0")
-        .replace(b"Connection: close", b"Connection: keep-alive"),
-        200,
-    ),
     "websocket": (get("/health", "Upgrade: websocket").replace(b"close", b"close, Upgrade") + b"\x82" * 100, 200),
     "h2c": (get("/health", "Upgrade: h2c", "HTTP2-Settings: AAA").replace(b"close", b"close, Upgrade"), 200),
     "another expectation": (post(COMPLETIONS, GOOD, "Expect: a miracle"), 417),
