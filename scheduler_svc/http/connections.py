@@ -155,6 +155,16 @@ class _Handler(RequestHandler):
         super().__init__(server, **options)
         self._refuse = server.refuse
 
+    def data_received(self, data: bytes) -> None:
+        """Take bytes in.
+
+        The error of what is no request is in a local variable of a frame of its traceback, with the bytes: only the
+        garbage collector would free them, which may come minutes later.
+        """
+        super().data_received(data)
+        if self._messages and (error := getattr(self._messages[-1][0], "exc", None)) is not None:
+            error.__traceback__ = None
+
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:

@@ -180,4 +180,18 @@ FAULTS = (
         "pass",
         (f"{CONNECTIONS[0]}::test_who_takes_nothing_is_cut_off",),
     ),
+    Fault(
+        "the bytes of what is no request are kept",
+        "scheduler_svc/http/connections.py",
+        "            error.__traceback__ = None\n",
+        "            pass\n",
+        HOSTILE,
+    ),
+    Fault(
+        "the body of a refused request is kept",
+        f"{PACKAGE}/routes.py",
+        "            refusal.__traceback__ = None\n",
+        "",
+        HOSTILE,
+    ),
 )

@@ -121,6 +121,8 @@ class Routes:
             refusal = api_error(error)
             status = refusal.status
             response = refuse(refusal, call.headers)
+            # It may be the error itself, whose traceback has this frame and others with the body: a cycle of megabytes.
+            refusal.__traceback__ = None
         finally:
             self._num_answers[path, str(status)] += 1
             self._handling.setdefault((path,), Histogram(_HANDLING_BOUNDS)).observe(time.monotonic() - began_s)

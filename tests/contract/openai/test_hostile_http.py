@@ -1,9 +1,11 @@
 """Whatever comes in: a sentence in OpenAI's shape or a closed connection, and nobody else notices."""
 
 import asyncio
+import gc
 import json
 import logging
 import re
+import tracemalloc
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
@@ -13,7 +15,7 @@ from executor_svc.fake.worker import FakeWorker
 from scheduler_svc.front.openai import body, server
 from scheduler_svc.http.connections import ConnectionTimes
 from tests.contract.openai.api import PATIENCE_S, Api, running_api
-from tests.contract.openai.hostile_rows import CLOSED, COMPLETIONS, GOOD, ROWS, Row, fields, get, post
+from tests.contract.openai.hostile_rows import CLOSED, COMPLETIONS, GOOD, LARGE, ROWS, Row, fields, get, post
 from tests.support.stack import until
 
 QUICK = ConnectionTimes(first_request_s=0.3, idle_s=0.3, linger_s=0.05, stall_s=0.5)
@@ -87,6 +89,22 @@ async def test_no_bytes_disturb_the_port(monkeypatch: pytest.MonkeyPatch, caplog
         await until(lambda: len(api.stack.engine.requests) == 1)
         assert bodies._num_bytes_left == num_bytes_left
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info] == []
+
+
+@pytest.mark.parametrize("sent", [LARGE["a header of 1 MiB"][0], post(COMPLETIONS, b"{" + b" " * 2**20)])
+async def test_what_was_refused_is_freed_without_the_garbage_collector(api: Api, sent: bytes) -> None:
+    await exchange(api.address, sent)
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(5):
+            assert b" 400 " in await exchange(api.address, sent)
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert num_bytes < 2**19
 
 
 async def test_a_body_is_asked_for_where_its_sender_waits(api: Api) -> None:
