@@ -9,6 +9,7 @@ from scheduler_svc.service import SchedulerService
 from shared.config import load_config_or_exit
 from shared.errors import OctavoServiceError
 from shared.events import configure_logging
+from shared.file_limit import raise_file_limit
 from shared.garbage_collection import IdleCollection, settle
 from shared.grpc_server import announce_listening, announce_serving
 from shared.stop_request import StopRequest
@@ -21,6 +22,7 @@ def main() -> int:
     """Serve until SIGTERM; return the exit code."""
     config = load_config_or_exit(SchedulerConfig, sys.argv[1:], os.environ)
     configure_logging(config.log_level, config.log_format)
+    raise_file_limit()
     try:
         asyncio.run(serve(config))
     except OctavoServiceError as error:

@@ -3,13 +3,17 @@
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from shared.service_config import ADDRESS_PATTERN, ServiceConfig
 
 ExecutorTarget = Annotated[str, Field(pattern=ADDRESS_PATTERN)]
 ClientName = Annotated[str, Field(min_length=1)]
 TenantWeight = Annotated[str, Field(pattern=r"^[^=]{1,256}=(0\.\d*[1-9]\d*|[1-9]\d{0,8}(\.\d{1,9})?)$")]
+
+
+# In place of an address: the port is not opened.
+OFF = "off"
 
 
 class SchedulerConfig(ServiceConfig):
@@ -209,7 +213,7 @@ class SchedulerConfig(ServiceConfig):
         None,
         pattern=ADDRESS_PATTERN,
         description="Address for OpenAI's API over HTTP, host:port, with TLS and tokens as at --listen. Port 0 takes a "
-        "free one. By default it is not served.",
+        "free one. By default, and with the word off, it is not served.",
     )
     openai_unknown_fields: Literal["refuse", "ignore"] = Field(
         "refuse",
@@ -255,6 +259,12 @@ class SchedulerConfig(ServiceConfig):
         description="How the model marks its reasoning, for OpenAI's API. auto: as its chat template shows. none: "
         "reasoning is part of the answer. The others are families of models.",
     )
+
+    @field_validator("openai_listen", mode="before")
+    @classmethod
+    def _serve_nothing_if_off(cls, value: object) -> object:
+        """A file may have set an address: the word takes it back, in a flag or a variable."""
+        return None if value == OFF else value
 
     @model_validator(mode="after")
     def _check_identities(self) -> Self:

@@ -1,4 +1,4 @@
-"""A target that speaks OpenAI's API: Octavo behind its gateway, vLLM, SGLang, TGI, llama.cpp."""
+"""A target that speaks OpenAI's API: Octavo, vLLM, SGLang, TGI, llama.cpp."""
 
 import asyncio
 import contextlib

@@ -45,6 +45,16 @@ def check_listen(ctx: click.Context, param: click.Parameter, address: str | None
     return address
 
 
+def check_listen_or_off(ctx: click.Context, param: click.Parameter, address: str | None) -> str | None:
+    """Refuse what is neither an address to listen on nor the word off."""
+    if address == "off":
+        return address
+    try:
+        return check_listen(ctx, param, address)
+    except click.BadParameter as error:
+        raise click.BadParameter(f"{error.message}, or the word off") from error
+
+
 address_option = click.option(
     "--address",
     callback=check_address,

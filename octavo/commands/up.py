@@ -12,7 +12,7 @@ from rich.console import Console
 
 from octavo.address import exposure_warning
 from octavo.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Client
-from octavo.commands.options import check_listen
+from octavo.commands.options import check_listen, check_listen_or_off
 from octavo.commands.service_options import ServiceCommand, service_options
 from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
@@ -56,10 +56,10 @@ _SHORT_TOKENS = 256
 )
 @click.option(
     "--openai-listen",
-    callback=check_listen,
-    metavar="HOST:PORT",
-    help=f"Address of OpenAI's API. Port 0 takes a free one.  [default: {DEFAULT_OPENAI_ADDRESS}, or none if that is "
-    "taken; a free port if --listen has port 0]",
+    callback=check_listen_or_off,
+    metavar="HOST:PORT|off",
+    help=f"Address of OpenAI's API. Port 0 takes a free one; off: it is not served.  [default: "
+    f"{DEFAULT_OPENAI_ADDRESS}, or off if that is taken; a free port if --listen has port 0]",
 )
 @service_options
 def up(

@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from aiohttp.http_exceptions import InvalidURLError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from scheduler_svc.http.http_tls import HttpTls
@@ -16,6 +17,10 @@ from shared.events import Event
 
 _HANDSHAKE_TIMEOUT_S = 10.0
 _TLS_GOODBYE_TIMEOUT_S = 1.0
+
+# What a client has not taken is kept, in this process and in the kernel, up to about so much each: thousands of clients
+# may read nothing.
+_UNSENT_BYTES = 16 * 2**10
 
 # Of requests that run when the port is closed, in seconds, at least.
 _MIN_GRACE_S = 1.0
@@ -85,7 +90,7 @@ class HttpConnections:
         """
         loop = asyncio.get_running_loop()
         context = self._tls.context() if over_tls and self._tls is not None else None
-        _limit_stall(connection, self._times.stall_s)
+        _limit_unsent(connection, self._times.stall_s)
         try:
             transport, _ = await loop.connect_accepted_socket(
                 self._server,
@@ -97,6 +102,7 @@ class HttpConnections:
         except OSError as error:
             _logger.info(Event("http_handshake_failed", peer=peer, cause=str(error)))
         else:
+            transport.set_write_buffer_limits(high=_UNSENT_BYTES)
             timer = loop.call_later(self._times.first_request_s, self._close_silent, transport)
             self._silent[transport] = timer
 
@@ -149,6 +155,16 @@ class _Handler(RequestHandler):
         super().__init__(server, **options)
         self._refuse = server.refuse
 
+    def data_received(self, data: bytes) -> None:
+        """Take bytes in.
+
+        The error of what is no request is in a local variable of a frame of its traceback, with the bytes: only the
+        garbage collector would free them, which may come minutes later.
+        """
+        super().data_received(data)
+        if self._messages and (error := getattr(self._messages[-1][0], "exc", None)) is not None:
+            error.__traceback__ = None
+
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
@@ -157,14 +173,28 @@ class _Handler(RequestHandler):
             return super().handle_error(request, status, exc, message)
         if not isinstance(exc, HttpProcessingError):
             self.log_exception("a request failed", exc_info=exc)
-        response = self._refuse(status, next(iter((message or "").splitlines()), ""))
+        response = self._refuse(status, _what_is_wrong(exc, message or ""))
         response.force_close()
         return response
 
 
-def _limit_stall(connection: socket.socket, stall_s: float) -> None:
-    """Let the kernel break a connection whose peer does not read (tcp(7)): aiohttp would wait for it for ever."""
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux
+def _what_is_wrong(error: BaseException | None, message: str) -> str:
+    """Return what is wrong with a request, without what its sender wrote."""
+    if isinstance(error, LineTooLong):
+        return f"a line of its head is longer than {error.args[1]} bytes"
+    if isinstance(error, InvalidURLError):
+        return "its path is no path of a URL"
+    return next(iter(message.splitlines()), "").rstrip(": ")
+
+
+def _limit_unsent(connection: socket.socket, stall_s: float) -> None:
+    """Let the kernel keep little for a peer that does not read, and break the connection in the end (tcp(7)).
+
+    aiohttp would wait for it for ever.
+    """
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # of Linux, as the other one
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(stall_s * 1000))
 
 

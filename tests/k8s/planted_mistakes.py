@@ -64,6 +64,8 @@ MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
     ("services", "cpu-demo", "Service/octavo-executor", "spec.ports.0.port", 80, "headless, so its port must be 50061"),
     ("services", "cpu-demo", "Service/octavo-scheduler", "spec.clusterIP", REMOVED, "is not balanced"),
     ("services", "cpu-demo", "Service/octavo-scheduler", "spec.ports.0.appProtocol", REMOVED, "not kubernetes.io/h2c"),
+    ("services", "cpu-demo", "Service/octavo-openai", "spec.ports.0.appProtocol", REMOVED, "not http"),
+    ("services", "cpu-demo", "Service/octavo-openai", TARGET_PORT, "http", "has no port http"),
     ("services", "production", "PodMonitor/octavo-executor", "spec.podMetricsEndpoints.0.port", "http", "no port http"),
     ("references", "production", SCHEDULER, f"{POD}.volumes.config.configMap.name", "octavo", "no ConfigMap octavo"),
     (

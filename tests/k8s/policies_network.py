@@ -37,7 +37,7 @@ _PEERS = {
     INTERNET: {"ipBlock": {"cidr": "0.0.0.0/0"}},
 }
 
-_CLIENT_PATHS = {(CLIENTS, "scheduler", "50051"), (CLIENT_NAMESPACES, "scheduler", "50051")}
+_CLIENT_PATHS = {(client, "scheduler", port) for client in (CLIENTS, CLIENT_NAMESPACES) for port in ("50051", "8080")}
 _INGRESS: dict[str, set[Path]] = {
     "scheduler": {*_CLIENT_PATHS, (ANY, "scheduler", "50053")},
     "executor": {("scheduler", "executor", "50061"), (ANY, "executor", "50063")},

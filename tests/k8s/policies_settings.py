@@ -14,7 +14,12 @@ from tests.k8s.manifests import Manifests, Object, PodTemplate, environment
 SERVICES: dict[str, type[ServiceConfig]] = {"scheduler": SchedulerConfig, "executor": ExecutorConfig}
 
 # The setting that says where, and the name of the container port.
-PORTS = {"listen": "grpc", "health_listen": "grpc-health", "metrics_listen": "metrics"}
+PORTS = {
+    "listen": "grpc",
+    "health_listen": "grpc-health",
+    "metrics_listen": "metrics",
+    "openai_listen": "openai",  # of the scheduler
+}
 FILES = (
     "tls_cert",
     "tls_key",
@@ -94,6 +99,8 @@ def _port_mistakes(pod: PodTemplate, config: ServiceConfig) -> list[str]:
     for setting, port_name in PORTS.items():
         address = getattr(config, setting, None)
         number = pod.port(port_name)
+        if address is None and number is None:
+            continue
         if pod.leader and str(address) != f"0.0.0.0:{number}":
             mistakes.append(f"{setting} is {address}, and port {port_name} is {number}")
     admin = getattr(config, "admin_listen", "127.0.0.1:0")

@@ -63,10 +63,16 @@ def _selector(item: Object) -> Object | None:
     return None
 
 
+# What the ports of services without certificates speak.
+_PLAINTEXT = {"grpc": "kubernetes.io/h2c", "openai": "http"}
+
+
 def check_services(manifests: Manifests) -> list[str]:
     """Ports lead to named ports of every selected container; gRPC is headless and says what it speaks."""
     findings = []
     for item in manifests.of_kind("Service"):
+        labels = item["spec"]["selector"]
+        pod_name = f"{labels['app.kubernetes.io/instance']}-{labels['app.kubernetes.io/component']}"
         for port in item["spec"]["ports"]:
             for pod in manifests.selected({"matchLabels": item["spec"]["selector"]}):
                 number = pod.port(str(port.get("targetPort")))
@@ -74,13 +80,12 @@ def check_services(manifests: Manifests) -> list[str]:
                     findings.append(f"{title(item)}: {pod.owner} has no port {port.get('targetPort')}")
                 elif port["name"] == "grpc" and number != port["port"]:
                     findings.append(f"{title(item)}: headless, so its port must be {number}, not {port['port']}")
-            if port["name"] == "grpc":
-                if item["spec"].get("clusterIP") != "None":
-                    findings.append(f"{title(item)}: gRPC behind one address is not balanced")
-                encrypted = manifests.find("Certificate", f"{item['metadata']['name']}-tls") is not None
-                expected = None if encrypted else "kubernetes.io/h2c"
-                if port.get("appProtocol") != expected:
-                    findings.append(f"{title(item)}: appProtocol is {port.get('appProtocol')}, not {expected}")
+            if port["name"] == "grpc" and item["spec"].get("clusterIP") != "None":
+                findings.append(f"{title(item)}: gRPC behind one address is not balanced")
+            encrypted = manifests.find("Certificate", f"{pod_name}-tls") is not None
+            expected = None if encrypted else _PLAINTEXT.get(port["name"])
+            if port["name"] in _PLAINTEXT and port.get("appProtocol") != expected:
+                findings.append(f"{title(item)}: appProtocol is {port.get('appProtocol')}, not {expected}")
     for item in manifests.of_kind("PodMonitor"):
         for pod in manifests.selected(item["spec"]["selector"]):
             findings += [

@@ -8,6 +8,8 @@ REFUSALS = ("tests/contract/openai/test_refusals.py",)
 CONNECTIONS = ("tests/contract/openai/test_connections.py",)
 
 TLS = ("tests/tls/test_openai.py",)
+HOSTILE = ("tests/contract/openai/test_hostile_http.py",)
+SLOW_READERS = (f"{CONNECTIONS[0]}::test_who_does_not_read_holds_up_nobody_and_little_is_kept_for_them",)
 
 FAULTS = (
     Fault(
@@ -163,5 +165,89 @@ FAULTS = (
         "            raise\n        set_identity(identity)\n",
         "            raise\n",
         TLS,
+    ),
+    Fault(
+        "who waits for 100 Continue waits for ever",
+        f"{PACKAGE}/body.py",
+        "    if expected is None or",
+        "    if True or expected is None or",
+        HOSTILE,
+    ),
+    Fault(
+        "a stream to HTTP/1.0 has no end",
+        f"{PACKAGE}/sse.py",
+        "if request.version < HttpVersion11:",
+        "if False:",
+        HOSTILE,
+    ),
+    Fault(
+        "a request of HTTP/2.0 on a line is answered",
+        f"{PACKAGE}/routes.py",
+        "if request.version not in (HttpVersion10, HttpVersion11):",
+        "if False:",
+        HOSTILE,
+    ),
+    Fault(
+        "a compressed body may be hidden behind another coding",
+        f"{PACKAGE}/body.py",
+        'request.headers.getall("Transfer-Encoding", ())',
+        "()",
+        HOSTILE,
+    ),
+    Fault(
+        "an error repeats a long line",
+        "scheduler_svc/http/connections.py",
+        "if isinstance(error, LineTooLong):",
+        "if False:",
+        HOSTILE,
+    ),
+    Fault(
+        "names of ignored fields break the header",
+        f"{PACKAGE}/field_reader.py",
+        '_NOT_IN_HEADERS.sub("?", name[:64])',
+        "name[:64]",
+        REFUSALS,
+    ),
+    Fault(
+        "much is kept for who does not read",
+        "scheduler_svc/http/connections.py",
+        "            transport.set_write_buffer_limits(high=_UNSENT_BYTES)\n",
+        "",
+        SLOW_READERS,
+    ),
+    Fault(
+        "a stream is written ahead of its reader",
+        f"{PACKAGE}/sse.py",
+        "        await self._writer.drain()\n",
+        "",
+        SLOW_READERS,
+    ),
+    Fault(
+        "the kernel keeps much for who does not read",
+        "scheduler_svc/http/connections.py",
+        "connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)",
+        "pass",
+        SLOW_READERS,
+    ),
+    Fault(
+        "who takes nothing is waited for",
+        "scheduler_svc/http/connections.py",
+        "connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(stall_s * 1000))",
+        "pass",
+        (f"{CONNECTIONS[0]}::test_who_takes_nothing_is_cut_off",),
+    ),
+    Fault(
+        "the bytes of what is no request are kept",
+        "scheduler_svc/http/connections.py",
+        "            error.__traceback__ = None\n",
+        "            pass\n",
+        HOSTILE,
+    ),
+    Fault(
+        "the body of a refused request is kept",
+        f"{PACKAGE}/routes.py",
+        "            refusal.__traceback__ = None\n",
+        "",
+        HOSTILE,
     ),
 )

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
-from scheduler_svc.front.openai.errors import ApiError
+from scheduler_svc.front.openai.errors import CLOSE, ApiError
 from scheduler_svc.front.text.json_text import MalformedJsonError, load_json
 
 # How long a body may take, in seconds.
@@ -18,8 +18,6 @@ SMALL_BODY_BYTES = 16 * 2**10
 
 # So many of the longest bodies may be read at once, together with all shorter ones.
 MAX_BODIES = 32
-
-_CLOSE = {"Connection": "close"}
 
 _T = TypeVar("_T")
 
@@ -44,6 +42,7 @@ class Bodies:
         _check_headers(request)
         if request.content_length is not None and request.content_length > self._max_bytes:
             raise self._too_long()
+        await _ask_for(request)
         body = bytearray()
         try:
             await self._fill(body, request)
@@ -69,20 +68,20 @@ class Bodies:
                             f"more than {MAX_BODIES} of the longest bodies are being read; retry in 1 s",
                             "rate_limit_error",
                             code="rate_limit_exceeded",
-                            headers={"Retry-After": "1", **_CLOSE},
+                            headers={"Retry-After": "1", **CLOSE},
                         )
         except TimeoutError:
             raise ApiError(
                 HTTPStatus.REQUEST_TIMEOUT,
                 f"the body did not come in {BODY_TIMEOUT_S:g} s; send it at once",
-                headers={"x-should-retry": "false", **_CLOSE},
+                headers={"x-should-retry": "false", **CLOSE},
             ) from None
 
     def _too_long(self) -> ApiError:
         return ApiError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"the body is longer than {self._max_bytes} bytes, the limit of --max-request-bytes; send a shorter one",
-            headers=_CLOSE,
+            headers=CLOSE,
         )
 
 
@@ -103,7 +102,25 @@ def _check_headers(request: web.BaseRequest) -> None:
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "the body must be JSON; send it with the header Content-Type: application/json",
         )
-    if request.headers.get("Content-Encoding", "identity") != "identity":
+    codings = (*request.headers.getall("Content-Encoding", ()), *request.headers.getall("Transfer-Encoding", ()))
+    if any(coding.lower() not in ("identity", "chunked") for coding in codings):
         raise ApiError(
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not accepted; leave out Content-Encoding"
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "compressed bodies are not accepted; leave out Content-Encoding, and any Transfer-Encoding but chunked",
         )
+
+
+async def _ask_for(request: web.BaseRequest) -> None:
+    """Send 100 Continue to a client that waits for it with its body (RFC 9110, section 10.1.1).
+
+    Raises: ApiError: it waits for something else.
+    """
+    expected = request.headers.get("Expect")
+    if expected is None or request.version < HttpVersion11:
+        return
+    if expected.lower() != "100-continue":
+        raise ApiError(
+            HTTPStatus.EXPECTATION_FAILED, "the header Expect must be 100-continue, or left out", headers=CLOSE
+        )
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the answer has not begun

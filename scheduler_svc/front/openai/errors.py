@@ -26,6 +26,9 @@ _SERVER = "server_error"
 # Clients of OpenAI send a request again by themselves after 408, 409, 429 and 5xx, unless this header says no.
 _NO_RETRY = MappingProxyType({"x-should-retry": "false"})
 
+# Of an answer behind which no request can be read.
+CLOSE = MappingProxyType({"Connection": "close"})
+
 _RETRY_AFTER_S = 1.0
 
 _STATUSES = {

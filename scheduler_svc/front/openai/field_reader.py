@@ -16,6 +16,9 @@ _Fields = TypeVar("_Fields", bound=RequestFields)
 
 IGNORED_HEADER = "x-octavo-ignored-fields"
 
+# All but ASCII that prints, and the comma, which is between names.
+_NOT_IN_HEADERS = re.compile(r"[^\x20-\x2b\x2d-\x7e]")
+
 _REPR = Repr()
 _REPR.maxstring = _REPR.maxother = 100
 
@@ -115,5 +118,5 @@ def _shown(value: object) -> str:
 
 
 def _header_name(name: str) -> str:
-    """Return a name as a header can hold it."""
-    return name.encode("ascii", "backslashreplace").decode()[:64].replace("\r", "").replace("\n", "")
+    """Return a name as a header can hold it, in a list."""
+    return _NOT_IN_HEADERS.sub("?", name[:64])

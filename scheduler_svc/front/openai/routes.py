@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from http import HTTPStatus
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
 from scheduler_svc.front.access.access_control import AccessControl
 from scheduler_svc.front.access.identity import ANYBODY, set_identity
 from scheduler_svc.front.openai.body import Bodies
 from scheduler_svc.front.openai.call import Call
-from scheduler_svc.front.openai.errors import ApiError, api_error
+from scheduler_svc.front.openai.errors import CLOSE, ApiError, api_error
 from scheduler_svc.http.http_tls import certificate_names
 from scheduler_svc.http.origin_checks import is_cross_site, is_local_host
 from shared.errors import OctavoServiceError, PermissionDeniedError
@@ -121,6 +121,8 @@ class Routes:
             refusal = api_error(error)
             status = refusal.status
             response = refuse(refusal, call.headers)
+            # It may be the error itself, whose traceback has this frame and others with the body: a cycle of megabytes.
+            refusal.__traceback__ = None
         finally:
             self._num_answers[path, str(status)] += 1
             self._handling.setdefault((path,), Histogram(_HANDLING_BOUNDS)).observe(time.monotonic() - began_s)
@@ -134,6 +136,8 @@ class Routes:
 
     async def _answer(self, call: Call, path: str) -> web.StreamResponse:
         request = call.request
+        if request.version not in (HttpVersion10, HttpVersion11):
+            raise ApiError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "this port speaks HTTP/1.1", headers=CLOSE)
         self._check_origin(request)
         route = self._routes.get(path)
         if route is None:

@@ -19,7 +19,7 @@ from shared.metric import Family
 FLAG = "--openai-listen"
 
 # Clients and proxies keep connections for the next request; nginx does so for 60 s.
-_TIMES = ConnectionTimes(first_request_s=15.0, idle_s=75.0, linger_s=2.0, stall_s=60.0)
+TIMES = ConnectionTimes(first_request_s=15.0, idle_s=75.0, linger_s=2.0, stall_s=60.0)
 
 
 class OpenAIServer:
@@ -29,20 +29,12 @@ class OpenAIServer:
         listen: Address to bind, host:port; port 0 takes a free one.
         routes: Answers the requests.
         tls: Of the port; None: it speaks plaintext.
-        times: How long connections may take.
     """
 
-    def __init__(
-        self,
-        listen: str,
-        routes: Routes,
-        tls: HttpTls | None,
-        times: ConnectionTimes = _TIMES,
-    ) -> None:
+    def __init__(self, listen: str, routes: Routes, tls: HttpTls | None) -> None:
         self._listen = listen
         self._routes = routes
         self._tls = tls
-        self._times = times
         self._exits = AsyncExitStack()
         self._grace_s = 0.0
 
@@ -59,7 +51,7 @@ class OpenAIServer:
             listeners = open_listeners(self._listen, FLAG)
             for listener in listeners:
                 exits.callback(listener.close)
-            connections = HttpConnections(self._routes.answer, self._tls, self._times, _refuse)
+            connections = HttpConnections(self._routes.answer, self._tls, TIMES, _refuse)
             exits.push_async_callback(lambda: connections.stop(self._grace_s))
 
             async def dispatch(connection: socket.socket, protocol: Protocol, peer: str) -> None:

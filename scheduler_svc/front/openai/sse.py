@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
 from pydantic_core import to_json
 
 from scheduler_svc.front.openai.call import Call
@@ -29,18 +30,25 @@ class EventStream:
         self._call = call
         self._begin = b"data: " + to_json(head)[:-1]
         self._response = web.StreamResponse(headers={**call.headers, **_HEADERS})
+        self._writer: AbstractStreamWriter
 
     async def open(self) -> None:
         """Send the status: from now on errors are events."""
-        await self._response.prepare(self._call.request)
+        request = self._call.request
+        if request.version < HttpVersion11:  # without chunks, only the end of the connection ends the answer
+            self._response.force_close()
+        writer = await self._response.prepare(request)
+        assert writer is not None, "it has not been sent yet"
+        self._writer = writer
 
     def event(self, *parts: bytes) -> bytes:
         """Return an event whose JSON object goes on with these parts, the closing bracket included."""
         return b"".join((self._begin, *parts, b"\n\n"))
 
     async def send(self, events: bytes) -> None:
-        """Send events."""
+        """Send events; wait while the client has not taken those before."""
         await self._response.write(events)
+        await self._writer.drain()
 
     async def fail(self, error: ApiError) -> web.StreamResponse:
         """End with an error; there is no [DONE], so that no client takes the answer for complete."""

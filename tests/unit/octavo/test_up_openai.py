@@ -39,14 +39,26 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[LocalOptions]:
 @pytest.mark.parametrize(
     ("flags", "openai_listen"),
     [
-        (("--listen", "127.0.0.1:0"), "127.0.0.1:0"),
-        (("--listen", "127.0.0.1:0", "--openai-listen", "localhost:0"), "localhost:0"),
-        (("--listen", "127.0.0.1:0", "--set", "scheduler.openai_listen=[::1]:0"), "[::1]:0"),
+        ((), "127.0.0.1:0"),
+        (("--openai-listen", "localhost:0"), "localhost:0"),
+        (("--set", "scheduler.openai_listen=[::1]:0"), "[::1]:0"),
+        (("--openai-listen", "off"), None),
+        (("--set", "scheduler.openai_listen=off"), None),
     ],
 )
-def test_it_listens_where_it_is_told(started: list[LocalOptions], flags: tuple[str, ...], openai_listen: str) -> None:
-    assert run(["up", "some/model", *flags]) == 1
+def test_it_listens_where_it_is_told(
+    started: list[LocalOptions], flags: tuple[str, ...], openai_listen: str | None
+) -> None:
+    assert run(["up", "some/model", "--listen", "127.0.0.1:0", *flags]) == 1
     assert [options.scheduler.config.openai_listen for options in started] == [openai_listen]
+
+
+def test_what_is_neither_an_address_nor_off_is_refused(
+    started: list[LocalOptions], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["up", "some/model", "--openai-listen", "no"]) == 2
+    assert "'no' is not HOST:PORT with a port from 0 to 65535, or the word off" in capsys.readouterr().err
+    assert started == []
 
 
 def test_a_port_that_was_asked_for_and_is_taken_ends_the_start(
