@@ -1,5 +1,6 @@
 """Makes the fields of a request from its JSON object, and says what is wrong with one."""
 
+import re
 from enum import Enum
 from http import HTTPStatus
 from reprlib import Repr
