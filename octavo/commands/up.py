@@ -84,13 +84,18 @@ def up(
     if admin_listen is None:
         admin_listen = "127.0.0.1:0" if listen.endswith(":0") else DEFAULT_ADMIN_ADDRESS
     listens = {"listen": listen, "admin_listen": admin_listen}
+    lacks_openai = False
     if openai_listen is None and "openai_listen" not in options["scheduler"]:
-        openai_listen = "127.0.0.1:0" if listen.endswith(":0") else _default_openai_listen()
+        openai_listen = "127.0.0.1:0" if listen.endswith(":0") else DEFAULT_OPENAI_ADDRESS
+        if lacks_openai := is_taken(openai_listen):
+            openai_listen = None
     if openai_listen is not None:
         listens["openai_listen"] = openai_listen
     options["scheduler"] = {**listens, **options["scheduler"]}
     local = LocalOptions(model, num_executors=num_executors, **options)
     config = local.scheduler.config
+    if lacks_openai:
+        _say_that_openai_is_not_served()
     asyncio.run(check_ports(config.listen, config.admin_listen, config.openai_listen))
     if config.tls_cert is None:
         _warn_if_exposed(
@@ -100,16 +105,13 @@ def up(
     asyncio.run(_run_until_stopped(config.served_model_name or model, local, is_verbose=verbose))
 
 
-def _default_openai_listen() -> str | None:
-    """Return where OpenAI's API is served if nobody says it; None: somebody else is there, which is told on stderr."""
-    if not is_taken(DEFAULT_OPENAI_ADDRESS):
-        return DEFAULT_OPENAI_ADDRESS
+def _say_that_openai_is_not_served() -> None:
+    """Say on stderr that somebody else is where OpenAI's API is by default."""
     click.echo(
         f"octavo: {DEFAULT_OPENAI_ADDRESS} is taken by another program, so OpenAI's API is not served; for another "
         "port: --openai-listen 127.0.0.1:8081",
         err=True,
     )
-    return None
 
 
 def _warn_if_exposed(ports: Mapping[str, str | None]) -> None:

@@ -99,9 +99,12 @@ def test_the_gateway_itself_warns_of_an_address_that_others_can_reach(
     ("flags", "sentence"),
     [
         ([], "the following arguments are required: --scheduler"),
-        (["--scheduler", "127.0.0.1:1", "--listn", "x"], "unrecognized arguments: --listn x"),
         (
-            ["--scheduler", "127.0.0.1:1", "--max-payload-size", "much"],
+            ["--scheduler", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--listn", "x"],
+            "unrecognized arguments: --listn x",
+        ),
+        (
+            ["--scheduler", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--max-payload-size", "much"],
             "argument --max-payload-size: invalid int value: 'much'",
         ),
         (["--listen"], "argument --listen: expected one argument"),
