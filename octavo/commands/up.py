@@ -94,9 +94,9 @@ def up(
     options["scheduler"] = {**listens, **options["scheduler"]}
     local = LocalOptions(model, num_executors=num_executors, **options)
     config = local.scheduler.config
+    asyncio.run(check_ports(config.listen, config.admin_listen, config.openai_listen))
     if lacks_openai:
         _say_that_openai_is_not_served()
-    asyncio.run(check_ports(config.listen, config.admin_listen, config.openai_listen))
     if config.tls_cert is None:
         _warn_if_exposed(
             {"--listen": config.listen, "--admin-listen": config.admin_listen, "--openai-listen": config.openai_listen}
