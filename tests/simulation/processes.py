@@ -32,6 +32,7 @@ class SimulatedProcess:
     Args:
         name: For people; unique, also over restarts.
         loop: Runs it.
+        machine: Where it runs; a restart is on the same one. None: one of its own name.
 
     Attributes:
         state: As above.
@@ -40,8 +41,9 @@ class SimulatedProcess:
         loop: As above.
     """
 
-    def __init__(self, name: str, loop: "SimulationLoop") -> None:
+    def __init__(self, name: str, loop: "SimulationLoop", machine: str | None = None) -> None:
         self.name = name
+        self.machine = machine or name
         self.state = State.RUNNING
         self.callbacks: deque[asyncio.Handle] = deque()
         self.held: list[Any] = []

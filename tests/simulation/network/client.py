@@ -77,6 +77,14 @@ class SimulatedChannel:
         """The open connection; None: there is none."""
         return self._link if self._link is not None and self._link.is_open_at_client else None
 
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """Return whether there is a connection."""
+        if self.link is not None:
+            return grpc.ChannelConnectivity.READY
+        if self.network.loop.time() < self._refused_until_s:
+            return grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        return grpc.ChannelConnectivity.CONNECTING if self._connecting else grpc.ChannelConnectivity.IDLE
+
     async def connect(self) -> Link:
         """Return a connection. Raises ConnectError: there will be none for now."""
         if self.link is not None:
@@ -86,6 +94,7 @@ class SimulatedChannel:
             raise ConnectError(self._refusal)
         if self._connecting is None:
             self._connecting = loop.create_task(self._connect())
+            self._connecting.add_done_callback(_take_exception)
         try:
             return await asyncio.shield(self._connecting)
         except ConnectError as error:
@@ -120,6 +129,12 @@ class SimulatedChannel:
     def remove(self, call: "ClientCall") -> None:
         """A call has ended."""
         self._calls.pop(call, None)
+
+
+def _take_exception(task: asyncio.Task[Link]) -> None:
+    """Whoever waited for the connection may be gone."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _refused(address: str, reason: str) -> str:

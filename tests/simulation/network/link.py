@@ -93,6 +93,10 @@ class Network:
         """Both sides have given a connection up."""
         self._links.pop(link, None)
 
+    def num_calls_at(self, process: SimulatedProcess) -> int:
+        """Return how many calls a server process has that have not ended."""
+        return sum(len(link.server_calls) for link in self._links if link.server.process is process)
+
     def links_of(self, process: SimulatedProcess) -> list["Link"]:
         """Return the connections of a process."""
         return [link for link in self._links if process in (link.client, link.server.process)]
@@ -101,17 +105,17 @@ class Network:
         """Return whether a message between two processes would arrive."""
         if one.name in self._dark or other.name in self._dark:
             return False
-        return not self._cuts or frozenset((one.name, other.name)) not in self._cuts
+        return not self._cuts or frozenset((one.machine, other.machine)) not in self._cuts
 
-    def cut(self, one: SimulatedProcess, other: SimulatedProcess) -> None:
-        """Let nothing pass between two processes: what is under way waits until `heal`."""
-        self._cuts.add(frozenset((one.name, other.name)))
-        self._await_keepalive(link for link in self.links_of(one) if other in (link.client, link.server.process))
+    def cut(self, one: str, other: str) -> None:
+        """Let nothing pass between two machines: what is under way waits until `heal`."""
+        self._cuts.add(frozenset((one, other)))
+        self._await_keepalive(link for link in self._links if link.joins(one, other))
 
-    def heal(self, one: SimulatedProcess, other: SimulatedProcess) -> None:
+    def heal(self, one: str, other: str) -> None:
         """End a cut."""
-        self._cuts.discard(frozenset((one.name, other.name)))
-        for link in self.links_of(one):
+        self._cuts.discard(frozenset((one, other)))
+        for link in list(self._links):
             link.go_on()
 
     def heal_all(self) -> None:
@@ -120,15 +124,17 @@ class Network:
         for link in list(self._links):
             link.go_on()
 
-    def reset(self, process: SimulatedProcess) -> None:
-        """Break all connections of a process, as its kernel does when the process was killed."""
-        for link in self.links_of(process):
-            link.break_both()
+    def reset(self, one: str, other: str) -> None:
+        """Break all connections between two machines, as a middlebox does that forgets them."""
+        for link in list(self._links):
+            if link.joins(one, other):
+                link.break_both()
 
     def close(self, process: SimulatedProcess) -> None:
         """A process was killed on a machine that lives: nobody listens any more, and its connections are reset."""
         self._servers = {address: server for address, server in self._servers.items() if server.process is not process}
-        self.reset(process)
+        for link in self.links_of(process):
+            link.break_both()
 
     def darken(self, process: SimulatedProcess) -> None:
         """The machine of a process has lost its power: there is silence."""
@@ -148,6 +154,7 @@ class Link:
     Attributes:
         channel: The client's end.
         server: The other end.
+        server_calls: The calls that have not ended there.
     """
 
     def __init__(self, network: Network, channel: "SimulatedChannel", server: "SimulatedServer") -> None:
@@ -159,7 +166,11 @@ class Link:
         self._network = network
         self._held: list[tuple[Callable[[], None], bool]] = []
         self._client_calls: dict[ClientCall, None] = {}
-        self._server_calls: dict[ServerCall, None] = {}
+        self.server_calls: dict[ServerCall, None] = {}
+
+    def joins(self, one: str, other: str) -> bool:
+        """Return whether it is between two machines."""
+        return {one, other} == {self.client.machine, self.server.process.machine}
 
     def add(self, client_call: "ClientCall") -> None:
         """A call begins."""
@@ -171,11 +182,11 @@ class Link:
 
     def add_server_call(self, call: "ServerCall") -> None:
         """A call has arrived."""
-        self._server_calls[call] = None
+        self.server_calls[call] = None
 
     def remove_server_call(self, call: "ServerCall") -> None:
         """A call has ended, as the server sees it."""
-        self._server_calls.pop(call, None)
+        self.server_calls.pop(call, None)
 
     def arrival_s(self, *, is_up: bool) -> float:
         """Draw when a message arrives that is sent now; `is_up`: to the server."""
@@ -231,7 +242,7 @@ class Link:
     def _break_server(self) -> None:
         if self.is_open_at_server:
             self.is_open_at_server = False
-            calls, self._server_calls = self._server_calls, {}
+            calls, self.server_calls = self.server_calls, {}
             for call in calls:
                 call.cancel()
         self._forget_if_over()
