@@ -32,7 +32,7 @@ MAX_BEAM_WIDTH = 8
 _OF_THE_CALL = ("tenant", "cache_salt")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def answer_alone(shape: Shape, sliding_window_tokens: int) -> Finished:
     """Return the last event of a good request, complete; nothing of it depends on what else there is."""
     worker = FakeWorker(

@@ -75,7 +75,7 @@ class SimulatedFuture(asyncio.Future[T]):
         return self._number
 
 
-class SimulationLoop(asyncio.AbstractEventLoop):
+class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at the end of this file
     """Runs simulated processes.
 
     Args:
@@ -165,6 +165,9 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             index = 0 if self._is_fair else int(draw() * len(ready))
             picks.append(index)
             handle = self._take(index)
+            if handle.cancelled():
+                ready = self._ready
+                continue
             process = _process_of(handle)
             handle._run()
             self.num_callbacks += 1
@@ -213,7 +216,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         if process.state is State.DEAD or self._is_over:
             return
         item: asyncio.Handle | SimulatedProcess = handle
-        if not isinstance(getattr(handle._callback, "__self__", None), asyncio.Task):
+        if not isinstance(getattr(handle._callback, "__self__", None), asyncio.Task):  # type: ignore[attr-defined]
             process.callbacks.append(handle)
             if len(process.callbacks) > 1:
                 return
@@ -221,7 +224,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         (self._ready if process.state is State.RUNNING else process.held).append(item)
 
     def close(self) -> None:
-        """Forget everything. What is left of tasks comes to an end now, as the garbage that it is, and nobody hears it."""
+        """Forget everything. What is left of tasks ends here, as garbage, and nobody hears of it."""
         self._is_over = True
         self.after_callback = lambda process: None
         hook, level = sys.unraisablehook, logging.root.manager.disable
@@ -232,7 +235,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
                 for process in self._processes:
                     process.forget()
                 for left in (self._processes, self._ready, self._timers, self.failures):
-                    left.clear()  # type: ignore[attr-defined]
+                    left.clear()
                 gc.collect()
         finally:
             sys.unraisablehook = hook
@@ -319,7 +322,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
 
     def _close_generator(self, generator: AsyncGenerator[Any, None]) -> None:
         if not self._is_over:
-            self.create_task(generator.aclose())  # type: ignore[arg-type]
+            self.create_task(generator.aclose())
 
 
 def _refuse(what: str) -> Never:
@@ -333,4 +336,4 @@ for _name in vars(asyncio.AbstractEventLoop).keys() - vars(SimulationLoop).keys(
 
 
 def _process_of(item: "asyncio.Handle | SimulatedProcess") -> SimulatedProcess:
-    return item if isinstance(item, SimulatedProcess) else item._context[PROCESS]
+    return item if isinstance(item, SimulatedProcess) else item._context[PROCESS]  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.simulation.network.link import Weather
-from tests.simulation.shapes import KINDS, NUM_SHAPES, shape
+from tests.simulation.shapes import KINDS, MAX_MODEL_LEN, NUM_SHAPES, shape
 
 SAFETY, LIVENESS = "safety", "liveness"
 MODES = (SAFETY, LIVENESS)
@@ -146,15 +146,15 @@ def _draw_executors(draw: random.Random) -> tuple[ExecutorPlan, ...]:
     are_equal = draw.random() < 0.4
     step_ms, block_size = draw.choice((5.0, 10.0, 20.0, 40.0)), draw.choice((4, 8, 16))
     host_blocks = draw.choice((0, 0, 16, 48))
-    first = None
+    first: dict[str, Any] = {}
     executors = []
     for number in range(num_executors):
-        if first is None or not are_equal:
-            # The smallest pool holds the longest sequence once, and little more.
-            blocks = draw.choice((160, 200, 320, 1200)) // block_size + draw.randint(1, 3)
+        if not first or not are_equal:
+            own_size = block_size if draw.random() < 0.8 else draw.choice((4, 8, 16))
             first = {
-                "block_size_tokens": block_size if draw.random() < 0.8 else draw.choice((4, 8, 16)),
-                "num_device_blocks": blocks,
+                "block_size_tokens": own_size,
+                # The smallest pool holds the longest sequence once, and little more.
+                "num_device_blocks": draw.choice((MAX_MODEL_LEN, 200, 320, 1200)) // own_size + draw.randint(1, 3),
                 "num_host_blocks": host_blocks,
                 "max_num_seqs": draw.choice((4, 6, 8, 16)),
                 "max_num_batched_tokens": draw.choice((16, 32, 64, 256)),

@@ -1,8 +1,8 @@
 """The fence around a simulation: what is real is refused, so that a run is a function of its seed.
 
 Code of ours that reads a clock of the machine, starts a thread or opens a socket gets a `RealWorldError`. Libraries
-get the virtual time where they only want to know it (logging stamps its records). Whoever draws from the machine's chance
-draws from the seed.
+get the virtual time where they only want to know it (logging stamps its records). Whoever draws from the machine's
+chance draws from the seed.
 """
 
 import contextlib

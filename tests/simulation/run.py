@@ -4,6 +4,7 @@ import asyncio
 import gc
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.simulation.checks import Checks, PromiseBrokenError
@@ -50,7 +51,7 @@ class Outcome:
 
 def simulate(plan: Plan) -> Outcome:
     """Run a plan."""
-    loop = SimulationLoop(f"{plan.seed} {plan.mode}", is_fair=plan.is_fair)
+    loop = SimulationLoop(f"{plan.seed} {plan.mode}", is_fair=plan.is_fair)  # type: ignore[abstract]
     is_collecting = gc.isenabled()
     gc.disable()  # what a collection finalizes would depend on what else the process has done
     try:
@@ -83,7 +84,7 @@ def _simulate(plan: Plan, loop: SimulationLoop) -> Outcome:
 
 def _look(world: World, process: SimulatedProcess) -> None:
     scheduler = world.schedulers_of.get(process)
-    if scheduler is not None and not process.is_dead and hasattr(scheduler, "engine"):
+    if scheduler is not None and not process.is_dead and scheduler.has_begun:
         world.checks.look_at(scheduler.engine)
     if world.checks.broken or world.loop.failures:
         world.checks.raise_if_broken()
@@ -140,7 +141,7 @@ async def _end_all(world: World) -> None:
         checks.raise_if_broken()
 
 
-async def _until(world: World, condition, deadline_s: float, what: str) -> None:
+async def _until(world: World, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
     while not condition():
         if world.loop.time() > deadline_s:
             waiting = [r.request_id for r in world.checks.records if not (r.has_ended or r.left)]

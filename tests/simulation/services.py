@@ -6,7 +6,7 @@ Left out are ports, health checks and the HTTP servers: sockets, which a simulat
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.servicer import ExecutionServicer
@@ -31,7 +31,7 @@ from tests.simulation.loop import SimulationLoop
 from tests.simulation.network.client import SimulatedChannel
 from tests.simulation.network.link import Network
 from tests.simulation.network.server import SimulatedServer
-from tests.simulation.processes import PROCESS, SimulatedProcess
+from tests.simulation.processes import SimulatedProcess
 from tests.simulation.step_thread import SimulatedStepThread
 
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -61,7 +61,7 @@ class SimulatedExecutor:
         self.thread = SimulatedStepThread(self.process.loop)
         self.worker = self.make_worker(self.thread, self.process.name)
         self.servicer = ExecutionServicer(thread=self.thread)
-        server = SimulatedServer(self.process, self.address, [StatusInterceptor()])
+        server: Any = SimulatedServer(self.process, self.address, [StatusInterceptor()])
         execution_service_pb2_grpc.add_ExecutionServiceServicer_to_server(self.servicer, server)
         self.network.listen(server)
         await asyncio.sleep(load_s)
@@ -86,6 +86,7 @@ class SimulatedScheduler:
     surroundings: Surroundings
     engine: Engine = field(init=False)
     is_ready: bool = False
+    has_begun: bool = False
 
     def start(self) -> None:
         """Let it look for its executors and serve."""
@@ -102,14 +103,19 @@ class SimulatedScheduler:
             surroundings=self.surroundings,
         )
         generation = GenerationServicer(Generation(self.engine, tokenizer, front_settings(config)))
-        server = SimulatedServer(self.process, self.address, [KeepBodies(prompt_methods(config)), StatusInterceptor()])
+        server: Any = SimulatedServer(
+            self.process, self.address, [KeepBodies(prompt_methods(config)), StatusInterceptor()]
+        )
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), server)
         self.network.listen(server)
+        self.has_begun = True
         await self.engine.run()
 
     async def drain(self, timeout_s: float) -> None:
-        """End in order, as after SIGTERM."""
+        """End in order, as after SIGTERM; whoever has not begun ends at once."""
+        if not self.has_begun:
+            return
         await self.engine.drain(timeout_s)
         for task in self.process.tasks:
             if task is not asyncio.current_task():
@@ -126,9 +132,10 @@ class SimulatedScheduler:
             step_timeout_s=self.config.step_timeout_s,
         )
         own_id = self.config.scheduler_id or self.address
-        return ExecutorClient(
-            address, own_id, timings, MAX_MESSAGE_BYTES, open_channel=lambda at: SimulatedChannel(self.network, at)
-        )
+        return ExecutorClient(address, own_id, timings, MAX_MESSAGE_BYTES, open_channel=self._dial)
+
+    def _dial(self, address: str) -> Any:
+        return SimulatedChannel(self.network, address)
 
     async def _set_ready(self, is_ready: bool) -> None:
         self.is_ready = is_ready
@@ -144,11 +151,6 @@ class SimulatedClient(Client):
     async def __aenter__(self) -> Self:
         self._channel = SimulatedChannel(self._network, self.address, CLIENT_KEEPALIVE_S)  # type: ignore[assignment]
         return self
-
-
-def process_of_caller() -> SimulatedProcess:
-    """Return the process that asks."""
-    return PROCESS.get()
 
 
 def virtual_unix_s(loop: SimulationLoop) -> float:

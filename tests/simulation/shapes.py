@@ -41,7 +41,7 @@ class Shape:
     refused_as: type[OctavoError] | None = None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def shape(number: int) -> Shape:
     """Return the shape of a number."""
     draw = random.Random(f"shape {number}")

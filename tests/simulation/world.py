@@ -28,11 +28,13 @@ class Machine:
 
     Attributes:
         process: The one that runs or ran last.
+        is_leaving: Whether it was told to end in order.
     """
 
     def __init__(self, world: "World", name: str) -> None:
         self.name = name
         self.process: SimulatedProcess | None = None
+        self.is_leaving = False
         self._world = world
         self._num_starts = 0
 
@@ -41,9 +43,14 @@ class Machine:
         """Whether a process runs there, or is stalled."""
         return self.process is not None and not self.process.is_dead
 
+    def start(self) -> None:
+        """Start a process, if none is there."""
+        raise NotImplementedError
+
     def begin(self) -> SimulatedProcess:
         """Return a new process."""
         self._num_starts += 1
+        self.is_leaving = False
         self.process = SimulatedProcess(f"{self.name}#{self._num_starts}", self._world.loop, self.name)
         return self.process
 
@@ -90,7 +97,7 @@ class ExecutorMachine(Machine):
         """What runs its steps; None: the process has none yet, or is gone."""
         if not self.is_up or self.executor is None:
             return None
-        return getattr(self.executor, "worker", None)  # type: ignore[return-value]
+        return getattr(self.executor, "worker", None)
 
     def start(self) -> None:
         """Start a process."""
@@ -103,6 +110,7 @@ class ExecutorMachine(Machine):
     async def drain(self) -> None:
         """End the process in order."""
         if self.executor is not None and self.process is not None and self.process.is_running and self.worker:
+            self.is_leaving = True
             await asyncio.wait({self.process.start(self.executor.drain())}, timeout=DRAIN_S)
         self.kill()
 
@@ -151,8 +159,8 @@ class SchedulerMachine(Machine):
     async def drain(self) -> None:
         """End the process in order."""
         if self.scheduler is not None and self.process is not None and self.process.is_running:
-            if hasattr(self.scheduler, "engine"):
-                await asyncio.wait({self.process.start(self.scheduler.drain(DRAIN_S))}, timeout=2 * DRAIN_S)
+            self.is_leaving = True
+            await asyncio.wait({self.process.start(self.scheduler.drain(DRAIN_S))}, timeout=2 * DRAIN_S)
         self.kill()
 
 
@@ -275,6 +283,8 @@ class World:
         self.network.weather = replace(self.plan.weather, rare_one_in=0)
         for machine in (*self.schedulers, *self.clients, *self.executors):
             machine.resume()
+            if machine.is_leaving:
+                machine.kill()
         for executor, plan in zip(self.executors, self.plan.executors, strict=True):
             if executor.plan != plan or (executor.worker is not None and executor.worker.is_hung):
                 executor.kill()
