@@ -116,7 +116,7 @@ class ServerCall:
         self._changed: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._status: Status | None = None
-        self._serialize: Callable[[Any], bytes] = bytes
+        self._serialize: Callable[[Any], bytes] | None = None
 
     # What arrives ------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class ServerCall:
     async def write(self, message: Any) -> None:
         """Send a message as soon as the client has room for it."""
         await self._down.room()
-        content = self._serialize(message)
+        content = message if self._serialize is None else self._serialize(message)
         self._down.send(content, len(content))
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> Never:
