@@ -177,7 +177,7 @@ class Checks:
         if not any(isinstance(error, kind) and is_allowed for kind, is_allowed in allowed.items()):
             self.break_promise(f"{record.request_id} ended with {type(error).__name__}: {error}")
         losses = [fault for fault in self.plan.faults if "executor" in fault.kind or "step" in fault.kind]
-        if "times in a row" in str(error) and len(losses) + len(kinds & {"answer_nonsense"}) < _LOSSES_TO_END:
+        if "while it ran this request" in str(error) and len(losses) + len(kinds & {"answer_nonsense"}) < _LOSSES_TO_END:
             self.break_promise(f"{record.request_id} was counted out after {len(losses)} faults: {error}")
 
     # Inside ------------------------------------------------------------------------------------------
