@@ -165,8 +165,7 @@ class Checks:
         """It must be one that the plan explains."""
         plan, kinds = record.plan, {fault.kind for fault in self.plan.faults}
         allowed: dict[type[OctavoError], bool] = {
-            InvalidRequestError: record.shape.refused_as is InvalidRequestError
-            or ("shrink_executor" in kinds and len(answer_outputs(record.shape)) > 1),
+            InvalidRequestError: record.shape.refused_as is InvalidRequestError or "shrink_executor" in kinds,
             DeadlineError: plan.timeout_s is not None,
             RequestAbortedError: record.was_aborted,
             RequestExistsError: sum(other.request_id == record.request_id for other in self.records) > 1,
@@ -177,7 +176,10 @@ class Checks:
         if not any(isinstance(error, kind) and is_allowed for kind, is_allowed in allowed.items()):
             self.break_promise(f"{record.request_id} ended with {type(error).__name__}: {error}")
         losses = [fault for fault in self.plan.faults if "executor" in fault.kind or "step" in fault.kind]
-        if "while it ran this request" in str(error) and len(losses) + len(kinds & {"answer_nonsense"}) < _LOSSES_TO_END:
+        if (
+            "while it ran this request" in str(error)
+            and len(losses) + len(kinds & {"answer_nonsense"}) < _LOSSES_TO_END
+        ):
             self.break_promise(f"{record.request_id} was counted out after {len(losses)} faults: {error}")
 
     # Inside ------------------------------------------------------------------------------------------

@@ -107,6 +107,7 @@ async def _play(world: World) -> None:
     await asyncio.sleep(begin_s + plan.quiet_at_s - loop.time())
     if plan.mode != LIVENESS:
         return
+    world.is_over = True
     for task in faults:
         task.cancel()
     await asyncio.gather(*faults, return_exceptions=True)

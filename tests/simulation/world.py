@@ -5,7 +5,7 @@ import random
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, OverloadedError, UnavailableError
 from octavo.outputs import Finished
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.engine.surroundings import PREFIX_KEY_BYTES, Surroundings
@@ -21,6 +21,7 @@ from tests.simulation.worker import SimulatedWorker
 EXECUTORS = "dns:///executors:1"
 NUMERICS = ("fake-a", "fake-b")
 DRAIN_S = 5.0
+RETRY_S = 1.0
 
 
 class Machine:
@@ -192,6 +193,14 @@ class ClientMachine(Machine):
             self.process.start(self._send(plan, request_id))
 
     async def _send(self, plan: RequestPlan, request_id: str) -> None:
+        """Send a request, and send it again while nobody computes it."""
+        for number in range(plan.max_retries + 1):
+            record = await self._send_once(plan, f"{request_id}.{number}" if number else request_id)
+            if not isinstance(record.error, UnavailableError | OverloadedError) or self._world.is_over:
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def _send_once(self, plan: RequestPlan, request_id: str) -> RequestRecord:
         checks = self._world.checks
         record = checks.begin(plan, request_id)
         self._records.append(record)
@@ -202,6 +211,7 @@ class ClientMachine(Machine):
             record.error = error
         self._records.remove(record)
         checks.end(record)
+        return record
 
     async def _receive(self, client: SimulatedClient, plan: RequestPlan, record: RequestRecord) -> None:
         checks = self._world.checks
@@ -245,6 +255,7 @@ class World:
         addresses: The executors that the schedulers are told of.
         workers: Of all executor processes so far.
         schedulers_of: By process, all so far.
+        is_over: Whether no client tries again any more.
     """
 
     plan: Plan
@@ -255,6 +266,7 @@ class World:
     schedulers: list[SchedulerMachine] = field(init=False)
     clients: list[ClientMachine] = field(init=False)
     addresses: dict[str, None] = field(init=False)
+    is_over: bool = False
     workers: list[SimulatedWorker] = field(default_factory=list)
     schedulers_of: dict[SimulatedProcess, SimulatedScheduler] = field(default_factory=dict)
 
