@@ -80,15 +80,7 @@ class Checks:
         """A promise is broken: only the first one counts."""
         if not self.broken:
             self.broken = f"at {self.loop.time():.6f} s: {what}"
-
-    def raise_if_broken(self) -> None:
-        """Raise PromiseBrokenError: something was."""
-        if self.loop.failures:
-            failure = self.loop.failures[0]
-            error = failure.get("exception")
-            self.break_promise(f"nobody took {type(error).__name__}: {error} ({failure.get('message')})")
-        if self.broken:
-            raise PromiseBrokenError(self.broken)
+            self.loop.end(PromiseBrokenError(self.broken))
 
     # Requests ----------------------------------------------------------------------------------------
 
@@ -165,8 +157,7 @@ class Checks:
         """It must be one that the plan explains."""
         plan, kinds = record.plan, {fault.kind for fault in self.plan.faults}
         allowed: dict[type[OctavoError], bool] = {
-            InvalidRequestError: record.shape.refused_as is InvalidRequestError
-            or ("shrink_executor" in kinds and len(answer_outputs(record.shape)) > 1),
+            InvalidRequestError: record.shape.refused_as is InvalidRequestError or "shrink_executor" in kinds,
             DeadlineError: plan.timeout_s is not None,
             RequestAbortedError: record.was_aborted,
             RequestExistsError: sum(other.request_id == record.request_id for other in self.records) > 1,
@@ -177,7 +168,10 @@ class Checks:
         if not any(isinstance(error, kind) and is_allowed for kind, is_allowed in allowed.items()):
             self.break_promise(f"{record.request_id} ended with {type(error).__name__}: {error}")
         losses = [fault for fault in self.plan.faults if "executor" in fault.kind or "step" in fault.kind]
-        if "times in a row" in str(error) and len(losses) + len(kinds & {"answer_nonsense"}) < _LOSSES_TO_END:
+        if (
+            "while it ran this request" in str(error)
+            and len(losses) + len(kinds & {"answer_nonsense"}) < _LOSSES_TO_END
+        ):
             self.break_promise(f"{record.request_id} was counted out after {len(losses)} faults: {error}")
 
     # Inside ------------------------------------------------------------------------------------------

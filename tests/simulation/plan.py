@@ -42,7 +42,10 @@ FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS)
 
 @dataclass(frozen=True, slots=True)
 class ExecutorPlan:
-    """One executor; the names are those of `FakeWorker`."""
+    """One executor; the names are those of `FakeWorker`.
+
+    `has_device`: whether a device computes its steps, while later ones are launched, or its own thread does.
+    """
 
     address: str
     block_size_tokens: int
@@ -53,6 +56,7 @@ class ExecutorPlan:
     step_ms: float
     token_us: float
     load_s: float
+    has_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class RequestPlan:
         timeout_s: Its deadline; None: none.
         reads_every_s: Between two events the client does something else for so long.
         is_duplicate: Whether it has the id of the request before.
+        max_retries: How often its client sends it again, under another id, if there was nobody to compute it.
     """
 
     number: int
@@ -79,6 +84,7 @@ class RequestPlan:
     timeout_s: float | None = None
     reads_every_s: float = 0.0
     is_duplicate: bool = False
+    max_retries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,7 @@ def draw_plan(seed: int, mode: str) -> Plan:
     executors = _draw_executors(workload)
     num_schedulers = min(len(executors), workload.choice((1, 1, 1, 2)))
     num_clients = workload.randint(1, 4)
-    quiet_at_s = workload.choice((20.0, 30.0, 40.0))
+    quiet_at_s = workload.choice((30.0, 40.0, 60.0))
     return Plan(
         seed=seed,
         mode=mode,
@@ -160,6 +166,7 @@ def _draw_executors(draw: random.Random) -> tuple[ExecutorPlan, ...]:
                 "max_num_batched_tokens": draw.choice((16, 32, 64, 256)),
                 "step_ms": step_ms * draw.choice((0.5, 1.0, 2.0)),
                 "token_us": draw.choice((0.0, 100.0)),
+                "has_device": draw.random() < 0.3,
             }
         executors.append(ExecutorPlan(f"executor{number}:1", load_s=draw.uniform(0.05, 1.0), **first))
     return tuple(executors)
@@ -204,7 +211,7 @@ def _draw_requests(
     kinds = {kind for kind in KINDS if draw.random() < 0.7} or {"plain"}
     shapes = [number for number in group.sample(range(NUM_SHAPES), _SHAPES_OF_A_GROUP) if shape(number).kind in kinds]
     shapes = shapes or [number for number in range(NUM_SHAPES) if shape(number).kind in kinds][:20]
-    num_requests = draw.choice((30, 50, 80))
+    num_requests = draw.choice((60, 90, 140))
     is_bursty, has_deadlines, has_leavers = (draw.random() < 0.4 for _ in range(3))
     has_slow_readers, has_aborts = (draw.random() < 0.3 for _ in range(2))
     bursts = [draw.uniform(0.0, until_s) for _ in range(4)]
@@ -226,6 +233,7 @@ def _draw_requests(
                 timeout_s=draw.choice((0.05, 0.5, 3.0)) if has_deadlines and draw.random() < 0.3 else None,
                 reads_every_s=draw.choice((0.05, 0.5)) if has_slow_readers and draw.random() < 0.2 else 0.0,
                 is_duplicate=number > 0 and draw.random() < 0.02,
+                max_retries=draw.choice((0, 8, 20)),
             )
         )
     return tuple(requests)
@@ -233,14 +241,14 @@ def _draw_requests(
 
 def _draw_faults(draw: random.Random, until_s: float) -> tuple[FaultPlan, ...]:
     kinds = [kind for kind in FAULTS if draw.random() < 0.4] or ["kill_executor"]
-    num_faults = draw.randint(10, 24)
+    num_faults = draw.randint(14, 30)
     return tuple(
         FaultPlan(
             number=number,
             at_s=draw.uniform(0.5, until_s),
             kind=draw.choice(kinds),
             target=draw.randrange(8),
-            duration_s=draw.choice((0.02, 0.3, 1.0, 2.5, 6.0, 15.0)),
+            duration_s=draw.choice((0.02, 0.3, 0.3, 1.0, 1.0, 2.5, 2.5, 6.0, 12.0)),
         )
         for number in range(num_faults)
     )

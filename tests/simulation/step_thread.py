@@ -12,12 +12,12 @@ from tests.simulation.processes import PROCESS
 class SimulatedStepThread(StepThread):
     """Makes the calls of a `StepThread` on the loop, for the process in whose context it is made.
 
-    What runs in the middle of a call cannot meet it here: a call is one piece. `busy_until_s` is when the step that
-    runs will have ended.
+    What runs in the middle of a call cannot meet it here: a call is one piece. `busy_until_s` is when the call that is
+    made will have ended, `device_until_s` when the device will have computed all that was launched.
     """
 
     def __init__(self, loop: SimulationLoop) -> None:
-        self.busy_until_s = 0.0
+        self.busy_until_s = self.device_until_s = 0.0
         self._loop = loop
         self._context = PROCESS.get().context()
         self._queued: deque[Call] = deque()
@@ -38,8 +38,9 @@ class SimulatedStepThread(StepThread):
         self._later(self._answer_next)
 
     def wait(self, call: Call) -> None:
-        """See `StepThread`."""
-        self._later(call)
+        """See `StepThread`: the device is done when it has computed what was launched last."""
+        if not math.isinf(self.device_until_s):
+            self._loop.call_at(max(self._loop.time(), self.device_until_s), call, context=self._context)
 
     def wait_for_answers(self) -> None:
         """See `StepThread`; they come at once."""
@@ -55,9 +56,14 @@ class SimulatedStepThread(StepThread):
         """Let the call that is being made take so long; as the `sleep` of a worker."""
         self.busy_until_s = max(self._loop.time(), self.busy_until_s) + duration_s
 
+    def compute(self, duration_s: float) -> float:
+        """Let the device compute for so long, behind what it does already; return when it will be done."""
+        self.device_until_s = max(self._loop.time(), self.device_until_s) + duration_s
+        return self.device_until_s
+
     def hang(self) -> None:
-        """Let the call that is being made never end."""
-        self.busy_until_s = math.inf
+        """Let the call that is being made, and what the device computes, never end."""
+        self.busy_until_s = self.device_until_s = math.inf
 
     def clock(self) -> float:
         """Return the time as the call that is being made has it."""
@@ -66,7 +72,7 @@ class SimulatedStepThread(StepThread):
     def _later(self, callback: Callable[[], None]) -> None:
         """Call something when the running step has ended."""
         if not math.isinf(self.busy_until_s):
-            self._loop.call_at(max(self._loop.time(), self.busy_until_s), callback, context=self._context.copy())
+            self._loop.call_at(max(self._loop.time(), self.busy_until_s), callback, context=self._context)
 
     def _make_next(self) -> None:
         if self.busy_until_s > self._loop.time():  # it became busy since, by an earlier call

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.worker.interface import DoneStep, RunningStep
 from shared.errors import StepFailedError
-from shared.step import Step
+from shared.step import Step, StepResult
 from tests.simulation.alone import EOS_PROBABILITY
 from tests.simulation.plan import ExecutorPlan
 from tests.simulation.shapes import MAX_MODEL_LEN
@@ -61,6 +61,7 @@ class SimulatedWorker(FakeWorker):
         self.num_failing = self.num_hanging = self.num_nonsense = self.num_steps = 0
         self.slowness = 1.0
         self._thread = thread
+        self._has_device = plan.has_device
         self._accuse = accuse
 
     def launch(self, step: Step) -> RunningStep:
@@ -74,14 +75,15 @@ class SimulatedWorker(FakeWorker):
             self._accuse(f"step {step.step_id} on {self.info.instance_id}: {type(error).__name__}: {error}")
             raise
         self.num_steps += 1
+        done_at_s = self._thread.device_until_s
         if self.num_hanging:
             self.num_hanging -= 1
             self._thread.hang()
         if self.num_nonsense:
             self.num_nonsense -= 1
             result = running.finish()
-            return DoneStep(replace(result, sampled_token_ids=result.sampled_token_ids[:-1]))
-        return running
+            running = DoneStep(replace(result, sampled_token_ids=result.sampled_token_ids[:-1]))
+        return DeviceStep(running.finish(), done_at_s, self._thread.clock) if self._has_device else running
 
     @property
     def is_hung(self) -> bool:
@@ -95,4 +97,27 @@ class SimulatedWorker(FakeWorker):
         self.slowness = 1.0
 
     def _occupy(self, duration_s: float) -> None:
-        self._thread.occupy(duration_s * self.slowness)
+        if self._has_device:
+            self._thread.compute(duration_s * self.slowness)
+        else:
+            self._thread.occupy(duration_s * self.slowness)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """A step on a device, which has its result at a time; see `executor_svc.worker.interface.RunningStep`."""
+
+    result: StepResult
+    done_at_s: float
+    clock: Callable[[], float]
+
+    def is_done(self) -> bool:
+        """See `RunningStep`."""
+        return self.clock() >= self.done_at_s
+
+    def wait(self) -> None:
+        """See `RunningStep`; the thread knows when to come."""
+
+    def finish(self) -> StepResult:
+        """See `RunningStep`; whoever cannot wait has it at once."""
+        return self.result

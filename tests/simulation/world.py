@@ -4,8 +4,9 @@ import asyncio
 import random
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, OverloadedError, UnavailableError
 from octavo.outputs import Finished
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.engine.surroundings import PREFIX_KEY_BYTES, Surroundings
@@ -21,6 +22,7 @@ from tests.simulation.worker import SimulatedWorker
 EXECUTORS = "dns:///executors:1"
 NUMERICS = ("fake-a", "fake-b")
 DRAIN_S = 5.0
+RETRY_S = 1.0
 
 
 class Machine:
@@ -154,7 +156,7 @@ class SchedulerMachine(Machine):
         )
         self.scheduler = SimulatedScheduler(world.network, self.name, process, config, world.resolve, surroundings)
         self.scheduler.start()
-        world.schedulers_of[process] = self.scheduler
+        process.watch = partial(_look, world, self.scheduler)
 
     async def drain(self) -> None:
         """End the process in order."""
@@ -162,6 +164,12 @@ class SchedulerMachine(Machine):
             self.is_leaving = True
             await asyncio.wait({self.process.start(self.scheduler.drain(DRAIN_S))}, timeout=2 * DRAIN_S)
         self.kill()
+
+
+def _look(world: "World", scheduler: SimulatedScheduler) -> None:
+    """A callback of a scheduler has run."""
+    if scheduler.has_begun:
+        world.checks.look_at(scheduler.engine)
 
 
 class ClientMachine(Machine):
@@ -192,6 +200,14 @@ class ClientMachine(Machine):
             self.process.start(self._send(plan, request_id))
 
     async def _send(self, plan: RequestPlan, request_id: str) -> None:
+        """Send a request, and send it again while nobody computes it."""
+        for number in range(plan.max_retries + 1):
+            record = await self._send_once(plan, f"{request_id}.{number}" if number else request_id)
+            if not isinstance(record.error, UnavailableError | OverloadedError) or self._world.is_over:
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def _send_once(self, plan: RequestPlan, request_id: str) -> RequestRecord:
         checks = self._world.checks
         record = checks.begin(plan, request_id)
         self._records.append(record)
@@ -202,6 +218,7 @@ class ClientMachine(Machine):
             record.error = error
         self._records.remove(record)
         checks.end(record)
+        return record
 
     async def _receive(self, client: SimulatedClient, plan: RequestPlan, record: RequestRecord) -> None:
         checks = self._world.checks
@@ -244,7 +261,7 @@ class World:
     Attributes:
         addresses: The executors that the schedulers are told of.
         workers: Of all executor processes so far.
-        schedulers_of: By process, all so far.
+        is_over: Whether no client tries again any more.
     """
 
     plan: Plan
@@ -255,8 +272,8 @@ class World:
     schedulers: list[SchedulerMachine] = field(init=False)
     clients: list[ClientMachine] = field(init=False)
     addresses: dict[str, None] = field(init=False)
+    is_over: bool = False
     workers: list[SimulatedWorker] = field(default_factory=list)
-    schedulers_of: dict[SimulatedProcess, SimulatedScheduler] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         plan = self.plan
