@@ -9,7 +9,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from scheduler_svc.front.api.request_body import KeepBodies
 from shared.errors import InvalidFieldError, QueueFullError
 from shared.grpc_status import StatusInterceptor
-from tests.simulation.scenes.stage import SERVICE, Scene, Stage, end_of, method
+from tests.simulation.scenes.stage import LONG_ENOUGH_S, SERVICE, Scene, Stage, connected, end_of, method
 
 unary = grpc.unary_unary_rpc_method_handler
 
@@ -48,6 +48,22 @@ async def aborted(stage: Stage) -> None:
 
     await stage.serve({"Abort": unary(abort)})
     stage.notes["client"].append(await end_of(method(stage.channel(), "Abort")(b"")))
+
+
+async def aborted_before_its_handler_ends(stage: Stage) -> None:
+    has_answer = asyncio.Event()
+
+    async def abort(request: bytes, context: Any) -> Never:
+        try:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such thing")
+        except grpc.aio.AbortError:
+            stage.notes["handler"].append(await end_of(context.abort(grpc.StatusCode.OK, "not that")))
+        await has_answer.wait()
+        return b"late"
+
+    await stage.serve({"Abort": unary(abort)})
+    stage.notes["client"].append(await end_of(method(stage.channel(), "Abort")(b"")))
+    has_answer.set()
 
 
 async def raised(stage: Stage) -> None:
@@ -90,7 +106,7 @@ async def deadline(stage: Stage) -> None:
 
     async def wait(request: bytes, context: Any) -> None:
         remaining_s = context.time_remaining()
-        stage.notes["handler"].append(0.0 < remaining_s <= 0.11)
+        stage.notes["handler"].append(0.0 < remaining_s <= LONG_ENOUGH_S + 0.01)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -100,7 +116,7 @@ async def deadline(stage: Stage) -> None:
             has_ended.set()
 
     await stage.serve({"Wait": unary(wait)})
-    call = method(stage.channel(), "Wait")(b"", timeout=0.1)
+    call = method(await connected(stage), "Wait")(b"", timeout=LONG_ENOUGH_S)
     stage.notes["client"] += [await end_of(call), call.done(), call.cancel()]
     await has_ended.wait()
 
@@ -196,6 +212,7 @@ SCENES: tuple[Scene, ...] = (
     answers,
     two_calls_at_once,
     aborted,
+    aborted_before_its_handler_ends,
     raised,
     raised_within_interceptors,
     unknown_method,
