@@ -12,7 +12,9 @@ from tests.simulation.faults import strike
 from tests.simulation.loop import SimulationError, SimulationLoop
 from tests.simulation.network.client import RECONNECT_BACKOFF_S
 from tests.simulation.network.link import SERVER_KEEPALIVE_S
+from tests.simulation.operator import look_around
 from tests.simulation.plan import LIVENESS, Plan, RequestPlan
+from tests.simulation.processes import SimulatedProcess
 from tests.simulation.real_world import fence
 from tests.simulation.world import World
 
@@ -88,6 +90,9 @@ async def _play(world: World) -> None:
     faults = [
         loop.create_task(_strike_at(world, begin_s + fault.at_s, number)) for number, fault in enumerate(plan.faults)
     ]
+    for machine in world.schedulers:
+        operator = SimulatedProcess(f"operator of {machine.name}", loop)
+        operator.start(look_around(world.checks, world.network, machine.name, list(world.addresses), f"{plan.seed}"))
     last_id = ""
     for request in sorted(plan.requests, key=lambda request: request.at_s):
         await asyncio.sleep(begin_s + request.at_s - loop.time())
