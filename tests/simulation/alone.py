@@ -44,6 +44,7 @@ def answer_alone(shape: Shape, sliding_window_tokens: int) -> Finished:
         eos_probability=EOS_PROBABILITY,
         sliding_window_tokens=sliding_window_tokens,
         instance_id="alone",
+        sleep=lambda _: None,
     )
     info = worker.info
     model = TextModel(ServedModel(info, MAX_MODEL_LEN, info.max_num_seqs), _tokenizer())

@@ -80,15 +80,7 @@ class Checks:
         """A promise is broken: only the first one counts."""
         if not self.broken:
             self.broken = f"at {self.loop.time():.6f} s: {what}"
-
-    def raise_if_broken(self) -> None:
-        """Raise PromiseBrokenError: something was."""
-        if self.loop.failures:
-            failure = self.loop.failures[0]
-            error = failure.get("exception")
-            self.break_promise(f"nobody took {type(error).__name__}: {error} ({failure.get('message')})")
-        if self.broken:
-            raise PromiseBrokenError(self.broken)
+            self.loop.end(PromiseBrokenError(self.broken))
 
     # Requests ----------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from asyncio import events
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Never, TypeVar
 
+from tests.simulation.handle import SimulatedHandle
 from tests.simulation.processes import PROCESS, SimulatedProcess, State
 
 T = TypeVar("T")
@@ -47,6 +48,10 @@ class DeadlockError(SimulationError):
 
 class LivelockError(SimulationError):
     """Callbacks follow each other for ever while the clock stands still."""
+
+
+class UnhandledError(SimulationError):
+    """A callback or a task raised what nobody takes."""
 
 
 class RealWorldError(SimulationError):
@@ -85,8 +90,6 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
     Attributes:
         outside: The process of whoever watches all others.
         num_callbacks: How many have run.
-        failures: What was raised where nobody takes it.
-        after_callback: Called after each callback with the process that it belongs to.
     """
 
     def __init__(self, seed: str, *, is_fair: bool = False) -> None:
@@ -95,8 +98,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
         self._is_fair = is_fair
         self._now_s = START_S
         self._numbers = itertools.count(1)
-        self._ready: list[asyncio.Handle | SimulatedProcess] = []
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._ready: list[SimulatedHandle | SimulatedProcess] = []
+        self._timers: list[tuple[float, int, SimulatedHandle]] = []
         self._is_over = False
         self._processes: list[SimulatedProcess] = []
         self._is_running = False
@@ -105,8 +108,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
         self._digest = hashlib.sha256()
         self.outside = SimulatedProcess("outside", self)
         self.num_callbacks = 0
-        self.failures: list[dict[str, Any]] = []
-        self.after_callback: Callable[[SimulatedProcess], None] = lambda process: None
+        self._end: Exception | None = None
 
     # What processes and the trace need ------------------------------------------------------------
 
@@ -125,6 +127,10 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
             del values[:]
         self._digest.update(struct.pack("d", self._now_s))
         return self._digest.copy().hexdigest()
+
+    def end(self, error: Exception) -> None:
+        """Let the run end with an error, after the callback that runs."""
+        self._end = self._end or error
 
     def hold(self, process: SimulatedProcess) -> None:
         """A process is stalled: keep what is ready of it until it goes on."""
@@ -165,22 +171,24 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
             index = 0 if self._is_fair else int(draw() * len(ready))
             picks.append(index)
             handle = self._take(index)
-            if handle.cancelled():
-                ready = self._ready
-                continue
-            process = _process_of(handle)
-            handle._run()
-            self.num_callbacks += 1
-            self.after_callback(process)
+            if not handle.cancelled():
+                handle.run()
+                num_at_once += 1
+                watch = handle.process.watch
+                if watch is not None:
+                    watch()
+                if self._end is not None:
+                    raise self._end
+                if num_at_once > MAX_CALLBACKS_AT_ONCE:
+                    raise LivelockError(f"{num_at_once} callbacks ran at {self._now_s:.6f} s, at last {handle!r}")
+                if main.done():
+                    break
             ready = self._ready
-            num_at_once += 1
-            if main.done():
-                return
-            if num_at_once > MAX_CALLBACKS_AT_ONCE:
-                raise LivelockError(f"{num_at_once} callbacks ran at {self._now_s:.6f} s; the last one is {handle!r}")
-        self._jump()
+        self.num_callbacks += num_at_once
+        if not main.done():
+            self._jump()
 
-    def _take(self, index: int) -> asyncio.Handle:
+    def _take(self, index: int) -> SimulatedHandle:
         """Remove what is ready at an index, and return its handle."""
         ready = self._ready
         item = ready[index]
@@ -189,7 +197,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
         else:
             ready[index] = ready[-1]
             ready.pop()
-        if isinstance(item, asyncio.Handle):
+        if isinstance(item, SimulatedHandle):
             return item
         handle = item.callbacks.popleft()
         if item.callbacks:
@@ -199,7 +207,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
     def _jump(self) -> None:
         """Set the clock to the next timer, and make all ready that are due then."""
         timers = self._timers
-        while timers and (timers[0][2].cancelled() or _process_of(timers[0][2]).state is State.DEAD):
+        while timers and (timers[0][2].cancelled() or timers[0][2].process.state is State.DEAD):
             heapq.heappop(timers)
         if not timers:
             raise DeadlockError(f"nothing can happen any more at {self._now_s:.6f} s")
@@ -210,13 +218,13 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
             if not handle.cancelled():
                 self._add(handle)
 
-    def _add(self, handle: asyncio.Handle) -> None:
+    def _add(self, handle: SimulatedHandle) -> None:
         """Make a callback ready, unless its process is dead; one of a stalled process is held."""
-        process = _process_of(handle)
+        process = handle.process
         if process.state is State.DEAD or self._is_over:
             return
-        item: asyncio.Handle | SimulatedProcess = handle
-        if not isinstance(getattr(handle._callback, "__self__", None), asyncio.Task):  # type: ignore[attr-defined]
+        item: SimulatedHandle | SimulatedProcess = handle
+        if type(handle.owner) is not SimulatedTask:
             process.callbacks.append(handle)
             if len(process.callbacks) > 1:
                 return
@@ -226,7 +234,6 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
     def close(self) -> None:
         """Forget everything. What is left of tasks ends here, as garbage, and nobody hears of it."""
         self._is_over = True
-        self.after_callback = lambda process: None
         hook, level = sys.unraisablehook, logging.root.manager.disable
         sys.unraisablehook = lambda unraisable: None
         logging.disable()
@@ -234,8 +241,9 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
             with warnings.catch_warnings(action="ignore"):
                 for process in self._processes:
                     process.forget()
-                for left in (self._processes, self._ready, self._timers, self.failures):
+                for left in (self._processes, self._ready, self._timers):
                     left.clear()
+                self._end = None
                 gc.collect()
         finally:
             sys.unraisablehook = hook
@@ -257,8 +265,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+    ) -> SimulatedHandle:
+        handle = SimulatedHandle(self, callback, args, context)
         self._add(handle)
         return handle
 
@@ -266,18 +274,15 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> SimulatedHandle:
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+    ) -> SimulatedHandle:
+        handle = SimulatedHandle(self, callback, args, context, when)
         heapq.heappush(self._timers, (when, next(self._numbers), handle))
         return handle
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Nothing: it is skipped when its time has come."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return SimulatedFuture(next(self._numbers), self)
@@ -314,8 +319,9 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
         return called
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if not self._is_over:
-            self.failures.append(context)
+        """End the run: nobody takes what was raised."""
+        error = context.get("exception")
+        self.end(UnhandledError(f"nobody took {type(error).__name__}: {error} ({context.get('message')})"))
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)
@@ -335,5 +341,5 @@ for _name in vars(asyncio.AbstractEventLoop).keys() - vars(SimulationLoop).keys(
         setattr(SimulationLoop, _name, lambda *_, name=_name, **__: _refuse(f"asyncio's {name}"))
 
 
-def _process_of(item: "asyncio.Handle | SimulatedProcess") -> SimulatedProcess:
-    return item if isinstance(item, SimulatedProcess) else item._context[PROCESS]  # type: ignore[attr-defined]
+def _process_of(item: SimulatedHandle | SimulatedProcess) -> SimulatedProcess:
+    return item if isinstance(item, SimulatedProcess) else item.process

@@ -7,10 +7,11 @@ import asyncio
 import contextvars
 import enum
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from tests.simulation.handle import SimulatedHandle
     from tests.simulation.loop import SimulationLoop
 
 T = TypeVar("T")
@@ -39,13 +40,15 @@ class SimulatedProcess:
         callbacks: Its plain callbacks that are ready, in their order; the loop's.
         held: What became ready while it was stalled; the loop's.
         loop: As above.
+        watch: Called after each of its callbacks; None: nobody looks.
     """
 
     def __init__(self, name: str, loop: "SimulationLoop", machine: str | None = None) -> None:
         self.name = name
         self.machine = machine or name
         self.state = State.RUNNING
-        self.callbacks: deque[asyncio.Handle] = deque()
+        self.callbacks: deque[SimulatedHandle] = deque()
+        self.watch: Callable[[], None] | None = None
         self.held: list[Any] = []
         self.loop = loop
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -96,6 +99,7 @@ class SimulatedProcess:
         self._tasks.clear()
         self.callbacks.clear()
         self.held.clear()
+        self.watch = None
 
     def stall(self) -> None:
         """Stop it, as SIGSTOP does."""

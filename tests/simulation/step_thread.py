@@ -40,7 +40,7 @@ class SimulatedStepThread(StepThread):
     def wait(self, call: Call) -> None:
         """See `StepThread`: the device is done when it has computed what was launched last."""
         if not math.isinf(self.device_until_s):
-            self._loop.call_at(max(self._loop.time(), self.device_until_s), call, context=self._context.copy())
+            self._loop.call_at(max(self._loop.time(), self.device_until_s), call, context=self._context)
 
     def wait_for_answers(self) -> None:
         """See `StepThread`; they come at once."""
@@ -72,7 +72,7 @@ class SimulatedStepThread(StepThread):
     def _later(self, callback: Callable[[], None]) -> None:
         """Call something when the running step has ended."""
         if not math.isinf(self.busy_until_s):
-            self._loop.call_at(max(self._loop.time(), self.busy_until_s), callback, context=self._context.copy())
+            self._loop.call_at(max(self._loop.time(), self.busy_until_s), callback, context=self._context)
 
     def _make_next(self) -> None:
         if self.busy_until_s > self._loop.time():  # it became busy since, by an earlier call

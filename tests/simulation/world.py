@@ -4,6 +4,7 @@ import asyncio
 import random
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from octavo.errors import OctavoError, OverloadedError, UnavailableError
 from octavo.outputs import Finished
@@ -155,7 +156,7 @@ class SchedulerMachine(Machine):
         )
         self.scheduler = SimulatedScheduler(world.network, self.name, process, config, world.resolve, surroundings)
         self.scheduler.start()
-        world.schedulers_of[process] = self.scheduler
+        process.watch = partial(_look, world, self.scheduler)
 
     async def drain(self) -> None:
         """End the process in order."""
@@ -163,6 +164,12 @@ class SchedulerMachine(Machine):
             self.is_leaving = True
             await asyncio.wait({self.process.start(self.scheduler.drain(DRAIN_S))}, timeout=2 * DRAIN_S)
         self.kill()
+
+
+def _look(world: "World", scheduler: SimulatedScheduler) -> None:
+    """A callback of a scheduler has run."""
+    if scheduler.has_begun:
+        world.checks.look_at(scheduler.engine)
 
 
 class ClientMachine(Machine):
@@ -254,7 +261,6 @@ class World:
     Attributes:
         addresses: The executors that the schedulers are told of.
         workers: Of all executor processes so far.
-        schedulers_of: By process, all so far.
         is_over: Whether no client tries again any more.
     """
 
@@ -268,7 +274,6 @@ class World:
     addresses: dict[str, None] = field(init=False)
     is_over: bool = False
     workers: list[SimulatedWorker] = field(default_factory=list)
-    schedulers_of: dict[SimulatedProcess, SimulatedScheduler] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         plan = self.plan

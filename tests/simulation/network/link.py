@@ -55,7 +55,7 @@ class Network:
         self.weather = weather
         self.loop = loop
         self._random = random.Random(f"network {seed}")
-        self._carrier = SimulatedProcess("network", loop)
+        self._carrier_context = SimulatedProcess("network", loop).context()
         self._servers: dict[str, SimulatedServer] = {}
         self._links: dict[Link, None] = {}
         self._cuts: set[frozenset[str]] = set()
@@ -79,7 +79,7 @@ class Network:
 
     def at(self, when_s: float, callback: Callable[[], object]) -> None:
         """Call something later, whatever becomes of the processes meanwhile."""
-        self.loop.call_at(when_s, callback, context=self._carrier.context())
+        self.loop.call_at(when_s, callback, context=self._carrier_context)
 
     # Faults ------------------------------------------------------------------------------------------
 
