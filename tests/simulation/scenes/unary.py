@@ -39,7 +39,7 @@ async def two_calls_at_once(stage: Stage) -> None:
 
 
 async def aborted(stage: Stage) -> None:
-    async def abort(request: bytes, context: Any) -> Never:
+    async def abort(request: bytes, context: Any) -> bytes:
         try:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such thing", (("hint-bin", b"\x01"),))
         except BaseException as error:
@@ -53,7 +53,7 @@ async def aborted(stage: Stage) -> None:
 async def aborted_before_its_handler_ends(stage: Stage) -> None:
     has_answer = asyncio.Event()
 
-    async def abort(request: bytes, context: Any) -> Never:
+    async def abort(request: bytes, context: Any) -> bytes:
         try:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such thing")
         except grpc.aio.AbortError:
