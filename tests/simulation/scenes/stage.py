@@ -234,5 +234,6 @@ async def connected(stage: Stage) -> Any:
 
 
 def _plain(text: str) -> str:
-    """Leave out what gRPC adds to a reason, or not, as its threads meet."""
-    return re.sub(r"Stream removed \((.*?)(?: \(\d+\))?\)", r"\1", text)
+    """Leave out what gRPC's threads decide: whether a reason is wrapped, and who was first to see a connection break."""
+    text = re.sub(r"Stream removed \((.*?)(?: \(\d+\))?\)", r"\1", text)
+    return re.sub(r"recvmsg:.*|sendmsg:.*|Socket closed", "the connection broke", text)

@@ -45,6 +45,7 @@ async def aborted(stage: Stage) -> None:
         except BaseException as error:
             stage.notes["handler"].append(type(error).__name__)
             raise
+        return b"late"
 
     await stage.serve({"Abort": unary(abort)})
     stage.notes["client"].append(await end_of(method(stage.channel(), "Abort")(b"")))
