@@ -234,6 +234,6 @@ async def connected(stage: Stage) -> Any:
 
 
 def _plain(text: str) -> str:
-    """Leave out what gRPC's threads decide: whether a reason is wrapped, and who was first to see a connection break."""
+    """Leave out what gRPC's threads decide: whether a reason is wrapped, and who first met a broken connection."""
     text = re.sub(r"Stream removed \((.*?)(?: \(\d+\))?\)", r"\1", text)
     return re.sub(r"recvmsg:.*|sendmsg:.*|Socket closed", "the connection broke", text)
