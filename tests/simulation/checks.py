@@ -145,7 +145,7 @@ class Checks:
             self.break_promise(f"{record.request_id} has the usage {usage}, and alone {alone}")
 
     def _was_cut_short(self, record: RequestRecord, finished: Finished) -> bool:
-        """Return whether it was accepted for less than it could use, as a smaller fleet does, and is what comes of it."""
+        """Return whether it was accepted for less than it could use, as by a smaller fleet, and is what comes of it."""
         shape, accepted = record.shape, self._accepted.get(record.request_id, set())
         if min(accepted, default=MAX_MODEL_LEN) >= min(len(shape.prompt) + shape.options["max_tokens"], MAX_MODEL_LEN):
             return False

@@ -164,7 +164,8 @@ def _draw_executors(draw: random.Random, *, is_tight: bool) -> tuple[ExecutorPla
             first = {
                 "block_size_tokens": own_size,
                 # The smallest pool holds the longest sequence once, and little more.
-                "num_device_blocks": draw.choice((MAX_MODEL_LEN, 200) if is_tight else (200, 320, 1200)) // own_size + draw.randint(1, 3),
+                "num_device_blocks": draw.choice((MAX_MODEL_LEN, 200) if is_tight else (200, 320, 1200)) // own_size
+                + draw.randint(1, 3),
                 "num_host_blocks": host_blocks,
                 "max_num_seqs": draw.choice((8, 16) if is_tight else (4, 6, 8, 16)),
                 "max_num_batched_tokens": draw.choice((16, 32, 64, 256)),
