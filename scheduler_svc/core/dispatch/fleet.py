@@ -163,12 +163,11 @@ class Fleet:
         Its group may have left the core since: preempted there, and dispatched to another one, or admitted by it.
         """
         group = sequence.group
-        if sequence.status is SequenceStatus.FINISHED:
-            return
-        if group.is_last(sequence):
+        holder = core if group in core.groups else self.core_of(group)
+        if holder is None and group.is_last(sequence) and sequence.status is not SequenceStatus.FINISHED:
             self.abort(group)
         else:
-            (self.core_of(group) or core).finish(sequence)
+            (holder or core).finish(sequence)
 
     def note_loss(self, group: SequenceGroup, executor: str) -> None:
         """A group lost the executor of this name while it ran there: it goes elsewhere next, if it can."""
