@@ -16,7 +16,7 @@ SAFETY, LIVENESS = "safety", "liveness"
 MODES = (SAFETY, LIVENESS)
 
 # Seeds that follow each other share shapes, whose answers are then computed alone once.
-_SEEDS_OF_A_GROUP = 25
+SEEDS_OF_A_GROUP = 25
 _SHAPES_OF_A_GROUP = 50
 
 # Faults by what they strike; `faults.py` has what each one does.
@@ -207,7 +207,7 @@ def _draw_weather(draw: random.Random) -> Weather:
 def _draw_requests(
     draw: random.Random, seed: int, num_schedulers: int, num_clients: int, until_s: float
 ) -> tuple[RequestPlan, ...]:
-    group = random.Random(f"group {seed // _SEEDS_OF_A_GROUP}")
+    group = random.Random(f"group {seed // SEEDS_OF_A_GROUP}")
     kinds = {kind for kind in KINDS if draw.random() < 0.7} or {"plain"}
     shapes = [number for number in group.sample(range(NUM_SHAPES), _SHAPES_OF_A_GROUP) if shape(number).kind in kinds]
     shapes = shapes or [number for number in range(NUM_SHAPES) if shape(number).kind in kinds][:20]
