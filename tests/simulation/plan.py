@@ -37,6 +37,8 @@ EXECUTOR_FAULTS = (
 SCHEDULER_FAULTS = ("kill_scheduler", "power_off_scheduler", "stall_scheduler", "drain_scheduler")
 LINK_FAULTS = ("reset_link", "cut_link", "cut_client", "bad_weather")
 CLIENT_FAULTS = ("kill_client", "stall_client")
+# What stands in place of a fault that was taken away: the draws of the loop stay what they were until then.
+NOTHING = "nothing"
 FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS)
 
 

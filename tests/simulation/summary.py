@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.simulation.campaign import FinishedRun
+from tests.simulation.sometimes import PREFIX, RARE
 
 COMMAND = "python -m tests.simulation"
 
@@ -25,8 +26,9 @@ def print_summary(console: Console, finished: Sequence[FinishedRun]) -> None:
         seen.update(each.seen)
     console.print(_figures(finished))
     console.print(_counts("fault", "times", _of_kind(seen, "fault: ")))
-    others = {name: count for name, count in seen.items() if not name.startswith("fault: ")}
+    others = {name: count for name, count in seen.items() if not name.startswith(("fault: ", PREFIX))}
     console.print(_counts("what else happened", "times", others))
+    console.print(_rare_things(seen, Counter(name for each in finished for name in each.seen)))
     failed = [each for each in finished if each.broken]
     for each in failed:
         console.print(f"[bold red]BROKEN[/] seed {each.seed}, {each.mode}, ", end="")
@@ -62,6 +64,17 @@ def _of_kind(seen: Counter[str], prefix: str) -> dict[str, int]:
 def _counts(what: str, how_often: str, counts: dict[str, int]) -> Table:
     table = Table(what, how_often)
     return _filled(table, [(name, f"{count:,}" if count else _NEVER) for name, count in sorted(counts.items())])
+
+
+def _rare_things(seen: Counter[str], num_runs: Counter[str]) -> Table:
+    """Return how often each rare thing was seen, and in how many runs; those that never were come first."""
+    table = Table("sometimes", "what has happened then", "times", "runs")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for name in sorted(RARE, key=lambda name: (seen[PREFIX + name], name)):
+        times = seen[PREFIX + name]
+        table.add_row(name, RARE[name], f"{times:,}" if times else _NEVER, f"{num_runs[PREFIX + name]:,}")
+    return table
 
 
 def _filled(table: Table, rows: Iterable[tuple[str, str]]) -> Table:

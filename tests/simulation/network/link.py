@@ -6,6 +6,7 @@ keepalive when there is silence (a cut cable, a machine without power).
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -49,6 +50,9 @@ class Network:
         loop: Carries the messages.
         seed: Of the delays.
         weather: How long messages take.
+
+    Attributes:
+        counts: How often something rare happened, by name.
     """
 
     def __init__(self, loop: SimulationLoop, seed: str, weather: Weather) -> None:
@@ -58,8 +62,13 @@ class Network:
         self._carrier_context = SimulatedProcess("network", loop).context()
         self._servers: dict[str, SimulatedServer] = {}
         self._links: dict[Link, None] = {}
+        self.counts: Counter[str] = Counter()
         self._cuts: set[frozenset[str]] = set()
         self._dark: set[str] = set()  # names of processes whose machine lost its power
+
+    def cuts_at(self, machine: str) -> list[frozenset[str]]:
+        """Return the cuts that part a machine from others."""
+        return [cut for cut in self._cuts if machine in cut]
 
     def listen(self, server: "SimulatedServer") -> None:
         """Let a server be found at its address."""
@@ -202,6 +211,7 @@ class Link:
         elif (is_up and self.is_open_at_server) or (not is_up and self.is_open_at_client):
             callback()
         else:  # the receiver's kernel knows no such connection, and says so
+            self._network.counts["message to nobody"] += 1
             self._network.at(self.arrival_s(is_up=not is_up), self._break_client if is_up else self._break_server)
 
     def go_on(self) -> None:
@@ -214,6 +224,7 @@ class Link:
     def time_out_client(self) -> None:
         """The client's keepalive has had no answer, unless the way is open again."""
         if not self._network.reaches(self.client, self.server.process):
+            self._network.counts["keepalive failed"] += self.is_open_at_client
             self._break_client("keepalive watchdog timeout")
 
     def time_out_server(self) -> None:
@@ -225,6 +236,10 @@ class Link:
         """The client closes it; the server learns it later."""
         self.is_open_at_client = False
         self._network.at(self.arrival_s(is_up=True), lambda: self._pass(self._break_server, is_up=True))
+
+    def note_full_window(self) -> None:
+        """A writer has to wait until the other side reads."""
+        self._network.counts["window full"] += 1
 
     def break_both(self) -> None:
         """Both kernels are told that it is broken."""

@@ -44,6 +44,7 @@ class Pipe(Generic[T]):
     async def room(self) -> None:
         """Return once the window is open."""
         while self._free_bytes <= 0:
+            self._link.note_full_window()
             if self._room is None or self._room.done():
                 self._room = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._room)
