@@ -6,7 +6,7 @@ others meet undisturbed. A plan is a value; `shrink.py` takes parts of it away.
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.simulation.network.link import Weather
@@ -238,6 +238,9 @@ def _draw_requests(
                 max_retries=draw.choice((0, 8, 20)),
             )
         )
+    if draw.random() < 0.2:
+        for poison, number in enumerate(draw.sample(range(num_requests), draw.randint(1, 3)), NUM_SHAPES):
+            requests[number] = replace(requests[number], shape=poison, max_retries=0)
     return tuple(requests)
 
 

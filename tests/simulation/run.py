@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.simulation.checks import Checks, PromiseBrokenError
+from tests.simulation.endless import watching_callbacks
 from tests.simulation.faults import strike
 from tests.simulation.loop import SimulationError, SimulationLoop
 from tests.simulation.network.client import RECONNECT_BACKOFF_S
@@ -16,6 +17,7 @@ from tests.simulation.operator import look_around
 from tests.simulation.plan import LIVENESS, Plan, RequestPlan
 from tests.simulation.processes import SimulatedProcess
 from tests.simulation.real_world import fence
+from tests.simulation.shapes import POISON, shape
 from tests.simulation.sometimes import PREFIX, Sometimes
 from tests.simulation.watching import Watcher
 from tests.simulation.world import World
@@ -71,7 +73,8 @@ def _simulate(plan: Plan, loop: SimulationLoop, watchers: tuple[Watcher, ...]) -
     with checks.reading_the_log(), fence(loop, f"{plan.seed}"):
         world = World(plan, loop, checks)
         try:
-            loop.run_until_complete(_play(world))
+            with watching_callbacks(loop, checks.break_promise):
+                loop.run_until_complete(_play(world))
         except PromiseBrokenError:
             pass
         except SimulationError as error:
@@ -129,8 +132,10 @@ async def _end_all(world: World) -> None:
     )
     await asyncio.sleep(2 * RECONNECT_BACKOFF_S)
     checks.is_quiet = True
-    good = [request for request in world.plan.requests if not request.is_duplicate][:NUM_LAST_REQUESTS]
-    for number, request in enumerate(good):
+    good = [
+        request for request in world.plan.requests if not request.is_duplicate and shape(request.shape).kind != POISON
+    ]
+    for number, request in enumerate(good[:NUM_LAST_REQUESTS]):
         last = RequestPlan(1000 + number, loop.time(), request.scheduler, request.shape, request.client)
         world.clients[last.client].send(last, f"last{number}")
     await _until(world, lambda: all(r.has_ended or r.left for r in checks.records), deadline_s, "a request goes on")

@@ -10,9 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.errors import InvalidRequestError, OctavoError
+from octavo.errors import InvalidRequestError, OctavoError, UnavailableError
 
 NUM_SHAPES = 400
+
+# Beyond those, requests that break each executor which admits them: their first token says so (`worker.py`).
+POISON = "poison"
+POISON_TOKEN = 1
 
 MAX_MODEL_LEN = 160
 LONGEST_PROMPT = 70
@@ -31,7 +35,7 @@ class Shape:
         kind: For people, and for swarms that leave some out.
         prompt: Token ids.
         options: What `octavo.Client.stream` is given beside the prompt.
-        refused_as: The only error that it may end with as soon as it is read; None: it is a good request.
+        refused_as: The error that it has to end with; None: it is a good request.
     """
 
     number: int
@@ -46,6 +50,8 @@ def shape(number: int) -> Shape:
     """Return the shape of a number."""
     draw = random.Random(f"shape {number}")
     kind = draw.choices(list(_KINDS), weights=[weight for weight, _ in _KINDS.values()])[0]
+    if number >= NUM_SHAPES:
+        kind = POISON
     options: dict[str, Any] = {
         "seed": draw.getrandbits(63),
         "max_tokens": draw.choice((1, 2, 3, draw.randint(4, 16), draw.randint(8, LONGEST_OUTPUT))),
@@ -57,6 +63,8 @@ def shape(number: int) -> Shape:
         options["logprobs"] = draw.randint(0, 3)
     if draw.random() < 0.1:
         options["prompt_logprobs"] = draw.randint(0, 2)
+    if kind == POISON:
+        return Shape(number, kind, (POISON_TOKEN, *_prompt(draw, number)), options, UnavailableError)
     refused_as = _KINDS[kind][1](draw, options)
     return Shape(number, kind, _prompt(draw, number), options, refused_as)
 
@@ -152,4 +160,13 @@ _KINDS: dict[str, tuple[int, Callable[[random.Random, dict[str, Any]], type[Octa
 
 KINDS = tuple(_KINDS)
 
-__all__ = ["KINDS", "LONGEST_OUTPUT", "MAX_MODEL_LEN", "NUM_SHAPES", "Shape", "shape"]
+__all__ = [
+    "KINDS",
+    "LONGEST_OUTPUT",
+    "MAX_MODEL_LEN",
+    "NUM_SHAPES",
+    "POISON",
+    "POISON_TOKEN",
+    "Shape",
+    "shape",
+]

@@ -10,7 +10,7 @@ from shared.errors import StepFailedError
 from shared.step import Step, StepResult
 from tests.simulation.alone import EOS_PROBABILITY
 from tests.simulation.plan import ExecutorPlan
-from tests.simulation.shapes import MAX_MODEL_LEN
+from tests.simulation.shapes import MAX_MODEL_LEN, POISON_TOKEN
 from tests.simulation.step_thread import SimulatedStepThread
 
 
@@ -69,6 +69,8 @@ class SimulatedWorker(FakeWorker):
         if self.is_broken or self.num_failing:
             self.num_failing -= self.num_failing > 0
             raise StepFailedError("a fault of the simulation")
+        if any(admission.token_ids[:1].tolist() == [POISON_TOKEN] for admission in step.delta.admissions):
+            raise StepFailedError("this prompt breaks executors")
         try:
             running = super().launch(step)
         except Exception as error:

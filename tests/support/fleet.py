@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 
 from executor_svc.worker.interface import Worker, execute
 from scheduler_svc.core.beams.beam_search import Hypothesis
+from scheduler_svc.core.dispatch.dispatcher import MAX_DISPATCHED_GROUPS
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.integrity import check_integrity
@@ -240,6 +241,16 @@ class VirtualFleet:
         return groups
 
     # Steps ---------------------------------------------------------------------------------------
+
+    def dispatch(self, now_s: float) -> set[ExecutorCore]:
+        """Dispatch the line, as the engine does after each change; return the cores that are to look.
+
+        All that can be dispatched then is: who asks again is told of nobody, or drivers would ask for ever.
+        """
+        cores = self.fleet.dispatch(now_s)
+        if len(self.queue) <= MAX_DISPATCHED_GROUPS:
+            assert not self.fleet.dispatch(now_s), "a core is told to look again, and nothing has happened"
+        return cores
 
     def schedule(self, member: Member, now_s: float) -> Step | None:
         """Decide the next step of a member; it is not executed yet."""
