@@ -25,13 +25,9 @@ from tests.simulation.alone import answer_alone
 from tests.simulation.engine_checks import EngineChecks
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.plan import Plan, RequestPlan
-<<<<<<< HEAD
 from tests.simulation.processes import PROCESS
-from tests.simulation.shapes import Shape, shape
-from tests.simulation.watching import Watcher
-=======
 from tests.simulation.shapes import MAX_MODEL_LEN, Shape, shape
->>>>>>> sim
+from tests.simulation.watching import Watcher
 
 # Between two looks at the invariants of a scheduler's cores, in callbacks.
 CALLBACKS_BETWEEN_LOOKS = 60

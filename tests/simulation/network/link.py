@@ -236,12 +236,8 @@ class Link:
     def time_out_client(self) -> None:
         """The client's keepalive has had no answer, unless the way is open again."""
         if not self._network.reaches(self.client, self.server.process):
-<<<<<<< HEAD
             self._network.counts["keepalive failed"] += self.is_open_at_client
-            self._break_client("keepalive watchdog timeout")
-=======
             self._break_client("ping timeout")
->>>>>>> sim
 
     def time_out_server(self) -> None:
         """The server's keepalive has had no answer, unless the way is open again."""
