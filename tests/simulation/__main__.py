@@ -4,6 +4,7 @@ Exit status: 0, all promises were kept; 1, one was broken; 2, the arguments make
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -13,9 +14,12 @@ from rich.console import Console
 
 from tests.simulation.campaign import FinishedRun, Limits, OtherCodeError, Run, RunFile, run_all
 from tests.simulation.plan import MODES, SAFETY, Plan, draw_plan
-from tests.simulation.plan_json import read_plan
+from tests.simulation.plan_json import plan_to_json, read_plan
+from tests.simulation.report import Traced, report, traced
 from tests.simulation.run import simulate
-from tests.simulation.summary import print_summary
+from tests.simulation.shrink import Shrinker
+from tests.simulation.summary import COMMAND, print_summary
+from tests.simulation.trace import Trace
 
 BOTH = "both"
 
@@ -33,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
             plan = read_plan(arguments.plan) if arguments.plan else draw_plan(arguments.seed, _one_mode(arguments.mode))
         except (OSError, ValueError, TypeError, KeyError) as error:
             parser.error(f"--plan {arguments.plan}: {error!r}; it must be a file that --shrink wrote")
-        return _replay(plan)
+        return _replay(plan, arguments)
     modes = MODES if arguments.mode == BOTH else (arguments.mode,)
     runs = [Run(seed, mode) for seed in arguments.seed_list or arguments.seeds for mode in modes]
     try:
@@ -67,12 +71,34 @@ def _run_many(arguments: argparse.Namespace, runs: list[Run]) -> int:
     return int(any(each.broken for each in finished))
 
 
-def _replay(plan: Plan) -> int:
-    outcome = simulate(plan)
+def _replay(plan: Plan, arguments: argparse.Namespace) -> int:
+    if arguments.shrink is not None:
+        return _shrink(plan, arguments)
+    run = traced(plan) if arguments.trace else Traced(simulate(plan), Trace())
+    for event in run.trace.events:
+        print(event)
+    outcome = run.outcome
+    if arguments.report and outcome.broken:
+        print("\n".join(report(plan)))
     print(f"{outcome.num_steps} steps, {outcome.num_faults} faults, {outcome.virtual_s:.1f} virtual seconds")
     print(f"digest {outcome.digest}")
     print(f"broken {outcome.broken}" if outcome.broken else "every promise was kept")
     return int(bool(outcome.broken))
+
+
+def _shrink(plan: Plan, arguments: argparse.Namespace) -> int:
+    max_s = math.inf if arguments.minutes is None else 60 * arguments.minutes
+    shrinker = Shrinker(lambda each: simulate(each).broken, arguments.max_runs, max_s, tell=print)
+    try:
+        smaller = shrinker.shrink(plan)
+    except ValueError as error:
+        print(f"nothing to shrink: {error}")
+        return 0
+    arguments.shrink.write_text(plan_to_json(smaller))
+    print(f"{shrinker.num_runs} runs; {len(smaller.faults)} faults and {len(smaller.requests)} requests are left")
+    print("\n".join(report(smaller)))
+    print(f"\n{COMMAND} --plan {arguments.shrink} --report")
+    return 1
 
 
 class _Progress:
@@ -119,6 +145,10 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--seed-list", type=_seed_list, metavar="SEED,SEED", help="run these seeds")
     which.add_argument("--seed", type=int, help="replay one seed")
     which.add_argument("--plan", type=Path, metavar="FILE", help="replay the plan of a file")
+    parser.add_argument("--trace", action="store_true", help="of one run: print all that happens")
+    parser.add_argument("--report", action="store_true", help="of one run: the last fault and the last steps")
+    parser.add_argument("--shrink", type=Path, metavar="FILE", help="of one run: make it smaller, into a file")
+    parser.add_argument("--max-runs", type=int, default=300, help="of --shrink (default: %(default)s)")
     parser.add_argument("--mode", choices=(*MODES, BOTH), default=BOTH, help="%(default)s; of --seed: safety")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="run on so many processes (default: 1)")
     parser.add_argument("--stop-at-first", action="store_true", help="stop when a promise was broken")

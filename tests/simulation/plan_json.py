@@ -19,7 +19,10 @@ def plan_to_json(plan: Plan) -> str:
 
 
 def plan_from_json(text: str) -> Plan:
-    """Return the plan that `plan_to_json` made a text of. Raises ValueError, TypeError, KeyError: it is something else."""
+    """Return the plan that `plan_to_json` made a text of.
+
+    Raises: ValueError, TypeError, KeyError: it is something else.
+    """
     fields: dict[str, Any] = json.loads(text)
     fields["settings"] = {name: _tuple_of(value) for name, value in fields["settings"].items()}
     fields["weather"] = Weather(**fields["weather"])

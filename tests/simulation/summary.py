@@ -33,7 +33,9 @@ def print_summary(console: Console, finished: Sequence[FinishedRun]) -> None:
     for each in failed:
         console.print(f"[bold red]BROKEN[/] seed {each.seed}, {each.mode}, ", end="")
         console.print(each.broken, markup=False, highlight=False)
-        console.print(f"    {replay_command(each.seed, each.mode)}", markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            f"    {replay_command(each.seed, each.mode)} --report", markup=False, highlight=False, soft_wrap=True
+        )
     verdict = f"[bold red]{len(failed)} of them broke a promise[/]" if failed else "every promise was kept"
     console.print(f"{len(finished)} runs: {verdict}")
 

@@ -1,4 +1,4 @@
-"""What happened in a run, in its order: faults, lines of the log, requests, and steps in the words of the trace files."""
+"""What happened in a run: faults, lines of the log, requests, and steps in the words of the trace files."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -39,7 +39,9 @@ class TraceEvent:
     lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.at_s:10.6f}  {self.where:<28}  {self.what}", *(" " * 12 + line for line in self.lines)])
+        return "\n".join(
+            [f"{self.at_s:10.6f}  {self.where:<28}  {self.what}", *(" " * 12 + line for line in self.lines)]
+        )
 
 
 class Trace(Watcher):
