@@ -82,6 +82,8 @@ def _simulate(plan: Plan, loop: SimulationLoop, watchers: tuple[Watcher, ...]) -
         except Exception as error:
             where = "".join(traceback.format_tb(error.__traceback__)[-2:])
             checks.break_promise(f"the scene failed: {type(error).__name__}: {error}\n{where}")
+    for watcher in checks.watchers:
+        watcher.run_ended()
     checks.seen.update({PREFIX + name: count for name, count in world.network.counts.items()})
     num_faults = sum(count for name, count in checks.seen.items() if name.startswith("fault: "))
     virtual_s = loop.time() - begin_s

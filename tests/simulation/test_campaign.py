@@ -1,5 +1,4 @@
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ RUNS = [Run(seed, mode) for seed in range(60) for mode in MODES]
 
 def _run(run: Run) -> FinishedRun:
     broken = "at 1 s: r1 ended twice" if run.seed == 3 else ""
-    return FinishedRun(run.seed, run.mode, broken, "digest", 300, 10, 60.0, 0.1, Counter({"fault: kill_executor": 10}))
+    return FinishedRun(run.seed, run.mode, broken, "digest", 300, 10, 60.0, 0.1, {"fault: kill_executor": 10})
 
 
 @pytest.mark.parametrize("num_jobs", [1, 2])

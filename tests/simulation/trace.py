@@ -50,17 +50,14 @@ class Trace(Watcher):
     Attributes:
         events: What happened.
         states: Of each core, where its sequences were when a promise was broken.
+        cores: The names of all cores that have decided something.
     """
 
     def __init__(self) -> None:
         self.events: list[TraceEvent] = []
         self.states: dict[str, list[str]] = {}
+        self.cores: set[str] = set()
         self._cores: dict[str, ExecutorCore] = {}
-
-    @property
-    def cores(self) -> set[str]:
-        """The names of all cores that have decided something."""
-        return set(self._cores)
 
     def fault_begins(self, world: World, fault: FaultPlan) -> None:
         """See `Watcher`."""
@@ -101,6 +98,7 @@ class Trace(Watcher):
     def decided(self, process: str, core: ExecutorCore, decision: Decision) -> None:
         """See `Watcher`."""
         where = _name(process, core)
+        self.cores.add(where)
         self._cores[where] = core
         gone = [
             f"  {_LEAVES[event.kind]:<8} {event.group.request_id}" for event in decision.events if event.kind in _LEAVES
@@ -130,6 +128,10 @@ class Trace(Watcher):
                 self.states[name] = state_lines(core, ())
             except Exception as error:  # what is broken may be what would be said
                 self.states[name] = [f"its state cannot be told: {type(error).__name__}: {error}"]
+
+    def run_ended(self) -> None:
+        """See `Watcher`."""
+        self._cores.clear()
 
     def _note(self, where: str, what: str, lines: Iterable[str] = ()) -> None:
         self.events.append(TraceEvent(round(_now_s() - START_S, 9), where, what, tuple(lines)))

@@ -58,6 +58,9 @@ class Watcher:
     def broken(self, what: str) -> None:
         """The first promise is broken."""
 
+    def run_ended(self) -> None:
+        """The run is over: nothing of it may be held any more, or it is never let go."""
+
 
 def watch(engine: Engine, process: str, watchers: Sequence[Watcher]) -> None:
     """Let watchers see what an engine does from now on."""
