@@ -20,27 +20,26 @@ class EndlessCallbackError(BaseException):
 
 
 @contextlib.contextmanager
-def watching_callbacks(loop: SimulationLoop, accuse: Callable[[str], None]) -> Iterator[None]:
-    """Break the promise that callbacks end when one takes too long; nothing is watched outside of the main thread.
-
-    Raises: EndlessCallbackError: where the callback is, as soon as it is known.
-    """
+def watching_callbacks(
+    loop: SimulationLoop, accuse: Callable[[str], None], longest_s: float = LONGEST_CALLBACK_S
+) -> Iterator[None]:
+    """Accuse a callback that takes longer, and end it; outside of the main thread nothing is watched."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    former = -1
+    former = -1, -1
 
     def look(*_: object) -> None:
         nonlocal former
-        if loop.num_callbacks != former:
-            former = loop.num_callbacks
+        if (now := (loop.num_callbacks, len(loop._picks))) != former:
+            former = now
             return
-        what = f"a callback takes more than {LONGEST_CALLBACK_S:g} s of processor time, and the clock stands still"
+        what = f"a callback takes more than {longest_s:g} s of processor time, and the clock stands still"
         accuse(what)
         raise EndlessCallbackError(what)
 
     handler = signal.signal(signal.SIGVTALRM, look)
-    signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_CALLBACK_S, LONGEST_CALLBACK_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, longest_s, longest_s)
     try:
         yield
     except EndlessCallbackError:

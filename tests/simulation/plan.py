@@ -19,6 +19,9 @@ MODES = (SAFETY, LIVENESS)
 SEEDS_OF_A_GROUP = 25
 _SHAPES_OF_A_GROUP = 50
 
+# Output tokens of a request that fills a small cache while it runs, all its sequences together.
+_MANY_TOKENS = 24
+
 # Faults by what they strike; `faults.py` has what each one does.
 EXECUTOR_FAULTS = (
     "kill_executor",
@@ -129,7 +132,8 @@ class Plan:
 def draw_plan(seed: int, mode: str) -> Plan:
     """Return the plan of a seed."""
     workload, faults = random.Random(f"workload {seed}"), random.Random(f"faults {seed} {mode}")
-    executors = _draw_executors(workload)
+    is_tight = workload.random() < 0.5  # small caches, and bursts of requests that grow: some make room for others
+    executors = _draw_executors(workload, is_tight=is_tight)
     num_schedulers = min(len(executors), workload.choice((1, 1, 1, 2)))
     num_clients = workload.randint(1, 4)
     quiet_at_s = workload.choice((30.0, 40.0, 60.0))
@@ -144,16 +148,16 @@ def draw_plan(seed: int, mode: str) -> Plan:
         settings=_draw_settings(workload, len(executors), num_schedulers),
         weather=_draw_weather(workload),
         executors=executors,
-        requests=_draw_requests(workload, seed, num_schedulers, num_clients, quiet_at_s),
+        requests=_draw_requests(workload, seed, num_schedulers, num_clients, quiet_at_s, is_tight=is_tight),
         faults=_draw_faults(faults, quiet_at_s),
     )
 
 
-def _draw_executors(draw: random.Random) -> tuple[ExecutorPlan, ...]:
+def _draw_executors(draw: random.Random, *, is_tight: bool) -> tuple[ExecutorPlan, ...]:
     num_executors = draw.choice((1, 1, 2, 2, 2, 3, 3, 4, 5, 8))
     are_equal = draw.random() < 0.4
-    step_ms, block_size = draw.choice((5.0, 10.0, 20.0, 40.0)), draw.choice((4, 8, 16))
-    host_blocks = draw.choice((0, 0, 16, 48))
+    step_ms, block_size = draw.choice((20.0, 40.0) if is_tight else (5.0, 10.0, 20.0, 40.0)), draw.choice((4, 8, 16))
+    host_blocks = draw.choice((0, 16, 48) if is_tight else (0, 0, 16, 48))
     first: dict[str, Any] = {}
     executors = []
     for number in range(num_executors):
@@ -162,9 +166,9 @@ def _draw_executors(draw: random.Random) -> tuple[ExecutorPlan, ...]:
             first = {
                 "block_size_tokens": own_size,
                 # The smallest pool holds the longest sequence once, and little more.
-                "num_device_blocks": draw.choice((MAX_MODEL_LEN, 200, 320, 1200)) // own_size + draw.randint(1, 3),
+                "num_device_blocks": draw.choice((MAX_MODEL_LEN, 200) if is_tight else (200, 320, 1200)) // own_size + draw.randint(1, 3),
                 "num_host_blocks": host_blocks,
-                "max_num_seqs": draw.choice((4, 6, 8, 16)),
+                "max_num_seqs": draw.choice((8, 16) if is_tight else (4, 6, 8, 16)),
                 "max_num_batched_tokens": draw.choice((16, 32, 64, 256)),
                 "step_ms": step_ms * draw.choice((0.5, 1.0, 2.0)),
                 "token_us": draw.choice((0.0, 100.0)),
@@ -178,7 +182,7 @@ def _draw_settings(draw: random.Random, num_executors: int, num_schedulers: int)
     most = None if num_schedulers == 1 else max(1, num_executors // num_schedulers)
     return {
         "policy": draw.choice(("fcfs", "priority")),
-        "preemption_mode": draw.choice(("auto", "recompute", "auto")),
+        "preemption_mode": draw.choice(("auto", "recompute", "swap")),
         "prefill_mode": draw.choice(("chunked", "chunked", "first")),
         "prefix_caching": draw.random() < 0.8,
         "steps_in_flight": draw.choice(("auto", "1", "2", "4")),
@@ -207,12 +211,14 @@ def _draw_weather(draw: random.Random) -> Weather:
 
 
 def _draw_requests(
-    draw: random.Random, seed: int, num_schedulers: int, num_clients: int, until_s: float
+    draw: random.Random, seed: int, num_schedulers: int, num_clients: int, until_s: float, *, is_tight: bool
 ) -> tuple[RequestPlan, ...]:
     group = random.Random(f"group {seed // SEEDS_OF_A_GROUP}")
     kinds = {kind for kind in KINDS if draw.random() < 0.7} or {"plain"}
     shapes = [number for number in group.sample(range(NUM_SHAPES), _SHAPES_OF_A_GROUP) if shape(number).kind in kinds]
     shapes = shapes or [number for number in range(NUM_SHAPES) if shape(number).kind in kinds][:20]
+    if is_tight:
+        shapes = [number for number in shapes if shape(number).num_output_tokens >= _MANY_TOKENS] or shapes
     num_requests = draw.choice((60, 90, 140))
     is_bursty, has_deadlines, has_leavers = (draw.random() < 0.4 for _ in range(3))
     has_slow_readers, has_aborts = (draw.random() < 0.3 for _ in range(2))
@@ -220,8 +226,8 @@ def _draw_requests(
     requests = []
     for number in range(num_requests):
         at_s = draw.uniform(0.0, until_s)
-        if is_bursty:
-            at_s = min(until_s, max(0.0, draw.choice(bursts) + draw.gauss(0.0, 0.3)))
+        if is_bursty or is_tight:
+            at_s = min(until_s, max(0.0, draw.choice(bursts) + draw.gauss(0.0, 0.1)))
         requests.append(
             RequestPlan(
                 number=number,

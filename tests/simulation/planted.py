@@ -47,6 +47,15 @@ class Outcome:
             return "stale"
         return "found" if self.is_found else "survived"
 
+    @property
+    def remark(self) -> str:
+        """What the run said, or how many there were."""
+        if self.find is None:
+            return self.stale
+        if not self.find.broken:
+            return f"{self.find.num_runs} runs"
+        return self.find.broken.splitlines()[0][:LONGEST_REMARK]
+
 
 def try_bug(copy: TreeCopy, bug: Bug, seeds: str) -> Outcome:
     """Plant a bug in a copy, run `seeds` (BEGIN:END) until a promise is broken, and take it out again."""
@@ -81,7 +90,7 @@ def main() -> int:
         copies = [TreeCopy(Path(name) / str(number)) for number in range(arguments.jobs)]
         for outcome in try_in_copies(copies, bugs, lambda copy, bug: try_bug(copy, bug, arguments.seeds)):
             outcomes.append(outcome)
-            console.print(f"{outcome.verdict:8} {escape(outcome.bug.name)}")
+            console.print(f"{outcome.verdict:8} {escape(outcome.bug.name)}: {escape(outcome.remark)}")
     return _report(console, outcomes)
 
 
@@ -104,13 +113,11 @@ def _report(console: Console, outcomes: Sequence[Outcome]) -> int:
     """Print a table of all; return the exit code."""
     table = Table("bug", "found at", "runs", "s", "what the run said", title="planted bugs")
     for outcome in sorted(outcomes, key=lambda outcome: not outcome.is_found):  # what matters stands last
-        find, remark = outcome.find, outcome.stale
-        where, num_runs, cpu = outcome.verdict, "", ""
+        find, where, num_runs, cpu = outcome.find, outcome.verdict, "", ""
         if find is not None:
+            where = f"{find.seed} {find.mode}" if find.broken else outcome.verdict
             num_runs, cpu = str(find.num_runs), f"{find.cpu_s:.1f}"
-            if find.broken:
-                where, remark = f"{find.seed} {find.mode}", find.broken.splitlines()[0][:LONGEST_REMARK]
-        table.add_row(escape(outcome.bug.name), where, num_runs, cpu, escape(remark))
+        table.add_row(escape(outcome.bug.name), where, num_runs, cpu, escape(outcome.remark))
     console.print(table)
     num_found = sum(outcome.is_found for outcome in outcomes)
     cpu_s = sum(outcome.find.cpu_s for outcome in outcomes if outcome.find is not None)

@@ -103,7 +103,7 @@ BUGS = (
         "the last token is delivered again after a preemption or a loss",
         f"{CORE}/step/running_groups.py",
         "                    sequence.token_ids = batch.known_tokens(sequence.slot)\n",
-        "                    sequence.token_ids = batch.known_tokens(sequence.slot)[: max(group.num_prompt_tokens, -1)]\n",
+        "                    sequence.token_ids = batch.known_tokens(sequence.slot)[:-1]\n",
     ),
     Bug(
         "tokens in flight of a lost executor are waited for",

@@ -44,6 +44,12 @@ class Shape:
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
     refused_as: type[OctavoError] | None = None
 
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all its outputs at most."""
+        num_sequences = max(self.options.get(name, 1) for name in ("n", "best_of", "beam_width"))
+        return num_sequences * min(self.options["max_tokens"], MAX_MODEL_LEN - len(self.prompt))
+
 
 @functools.cache
 def shape(number: int) -> Shape:

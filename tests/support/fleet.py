@@ -15,7 +15,6 @@ from typing import Protocol, TypeAlias
 
 from executor_svc.worker.interface import Worker, execute
 from scheduler_svc.core.beams.beam_search import Hypothesis
-from scheduler_svc.core.dispatch.dispatcher import MAX_DISPATCHED_GROUPS
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.integrity import check_integrity
@@ -245,11 +244,12 @@ class VirtualFleet:
     def dispatch(self, now_s: float) -> set[ExecutorCore]:
         """Dispatch the line, as the engine does after each change; return the cores that are to look.
 
-        All that can be dispatched then is: who asks again is told of nobody, or drivers would ask for ever.
+        Drivers that are told to look ask again. So it must be settled soon: rarely the second call still finds what
+        the first one left, as who was passed there for a long prefill takes a place in the next one.
         """
         cores = self.fleet.dispatch(now_s)
-        if len(self.queue) <= MAX_DISPATCHED_GROUPS:
-            assert not self.fleet.dispatch(now_s), "a core is told to look again, and nothing has happened"
+        cores |= self.fleet.dispatch(now_s)
+        assert not self.fleet.dispatch(now_s), "a core is told to look again, and nothing has happened"
         return cores
 
     def schedule(self, member: Member, now_s: float) -> Step | None:
