@@ -263,11 +263,11 @@ class _LogReader(logging.Handler):
             process = PROCESS.get().name
             for watcher in self._checks.watchers:
                 watcher.logged(process, event)
+            if name == "no_executor" and _MISTAKES.search(str(event.fields["cause"])):
+                self._checks.break_promise(f"the log says {event}")
         if name in _BUGS or record.levelno >= logging.CRITICAL or record.name.startswith("asyncio"):
             error = record.exc_info[1] if record.exc_info else None
             self._checks.break_promise(f"the log says {event}: {type(error).__name__}: {error}")
-        if name == "no_executor" and _MISTAKES.search(str(event.fields["cause"])):
-            self._checks.break_promise(f"the log says {event}")
         return True
 
 

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from tests.simulation.loop import START_S
@@ -185,7 +186,7 @@ def _simplifications(plan: Plan) -> Iterator[tuple[str, Callable[[Plan], Plan]]]
         ("is_duplicate", False),
         ("max_retries", 0),
     ):
-        yield f"requests with {name} {value!r}", lambda plan, name=name, value=value: _requests(plan, **{name: value})
+        yield f"requests with {name} {value!r}", partial(_requests, **{name: value})
 
 
 def _one_scheduler(plan: Plan) -> Plan:
