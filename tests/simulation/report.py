@@ -90,10 +90,10 @@ def _last_steps(failing: Traced) -> Iterator[str]:
     places = [place for place, event in enumerate(trace.events) if event.where == core and "step" in event.what]
     begin = places[-2 * NUM_LAST_STEPS :][0]  # a step has a decision and a result
     process, address = core.split()
-    names = {core, "fault", "promise", process, process.split("#")[0], address}
+    names = {core, "fault", "promise", process, address}
     yield f"The last {NUM_LAST_STEPS} steps of {core}, and what happened around them:"
     for event in trace.events[begin:]:
-        if event.where in names or event.where.split("#")[0] in names:
+        if event.where in names or event.where.split("#")[0] == address:
             yield str(event)
     if core in trace.states:
         yield f"Where its sequences were when the promise was broken ({core}):"

@@ -70,6 +70,8 @@ def simulate(plan: Plan, watchers: tuple[Watcher, ...] = ()) -> Outcome:
 def _simulate(plan: Plan, loop: SimulationLoop, watchers: tuple[Watcher, ...]) -> Outcome:
     checks, begin_s = Checks(plan, loop), loop.time()
     checks.watchers = (Sometimes(checks.seen, loop), *watchers)
+    for watcher in checks.watchers:
+        watcher.run_begins(loop.time)
     with checks.reading_the_log(), fence(loop, f"{plan.seed}"):
         world = World(plan, loop, checks)
         try:

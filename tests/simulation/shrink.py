@@ -44,6 +44,16 @@ _SIMPLE_SETTINGS: dict[str, Any] = {
     "max_executors": None,
 }
 
+_SIMPLE_REQUEST: dict[str, Any] = {
+    "priority": 0,
+    "leaves_after": 0,
+    "aborts_after": 0,
+    "timeout_s": None,
+    "reads_every_s": 0.0,
+    "is_duplicate": False,
+    "max_retries": 0,
+}
+
 
 def kind_of(broken: str) -> str:
     """Return a broken promise without what differs from run to run: times, numbers, names, tokens."""
@@ -177,15 +187,7 @@ def _simplifications(plan: Plan) -> Iterator[tuple[str, Callable[[Plan], Plan]]]
     yield "no sliding window", lambda plan: replace(plan, sliding_window_tokens=0)
     yield "no host blocks", lambda plan: _executors(plan, num_host_blocks=0)
     yield "no devices", lambda plan: _executors(plan, has_device=False)
-    for name, value in (
-        ("priority", 0),
-        ("leaves_after", 0),
-        ("aborts_after", 0),
-        ("timeout_s", None),
-        ("reads_every_s", 0.0),
-        ("is_duplicate", False),
-        ("max_retries", 0),
-    ):
+    for name, value in _SIMPLE_REQUEST.items():
         yield f"requests with {name} {value!r}", partial(_requests, **{name: value})
 
 

@@ -82,6 +82,10 @@ class Sometimes(Watcher):
         """Something rare was seen."""
         self._seen[PREFIX + name] += 1
 
+    def run_ended(self) -> None:
+        """See `Watcher`; what is left of tasks ends as garbage, and is not counted."""
+        self._seen = Counter()
+
     def fault_begins(self, world: World, fault: FaultPlan) -> None:
         """See `Watcher`."""
         self._num_faults += 1

@@ -1,5 +1,9 @@
 from collections import Counter
 
+import pytest
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from tests.simulation import checks
 from tests.simulation.plan import NOTHING, SAFETY, Plan, draw_plan
 from tests.simulation.report import Traced, concerned_core, first_difference, last_fault, report, without
 from tests.simulation.run import Outcome, simulate
@@ -63,6 +67,22 @@ def test_nothing_differs_before_a_fault_that_is_taken_away() -> None:
     assert place is not None
     assert with_it.events[place].at_s >= last.at_s - 1e-6
     assert any(fault.kind == NOTHING for fault in outcome.plan.faults)
+
+
+def test_what_is_broken_is_told_with_the_state_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(core: ExecutorCore) -> None:
+        if core.groups:
+            raise AssertionError("a group is there")
+
+    monkeypatch.setattr(checks, "check_integrity", fails)
+    trace = Trace()
+
+    outcome = simulate(draw_plan(3, SAFETY), (trace,))
+
+    assert outcome.broken.endswith("an invariant: a group is there")
+    assert trace.events[-1].what == f"BROKEN {outcome.broken}"
+    assert any(line.startswith("free ") for lines in trace.states.values() for line in lines)
+    assert "Where its sequences were" in "\n".join(report(outcome.plan))
 
 
 def test_whoever_watches_changes_nothing() -> None:

@@ -1,6 +1,6 @@
 """What happened in a run: faults, lines of the log, requests, and steps in the words of the trace files."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from scheduler_svc.core.executor_core import ExecutorCore
@@ -12,9 +12,8 @@ from scheduler_svc.engine.interface import EndedRequest
 from shared.events import Event
 from shared.step import StepResult
 from tests.simulation.checks import RequestRecord
-from tests.simulation.loop import START_S, SimulationLoop
+from tests.simulation.loop import START_S
 from tests.simulation.plan import FaultPlan
-from tests.simulation.processes import PROCESS
 from tests.simulation.watching import Watcher
 from tests.simulation.world import World
 from tests.support.step_words import decision_lines, state_lines, token_lines
@@ -57,7 +56,13 @@ class Trace(Watcher):
         self.events: list[TraceEvent] = []
         self.states: dict[str, list[str]] = {}
         self.cores: set[str] = set()
+        self._clock: Callable[[], float] = lambda: START_S
+        self._is_over = False
         self._cores: dict[str, ExecutorCore] = {}
+
+    def run_begins(self, clock: Callable[[], float]) -> None:
+        """See `Watcher`."""
+        self._clock = clock
 
     def fault_begins(self, world: World, fault: FaultPlan) -> None:
         """See `Watcher`."""
@@ -132,15 +137,13 @@ class Trace(Watcher):
     def run_ended(self) -> None:
         """See `Watcher`."""
         self._cores.clear()
+        self._is_over = True  # what is left of tasks ends as garbage, and may still tell of it
 
     def _note(self, where: str, what: str, lines: Iterable[str] = ()) -> None:
-        self.events.append(TraceEvent(round(_now_s() - START_S, 9), where, what, tuple(lines)))
+        if self._is_over:
+            return
+        self.events.append(TraceEvent(round(self._clock() - START_S, 9), where, what, tuple(lines)))
 
 
 def _name(process: str, core: ExecutorCore) -> str:
     return f"{process} {core.name}"
-
-
-def _now_s() -> float:
-    loop: SimulationLoop = PROCESS.get().loop
-    return loop.time()

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 class Watcher:
     """Does nothing with what it is told. `process`: the name of the one that it happened in."""
 
+    def run_begins(self, clock: Callable[[], float]) -> None:
+        """A run begins; `clock` has its time in seconds."""
+
     def fault_begins(self, world: "World", fault: FaultPlan) -> None:
         """A fault is about to strike."""
 
