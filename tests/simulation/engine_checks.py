@@ -1,9 +1,9 @@
 """What is looked at inside a scheduler, beside the invariants of its cores: promises that no client can see broken.
 
- - A core computes for live requests alone: whoever was aborted costs nothing any more.
- - Every token that is computed is charged to a tenant.
- - A request that no attached executor can hold waits `orphan_timeout_s` at most.
- - Whoever is counted out for breaking executors did lose several: a broken one alone is no request's fault.
+- A core computes for live requests alone: whoever was aborted costs nothing any more.
+- Every token that is computed is charged to a tenant.
+- A request that no attached executor can hold waits `orphan_timeout_s` at most.
+- Whoever is counted out for breaking executors did lose several: a broken one alone is no request's fault.
 """
 
 from collections import Counter
