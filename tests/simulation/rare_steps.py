@@ -112,7 +112,7 @@ RARE_LINES: tuple[tuple[str, Rare[Event]], ...] = (
         Rare("fenced off", "a scheduler's epoch had ended", _says("is not the current one|ended: scheduler")),
     ),
     ("no_executor", Rare("another instance", "a restarted executor answered a resume", _says("instance .* is gone"))),
-    ("no_executor", Rare("executor left in order", "an executor shut down", _says("shutting down"))),
+    ("step_stream_broke", Rare("executor left in order", "an executor shut down", _says("shutting down"))),
     ("step_failed", Rare("step failed", "an executor failed a step", _any)),
     ("no_executor", Rare("nonsense answered", "a result did not fit its step", _says("sampled|result|rows|tokens"))),
     ("no_executor", Rare("spare executor", "a scheduler had as many as it may", _says("--max-executors"))),

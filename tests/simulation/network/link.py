@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.simulation.loop import SimulationLoop
@@ -135,9 +136,11 @@ class Network:
             link.go_on()
 
     def heal_all(self) -> None:
-        """End all cuts."""
+        """End all cuts; whoever still believes in a connection with a process that is gone learns that it is."""
         self._cuts.clear()
         for link in list(self._links):
+            if link.client.is_dead or link.server.process.is_dead:
+                link.break_both()
             link.go_on()
 
     def reset(self, one: str, other: str) -> None:
@@ -160,8 +163,8 @@ class Network:
     def _await_keepalive(self, links: Iterable["Link"]) -> None:
         for link in links:
             if (keepalive_s := link.channel.keepalive_s) is not None:
-                self.at(self.loop.time() + keepalive_s, link.time_out_client)
-            self.at(self.loop.time() + SERVER_KEEPALIVE_S, link.time_out_server)
+                self.at(self.loop.time() + keepalive_s, partial(link.time_out_client, link.num_silences))
+            self.at(self.loop.time() + SERVER_KEEPALIVE_S, partial(link.time_out_server, link.num_silences))
 
 
 class Link:
@@ -172,6 +175,7 @@ class Link:
         server: The other end.
         is_going_away: Whether the client knows that the server takes no new calls.
         server_calls: The calls that have not ended there.
+        num_silences: How often the way may have been closed, and was open again.
     """
 
     def __init__(self, network: Network, channel: "SimulatedChannel", server: "SimulatedServer") -> None:
@@ -180,6 +184,7 @@ class Link:
         self.client = channel.process
         self.is_open_at_client = True
         self.is_open_at_server = True
+        self.num_silences = 0
         self.is_going_away = False
         self._network = network
         self._held: list[tuple[Callable[[], None], bool]] = []
@@ -229,19 +234,20 @@ class Link:
     def go_on(self) -> None:
         """The way may be open again: let pass what has waited, in its order."""
         if self._network.reaches(self.client, self.server.process):
+            self.num_silences += 1
             held, self._held = self._held, []
             for callback, is_up in held:
                 self._pass(callback, is_up=is_up)
 
-    def time_out_client(self) -> None:
-        """The client's keepalive has had no answer, unless the way is open again."""
-        if not self._network.reaches(self.client, self.server.process):
+    def time_out_client(self, num_silences: int) -> None:
+        """The client's keepalive has had no answer, unless the way was open again since."""
+        if self.num_silences == num_silences and not self._network.reaches(self.client, self.server.process):
             self._network.counts["keepalive failed"] += self.is_open_at_client
             self._break_client("ping timeout")
 
-    def time_out_server(self) -> None:
-        """The server's keepalive has had no answer, unless the way is open again."""
-        if not self._network.reaches(self.client, self.server.process):
+    def time_out_server(self, num_silences: int) -> None:
+        """The server's keepalive has had no answer, unless the way was open again since."""
+        if self.num_silences == num_silences and not self._network.reaches(self.client, self.server.process):
             self._break_server()
 
     def close_by_client(self) -> None:
