@@ -25,7 +25,9 @@ from tests.simulation.alone import answer_alone
 from tests.simulation.engine_checks import EngineChecks
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.plan import Plan, RequestPlan
+from tests.simulation.processes import PROCESS
 from tests.simulation.shapes import MAX_MODEL_LEN, Shape, shape
+from tests.simulation.watching import Watcher
 
 # Between two looks at the invariants of a scheduler's cores, in callbacks.
 CALLBACKS_BETWEEN_LOOKS = 60
@@ -70,12 +72,14 @@ class Checks:
     Attributes:
         seen: How often things happened, by name: ends of requests, log events, faults.
         records: Of all requests that were sent.
+        watchers: Told of what happens.
     """
 
     plan: Plan
     loop: SimulationLoop
     seen: Counter[str] = field(default_factory=Counter)
     records: list[RequestRecord] = field(default_factory=list)
+    watchers: tuple[Watcher, ...] = ()
     broken: str = ""
     is_quiet: bool = False
     _num_callbacks: int = 0
@@ -86,6 +90,8 @@ class Checks:
         """A promise is broken: only the first one counts."""
         if not self.broken:
             self.broken = f"at {self.loop.time():.6f} s: {what}"
+            for watcher in self.watchers:
+                watcher.broken(self.broken)
             self.loop.end(PromiseBrokenError(self.broken))
 
     # Requests ----------------------------------------------------------------------------------------
@@ -94,6 +100,8 @@ class Checks:
         """A request is sent."""
         record = RequestRecord(plan, shape(plan.shape), request_id)
         self.records.append(record)
+        for watcher in self.watchers:
+            watcher.sent(record)
         return record
 
     def note_event(self, record: RequestRecord, event: Event) -> None:
@@ -111,6 +119,8 @@ class Checks:
         if record.has_ended:
             self.break_promise(f"{record.request_id} ended twice")
         record.has_ended = True
+        for watcher in self.watchers:
+            watcher.answered(record)
         if record.error is not None:
             self.seen[f"ended: {type(record.error).__name__}"] += 1
             self._check_error(record, record.error)
@@ -249,11 +259,15 @@ class _LogReader(logging.Handler):
         event = record.msg
         name = event.name if isinstance(event, events.Event) else str(event)
         self._checks.seen[f"log: {name}"] += 1
+        if isinstance(event, events.Event):
+            process = PROCESS.get().name
+            for watcher in self._checks.watchers:
+                watcher.logged(process, event)
+            if name == "no_executor" and _MISTAKES.search(str(event.fields["cause"])):
+                self._checks.break_promise(f"the log says {event}")
         if name in _BUGS or record.levelno >= logging.CRITICAL or record.name.startswith("asyncio"):
             error = record.exc_info[1] if record.exc_info else None
             self._checks.break_promise(f"the log says {event}: {type(error).__name__}: {error}")
-        if name == "no_executor" and _MISTAKES.search(str(event.fields["cause"])):
-            self._checks.break_promise(f"the log says {event}")
         return True
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from tests.simulation.plan import FAULTS, FaultPlan
+from tests.simulation.plan import FAULTS, NOTHING, FaultPlan
 from tests.simulation.world import NUMERICS, ExecutorMachine, Machine, SchedulerMachine, World
 
 Fault = Callable[[World, FaultPlan], Awaitable[bool]]
@@ -12,8 +12,15 @@ Fault = Callable[[World, FaultPlan], Awaitable[bool]]
 
 async def strike(world: World, plan: FaultPlan) -> None:
     """Let a fault happen, and note it if there was something that it could strike."""
+    if plan.kind == NOTHING:
+        return
+    watchers = world.checks.watchers
+    for watcher in watchers:
+        watcher.fault_begins(world, plan)
     if await _TABLE[plan.kind](world, plan):
         world.checks.seen[f"fault: {plan.kind}"] += 1
+    for watcher in watchers:
+        watcher.fault_ended(plan)
 
 
 def _executor(world: World, plan: FaultPlan) -> ExecutorMachine:

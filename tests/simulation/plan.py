@@ -16,7 +16,7 @@ SAFETY, LIVENESS = "safety", "liveness"
 MODES = (SAFETY, LIVENESS)
 
 # Seeds that follow each other share shapes, whose answers are then computed alone once.
-_SEEDS_OF_A_GROUP = 25
+SEEDS_OF_A_GROUP = 25
 _SHAPES_OF_A_GROUP = 50
 
 # Output tokens of a request that fills a small cache while it runs, all its sequences together.
@@ -40,6 +40,8 @@ EXECUTOR_FAULTS = (
 SCHEDULER_FAULTS = ("kill_scheduler", "power_off_scheduler", "stall_scheduler", "drain_scheduler")
 LINK_FAULTS = ("reset_link", "cut_link", "cut_client", "bad_weather")
 CLIENT_FAULTS = ("kill_client", "stall_client")
+# What stands in place of a fault that was taken away: the draws of the loop stay what they were until then.
+NOTHING = "nothing"
 FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS)
 
 
@@ -212,7 +214,7 @@ def _draw_weather(draw: random.Random) -> Weather:
 def _draw_requests(
     draw: random.Random, seed: int, num_schedulers: int, num_clients: int, until_s: float, *, is_tight: bool
 ) -> tuple[RequestPlan, ...]:
-    group = random.Random(f"group {seed // _SEEDS_OF_A_GROUP}")
+    group = random.Random(f"group {seed // SEEDS_OF_A_GROUP}")
     kinds = {kind for kind in KINDS if draw.random() < 0.7} or {"plain"}
     shapes = [number for number in group.sample(range(NUM_SHAPES), _SHAPES_OF_A_GROUP) if shape(number).kind in kinds]
     shapes = shapes or [number for number in range(NUM_SHAPES) if shape(number).kind in kinds][:20]

@@ -18,6 +18,8 @@ from tests.simulation.plan import LIVENESS, Plan, RequestPlan
 from tests.simulation.processes import SimulatedProcess
 from tests.simulation.real_world import fence
 from tests.simulation.shapes import POISON, shape
+from tests.simulation.sometimes import PREFIX, Sometimes
+from tests.simulation.watching import Watcher
 from tests.simulation.world import World
 
 # After all is healed everything has to end within so many virtual seconds: a lease, the longest pause of a circuit
@@ -52,21 +54,24 @@ class Outcome:
     digest: str
 
 
-def simulate(plan: Plan) -> Outcome:
-    """Run a plan."""
+def simulate(plan: Plan, watchers: tuple[Watcher, ...] = ()) -> Outcome:
+    """Run a plan; the watchers see it."""
     loop = SimulationLoop(f"{plan.seed} {plan.mode}", is_fair=plan.is_fair)  # type: ignore[abstract]
     is_collecting = gc.isenabled()
     gc.disable()  # what a collection finalizes would depend on what else the process has done
     try:
-        return _simulate(plan, loop)
+        return _simulate(plan, loop, watchers)
     finally:
         loop.close()
         if is_collecting:
             gc.enable()
 
 
-def _simulate(plan: Plan, loop: SimulationLoop) -> Outcome:
+def _simulate(plan: Plan, loop: SimulationLoop, watchers: tuple[Watcher, ...]) -> Outcome:
     checks, begin_s = Checks(plan, loop), loop.time()
+    checks.watchers = (Sometimes(checks.seen, loop), *watchers)
+    for watcher in checks.watchers:
+        watcher.run_begins(loop.time)
     with checks.reading_the_log(), fence(loop, f"{plan.seed}"):
         world = World(plan, loop, checks)
         try:
@@ -79,6 +84,9 @@ def _simulate(plan: Plan, loop: SimulationLoop) -> Outcome:
         except Exception as error:
             where = "".join(traceback.format_tb(error.__traceback__)[-2:])
             checks.break_promise(f"the scene failed: {type(error).__name__}: {error}\n{where}")
+    for watcher in checks.watchers:
+        watcher.run_ended()
+    checks.seen.update({PREFIX + name: count for name, count in world.network.counts.items()})
     num_faults = sum(count for name, count in checks.seen.items() if name.startswith("fault: "))
     virtual_s = loop.time() - begin_s
     counts = world.num_steps, num_faults, loop.num_callbacks

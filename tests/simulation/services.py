@@ -84,6 +84,7 @@ class SimulatedScheduler:
     config: SchedulerConfig
     resolve: Resolve
     surroundings: Surroundings
+    on_engine: Callable[[Engine], None] = lambda _: None
     engine: Engine = field(init=False)
     is_ready: bool = False
     has_begun: bool = False
@@ -102,6 +103,7 @@ class SimulatedScheduler:
             self._set_ready,
             surroundings=self.surroundings,
         )
+        self.on_engine(self.engine)
         generation = GenerationServicer(Generation(self.engine, tokenizer, front_settings(config)))
         server: Any = SimulatedServer(
             self.process, self.address, [KeepBodies(prompt_methods(config)), StatusInterceptor()]

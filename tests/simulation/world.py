@@ -17,6 +17,7 @@ from tests.simulation.plan import ExecutorPlan, Plan, RequestPlan
 from tests.simulation.processes import SimulatedProcess
 from tests.simulation.services import SimulatedClient, SimulatedExecutor, SimulatedScheduler, virtual_unix_s
 from tests.simulation.step_thread import SimulatedStepThread
+from tests.simulation.watching import watch
 from tests.simulation.worker import SimulatedWorker
 
 EXECUTORS = "dns:///executors:1"
@@ -154,7 +155,10 @@ class SchedulerMachine(Machine):
         surroundings = Surroundings(
             chance.randbytes(PREFIX_KEY_BYTES), chance.random, lambda: virtual_unix_s(world.loop)
         )
-        self.scheduler = SimulatedScheduler(world.network, self.name, process, config, world.resolve, surroundings)
+        on_engine = partial(watch, process=process.name, watchers=world.checks.watchers)
+        self.scheduler = SimulatedScheduler(
+            world.network, self.name, process, config, world.resolve, surroundings, on_engine
+        )
         self.scheduler.start()
         process.watch = partial(_look, world, self.scheduler)
 

@@ -6,8 +6,10 @@ keepalive when there is silence (a cut cable, a machine without power).
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.simulation.loop import SimulationLoop
@@ -49,6 +51,9 @@ class Network:
         loop: Carries the messages.
         seed: Of the delays.
         weather: How long messages take.
+
+    Attributes:
+        counts: How often something rare happened, by name.
     """
 
     def __init__(self, loop: SimulationLoop, seed: str, weather: Weather) -> None:
@@ -58,8 +63,13 @@ class Network:
         self._carrier_context = SimulatedProcess("network", loop).context()
         self._servers: dict[str, SimulatedServer] = {}
         self._links: dict[Link, None] = {}
+        self.counts: Counter[str] = Counter()
         self._cuts: set[frozenset[str]] = set()
         self._dark: set[str] = set()  # names of processes whose machine lost its power
+
+    def cuts_at(self, machine: str) -> list[frozenset[str]]:
+        """Return the cuts that part a machine from others."""
+        return [cut for cut in self._cuts if machine in cut]
 
     def listen(self, server: "SimulatedServer") -> None:
         """Let a server be found at its address."""
@@ -126,9 +136,11 @@ class Network:
             link.go_on()
 
     def heal_all(self) -> None:
-        """End all cuts."""
+        """End all cuts; whoever still believes in a connection with a process that is gone learns that it is."""
         self._cuts.clear()
         for link in list(self._links):
+            if link.client.is_dead or link.server.process.is_dead:
+                link.break_both()
             link.go_on()
 
     def reset(self, one: str, other: str) -> None:
@@ -151,8 +163,8 @@ class Network:
     def _await_keepalive(self, links: Iterable["Link"]) -> None:
         for link in links:
             if (keepalive_s := link.channel.keepalive_s) is not None:
-                self.at(self.loop.time() + keepalive_s, link.time_out_client)
-            self.at(self.loop.time() + SERVER_KEEPALIVE_S, link.time_out_server)
+                self.at(self.loop.time() + keepalive_s, partial(link.time_out_client, link.num_silences))
+            self.at(self.loop.time() + SERVER_KEEPALIVE_S, partial(link.time_out_server, link.num_silences))
 
 
 class Link:
@@ -163,6 +175,7 @@ class Link:
         server: The other end.
         is_going_away: Whether the client knows that the server takes no new calls.
         server_calls: The calls that have not ended there.
+        num_silences: How often the way may have been closed, and was open again.
     """
 
     def __init__(self, network: Network, channel: "SimulatedChannel", server: "SimulatedServer") -> None:
@@ -171,6 +184,7 @@ class Link:
         self.client = channel.process
         self.is_open_at_client = True
         self.is_open_at_server = True
+        self.num_silences = 0
         self.is_going_away = False
         self._network = network
         self._held: list[tuple[Callable[[], None], bool]] = []
@@ -214,23 +228,26 @@ class Link:
         elif (is_up and self.is_open_at_server) or (not is_up and self.is_open_at_client):
             callback()
         else:  # the receiver's kernel knows no such connection, and says so
+            self._network.counts["message to nobody"] += 1
             self._network.at(self.arrival_s(is_up=not is_up), self._break_client if is_up else self._break_server)
 
     def go_on(self) -> None:
         """The way may be open again: let pass what has waited, in its order."""
         if self._network.reaches(self.client, self.server.process):
+            self.num_silences += 1
             held, self._held = self._held, []
             for callback, is_up in held:
                 self._pass(callback, is_up=is_up)
 
-    def time_out_client(self) -> None:
-        """The client's keepalive has had no answer, unless the way is open again."""
-        if not self._network.reaches(self.client, self.server.process):
+    def time_out_client(self, num_silences: int) -> None:
+        """The client's keepalive has had no answer, unless the way was open again since."""
+        if self.num_silences == num_silences and not self._network.reaches(self.client, self.server.process):
+            self._network.counts["keepalive failed"] += self.is_open_at_client
             self._break_client("ping timeout")
 
-    def time_out_server(self) -> None:
-        """The server's keepalive has had no answer, unless the way is open again."""
-        if not self._network.reaches(self.client, self.server.process):
+    def time_out_server(self, num_silences: int) -> None:
+        """The server's keepalive has had no answer, unless the way was open again since."""
+        if self.num_silences == num_silences and not self._network.reaches(self.client, self.server.process):
             self._break_server()
 
     def close_by_client(self) -> None:
@@ -253,6 +270,10 @@ class Link:
 
     def _send_last(self, callback: Callable[[], None], *, is_up: bool) -> None:
         self.at(max(self._last_arrivals_s[is_up], self.arrival_s(is_up=is_up)), callback, is_up=is_up)
+
+    def note_full_window(self) -> None:
+        """A writer has to wait until the other side reads."""
+        self._network.counts["window full"] += 1
 
     def break_both(self) -> None:
         """Both kernels are told that it is broken."""

@@ -44,6 +44,7 @@ class Pipe(Generic[T]):
     async def room(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Return once the window is open, or the call is over."""
         while self._free_bytes <= 0 and not is_over():
+            self._link.note_full_window()
             if self._room is None or self._room.done():
                 self._room = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._room)
