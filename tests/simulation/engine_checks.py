@@ -16,7 +16,7 @@ from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.interface import EndedRequest
 from tests.simulation.loop import START_S, SimulationLoop
-from tests.simulation.plan import Plan
+from tests.simulation.plan import BROKEN_AT_LEAST_S, Plan
 
 # What an orphan waits beyond its time: until somebody looks, and until we do.
 LATEST_LOOK_S = 3.0
@@ -123,6 +123,6 @@ class EngineChecks:
         for fault in self.plan.faults:
             address = self.plan.executors[fault.target % len(self.plan.executors)].address
             after_s = at_s - START_S - fault.at_s
-            if fault.kind == "break_executor" and address == executor and 0 <= after_s <= fault.duration_s + 1.0:
+            if fault.kind == "break_executor" and address == executor and 0 <= after_s <= fault.duration_s + BROKEN_AT_LEAST_S + 1.0:
                 return f"fault {fault.number}"
         return ""

@@ -96,7 +96,8 @@ def _plain(draw: random.Random, options: dict[str, Any]) -> None:
 
 
 def _penalized(draw: random.Random, options: dict[str, Any]) -> None:
-    options |= {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": draw.choice((0.0, 0.7))}
+    options |= {"repetition_penalty": 1.3, "presence_penalty": 2.0, "frequency_penalty": draw.choice((0.0, 0.7))}
+    options["max_tokens"] = max(options["max_tokens"], LONGEST_OUTPUT // 2)
     options |= {"min_tokens": min(3, options["max_tokens"]), "logit_bias": {draw.randrange(*_PRINTABLE): 2.0}}
 
 
