@@ -86,6 +86,13 @@ FAULTS = (
         (f"{UNIT}/dispatch/test_dispatcher.py",),
     ),
     Fault(
+        "a core is woken for a group that made way and came back",
+        f"{CORE}/dispatch/dispatcher.py",
+        "                    self._dispatched_to.discard(inbox.core)\n",
+        "                    self._dispatched_to.add(inbox.core)\n",
+        (f"{UNIT}/dispatch/test_dispatcher.py",),
+    ),
+    Fault(
         "a stalled core keeps what was dispatched to it",
         f"{CORE}/dispatch/dispatcher.py",
         "inbox is not server and inbox.core.stalled_s(now_s) is not None:",

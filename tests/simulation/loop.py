@@ -173,6 +173,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
             handle = self._take(index)
             if not handle.cancelled():
                 handle.run()
+                self.num_callbacks += 1
                 num_at_once += 1
                 watch = handle.process.watch
                 if watch is not None:
@@ -184,7 +185,6 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
                 if main.done():
                     break
             ready = self._ready
-        self.num_callbacks += num_at_once
         if not main.done():
             self._jump()
 

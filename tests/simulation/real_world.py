@@ -6,9 +6,11 @@ chance draws from the seed.
 """
 
 import contextlib
+import os
 import random
 import secrets
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -28,6 +30,8 @@ _WAYS_OUT: dict[Any, tuple[str, ...]] = {
     time: ("sleep",),
     uuid: ("uuid1", "uuid4"),
     random: ("shuffle", "sample", "uniform"),
+    os: ("urandom", "fork"),
+    subprocess: ("Popen",),
 }
 
 

@@ -34,6 +34,9 @@ class SimulatedChannel:
         network: Carries it.
         address: Where the server listens, host:port.
         keepalive_s: After so many seconds of silence its calls break; None: never.
+
+    Attributes:
+        is_closed: Whether it was closed: it takes no more calls.
     """
 
     def __init__(self, network: Network, address: str, keepalive_s: float | None = None) -> None:
@@ -46,6 +49,7 @@ class SimulatedChannel:
         self._refused_until_s = 0.0
         self._refusal = ""
         self._calls: dict[ClientCall, None] = {}
+        self.is_closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -55,12 +59,14 @@ class SimulatedChannel:
 
     async def close(self, grace: float | None = None) -> None:
         """Cancel what runs and close the connection."""
+        self.is_closed = True
         for call in list(self._calls):
             call.cancel()
         if self._connecting is not None:
             self._connecting.cancel()
-        if self._link is not None and self._link.is_open_at_client:
-            self._link.close_by_client()
+        for link in self.network.links_of(self.process):
+            if link.channel is self and link.is_open_at_client:
+                link.close_by_client()
 
     def unary_unary(self, method: str, *coders: Any, **keywords: Any) -> "MultiCallable":
         """Return what makes calls of a method."""
@@ -74,8 +80,9 @@ class SimulatedChannel:
 
     @property
     def link(self) -> Link | None:
-        """The open connection; None: there is none."""
-        return self._link if self._link is not None and self._link.is_open_at_client else None
+        """The connection for new calls; None: there is none."""
+        link = self._link
+        return link if link is not None and link.is_open_at_client and not link.is_going_away else None
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Return whether there is a connection."""
@@ -161,6 +168,8 @@ class MultiCallable:
     def __call__(
         self, request: Any = None, *, timeout: float | None = None, metadata: Metadata = (), **_: Any
     ) -> "UnaryCall | StreamCall":
+        if self._channel.is_closed:
+            raise grpc.aio.UsageError("Channel is closed.")
         call = self._kind(self._channel, self._method, *self._coders, timeout, metadata)
         if request is not None:
             call.send(request)
@@ -339,14 +348,18 @@ class ClientCall:
 class UnaryCall(ClientCall):
     """A call with one answer."""
 
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._answer().__await__()
+    _answer: Any = None
 
-    async def _answer(self) -> Any:
-        answer = await self._next()
-        while await self._next() is not grpc.aio.EOF:
-            raise AssertionError("a unary call got two answers")
-        return answer
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> Any:
+        if self._answer is None:
+            answer = await self._next()
+            while await self._next() is not grpc.aio.EOF:
+                raise AssertionError("a unary call got two answers")
+            self._answer = answer
+        return self._answer
 
 
 class StreamCall(ClientCall):
@@ -357,14 +370,28 @@ class StreamCall(ClientCall):
         return await self._next()
 
     async def write(self, request: Any) -> None:
-        """Send a message; return when it is on its way. Raises InvalidStateError: the call has ended."""
+        """Send a message; return when it is on its way.
+
+        Raises:
+            InvalidStateError: The call had ended.
+            AioRpcError, CancelledError: It has ended meanwhile.
+        """
         if self._status is not None:
             raise asyncio.InvalidStateError("RPC already finished.")
         if self._has_half_closed:
             raise asyncio.InvalidStateError('RPC is half closed after calling "done_writing".')
-        self.send(request)
-        if self._up is not None:
-            await self._up.room()
+        if self._unsent is not None and self._beginning is not None:
+            await asyncio.wait({self._beginning})
+        if self._status is None:
+            self.send(request)
+            assert self._up is not None
+            try:
+                await self._up.room(lambda: self._status is not None)
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        if self._status is not None:
+            self._raise_for_status(self._status)
 
     async def done_writing(self) -> None:
         """Say that no message follows."""

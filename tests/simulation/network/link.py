@@ -64,6 +64,13 @@ class Network:
     def listen(self, server: "SimulatedServer") -> None:
         """Let a server be found at its address."""
         self._servers[server.address] = server
+        server.network = self
+
+    def stop_listening(self, server: "SimulatedServer") -> list["Link"]:
+        """Let a server be found no more; return the connections that it has."""
+        if self._servers.get(server.address) is server:
+            del self._servers[server.address]
+        return [link for link in self._links if link.server is server and link.is_open_at_server]
 
     def server_at(self, address: str) -> "SimulatedServer | None":
         """Return who listens at an address: also a stalled process, and one that is dead and whose kernel is not."""
@@ -154,6 +161,7 @@ class Link:
     Attributes:
         channel: The client's end.
         server: The other end.
+        is_going_away: Whether the client knows that the server takes no new calls.
         server_calls: The calls that have not ended there.
     """
 
@@ -163,8 +171,10 @@ class Link:
         self.client = channel.process
         self.is_open_at_client = True
         self.is_open_at_server = True
+        self.is_going_away = False
         self._network = network
         self._held: list[tuple[Callable[[], None], bool]] = []
+        self._last_arrivals_s = {True: 0.0, False: 0.0}  # by `is_up`
         self._client_calls: dict[ClientCall, None] = {}
         self.server_calls: dict[ServerCall, None] = {}
 
@@ -193,8 +203,10 @@ class Link:
         return self._network.loop.time() + self._network.delay_s()
 
     def at(self, when_s: float, callback: Callable[[], None], *, is_up: bool) -> None:
-        """Let something arrive, if the way is open then."""
-        self._network.at(when_s, lambda: self._pass(callback, is_up=is_up))
+        """Let something arrive, if the way is open then; whose own end is broken sends nothing."""
+        if self.is_open_at_client if is_up else self.is_open_at_server:
+            self._last_arrivals_s[is_up] = max(self._last_arrivals_s[is_up], when_s)
+            self._network.at(when_s, lambda: self._pass(callback, is_up=is_up))
 
     def _pass(self, callback: Callable[[], None], *, is_up: bool) -> None:
         if self._held or not self._network.reaches(self.client, self.server.process):
@@ -214,7 +226,7 @@ class Link:
     def time_out_client(self) -> None:
         """The client's keepalive has had no answer, unless the way is open again."""
         if not self._network.reaches(self.client, self.server.process):
-            self._break_client("keepalive watchdog timeout")
+            self._break_client("ping timeout")
 
     def time_out_server(self) -> None:
         """The server's keepalive has had no answer, unless the way is open again."""
@@ -222,9 +234,25 @@ class Link:
             self._break_server()
 
     def close_by_client(self) -> None:
-        """The client closes it; the server learns it later."""
+        """The client closes it; the server learns it after all that was sent."""
+        self._send_last(self._break_server, is_up=True)
         self.is_open_at_client = False
-        self._network.at(self.arrival_s(is_up=True), lambda: self._pass(self._break_server, is_up=True))
+
+    def close_by_server(self) -> None:
+        """The server ends what runs and closes it; the client learns it after all that was sent."""
+        self._send_last(lambda: self._break_client("Cancelling all calls"), is_up=False)
+        self._break_server()
+
+    def go_away(self) -> None:
+        """The server says that it takes no new calls."""
+
+        def take_notice() -> None:
+            self.is_going_away = True
+
+        self.at(self.arrival_s(is_up=False), take_notice, is_up=False)
+
+    def _send_last(self, callback: Callable[[], None], *, is_up: bool) -> None:
+        self.at(max(self._last_arrivals_s[is_up], self.arrival_s(is_up=is_up)), callback, is_up=is_up)
 
     def break_both(self) -> None:
         """Both kernels are told that it is broken."""

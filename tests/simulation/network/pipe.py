@@ -41,9 +41,9 @@ class Pipe(Generic[T]):
         self._last_arrival_s = arrival_s
         self._link.at(arrival_s, self._arrive, is_up=self._is_up)
 
-    async def room(self) -> None:
-        """Return once the window is open."""
-        while self._free_bytes <= 0:
+    async def room(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Return once the window is open, or the call is over."""
+        while self._free_bytes <= 0 and not is_over():
             if self._room is None or self._room.done():
                 self._room = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._room)

@@ -14,7 +14,7 @@ from tests.simulation.network.pipe import Pipe
 from tests.simulation.processes import SimulatedProcess
 
 if TYPE_CHECKING:
-    from tests.simulation.network.link import Link
+    from tests.simulation.network.link import Link, Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,10 @@ class SimulatedServer:
         process: Runs the handlers.
         address: host:port.
         interceptors: Around every call, the first one outermost.
+
+    Attributes:
+        network: Where it listens; None: nowhere yet.
+        is_stopping: Whether it takes no more calls.
     """
 
     def __init__(
@@ -60,6 +64,8 @@ class SimulatedServer:
     ) -> None:
         self.process = process
         self.address = address
+        self.network: Network | None = None
+        self.is_stopping = False
         self._interceptors = interceptors
         self._handlers: list[grpc.GenericRpcHandler] = []
 
@@ -69,6 +75,18 @@ class SimulatedServer:
 
     def add_registered_method_handlers(self, service: str, handlers: object) -> None:
         """Nothing: they are among the generic ones."""
+
+    async def stop(self, grace: float | None) -> None:
+        """Take no more calls; end those that still run after so many seconds, and the connections."""
+        self.is_stopping = True
+        links = self.network.stop_listening(self) if self.network is not None else []
+        for link in links:
+            link.go_away()
+        tasks = [call.task for link in links for call in link.server_calls if call.task is not None]
+        if tasks and grace:
+            await asyncio.wait(tasks, timeout=grace)
+        for link in links:
+            link.close_by_server()
 
     def incoming(self, link: "Link", down: Pipe[Any]) -> "ServerCall":
         """Return the server's side of a call that is about to arrive."""
@@ -101,6 +119,7 @@ class ServerCall:
 
     Attributes:
         pipe: Brings what the client sends.
+        task: Runs the handler; None: the call has not arrived yet.
     """
 
     def __init__(self, server: SimulatedServer, link: "Link", down: Pipe[Any]) -> None:
@@ -114,9 +133,9 @@ class ServerCall:
         self._is_over = False
         self._is_cancelled = False
         self._changed: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._status: Status | None = None
-        self._serialize: Callable[[Any], bytes] = bytes
+        self.task: asyncio.Task[None] | None = None
+        self._has_aborted = False
+        self._serialize: Callable[[Any], bytes] | None = None
 
     # What arrives ------------------------------------------------------------------------------------
 
@@ -125,10 +144,12 @@ class ServerCall:
         process = self._server.process
         if process.is_dead or self._is_over:
             return
-        if isinstance(item, Start):
+        if isinstance(item, Start) and self._server.is_stopping:
+            self._end(Status(grpc.StatusCode.UNAVAILABLE, "the server has stopped"))
+        elif isinstance(item, Start):
             self._start = item
             self._link.add_server_call(self)
-            self._task = process.start(self._serve())
+            self.task = process.start(self._serve())
             if item.deadline_s is not None:
                 process.loop.call_at(item.deadline_s, self.cancel, context=process.context())
         elif isinstance(item, Cancelled):
@@ -142,10 +163,25 @@ class ServerCall:
                 self._changed.set_result(None)
 
     def cancel(self) -> None:
-        """The client is gone, or does not want an answer any more."""
-        if not self._is_over and not self._is_cancelled and self._task is not None:
-            self._is_cancelled = True
-            self._task.cancel()
+        """The client is gone, or does not want an answer any more.
+
+        A handler that waits for a message first sees the messages end, as with grpc.aio.
+        """
+        if self._is_over or self._is_cancelled or self.task is None:
+            return
+        self._is_cancelled = True
+        if self._changed is not None and not self._changed.done():
+            self._is_half_closed = True
+            self._changed.set_result(None)
+        else:
+            self.task.cancel()
+
+    def _end(self, status: Status) -> None:
+        """The call is over as the server sees it, though its handler may still run."""
+        if not self._is_over:
+            self._is_over = True
+            self._link.remove_server_call(self)
+            self._down.send(status)
 
     # The handler -------------------------------------------------------------------------------------
 
@@ -154,23 +190,18 @@ class ServerCall:
         try:
             await self._handle()
         except grpc.aio.AbortError:
-            assert self._status is not None
-            status = self._status
+            return
         except asyncio.CancelledError:
             status = Status(grpc.StatusCode.CANCELLED, "Cancelled on the server side")
         except Exception as error:
             status = Status(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
-        finally:
-            self._is_over = True
-            self._link.remove_server_call(self)
-        self._down.send(status)
+        self._end(status)
 
     async def _handle(self) -> None:
         assert self._start is not None
         handler = await self._server.handler_of(_CallDetails(self._start.method, self._start.metadata))
         if handler is None:
-            self._status = Status(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-            raise grpc.aio.AbortError
+            await self.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         self._serialize = handler.response_serializer
         streams_in, streams_out = handler.request_streaming, handler.response_streaming
         kinds = {
@@ -180,7 +211,9 @@ class ServerCall:
             (True, True): handler.stream_stream,
         }
         requests = self._requests(handler.request_deserializer)
-        request = requests if streams_in else await anext(requests)
+        request = requests if streams_in else await anext(requests, None)
+        if request is None:
+            return  # the client left before it came
         answer = kinds[streams_in, streams_out](request, self)
         if isinstance(answer, AsyncGeneratorType):
             async for response in answer:
@@ -201,20 +234,29 @@ class ServerCall:
             if self._is_half_closed:
                 return
             self._changed = asyncio.get_running_loop().create_future()
-            await self._changed
+            try:
+                await self._changed
+            finally:
+                if self._is_cancelled and self.task is not None:
+                    asyncio.get_running_loop().call_soon(self.task.cancel)
 
     # The context, as handlers know it ------------------------------------------------------------------
 
     async def write(self, message: Any) -> None:
         """Send a message as soon as the client has room for it."""
+        if self._has_aborted:
+            raise grpc.aio.AbortError("Locally aborted.")
         await self._down.room()
-        content = self._serialize(message)
+        content = message if self._serialize is None else self._serialize(message)
         self._down.send(content, len(content))
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> Never:
         """End the call with a status."""
-        self._status = Status(code, details, tuple(trailing_metadata))
-        raise grpc.aio.AbortError
+        if self._has_aborted:
+            raise grpc.aio.UsageError("Abort already called!")
+        self._has_aborted = True
+        self._end(Status(code, details, tuple(trailing_metadata)))
+        raise grpc.aio.AbortError("Locally aborted.")
 
     def invocation_metadata(self) -> Any:
         """Return what the client sent with the call."""
@@ -231,9 +273,9 @@ class ServerCall:
         """Return who calls."""
         return f"ipv4:{self._link.client.name}"
 
-    def auth_context(self) -> dict[str, Any]:
-        """Return nothing: no call is encrypted here."""
-        return {}
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """Return what grpc.aio says of a connection without TLS."""
+        return {"transport_security_type": [b"insecure"], "security_level": [b"TSI_SECURITY_NONE"]}
 
     def cancelled(self) -> bool:
         """Return whether the client is gone."""
