@@ -167,7 +167,8 @@ def _draw_executors(draw: random.Random, *, is_tight: bool) -> tuple[ExecutorPla
             first = {
                 "block_size_tokens": own_size,
                 # The smallest pool holds the longest sequence once, and little more.
-                "num_device_blocks": draw.choice((MAX_MODEL_LEN, 200) if is_tight else (200, 320, 1200)) // own_size + draw.randint(1, 3),
+                "num_device_blocks": draw.choice((MAX_MODEL_LEN, 200) if is_tight else (200, 320, 1200)) // own_size
+                + draw.randint(1, 3),
                 "num_host_blocks": host_blocks,
                 "max_num_seqs": draw.choice((8, 16) if is_tight else (4, 6, 8, 16)),
                 "max_num_batched_tokens": draw.choice((16, 32, 64, 256)),
@@ -181,7 +182,9 @@ def _draw_executors(draw: random.Random, *, is_tight: bool) -> tuple[ExecutorPla
 
 def _draw_settings(draw: random.Random, num_executors: int, num_schedulers: int) -> dict[str, Any]:
     # Each finds one executor at least; if they may have more than their part, they take what another one loses.
-    most = None if num_schedulers == 1 else num_executors // num_schedulers + (num_executors > 2 and draw.random() < 0.5)
+    most = (
+        None if num_schedulers == 1 else num_executors // num_schedulers + (num_executors > 2 and draw.random() < 0.5)
+    )
     return {
         "policy": draw.choice(("fcfs", "priority")),
         "preemption_mode": draw.choice(("auto", "recompute", "swap")),
