@@ -126,7 +126,8 @@ async def _end_all(world: World) -> None:
     await _until(
         world, lambda: all(s.scheduler and s.scheduler.is_ready for s in world.schedulers), deadline_s, "not ready"
     )
-    await asyncio.sleep(2 * RECONNECT_BACKOFF_S)
+    # Until then a client may seem to be there that has gone: its requests go on.
+    await asyncio.sleep(SERVER_KEEPALIVE_S + 2 * RECONNECT_BACKOFF_S)
     checks.is_quiet = True
     asked = [request for request in world.plan.requests if not request.is_duplicate]
     good = [request for request in asked if shape(request.shape).kind != POISON][:NUM_LAST_REQUESTS]

@@ -47,8 +47,9 @@ class Shape:
     @property
     def num_output_tokens(self) -> int:
         """Tokens of all its outputs at most."""
-        num_sequences = max(self.options.get(name, 1) for name in ("n", "best_of", "beam_width"))
-        return num_sequences * min(self.options["max_tokens"], MAX_MODEL_LEN - len(self.prompt))
+        num_sequences: int = max(self.options.get(name, 1) for name in ("n", "best_of", "beam_width"))
+        most: int = min(self.options["max_tokens"], MAX_MODEL_LEN - len(self.prompt))
+        return num_sequences * most
 
 
 @functools.cache
