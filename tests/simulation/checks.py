@@ -167,14 +167,15 @@ class Checks:
     def _check_error(self, record: RequestRecord, error: OctavoError) -> None:
         """It must be one that the plan explains."""
         plan, kinds = record.plan, {fault.kind for fault in self.plan.faults}
+        has_poison = any(shape(request.shape).kind == POISON for request in self.plan.requests)
         allowed: dict[type[OctavoError], bool] = {
             InvalidRequestError: record.shape.refused_as is InvalidRequestError or "shrink_executor" in kinds,
             DeadlineError: plan.timeout_s is not None,
             RequestAbortedError: record.was_aborted,
             RequestExistsError: sum(other.request_id == record.request_id for other in self.records) > 1,
-            OverloadedError: not self.is_quiet and self.plan.settings["max_waiting_requests"] < len(self.plan.requests),
+            OverloadedError: self.plan.settings["max_waiting_requests"] < len(self.plan.requests),
             ResourceExhaustedError: "shrink_executor" in kinds or len(answer_outputs(record.shape)) > 1,
-            UnavailableError: not self.is_quiet or record.shape.kind == POISON,
+            UnavailableError: not self.is_quiet or has_poison,
         }
         if not any(isinstance(error, kind) and is_allowed for kind, is_allowed in allowed.items()):
             self.break_promise(f"{record.request_id} ended with {type(error).__name__}: {error}")
