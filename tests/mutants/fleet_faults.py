@@ -148,4 +148,12 @@ FAULTS = (
         "sampling_defaults=defaults)",
         (WEIGHTS,),
     ),
+    Fault(
+        "a stop string is told to the core that made the token, though the group has gone to another one",
+        "scheduler_svc/core/dispatch/fleet.py",
+        "        if group.is_last(sequence):\n            self.abort(group)\n        else:\n"
+        "            (self.core_of(group) or core).finish(sequence)\n",
+        "        core.finish(sequence)\n",
+        ("tests/unit/scheduler_svc/core/dispatch/test_fleet.py",),
+    ),
 )

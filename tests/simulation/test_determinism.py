@@ -60,8 +60,10 @@ PLANTED = {"": lambda plan: plan, "hash": with_hash_of_a_string, "address": with
 def seen_in_a_fresh_process(hash_seed: int) -> dict[str, Seen]:
     """Return what came of all runs in another process, by mode and what was planted."""
     ran = subprocess.run(
-        [sys.executable, "-m", __name__], env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
-        stdout=subprocess.PIPE, check=True,
+        [sys.executable, "-m", __name__],
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        stdout=subprocess.PIPE,
+        check=True,
     )
     return json.loads(ran.stdout)  # type: ignore[no-any-return]
 

@@ -63,7 +63,8 @@ def seen_by_seeds(play: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
 
 def test_plain_callbacks_of_a_process_keep_their_order() -> None:
     async def play() -> list[int]:
-        loop, seen = asyncio.get_running_loop(), []
+        loop = asyncio.get_running_loop()
+        seen: list[int] = []
         for number in range(20):
             loop.call_soon(seen.append, number)
         await asyncio.sleep(1)
@@ -119,7 +120,8 @@ def test_time_passes_only_when_nothing_is_ready() -> None:
 
 def test_timers_run_by_their_deadlines_and_equal_ones_in_the_order_in_which_they_were_set() -> None:
     async def play() -> list[str]:
-        loop, seen = asyncio.get_running_loop(), []
+        loop = asyncio.get_running_loop()
+        seen: list[str] = []
         deadline_s = loop.time() + 1
         for name, when_s in (("c", deadline_s), ("d", deadline_s), ("z", deadline_s + 1), ("a", deadline_s - 0.5)):
             loop.call_at(when_s, seen.append, name)
@@ -132,7 +134,8 @@ def test_timers_run_by_their_deadlines_and_equal_ones_in_the_order_in_which_they
 
 def test_what_was_cancelled_never_runs() -> None:
     async def play() -> list[str]:
-        loop, seen = asyncio.get_running_loop(), []
+        loop = asyncio.get_running_loop()
+        seen: list[str] = []
         handles = [loop.call_soon(seen.append, "soon"), loop.call_later(1, seen.append, "later")]
         for handle in handles:
             handle.cancel()
@@ -275,7 +278,7 @@ def test_our_clock_is_that_of_the_loop() -> None:
 def test_chance_is_drawn_from_the_seed() -> None:
     def drawn(seed: str) -> tuple[object, ...]:
         with simulation() as loop, fence(loop, seed):
-            return random.random(), secrets.token_bytes(8), secrets.randbits(64), random.choice(range(2**30))  # noqa: S311
+            return random.random(), secrets.token_bytes(8), secrets.randbits(64), random.choice(range(2**30))
 
     assert drawn("1") == drawn("1")
     assert not set(drawn("1")) & set(drawn("2"))
@@ -300,7 +303,8 @@ def test_what_runs_in_a_thread_runs_here_and_takes_its_time() -> None:
 
 def test_nothing_of_a_killed_process_runs() -> None:
     with simulation() as loop:
-        process, seen = SimulatedProcess("process", loop), []
+        process = SimulatedProcess("process", loop)
+        seen: list[str] = []
 
         async def live() -> None:
             asyncio.get_running_loop().call_later(5, seen.append, "a timer")

@@ -1,7 +1,8 @@
 """The simulated network behaves as grpc.aio does: scenes are played on both, and all must have seen the same.
 
-What grpc.aio itself leaves open is not in the scenes: which of two tasks goes on first, and whether the reason of a
-broken connection is wrapped in "Stream removed (...)".
+What grpc.aio itself leaves open is not in the scenes: which of two tasks goes on first, whether the reason of a broken
+connection is wrapped in "Stream removed (...)" and which system call met it, and whether a call that meets a server's
+graceful end is UNAVAILABLE or CANCELLED.
 """
 
 import pytest

@@ -22,7 +22,5 @@ def _rows() -> list[object]:
 def test_every_promise_is_kept(seed: int, mode: str) -> None:
     outcome = simulate(draw_plan(seed, mode))
 
-    assert not outcome.broken, (
-        f"{outcome.broken}\nreplay it: python -m tests.simulation --mode {mode} --seed {seed}"
-    )
+    assert not outcome.broken, f"{outcome.broken}\nreplay it: python -m tests.simulation --mode {mode} --seed {seed}"
     assert outcome.num_faults

@@ -390,6 +390,9 @@ class StreamCall(ClientCall):
             except asyncio.CancelledError:
                 self.cancel()
                 raise
+        self._raise_if_ended()
+
+    def _raise_if_ended(self) -> None:
         if self._status is not None:
             self._raise_for_status(self._status)
 

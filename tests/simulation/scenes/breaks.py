@@ -189,7 +189,7 @@ async def call_on_a_closed_channel(stage: Stage) -> None:
     channel = stage.channel()
     await channel.close()
 
-    async def ask() -> bytes:
+    async def ask() -> Any:
         return await method(channel, "Echo")(b"")
 
     stage.notes["client"].append(await end_of(ask()))

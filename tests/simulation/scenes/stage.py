@@ -19,7 +19,7 @@ from tests.simulation.network.server import SimulatedServer
 from tests.simulation.processes import SimulatedProcess
 from tests.simulation.scenes.proxy import Proxy
 
-Handlers = Mapping[str, grpc.RpcMethodHandler]
+Handlers = Mapping[str, Any]
 Interceptors = Sequence[grpc.aio.ServerInterceptor]
 Scene = Callable[["Stage"], Awaitable[None]]
 Notes = dict[str, list[Any]]
@@ -216,7 +216,7 @@ async def end_of(awaitable: Awaitable[Any]) -> str:
     try:
         return f"{await awaitable!r}".replace("<grpc.aio.EOF>", "EOF")
     except grpc.aio.AioRpcError as error:
-        trailers = {key: value for key, value in error.trailing_metadata() or ()}
+        trailers = dict(error.trailing_metadata() or ())
         return " ".join(filter(None, (_plain(failure_text(error)), f"{trailers}" if trailers else "")))
     except asyncio.CancelledError:
         if (task := asyncio.current_task()) is not None and task.cancelling():
@@ -234,5 +234,6 @@ async def connected(stage: Stage) -> Any:
 
 
 def _plain(text: str) -> str:
-    """Leave out what gRPC adds to a reason, or not, as its threads meet."""
-    return re.sub(r"Stream removed \((.*?)(?: \(\d+\))?\)", r"\1", text)
+    """Leave out what gRPC's threads decide: whether a reason is wrapped, and who first met a broken connection."""
+    text = re.sub(r"Stream removed \((.*?)(?: \(\d+\))?\)", r"\1", text)
+    return re.sub(r"recvmsg:.*|sendmsg:.*|Socket closed", "the connection broke", text)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from functools import partial
-from typing import Any, Never
+from typing import Any
 
 import grpc
 
@@ -142,7 +142,8 @@ async def early_error(stage: Stage) -> None:
     """The handler fails without having read."""
 
     async def serve(requests: Requests, context: Any) -> AsyncGenerator[bytes, None]:
-        raise UnavailableError("not now")
+        if not context.done():
+            raise UnavailableError("not now")
         yield b""
 
     await stage.serve({"Serve": both(serve)}, [StatusInterceptor()])
@@ -336,7 +337,7 @@ async def _rest(call: Any) -> AsyncGenerator[bytes, None]:
 
 
 def _named(scene: Scene, name: str) -> Scene:
-    scene.__name__ = name  # type: ignore[attr-defined]
+    scene.__name__ = name
     return scene
 
 

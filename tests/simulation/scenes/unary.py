@@ -39,12 +39,13 @@ async def two_calls_at_once(stage: Stage) -> None:
 
 
 async def aborted(stage: Stage) -> None:
-    async def abort(request: bytes, context: Any) -> Never:
+    async def abort(request: bytes, context: Any) -> bytes:
         try:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such thing", (("hint-bin", b"\x01"),))
         except BaseException as error:
             stage.notes["handler"].append(type(error).__name__)
             raise
+        return b"late"
 
     await stage.serve({"Abort": unary(abort)})
     stage.notes["client"].append(await end_of(method(stage.channel(), "Abort")(b"")))
@@ -53,7 +54,7 @@ async def aborted(stage: Stage) -> None:
 async def aborted_before_its_handler_ends(stage: Stage) -> None:
     has_answer = asyncio.Event()
 
-    async def abort(request: bytes, context: Any) -> Never:
+    async def abort(request: bytes, context: Any) -> bytes:
         try:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such thing")
         except grpc.aio.AbortError:
