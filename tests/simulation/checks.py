@@ -26,7 +26,7 @@ from tests.simulation.engine_checks import EngineChecks
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.plan import Plan, RequestPlan
 from tests.simulation.processes import PROCESS
-from tests.simulation.shapes import MAX_MODEL_LEN, Shape, shape
+from tests.simulation.shapes import MAX_MODEL_LEN, POISON, Shape, shape
 from tests.simulation.watching import Watcher
 
 # Between two looks at the invariants of a scheduler's cores, in callbacks.
@@ -155,7 +155,7 @@ class Checks:
             self.break_promise(f"{record.request_id} has the usage {usage}, and alone {alone}")
 
     def _was_cut_short(self, record: RequestRecord, finished: Finished) -> bool:
-        """Return whether it was accepted for less than it could use, as by a smaller fleet, and is what comes of it."""
+        """Return whether a smaller fleet accepted it for less than it could use, and it is what comes of that."""
         shape, accepted = record.shape, self._accepted.get(record.request_id, set())
         if min(accepted, default=MAX_MODEL_LEN) >= min(len(shape.prompt) + shape.options["max_tokens"], MAX_MODEL_LEN):
             return False
@@ -177,14 +177,15 @@ class Checks:
     def _check_error(self, record: RequestRecord, error: OctavoError) -> None:
         """It must be one that the plan explains."""
         plan, kinds = record.plan, {fault.kind for fault in self.plan.faults}
+        has_poison = any(shape(request.shape).kind == POISON for request in self.plan.requests)
         allowed: dict[type[OctavoError], bool] = {
             InvalidRequestError: record.shape.refused_as is InvalidRequestError or "shrink_executor" in kinds,
             DeadlineError: plan.timeout_s is not None,
             RequestAbortedError: record.was_aborted,
             RequestExistsError: sum(other.request_id == record.request_id for other in self.records) > 1,
-            OverloadedError: not self.is_quiet and self.plan.settings["max_waiting_requests"] < len(self.plan.requests),
+            OverloadedError: self.plan.settings["max_waiting_requests"] < len(self.plan.requests),
             ResourceExhaustedError: "shrink_executor" in kinds or len(answer_outputs(record.shape)) > 1,
-            UnavailableError: not self.is_quiet,
+            UnavailableError: not self.is_quiet or has_poison,
         }
         if not any(isinstance(error, kind) and is_allowed for kind, is_allowed in allowed.items()):
             self.break_promise(f"{record.request_id} ended with {type(error).__name__}: {error}")

@@ -3,6 +3,7 @@
 - A core computes for live requests alone: whoever was aborted costs nothing any more.
 - Every token that is computed is charged to a tenant.
 - A request that no attached executor can hold waits `orphan_timeout_s` at most.
+- An executor that answers no heartbeat for a lease is given up.
 - Whoever is counted out for breaking executors did lose several: a broken one alone is no request's fault.
 """
 
@@ -16,7 +17,7 @@ from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.interface import EndedRequest
 from tests.simulation.loop import START_S, SimulationLoop
-from tests.simulation.plan import Plan
+from tests.simulation.plan import BROKEN_AT_LEAST_S, Plan
 
 # What an orphan waits beyond its time: until somebody looks, and until we do.
 LATEST_LOOK_S = 3.0
@@ -47,6 +48,7 @@ class EngineChecks:
     _num_arrivals: int = 0
     _num_computed_tokens: int = 0
     _last_callback_s: float = 0.0
+    _awake_since_s: float = 0.0
     _orphans_since_s: dict[tuple[SequenceGroup, frozenset[str]], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -65,6 +67,7 @@ class EngineChecks:
         now_s = self.loop.time()
         if now_s - self._last_callback_s > LATEST_LOOK_S:  # it was stalled, and could end nothing
             self._orphans_since_s.clear()
+            self._awake_since_s = now_s
         self._last_callback_s = now_s
         if self._num_arrivals != self.engine._num_arrivals:
             self._num_arrivals = self.engine._num_arrivals
@@ -78,6 +81,7 @@ class EngineChecks:
         self._look_at_groups()
         self._look_at_shares()
         self._look_at_orphans()
+        self._look_at_leases()
 
     def _look_at_groups(self) -> None:
         requests = self.engine.requests
@@ -107,6 +111,16 @@ class EngineChecks:
             if now_s - since_s > self.engine.orphans.timeout_s + LATEST_LOOK_S:
                 self.accuse(f"{request.request_id} has found no executor that can hold it for {now_s - since_s:.1f} s")
 
+    def _look_at_leases(self) -> None:
+        for driver in self.engine.drivers.values():
+            if driver.session is None:
+                continue
+            silent_since_s = max(driver.session._heartbeat_answered_at_s, self._awake_since_s)
+            timings = driver.session._timings
+            longest_s = timings.lease_s + 2 * timings.heartbeat_interval_s + timings.resume_timeout_s + LATEST_LOOK_S
+            if (silent_s := self.loop.time() - silent_since_s) > longest_s:
+                self.accuse(f"{driver.address} has answered no heartbeat for {silent_s:.1f} s, and is not given up")
+
     def _look_at_end(self, ended: EndedRequest) -> None:
         if "while it ran this request" not in ended.error_message:
             return
@@ -123,6 +137,10 @@ class EngineChecks:
         for fault in self.plan.faults:
             address = self.plan.executors[fault.target % len(self.plan.executors)].address
             after_s = at_s - START_S - fault.at_s
-            if fault.kind == "break_executor" and address == executor and 0 <= after_s <= fault.duration_s + 1.0:
+            if (
+                fault.kind == "break_executor"
+                and address == executor
+                and 0 <= after_s <= fault.duration_s + BROKEN_AT_LEAST_S + 1.0
+            ):
                 return f"fault {fault.number}"
         return ""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from tests.simulation.plan import FAULTS, NOTHING, FaultPlan
+from tests.simulation.plan import BROKEN_AT_LEAST_S, FAULTS, NOTHING, FaultPlan
 from tests.simulation.world import NUMERICS, ExecutorMachine, Machine, SchedulerMachine, World
 
 Fault = Callable[[World, FaultPlan], Awaitable[bool]]
@@ -114,7 +114,7 @@ async def _break_executor(world: World, plan: FaultPlan) -> bool:
     if worker is None:
         return False
     worker.is_broken = True
-    await asyncio.sleep(plan.duration_s)
+    await asyncio.sleep(plan.duration_s + BROKEN_AT_LEAST_S)
     worker.is_broken = False
     return True
 

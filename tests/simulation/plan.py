@@ -44,6 +44,9 @@ CLIENT_FAULTS = ("kill_client", "stall_client")
 NOTHING = "nothing"
 FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS)
 
+# How much longer than its duration says an executor is broken: it is tried several times.
+BROKEN_AT_LEAST_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class ExecutorPlan:
@@ -180,7 +183,10 @@ def _draw_executors(draw: random.Random, *, is_tight: bool) -> tuple[ExecutorPla
 
 
 def _draw_settings(draw: random.Random, num_executors: int, num_schedulers: int) -> dict[str, Any]:
-    most = None if num_schedulers == 1 else max(1, num_executors // num_schedulers)
+    # Each finds one executor at least; if they may have more than their part, they take what another one loses.
+    most = (
+        None if num_schedulers == 1 else num_executors // num_schedulers + (num_executors > 2 and draw.random() < 0.5)
+    )
     return {
         "policy": draw.choice(("fcfs", "priority")),
         "preemption_mode": draw.choice(("auto", "recompute", "swap")),

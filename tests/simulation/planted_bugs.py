@@ -170,8 +170,9 @@ BUGS = (
     Bug(
         "broken executor: each of its losses counts against what ran there, and it is tried again at once",
         f"{EXECUTORS}/driver.py",
-        "                    self._breaker.fail(self.instance_id, str(error), monotonic_s())\n                self._count",
-        "                    self._owner.on_probed(self.address, works=True)\n                self._count",
+        "                    self._breaker.fail(self.instance_id, str(error), monotonic_s())\n"
+        "                self._count_loss()\n",
+        "                    self._owner.on_probed(self.address, works=True)\n                self._count_loss()\n",
     ),
     Bug(
         "smaller executor: what was accepted elsewhere is cut short there",
@@ -224,10 +225,10 @@ BUGS = (
         "        return list(kept[len(kept) - num_wanted + 1 :])\n",
     ),
     Bug(
-        "heartbeats outlive their attachment",
-        f"{EXECUTORS}/client.py",
-        "                heartbeat.cancel()\n",
-        "",
+        "an attachment outlives its lease: heartbeats that nobody answers keep it",
+        f"{EXECUTORS}/session.py",
+        "monotonic_s() - self._heartbeat_answered_at_s > lease_s:",
+        "monotonic_s() - self._heartbeat_answered_at_s > 1e9:",
     ),
     Bug(
         "an executor whose address came back gets no requests",

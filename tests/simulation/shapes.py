@@ -47,8 +47,9 @@ class Shape:
     @property
     def num_output_tokens(self) -> int:
         """Tokens of all its outputs at most."""
-        num_sequences = max(self.options.get(name, 1) for name in ("n", "best_of", "beam_width"))
-        return num_sequences * min(self.options["max_tokens"], MAX_MODEL_LEN - len(self.prompt))
+        num_sequences: int = max(self.options.get(name, 1) for name in ("n", "best_of", "beam_width"))
+        most: int = min(self.options["max_tokens"], MAX_MODEL_LEN - len(self.prompt))
+        return num_sequences * most
 
 
 @functools.cache
@@ -96,7 +97,8 @@ def _plain(draw: random.Random, options: dict[str, Any]) -> None:
 
 
 def _penalized(draw: random.Random, options: dict[str, Any]) -> None:
-    options |= {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": draw.choice((0.0, 0.7))}
+    options |= {"repetition_penalty": 1.3, "presence_penalty": 2.0, "frequency_penalty": draw.choice((0.0, 0.7))}
+    options["max_tokens"] = max(options["max_tokens"], LONGEST_OUTPUT // 2)
     options |= {"min_tokens": min(3, options["max_tokens"]), "logit_bias": {draw.randrange(*_PRINTABLE): 2.0}}
 
 
