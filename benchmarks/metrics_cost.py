@@ -234,7 +234,7 @@ def measure_end(side: Side) -> float:
         times = []
         for request in requests:
             begin_ns = time.thread_time_ns()
-            ended = request.summary()
+            ended = request.summary(0.0)
             side.meter.request_ended(ended)
             log_end(ended)
             times.append((time.thread_time_ns() - begin_ns) / 1000)

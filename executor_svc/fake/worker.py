@@ -48,6 +48,8 @@ class FakeWorker:
         weights_digest: Of which weights it says that they are; None: of its parameters.
         faults: What goes wrong; None: nothing.
         sleep: Waits so many seconds; runs on the thread of `execute`, once in every step.
+        clock: Returns the time in seconds.
+        instance_id: Of the process; None: a new one.
     """
 
     def __init__(
@@ -71,11 +73,13 @@ class FakeWorker:
         weights_digest: str | None = None,
         faults: FakeFaults | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.perf_counter,
+        instance_id: str | None = None,
     ) -> None:
         parameters = f"eos_probability {eos_probability}, sliding_window_tokens {sliding_window_tokens}"
         digest = hashlib.sha256(f"fake {LANGUAGE_VERSION}, {parameters}".encode()).hexdigest()
         self._info = ExecutorInfo(
-            instance_id=uuid.uuid4().hex,
+            instance_id=instance_id or uuid.uuid4().hex,
             model_id="fake",
             model_hash=digest,
             dtype="float32",
@@ -99,6 +103,7 @@ class FakeWorker:
         self._token_us = token_us
         self._faults = faults
         self._sleep = sleep
+        self._clock = clock
         self._language = FakeLanguage(eos_probability)
         self._cache = HistoryCache(num_device_blocks, num_host_blocks, block_size_tokens, sliding_window_tokens)
         self.reset()
@@ -126,7 +131,7 @@ class FakeWorker:
             InvalidStepError: the step does not fit the table or the cache; nothing was written.
             StepFailedError: a wrong block table, a wrong digest, too many tokens, or a planned fault.
         """
-        begin_s = time.perf_counter()
+        begin_s = self._clock()
         if self._faults is not None:
             self._faults.begin_step()
         check_step(step, self._info)
@@ -140,8 +145,8 @@ class FakeWorker:
         self._table.record(layout, result.sampled_token_ids)
         self._histories.append(layout, result.sampled_token_ids)
         target_s = self._step_ms * 1e-3 + layout.num_tokens * self._token_us * 1e-6
-        self._sleep(max(0.0, target_s - (time.perf_counter() - begin_s)))
-        return replace(result, execute_duration_us=round((time.perf_counter() - begin_s) * 1e6))
+        self._sleep(max(0.0, target_s - (self._clock() - begin_s)))
+        return replace(result, execute_duration_us=round((self._clock() - begin_s) * 1e6))
 
     def launch(self, step: Step) -> RunningStep:
         """Execute the step; see `executor_svc.worker.interface.Worker.launch`."""

@@ -7,7 +7,6 @@ in `executor_svc/service/step_stream.py`. Errors are raised; `shared/grpc_status
 
 import hashlib
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from executor_svc.service.metrics import executor_families
 from executor_svc.service.step_log import StepLog
 from executor_svc.service.step_runner import StepRunner
 from executor_svc.service.step_stream import StepStream, first_message
+from executor_svc.service.step_thread import StepThread
 from executor_svc.worker.interface import Worker
 from octavo.execution.v1 import capability_pb2, step_pb2
 from octavo.execution.v1 import execution_service_pb2 as pb
@@ -26,6 +26,7 @@ from octavo.execution.v1.execution_service_pb2_grpc import ExecutionServiceServi
 from shared import wire
 from shared.batch_table import BatchTable
 from shared.capability import common, names_of
+from shared.clock import monotonic_s
 from shared.errors import DeviceLostError, FencedError, InvalidFieldError, UnavailableError, UnknownNameError
 from shared.events import Event
 from shared.metric import Family
@@ -47,12 +48,13 @@ class ExecutionServicer(ExecutionServiceServicer):
 
     Args:
         clock: Monotonic time in seconds, for leases.
+        thread: Runs the steps; None: a new one.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic_s, thread: StepThread | None = None) -> None:
         self._clock = clock
         self._attachment = Attachment()
-        self._runner = StepRunner(self._attachment)
+        self._runner = StepRunner(self._attachment, thread or StepThread())
         self._stream: StepStream | None = None
 
     @property

@@ -6,13 +6,13 @@ took, by events in its stream that are read when the step is over. Nothing here 
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
+from shared.clock import monotonic_s
 from shared.histogram import Histogram
 from shared.step import BoolArray, TableDelta
 
@@ -50,7 +50,7 @@ class StepMeter:
         clock: Monotonic time in seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic_s) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._started_s = clock()

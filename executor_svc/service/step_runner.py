@@ -14,7 +14,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -72,11 +71,10 @@ class StepRunner:
     state the loop reads the agreement, which belongs to an epoch: its first step comes after `reset` has returned.
     """
 
-    def __init__(self, attachment: Attachment) -> None:
+    def __init__(self, attachment: Attachment, thread: StepThread) -> None:
         self.meter = StepMeter()
         self._attachment = attachment
-        self._thread = StepThread()
-        self._waiting_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
+        self._thread = thread
         self._running: deque[_Running] = deque()  # in the order of their launch
         self._worker: Worker | None = None
         self._log = StepLog()
@@ -191,7 +189,6 @@ class StepRunner:
     def close(self) -> None:
         """Let the threads go; do not wait for them."""
         self._thread.close()
-        self._waiting_thread.shutdown(wait=False, cancel_futures=True)
 
     def _decode(self, message: step_pb2.ExecuteModelRequest) -> Step | Exception:
         """Return what a message says, or what is wrong with it."""
@@ -223,7 +220,7 @@ class StepRunner:
         self._running.append(_Running(message, running, step.delta, was_active, deliver))
         self._finish_done()
         if self._running:
-            self._waiting_thread.submit(self._wait_for, running)
+            self._thread.wait(lambda: self._wait_for(running))
 
     def _stored_response(self, message: step_pb2.ExecuteModelRequest) -> Response | None:
         """Return the response of a step that was executed; None: it is the next one to launch.

@@ -1,4 +1,4 @@
-"""The thread that runs steps, and the one that answers them.
+"""The thread that runs steps, the one that answers them, and the one that waits for the device.
 
     event loop ── submit ──> step thread ── answer ──> answering thread ──> event loop
 
@@ -16,6 +16,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -29,14 +30,15 @@ _logger = logging.getLogger(__name__)
 
 
 class StepThread:
-    """Two threads that make calls, each one after the other.
+    """Three threads that make calls, each one after the other.
 
-    Both are daemons: a step that hangs does not keep the process from ending.
+    The first two are daemons: a step that hangs does not keep the process from ending.
     """
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._answers: SimpleQueue[Call | None] = SimpleQueue()
+        self._waiting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
         self._is_closed = False
 
     def start(self) -> None:
@@ -51,6 +53,10 @@ class StepThread:
     def answer(self, call: Call) -> None:
         """Make a call on the answering thread, behind those before; for the step thread."""
         self._answers.put(call)
+
+    def wait(self, call: Call) -> None:
+        """Make a call that waits for the device, on the thread for that, behind those before; for the step thread."""
+        self._waiting.submit(call)
 
     def wait_for_answers(self) -> None:
         """Return when all calls of `answer` so far were made; for the step thread."""
@@ -87,6 +93,7 @@ class StepThread:
         self._is_closed = True
         self._calls.put(None)
         self._answers.put(None)
+        self._waiting.shutdown(wait=False, cancel_futures=True)
 
     def _make(self, calls: "SimpleQueue[Call | None]") -> None:
         while (call := calls.get()) is not None and not self._is_closed:

@@ -4,7 +4,6 @@ It runs on the engine's event loop, so nothing moves while it looks. Next: `stat
 `explanation.py`, `steps.py`, `block_map.py`.
 """
 
-import time
 from itertools import islice
 
 import grpc.aio
@@ -24,6 +23,7 @@ from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.interface import EndedRequest
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.telemetry.step_log import NUM_KEPT_STEPS
+from shared.clock import monotonic_s
 from shared.errors import CallerError, InvalidFieldError, NoExecutorError, UnknownNameError
 
 DEFAULT_PAGE_SIZE = 100
@@ -46,7 +46,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         context: grpc.aio.ServicerContext[pb.GetSchedulerStateRequest, pb.GetSchedulerStateResponse],
     ) -> pb.GetSchedulerStateResponse:
         """Give queue lengths, blocks and counters."""
-        engine, now_s = self._engine, time.monotonic()
+        engine, now_s = self._engine, monotonic_s()
         executors = [executor_state(driver, now_s) for driver in engine.drivers.values()]
         attached = [executor for executor in executors if executor.epoch]
         only = attached[0] if len(attached) == 1 else None
@@ -103,7 +103,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         """Give a page of the live requests, without block tables; the token is the arrival of the last one."""
         page_size, last_arrival = page_size_of(request.page_size), number_in(request.page_token)
         live = [r for r in self._engine.requests.values() if r.group.arrival > last_arrival]
-        page, locations, now_s = live[:page_size], RequestLocations(self._engine), time.monotonic()
+        page, locations, now_s = live[:page_size], RequestLocations(self._engine), monotonic_s()
         return pb.ListRequestsResponse(
             requests=[request_state(listed, locations.of(listed), now_s, is_whole=False) for listed in page],
             next_page_token=str(page[-1].group.arrival) if len(live) > page_size else "",
@@ -115,7 +115,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
     ) -> pb.GetRequestResponse:
         """Give one live request, or one that has ended."""
-        request_id, now_s = request.request_id, time.monotonic()
+        request_id, now_s = request.request_id, monotonic_s()
         live = self._engine.requests.get(request_id)
         if live is None:
             return pb.GetRequestResponse(request=ended_state(self._ended_request(request_id), now_s))
@@ -129,7 +129,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         """Give the last requests that ended."""
         if request.num_requests > NUM_KEPT_REQUESTS:
             raise InvalidFieldError("num_requests", request.num_requests, f"from 0 to {NUM_KEPT_REQUESTS}")
-        newest, now_s = self._engine.ended.newest(request.num_requests or DEFAULT_PAGE_SIZE), time.monotonic()
+        newest, now_s = self._engine.ended.newest(request.num_requests or DEFAULT_PAGE_SIZE), monotonic_s()
         return pb.ListEndedRequestsResponse(
             requests=[ended_state(ended, now_s, shows_events=False) for ended in newest]
         )
@@ -143,7 +143,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         page_size, first = page_size_of(request.page_size), number_in(request.page_token)
         end = first + page_size
         return pb.ListQueueResponse(
-            requests=islice(queued_requests(self._engine, time.monotonic()), first, end),
+            requests=islice(queued_requests(self._engine, monotonic_s()), first, end),
             next_page_token=str(end) if len(self._engine.queue) > end else "",
         )
 
@@ -153,7 +153,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         context: grpc.aio.ServicerContext[pb.ExplainRequestRequest, pb.ExplainRequestResponse],
     ) -> pb.ExplainRequestResponse:
         """Say why a request waits, that it runs, or how it ended."""
-        request_id, now_s = request.request_id, time.monotonic()
+        request_id, now_s = request.request_id, monotonic_s()
         live = self._engine.requests.get(request_id)
         if live is None:
             return explain_ended(self._ended_request(request_id), now_s)

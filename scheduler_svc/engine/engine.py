@@ -15,8 +15,6 @@ Read next: `live_requests.py`, `recovery.py`, `drivers.py`, `core/dispatch/fleet
 """
 
 import asyncio
-import secrets
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
@@ -33,6 +31,7 @@ from scheduler_svc.engine.orphans import Orphans
 from scheduler_svc.engine.readiness import Readiness
 from scheduler_svc.engine.recovery import Recovery
 from scheduler_svc.engine.settings import EngineSettings
+from scheduler_svc.engine.surroundings import Surroundings
 from scheduler_svc.engine.waiting_limits import WaitingLimits
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver import ExecutorDriver
@@ -45,6 +44,7 @@ from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from scheduler_svc.step_log.writer import StepLogWriter
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.request_log import log_end
+from shared.clock import monotonic_s
 from shared.errors import (
     CacheTooSmallError,
     NoExecutorError,
@@ -53,8 +53,6 @@ from shared.errors import (
     RequestExistsError,
     UnavailableError,
 )
-
-PREFIX_KEY_BYTES = 32
 
 # Until a group that was dispatched to a core which has stalled is given to another one, at most, in seconds.
 TICK_INTERVAL_S = 0.5
@@ -71,6 +69,7 @@ class Engine:
             tokenizer files; refuses the executor by raising TokenizerFileError.
         set_ready: Called with whether new requests find an executor, whenever that may have changed.
         step_log: Records the calls of the fleet; None: nobody does.
+        surroundings: Secrets, chance and the date; None: those of the machine.
     """
 
     def __init__(
@@ -81,12 +80,14 @@ class Engine:
         load_tokenizer: LoadTokenizer,
         set_ready: Callable[[bool], Awaitable[None]],
         step_log: StepLogWriter | None = None,
+        surroundings: Surroundings | None = None,
     ) -> None:
+        surroundings = surroundings or Surroundings()
         self.settings = settings
-        self.started_at_s = time.monotonic()
+        self.started_at_s = monotonic_s()
         self.step_log = step_log
         self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
-        key = secrets.token_bytes(PREFIX_KEY_BYTES)
+        key = surroundings.prefix_key
         is_complete: Callable[[], bool] = lambda: self.drivers.is_complete  # noqa: E731
         self.fleet = (
             Fleet(self.queue, settings.policy, key, is_complete)
@@ -94,9 +95,10 @@ class Engine:
             else RecordingFleet(self.queue, settings.policy, key, is_complete, step_log)
         )
         self.meter = Meter()
-        self.drivers = Drivers(membership, connect, self, settings.driver, self.meter)
+        self.drivers = Drivers(membership, connect, self, settings.driver, self.meter, surroundings.draw)
         self.ended = EndedRequests()
-        self.requests = LiveRequests(self.fleet, self.dispatch, self.meter, [log_end, self.ended.add])
+        observers = [log_end, self.ended.add]
+        self.requests = LiveRequests(self.fleet, self.dispatch, self.meter, observers, unix_s=surroundings.unix_s)
         self.fleet_model = FleetModel(
             self.fleet,
             lambda: self.drivers.membership.addresses,
@@ -155,7 +157,7 @@ class Engine:
         if self.drivers.is_complete and not self.fleet.can_ever_take(group):
             raise CacheTooSmallError(self.fleet.why_never(group))
         self._num_arrivals += 1
-        live = LiveRequest(group, sink, time.monotonic(), request.trace_id)
+        live = LiveRequest(group, sink, monotonic_s(), request.trace_id)
         self.requests.add(live)
         if not self.fleet.can_ever_take(group):
             self.orphans.add(live, live.times.arrived_at_s)
@@ -312,4 +314,4 @@ class Engine:
 
     def dispatch(self) -> None:
         """Groups wait: give those that stand first to cores that have room, and let their drivers look."""
-        self.drivers.wake_those_of(self.fleet.dispatch(time.monotonic()))
+        self.drivers.wake_those_of(self.fleet.dispatch(monotonic_s()))

@@ -3,8 +3,6 @@
 What its client gets is made elsewhere, by the `TokenSink` that came with it (`interface.py`).
 """
 
-import time
-
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.stopping import FinishReason
 from scheduler_svc.engine.interface import EndedRequest, TokenSink
@@ -92,8 +90,8 @@ class LiveRequest:
         self.num_losses = 0
         self.unclear_losses.clear()
 
-    def summary(self) -> EndedRequest:
-        """Return what is kept of it; it has ended."""
+    def summary(self, ended_at_unix_s: float) -> EndedRequest:
+        """Return what is kept of it; it has ended, at so many seconds since 1970."""
         group = self.group
         return EndedRequest(
             request_id=group.request_id,
@@ -106,7 +104,7 @@ class LiveRequest:
             num_losses=self.num_lost_executors,
             times=self.times,
             events=self.life.events,
-            ended_at_unix_s=time.time(),
+            ended_at_unix_s=ended_at_unix_s,
             finish_reason=None if self.error is not None else self.finish_reason,
             error_code=None if self.error is None else status_code(self.error).name,
             error_message="" if self.error is None else str(self.error),

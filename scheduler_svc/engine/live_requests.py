@@ -22,6 +22,7 @@ from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.request_life import LifeEvent
 from scheduler_svc.engine.suspects import Suspects
 from scheduler_svc.telemetry.meter import Meter
+from shared.clock import monotonic_s
 from shared.errors import CacheTooSmallError, OctavoServiceError
 
 # Told that a request has ended.
@@ -37,6 +38,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
         meter: Told of tokens and ends.
         observers: Each is called once for each request, right after it has ended, however it did.
         clock: Monotonic time in seconds.
+        unix_s: Returns the seconds since 1970.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class LiveRequests(Mapping[str, LiveRequest]):
         wake: Callable[[], None],
         meter: Meter,
         observers: Sequence[EndObserver] = (),
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic_s,
+        unix_s: Callable[[], float] = time.time,
     ) -> None:
         self.suspects = Suspects()
         self._meter = meter
         self._observers = (meter.request_ended, *observers)
         self._clock = clock
+        self._unix_s = unix_s
         self._fleet = fleet
         self._wake = wake
         self._requests: dict[str, LiveRequest] = {}
@@ -136,7 +140,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
         self._clear_suspect(request)
         request.times.first_scheduled_at_s = request.group.first_scheduled_at_s
         request.times.ended_at_s = now_s
-        ended = request.summary()
+        ended = request.summary(self._unix_s())
         request.sink.end(ended, request.error)
         for observe in self._observers:
             observe(ended)

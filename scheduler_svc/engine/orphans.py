@@ -8,11 +8,11 @@ can. So what a healthy executor only has to get to waits as long as it takes.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable
 
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.engine.live_request import LiveRequest
+from shared.clock import monotonic_s
 from shared.errors import UnavailableError
 from shared.events import Event
 
@@ -62,7 +62,7 @@ class Orphans:
     async def watch(self) -> None:
         """Look again and again, until cancelled."""
         while True:
-            self.look(time.monotonic())
+            self.look(monotonic_s())
             await asyncio.sleep(min(LOOK_INTERVAL_S, self.timeout_s))
 
     def look(self, now_s: float) -> None:

@@ -4,7 +4,6 @@
 what follows from two of them.
 """
 
-import time
 from collections.abc import Callable
 
 from scheduler_svc.core.dispatch.fleet import Fleet
@@ -13,6 +12,7 @@ from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.engine.request_life import LifeEvent
+from shared.clock import monotonic_s
 from shared.errors import OctavoServiceError, UnavailableError
 
 
@@ -40,7 +40,7 @@ class Recovery:
 
     def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
         """The executor at an address is gone, and why: queue its groups again, except those that lost too many."""
-        now_s = time.monotonic()
+        now_s = monotonic_s()
         running = set(core.batch.running)
         for group in self._fleet.leave(core):
             request = self._requests.of(group)

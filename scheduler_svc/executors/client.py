@@ -62,6 +62,7 @@ class ExecutorClient:
         timings: How long to wait for what.
         max_message_bytes: Limit of messages in both directions.
         tls: How to speak TLS with it; None: plaintext.
+        open_channel: Opens a channel to an address in place of gRPC; a simulation has its own.
     """
 
     def __init__(
@@ -71,11 +72,13 @@ class ExecutorClient:
         timings: SessionTimings,
         max_message_bytes: int,
         tls: TlsOptions | None = None,
+        open_channel: Callable[[str], grpc.aio.Channel] | None = None,
     ) -> None:
         self.address = address
         self._scheduler_id = scheduler_id
         self._timings = timings
         self._tls = tls
+        self._dial = open_channel or self._dial_by_grpc
         self._logged = ("", WireAgreement())  # with which executor process we last agreed, and on what
         self._options: list[tuple[str, int | str]] = [
             ("grpc.max_receive_message_length", max_message_bytes),
@@ -99,7 +102,7 @@ class ExecutorClient:
             ExecutorRefusedError: it answers, but not for us or not yet.
             ExecutorLostError: it does not answer.
         """
-        async with self._open_channel() as channel:
+        async with self._dial(self.address) as channel:
             stub = pb_grpc.ExecutionServiceStub(channel)
             attached = await self._attach(stub, claim)
             agreement = WireAgreement(attached.wire_version, common(attached.capabilities, WANTED))
@@ -127,15 +130,15 @@ class ExecutorClient:
             version, names = agreement.version, names_of(agreement.capabilities)
             log.info(Event("wire_version_agreed", executor=self.address, wire_version=version, capabilities=names))
 
-    def _open_channel(self) -> grpc.aio.Channel:
+    def _dial_by_grpc(self, address: str) -> grpc.aio.Channel:
         """Return a new channel; the files of TLS are read as they are now. Raises ExecutorLostError."""
         if self._tls is None:
-            return grpc.aio.insecure_channel(self.address, options=self._options)
+            return grpc.aio.insecure_channel(address, options=self._options)
         try:
             credentials = read_credentials(self._tls)
         except TlsFileError as error:
             raise ExecutorLostError(str(error)) from error
-        return grpc.aio.secure_channel(self.address, credentials, options=[*self._options, *self._tls.channel_options])
+        return grpc.aio.secure_channel(address, credentials, options=[*self._options, *self._tls.channel_options])
 
     async def _attach(
         self, stub: "pb_grpc.ExecutionServiceAsyncStub", claim: Callable[[str], None]

@@ -10,7 +10,6 @@ Read next: `session.py` for the session, `engine.py` for what becomes of the res
 import asyncio
 import logging
 import re
-import time
 from dataclasses import replace
 
 from scheduler_svc.core.executor_core import ExecutorCore
@@ -25,6 +24,7 @@ from scheduler_svc.executors.probe import probe
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.step_log import LoggedStep, StepLog
+from shared.clock import monotonic_s
 from shared.errors import ExecutorFaultError, OctavoServiceError, TokenizerFileError
 from shared.events import Event
 from shared.step import StepResult
@@ -166,7 +166,7 @@ class ExecutorDriver:
         except (ExecutorLostError, ExecutorRefusedError, ExecutorFaultError, TokenizerFileError) as error:
             if self.core is not None:
                 if self.core.last_scheduled_step_id and not self.core.last_processed_step_id:
-                    self._breaker.fail(self.instance_id, str(error), time.monotonic())
+                    self._breaker.fail(self.instance_id, str(error), monotonic_s())
                 self._count_loss()
                 self._give_back_core("retired" if self.is_retired else "executor_lost", str(error))
             elif isinstance(error, ExecutorLostError):
@@ -182,7 +182,7 @@ class ExecutorDriver:
             try:
                 await probe(session)
             except (ExecutorLostError, ExecutorFaultError) as error:
-                self._breaker.fail(session.info.instance_id, str(error), time.monotonic())
+                self._breaker.fail(session.info.instance_id, str(error), monotonic_s())
                 self._count_loss()
                 self._owner.on_probed(self.address, works=False)
                 raise
@@ -199,7 +199,7 @@ class ExecutorDriver:
 
         Raises: ExecutorRefusedError: the driver of another address has it, or it failed and is left alone for a while.
         """
-        if wait_s := self._breaker.wait_s(instance_id, time.monotonic()):
+        if wait_s := self._breaker.wait_s(instance_id, monotonic_s()):
             raise CircuitOpenError(
                 f"{self._breaker.cause}; it failed {counted(self._breaker.num_failures, 'time')} in a row before a "
                 f"first result, and is tried again in {wait_s:.1f} s"
@@ -253,7 +253,7 @@ class ExecutorDriver:
         while not (self.is_retired and not core.groups):
             self.work.clear()
             while (num_in_flight := len(core.in_flight)) < self.in_flight.limit:
-                decided_at_s = time.monotonic()
+                decided_at_s = monotonic_s()
                 scheduled = self._owner.schedule(core, self.address, decided_at_s)
                 if scheduled is None:
                     break
@@ -270,7 +270,7 @@ class ExecutorDriver:
     async def _receive_results(self, core: ExecutorCore, session: ExecutorSession) -> None:
         while True:
             result = await session.receive()
-            answered_at_s = time.monotonic()
+            answered_at_s = monotonic_s()
             updates = self._owner.fleet.process(core, result)
             self._note_answered(answered_at_s, result, updates)
             if not self._breaker.is_closed:
@@ -296,9 +296,9 @@ class ExecutorDriver:
     async def _watch_steps(self, core: ExecutorCore, session: ExecutorSession) -> None:
         """Wait for a step that takes much longer than it should. Raises ExecutorLostError: it does."""
         while True:
-            planned_s = time.monotonic() + WATCH_INTERVAL_S
+            planned_s = monotonic_s() + WATCH_INTERVAL_S
             await asyncio.sleep(WATCH_INTERVAL_S)
-            now_s = time.monotonic()
+            now_s = monotonic_s()
             if now_s - planned_s > WATCH_INTERVAL_S / 2 or session.is_resuming:
                 continue  # we were late ourselves, and the result may be here: it is taken first
             if core.hangs(now_s, HANG_AFTER_S):

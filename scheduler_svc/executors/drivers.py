@@ -7,9 +7,11 @@ forgotten. All of it runs on one event loop. Read next: `membership.py`, `driver
 """
 
 import asyncio
+import random
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.executors.circuit_breaker import CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings
@@ -26,6 +28,7 @@ class Drivers(Mapping[str, ExecutorDriver]):
         owner: The engine.
         settings: What each driver takes from the configuration.
         meter: Told of steps and losses.
+        draw: Returns a random number from 0 to 1, for the pauses of the circuit breakers.
     """
 
     def __init__(
@@ -35,12 +38,14 @@ class Drivers(Mapping[str, ExecutorDriver]):
         owner: DriverOwner,
         settings: DriverSettings,
         meter: Meter,
+        draw: Callable[[], float] = random.random,
     ) -> None:
         self.membership = membership
         self._connect = connect
         self._owner = owner
         self._settings = settings
         self._meter = meter
+        self._draw = draw
         self._drivers: dict[str, ExecutorDriver] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -93,7 +98,9 @@ class Drivers(Mapping[str, ExecutorDriver]):
 
     def add(self, address: str) -> ExecutorDriver:
         """Make the driver of an address, which is not running yet, and return it."""
-        driver = ExecutorDriver(self._connect(address), self._owner, self, self._settings, self._meter)
+        driver = ExecutorDriver(
+            self._connect(address), self._owner, self, self._settings, self._meter, CircuitBreaker(self._draw)
+        )
         self._drivers[address] = driver
         return driver
 

@@ -5,7 +5,6 @@ nothing of it is in the fleet, in the queue or in the figures.
 """
 
 import asyncio
-import time
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
+from shared.clock import monotonic_s
 from shared.executor_info import ExecutorInfo
 from shared.step import SamplingRow
 
@@ -37,7 +37,7 @@ async def probe(session: ExecutorSession, timeout_s: float = PROBE_TIMEOUT_S) ->
     queue.add(group)
     try:
         async with asyncio.timeout(timeout_s):
-            while group.live_sequences and (step := core.schedule(time.monotonic()).step) is not None:
+            while group.live_sequences and (step := core.schedule(monotonic_s()).step) is not None:
                 await session.send(step)
                 core.process(await session.receive())
     except TimeoutError as error:

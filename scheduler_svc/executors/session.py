@@ -9,7 +9,6 @@ the session sends the later steps again byte for byte. Whatever cannot be resume
 import asyncio
 import contextlib
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
 from octavo.execution.v1 import step_pb2
 from scheduler_svc.executors.stream import StepStream, StreamBrokenError, read_message, write_message
+from shared.clock import monotonic_s
 from shared.errors import InvalidStepError, OctavoServiceError
 from shared.events import Event
 from shared.executor_info import ExecutorInfo, TokenizerFile
@@ -83,7 +83,7 @@ class ExecutorSession:
         self._reason_to_give_up = ""
         self._stream_lock = asyncio.Lock()
         self._num_resumes_in_a_row = 0
-        self._heartbeat_answered_at_s = time.monotonic()
+        self._heartbeat_answered_at_s = monotonic_s()
         self._is_resuming = False
         self.on_heartbeat: Callable[[float], None] = lambda _: None
 
@@ -177,21 +177,21 @@ class ExecutorSession:
         The executor answers them while a step runs, so silence means that it is frozen or cut off.
         """
         interval_s, lease_s = self._timings.heartbeat_interval_s, self._timings.lease_s
-        self._heartbeat_answered_at_s = time.monotonic()
+        self._heartbeat_answered_at_s = monotonic_s()
         request = pb.HeartbeatRequest(epoch=self.epoch, instance_id=self.info.instance_id)
         while True:
             await asyncio.sleep(interval_s)
-            sent_at_s = time.monotonic()
+            sent_at_s = monotonic_s()
             try:
                 await self._stub.Heartbeat(request, timeout=interval_s)
-                self._heartbeat_answered_at_s = time.monotonic()
+                self._heartbeat_answered_at_s = monotonic_s()
                 self.on_heartbeat(self._heartbeat_answered_at_s - sent_at_s)
             except grpc.aio.AioRpcError as error:
                 text = failure_text(error)
                 log.warning(Event("heartbeat_failed", executor=self._address, epoch=self.epoch, cause=text))
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     self._give_up(text)
-                elif time.monotonic() - self._heartbeat_answered_at_s > lease_s:
+                elif monotonic_s() - self._heartbeat_answered_at_s > lease_s:
                     self._give_up(f"no heartbeat was answered for {lease_s:g} s")
 
     def _accept(self, response: pb.StreamStepsResponse) -> StepResult:

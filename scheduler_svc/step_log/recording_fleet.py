@@ -3,7 +3,6 @@
 What is recorded is put into a queue, and becomes bytes in another thread. Looking at the fleet is not recorded.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ from scheduler_svc.step_log import encoding
 from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.snapshot import Snapshot, dump
 from scheduler_svc.step_log.writer import Encoder, StepLogWriter
+from shared.clock import monotonic_s
 from shared.executor_info import ExecutorInfo
 from shared.step import StepResult
 
@@ -193,7 +193,7 @@ class RecordingFleet(Fleet):
         self._writer.begin_file(self._header(), dump(snapshot, self._mask))
 
     def _header(self) -> pb.LogHeader:
-        header = self._writer.header(time.monotonic())
+        header = self._writer.header(monotonic_s())
         header.num_earlier_calls, header.num_earlier_cores = self._num_calls, self._num_cores
         for core in self.cores:
             number = self._number_of[core]

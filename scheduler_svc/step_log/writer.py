@@ -21,6 +21,7 @@ from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.step_log.log_files import FORMAT_VERSION, MAGIC, FileName, begin_name, files_in, frame
 from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.snapshot import core_digest
+from shared.clock import monotonic_s
 from shared.errors import OctavoServiceError
 from shared.events import Event
 
@@ -96,7 +97,7 @@ class StepLogWriter:
         self._is_closing = threading.Event()
         try:
             settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._begin_file(self.header(time.monotonic()))
+            self._begin_file(self.header(monotonic_s()))
         except FileExistsError as error:
             raise StepLogError(f"--step-log {settings.directory} is a file; name a folder") from error
         except OSError as error:
@@ -117,7 +118,7 @@ class StepLogWriter:
         """Take a call: how its record is made, and of what; `raised`: the class of its exception."""
         if not self.is_recording:
             return
-        self._pending.append((encode, arguments, raised, mask, time.monotonic()))
+        self._pending.append((encode, arguments, raised, mask, monotonic_s()))
         if len(self._pending) > MAX_PENDING_CALLS:
             self._stop(f"the disk is too slow: {MAX_PENDING_CALLS} calls wait to be written")
 

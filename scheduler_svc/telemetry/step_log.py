@@ -1,11 +1,11 @@
 """The last steps, kept for people: `AdminService` shows them (`scheduler_svc/admin/steps.py`)."""
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.batch_table import StepLayout
+from shared.clock import monotonic_s
 from shared.step import Step, StepResult
 from shared.step_size import step_bytes
 
@@ -59,7 +59,7 @@ class StepLog:
         self,
         capacity: int = NUM_KEPT_STEPS,
         max_bytes: int = MAX_KEPT_BYTES,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic_s,
         observe: Callable[[LoggedStep], None] = lambda step: None,
     ) -> None:
         self._capacity = capacity

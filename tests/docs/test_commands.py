@@ -36,6 +36,11 @@ EXCUSES = (
     Excuse(".*", r"source .*", "changes the shell of a person"),
     Excuse(".*", r"octavo up.*", "runs until Ctrl-C; tests/e2e/test_readme.py runs it"),
     Excuse(".*", r"octavo generate .*", "the words are the model's; tests/unit/octavo/test_cli.py runs the command"),
+    Excuse(
+        "docs/testing.md",
+        r"python -m tests.simulation.*",
+        "minutes of it; tests/simulation/ runs seeds and its own tests",
+    ),
     Excuse(".*", r"octavo chat.*", "talks with a person; tests/unit/octavo/test_cli.py runs the command"),
     Excuse(".*", r"octavo top.*", "fills a terminal until it is ended; tests/unit/octavo/top runs the command"),
     Excuse(

@@ -7,19 +7,17 @@ Exit code 1 if a fault survived, or if a row is stale.
 import argparse
 import fnmatch
 import os
-import queue
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tests.mutants.fault import Fault, TreeCopy
+from tests.mutants.fault import Fault, TreeCopy, try_in_copies
 from tests.mutants.run import Outcome, Verdict, failing_without_faults, try_fault
 from tests.mutants.table import FAULTS
 
@@ -77,30 +75,11 @@ def _try_all(
     console: Console, copies: Sequence[TreeCopy], faults: list[Fault], failing: Sequence[str], timeout_s: float
 ) -> list[Outcome]:
     """Try the faults, as many at once as there are copies, and tell each outcome when it is known."""
-    free: queue.SimpleQueue[TreeCopy] = queue.SimpleQueue()
-    for copy in copies:
-        free.put(copy)
-
-    def try_one(fault: Fault) -> Outcome:
-        copy = free.get()
-        try:
-            return try_fault(copy, fault, failing, timeout_s)
-        finally:
-            free.put(copy)
-
     outcomes = []
-    with ThreadPoolExecutor(len(copies)) as executor:
-        try:
-            for future in as_completed([executor.submit(try_one, fault) for fault in faults]):
-                outcome = future.result()
-                outcomes.append(outcome)
-                verdict = f"[{STYLES[outcome.verdict]}]{outcome.verdict.value:8}[/]"
-                console.print(f"{verdict} {outcome.duration_s:5.1f} s  {escape(outcome.fault.name)}")
-        except BaseException:  # Ctrl-C: no other fault is tried
-            executor.shutdown(wait=False, cancel_futures=True)
-            for copy in copies:
-                copy.stop()
-            raise
+    for outcome in try_in_copies(copies, faults, lambda copy, fault: try_fault(copy, fault, failing, timeout_s)):
+        outcomes.append(outcome)
+        verdict = f"[{STYLES[outcome.verdict]}]{outcome.verdict.value:8}[/]"
+        console.print(f"{verdict} {outcome.duration_s:5.1f} s  {escape(outcome.fault.name)}")
     return outcomes
 
 

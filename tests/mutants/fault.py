@@ -3,13 +3,19 @@
 import contextlib
 import itertools
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+C = TypeVar("C", bound="Change")
+R = TypeVar("R")
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -19,22 +25,20 @@ class StaleError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One row of the table.
+class Change:
+    """A few lines of a file that are wrong.
 
     Attributes:
         name: The fault in words: what the code does wrong with it.
         path: The file, from the root of the repository.
         old: A text that the file has exactly once.
         new: What stands in its place with the fault.
-        tests: The suite that must fail, as pytest takes it: a file, or `file::test`. Seconds, not minutes.
     """
 
     name: str
     path: str
     old: str
     new: str
-    tests: tuple[str, ...]
 
     def plant(self, text: str) -> str:
         """Return the text of the file with the fault.
@@ -45,6 +49,13 @@ class Fault:
         if count != 1:
             raise StaleError(f"{self.path} has the old text {count} times; it must be there once")
         return text.replace(self.old, self.new)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault(Change):
+    """One row of the table; `tests` is the suite that must fail, as pytest takes it. Seconds, not minutes."""
+
+    tests: tuple[str, ...]
 
 
 class TreeCopy:
@@ -67,7 +78,7 @@ class TreeCopy:
                 shutil.copy2(REPOSITORY / name, root / name)
 
     @contextlib.contextmanager
-    def with_fault(self, fault: Fault) -> Iterator[None]:
+    def with_fault(self, fault: Change) -> Iterator[None]:
         """Have the fault in the copy for a while.
 
         Raises: StaleError: the row does not fit the file.
@@ -106,3 +117,27 @@ class TreeCopy:
         path.write_text(text, encoding="utf-8")
         second = next(self._seconds)
         os.utime(path, (second, second))
+
+
+def try_in_copies(copies: Sequence[TreeCopy], faults: Sequence[C], try_one: Callable[[TreeCopy, C], R]) -> Iterator[R]:
+    """Try faults, as many at once as there are copies; yield each outcome when it is known."""
+    free: queue.SimpleQueue[TreeCopy] = queue.SimpleQueue()
+    for copy in copies:
+        free.put(copy)
+
+    def try_somewhere(fault: C) -> R:
+        copy = free.get()
+        try:
+            return try_one(copy, fault)
+        finally:
+            free.put(copy)
+
+    with ThreadPoolExecutor(len(copies)) as executor:
+        try:
+            for future in as_completed([executor.submit(try_somewhere, fault) for fault in faults]):
+                yield future.result()
+        except BaseException:  # Ctrl-C: no other fault is tried
+            executor.shutdown(wait=False, cancel_futures=True)
+            for copy in copies:
+                copy.stop()
+            raise

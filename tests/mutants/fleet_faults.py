@@ -86,6 +86,13 @@ FAULTS = (
         (f"{UNIT}/dispatch/test_dispatcher.py",),
     ),
     Fault(
+        "a core is woken for a group that made way and came back",
+        f"{CORE}/dispatch/dispatcher.py",
+        "                    self._dispatched_to.discard(inbox.core)\n",
+        "                    self._dispatched_to.add(inbox.core)\n",
+        (f"{UNIT}/dispatch/test_dispatcher.py",),
+    ),
+    Fault(
         "a stalled core keeps what was dispatched to it",
         f"{CORE}/dispatch/dispatcher.py",
         "inbox is not server and inbox.core.stalled_s(now_s) is not None:",
@@ -140,5 +147,12 @@ FAULTS = (
         "sampling_defaults=defaults, weights_digest=digest)",
         "sampling_defaults=defaults)",
         (WEIGHTS,),
+    ),
+    Fault(
+        "a stop string is told to the core that made the token, though the group has gone to another one",
+        "scheduler_svc/core/dispatch/fleet.py",
+        "            (holder or core).finish(sequence)\n",
+        "            core.finish(sequence)\n",
+        ("tests/unit/scheduler_svc/core/dispatch/test_fleet.py",),
     ),
 )

@@ -57,6 +57,8 @@ class FleetWorkload:
     drains: list[bool]
     policy: Policy
     tenant_weights: dict[str, float] = field(default_factory=dict)
+    dispatches: bool = False
+    """Whether the line is dispatched after every change, as the engine does."""
     num_numerics: int = 1
     """Executors are of so many kinds of arithmetic, by turns; all give the same tokens."""
 
@@ -81,6 +83,7 @@ def fleet_workloads(draw: st.DrawFn) -> FleetWorkload:
         drains=draw(st.lists(st.booleans(), min_size=1, max_size=6)),
         policy=draw(st.sampled_from(POLICIES)),
         tenant_weights=draw(st.sampled_from([{}, {"x": 3.0}])),
+        dispatches=draw(st.booleans()),
         num_numerics=draw(st.sampled_from([2, 1])),
     )
 
@@ -141,6 +144,7 @@ class Run:
             self.let_executors_come_and_go(now)
             self.let_requests_arrive(now)
             self.let_clients_leave(now)
+            self.dispatch(now)
             progressed = [self.advance(index, member, now) for index, member in enumerate(self.fleet.members)]
             if any(progressed) or any(member.results for member in self.fleet.members):
                 continue
@@ -202,14 +206,20 @@ class Run:
             if step is None:
                 break
             self.fleet.execute(member, step)
+            self.dispatch(now)
             progressed = True
         if any(stall.holds(index, now) for stall in self.workload.stalls):
             return progressed
         drains = self.workload.drains[now % len(self.workload.drains)]
         while member.results and (drains or not progressed or len(member.results) >= self.num_steps_in_flight):
             self.fleet.process(member)
+            self.dispatch(now)
             progressed = True
         return progressed
+
+    def dispatch(self, now: int) -> None:
+        if self.workload.dispatches:
+            self.fleet.dispatch(float(now))
 
     def check_nobody_waits_in_vain(self, now: int) -> None:
         """Nothing is in flight and nobody has anything to do: then no core could take what waits."""

@@ -241,6 +241,17 @@ class VirtualFleet:
 
     # Steps ---------------------------------------------------------------------------------------
 
+    def dispatch(self, now_s: float) -> set[ExecutorCore]:
+        """Dispatch the line, as the engine does after each change; return the cores that are to look.
+
+        Drivers that are told to look ask again. So it must be settled soon: rarely the second call still finds what
+        the first one left, as who was passed there for a long prefill takes a place in the next one.
+        """
+        cores = self.fleet.dispatch(now_s)
+        cores |= self.fleet.dispatch(now_s)
+        assert not self.fleet.dispatch(now_s), "a core is told to look again, and nothing has happened"
+        return cores
+
     def schedule(self, member: Member, now_s: float) -> Step | None:
         """Decide the next step of a member; it is not executed yet."""
         decision, _ = self.fleet.schedule(member.core, now_s)

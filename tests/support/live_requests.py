@@ -82,7 +82,7 @@ def ended_request(
     if error is None:
         request.note_finished_output(0, FinishReason.LENGTH)
     request.error = error
-    return request.summary()
+    return request.summary(0.0)
 
 
 class PlayedEngineSide:
@@ -132,4 +132,4 @@ class PlayedEngineSide:
                 self._end()
 
     def _end(self) -> None:
-        self.live.sink.end(self.live.summary(), self.live.error)
+        self.live.sink.end(self.live.summary(0.0), self.live.error)

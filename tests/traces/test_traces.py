@@ -25,18 +25,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.core.step.results import StepUpdates
+from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.stopping import StopConditions
-from shared.step import Step
 from tests.support.driving import Bench, group, small_limits
+from tests.support.step_words import decision_lines, state_lines, token_lines
 from tests.support.toy_executor import count_up, hashed_next_token
 
 TRACES = sorted(Path(__file__).parent.glob("*.txt"))
@@ -115,105 +113,27 @@ class Stage:
         if step is None:
             return [*failed, "no step"]
         preempted = [name for name, shown in self.groups.items() if shown.num_preemptions > preempted_before[name]]
-        return [*failed, f"step {step.step_id} of epoch {step.epoch}", *self.decisions(step, preempted)]
-
-    def decisions(self, step: Step, preempted: list[str]) -> list[str]:
-        """Say what a step changes, moves and runs."""
-        delta = step.delta
-        names = {sequence.slot: name_of(sequence) for sequence in self.running_sequences()}
-        lines = [f"  preempt  {name}" for name in preempted]
-        lines += [f"  release  slot {slot}" for slot in delta.released_slots.tolist()]
-        for admission in delta.admissions:
-            cached = f", {admission.num_computed_tokens} tokens are there" if admission.num_computed_tokens else ""
-            lines.append(
-                f"  admit    {names[admission.slot]} in slot {admission.slot}, {blocks(admission.block_ids)}{cached}"
-            )
-        for fork in delta.beam_forks:
-            lines.append(f"  fork     slot {fork.parent_slot} to slot {fork.slot}")
-        for slot, token_id in delta.appended_tokens.tolist():
-            lines.append(f"  choose   token {token_id} in slot {slot}")
-        lines += [f"  grow     {names[slot]} by block {block}" for slot, block in delta.appended_blocks.tolist()]
-        lines += [
-            f"  out      block {device} to host block {host}" for device, host in step.blocks_to_swap_out.tolist()
+        return [
+            *failed,
+            f"step {step.step_id} of epoch {step.epoch}",
+            *decision_lines(self.core, self.core.in_flight[-1], preempted),
         ]
-        lines += [f"  in       host block {host} to block {device}" for host, device in step.blocks_to_swap_in.tolist()]
-        lines += [f"  copy     block {source} to block {target}" for source, target in step.blocks_to_copy.tolist()]
-        lines += [f"  hold     {names[slot]}" for slot in delta.deactivated_slots.tolist() if slot in names]
-        lines += self.rows(step, names)
-        for fork in delta.forks:
-            lines.append(f"  fork     {names[fork.parent_slot]} to {names[fork.slot]} in slot {fork.slot}, samples")
-        return lines
-
-    def rows(self, step: Step, names: dict[int, str]) -> list[str]:
-        """Say what a step computes."""
-        layout = self.core.in_flight[-1].layout
-        chunked, sampled = dict(step.delta.prefill_chunks.tolist()), layout.sample_slots.tolist()
-        lines = []
-        for slot, start, length in zip(
-            layout.slots.tolist(), layout.starts.tolist(), layout.lengths.tolist(), strict=True
-        ):
-            kind = "prefill" if slot in chunked else "decode "
-            last = f" to {start + length - 1}" if length > 1 else ""
-            ends = ", samples" if slot in sampled else ""
-            if ends and layout.num_candidates is not None and layout.num_candidates[sampled.index(slot)]:
-                ends = f", {layout.num_candidates[sampled.index(slot)]} candidates"
-            lines.append(f"  {kind}  {names[slot]} position{'s' if last else ''} {start}{last}{ends}")
-        return lines
 
     def process(self) -> list[str]:
         if not self.bench.results:
             return ["no result"]
         step_id = self.bench.results[0].step_id
-        return [f"result of step {step_id}", *tokens(self.bench.process())]
-
-    def running_sequences(self) -> list[Sequence]:
-        return [
-            sequence
-            for running in self.core.batch.running
-            for sequence in running.sequences
-            if sequence.status is SequenceStatus.RUNNING and sequence.slot >= 0
-        ]
+        return [f"result of step {step_id}", *token_lines(self.bench.process())]
 
     def state(self) -> list[str]:
         """Say where every sequence is, and how full the pools are."""
-        core, allocator = self.core, self.core.blocks.allocator
-        lines = []
-        for sequence in self.running_sequences():
-            slot = sequence.slot
-            is_beam = sequence.group.beams is not None
-            num_known = core.table.num_tokens[slot] if is_beam else core.batch.num_known_tokens[slot]
-            counts = f"{num_known} tokens, {core.batch.num_computed_tokens[slot]} computed"
-            lines.append(f"running  {name_of(sequence)}: {counts}, {blocks(core.batch.held_blocks(slot))}")
-        for swapped in core.swapped:
-            lines += [f"swapped  {carried(sequence)}" for sequence in swapped.live_sequences]
-        for waiting in [*core.preempted.groups, *self.bench.queue.in_order()]:
-            lines += [f"waiting  {carried(sequence)}" for sequence in waiting.sequences_to_compute]
-        cached = f", {allocator.num_cached_blocks} of them cached" if allocator.num_cached_blocks else ""
-        lines.append(f"free     {allocator.num_free_blocks} of {allocator.num_blocks} blocks{cached}")
-        host = core.swapped.host
-        if host.num_used_blocks:
-            lines.append(f"host     {host.num_free_blocks} of {host.num_blocks} blocks free")
-        return lines
+        return state_lines(self.core, self.bench.queue.in_order())
 
 
 def prompt_from(option: str, first: int) -> list[int]:
     """Return the tokens of "7,8,9", or as many as a single number says."""
     numbers = [int(number) for number in option.split(",")]
     return numbers if len(numbers) > 1 else list(range(first, first + numbers[0]))
-
-
-def name_of(sequence: Sequence) -> str:
-    """Return "a" for a lone output, "a.0" and so on for those of a group, or the ranks of the beams of a search."""
-    owner = sequence.group
-    if len(owner.sequences) == 1:
-        return owner.request_id
-    return f"{owner.request_id}.{owner.sequences.index(sequence)}"
-
-
-def carried(sequence: Sequence) -> str:
-    """Say what a sequence without a slot carries."""
-    in_flight = f", {sequence.num_inflight_tokens} in flight" if sequence.num_inflight_tokens else ""
-    return f"{name_of(sequence)}: {len(sequence.token_ids)} tokens{in_flight}"
 
 
 def new_bench(options: dict[str, str]) -> Bench:
@@ -231,26 +151,6 @@ def new_bench(options: dict[str, str]) -> Bench:
         prefix_caching=options.get("prefix_cache") == "on",
     )
     return Bench(limits, hashed_next_token(vocab_size) if vocab_size else count_up)
-
-
-def blocks(block_ids: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> str:
-    return "blocks " + " ".join(map(str, block_ids.tolist()))
-
-
-def tokens(updates: StepUpdates) -> list[str]:
-    """Say who got which token, and who ended."""
-    lines = []
-    for row, (sequence, token_id) in enumerate(zip(updates.sequences, updates.token_ids, strict=True)):
-        ended = f", ends by {updates.finished[row].name}" if row in updates.finished else ""
-        lines.append(f"  token    {name_of(sequence)}: {token_id}{ended}")
-    for searched in updates.finished_searches:
-        assert searched.beams is not None
-        for found in searched.beams.finished_hypotheses():
-            output = " ".join(map(str, found.token_ids.tolist()))
-            lines.append(
-                f"  found    {searched.request_id}: {output}, score {found.score:.3f}, {found.finish_reason.name}"
-            )
-    return lines
 
 
 @dataclass

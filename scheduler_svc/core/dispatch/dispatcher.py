@@ -85,10 +85,14 @@ class Dispatcher:
     # Dispatching -------------------------------------------------------------------------------------
 
     def dispatch(self, now_s: float) -> set[ExecutorCore]:
-        """Give the first groups in line to cores that have room; return those cores, which are to look."""
+        """Give the first groups in line to cores that have room; return those that got new ones, which are to look."""
         if self.queue.num_in_line and self.inboxes:
+            former = {inbox.core: {given.group for given in inbox.assignments} for inbox in self.inboxes}
             for _ in self._groups_for(None, now_s):
                 raise AssertionError("a group was dispatched to nobody")
+            for inbox in self.inboxes:  # one that made way, and then got its place again, is nothing new
+                if former[inbox.core].issuperset(given.group for given in inbox.assignments):
+                    self._dispatched_to.discard(inbox.core)
         return self.take_dispatched()
 
     def serve(self, inbox: Inbox) -> Generator[SequenceGroup]:

@@ -20,7 +20,7 @@ from scheduler_svc.core.dispatch.placement import avoids
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.provenance import UNKNOWN, Numerics
-from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.admission import Obstacle, Wait
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost
@@ -158,8 +158,16 @@ class Fleet:
         self.dispatcher.withdraw(group)
 
     def finish(self, core: ExecutorCore, sequence: Sequence) -> None:
-        """End a sequence of a core whose text holds a stop string."""
-        core.finish(sequence)
+        """End a sequence that got a token of a core with which its text holds a stop string.
+
+        Its group may have left the core since: preempted there, and dispatched to another one, or admitted by it.
+        """
+        group = sequence.group
+        holder = core if group in core.groups else self.core_of(group)
+        if holder is None and group.is_last(sequence) and sequence.status is not SequenceStatus.FINISHED:
+            self.abort(group)
+        else:
+            (holder or core).finish(sequence)
 
     def note_loss(self, group: SequenceGroup, executor: str) -> None:
         """A group lost the executor of this name while it ran there: it goes elsewhere next, if it can."""

@@ -10,6 +10,7 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.attachment import Attachment
 from executor_svc.service.step_runner import Response, StepRunner
+from executor_svc.service.step_thread import StepThread
 from executor_svc.worker.interface import DoneStep, RunningStep
 from octavo.execution.v1 import step_pb2
 from shared import wire
@@ -43,7 +44,7 @@ class Runner:
     def __init__(self) -> None:
         self.worker = WorkerOfDevice()
         self.attachment = Attachment()
-        self.runner = StepRunner(self.attachment)
+        self.runner = StepRunner(self.attachment, StepThread())
         self.answers: asyncio.Queue[Response | Exception] = asyncio.Queue()
 
     async def start(self) -> None:

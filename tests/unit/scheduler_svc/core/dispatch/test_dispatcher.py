@@ -78,6 +78,22 @@ def test_who_finds_room_takes_nobodys_place() -> None:
     assert dispatch(bench) == [["a"], ["b"]]
 
 
+def test_who_makes_way_in_vain_has_its_place_again_and_wakes_nobody() -> None:
+    """Or the driver of that core would look again at once, and again, for ever."""
+    bench = FleetBench(
+        small_limits(max_num_seqs=2, budget=64, blocks=24, long_prefill_threshold=4), policy=PriorityPolicy()
+    )
+    bench.add(group(0, 12, priority=0))
+    bench.add(group(1, 2, priority=5))
+    assert bench.fleet.dispatch(0.0) == {bench.members[0].core}
+    assert inboxes_of(bench) == [["a", "b"]]
+
+    bench.add(group(2, 12, priority=1))  # its turn is before that of "b", but one long prefill is enough
+
+    assert bench.fleet.dispatch(0.0) == set()
+    assert inboxes_of(bench) == [["a", "b"]]
+
+
 def test_what_a_step_does_not_admit_stands_in_line_again_where_it_stood() -> None:
     bench = FleetBench(small_limits(budget=4))
     [member] = bench.members

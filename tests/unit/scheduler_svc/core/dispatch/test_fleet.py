@@ -2,6 +2,7 @@
 
 import pytest
 
+from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS, Obstacle, Wait
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench, two_cores
@@ -316,3 +317,38 @@ def test_shares_of_tenants_are_kept_over_all_cores() -> None:
 
     assert bench.fleet.core_of(y) is not None
     assert [waiting.tenant for waiting in bench.fleet.queue] == ["x"]
+
+
+# Stop strings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_admitted", [False, True])
+@pytest.mark.parametrize("num_sequences", [1, 2])
+def test_a_stop_string_ends_a_sequence_that_has_gone_to_another_core_since(
+    is_admitted: bool, num_sequences: int
+) -> None:
+    bench = FleetBench(small_limits(blocks=6), small_limits(blocks=6))
+    first, second = bench.members
+    bench.fleet.set_takes_groups(second.core, False)
+    bench.add(group(0, 12, max_tokens(8)))
+    stopped = bench.add(group(1, 3, max_tokens(8), num_sequences=num_sequences))
+    step, updates = bench.schedule(first, 0.0), None
+    while updates is None or stopped not in bench.queue:
+        assert step is not None
+        bench.execute(first, step)
+        updates = bench.fleet.process(first.core, first.results.popleft())
+        step = bench.schedule(first, 0.0)  # decided before what was processed is delivered
+    assert stopped.sequences[0] in updates.sequences
+    bench.fleet.set_takes_groups(second.core, True)
+    bench.fleet.set_takes_groups(first.core, False)
+    bench.fleet.dispatch(0.0)
+    if is_admitted:
+        bench.step(second)
+    assert (stopped in second.core.groups) is is_admitted
+
+    bench.fleet.finish(first.core, stopped.sequences[0])
+
+    bench.step(second)
+    assert len(stopped.live_sequences) == num_sequences - 1
+    assert (stopped in bench.queue) + (stopped in second.core.groups) == num_sequences - 1
+    check_integrity(second.core)

@@ -1,0 +1,16 @@
+"""The time of whoever runs the code: on an event loop the loop's own, as `asyncio.sleep` and `asyncio.timeout` have it.
+
+So a loop that simulates time moves all of it.
+"""
+
+import asyncio
+import time
+
+
+def monotonic_s() -> float:
+    """Return the monotonic time of the running event loop in seconds; where none runs, the machine's."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return time.monotonic()
+    return loop.time()

@@ -1,0 +1,79 @@
+"""What a request is answered with if it is the only one: the oracle.
+
+The same checks, core, worker and front as in production, without network, event loop, other requests and faults.
+"""
+
+import functools
+
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.worker.interface import execute
+from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo.outputs import Finished, event_from_proto
+from octavo.prompts import generate_request
+from octavo.sampling_params import with_keywords
+from scheduler_svc.core.dispatch.fleet import Fleet
+from scheduler_svc.core.waiting.policy import FcfsPolicy
+from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.engine.live_requests import LiveRequests
+from scheduler_svc.executors.served_model import CoreSettings, ServedModel, serving_limits
+from scheduler_svc.front.api.generation import check_request
+from scheduler_svc.front.api.request_limits import FrontSettings
+from scheduler_svc.front.api.servicer import finished_message
+from scheduler_svc.front.response import Response
+from scheduler_svc.front.text.text_model import TextModel
+from scheduler_svc.front.text.tokenizer import Tokenizer
+from scheduler_svc.telemetry.meter import Meter
+from tests.simulation.shapes import MAX_MODEL_LEN, Shape
+
+EOS_PROBABILITY = 0.01
+MAX_BEAM_WIDTH = 8
+
+_OF_THE_CALL = ("tenant", "cache_salt")
+
+
+@functools.cache
+def answer_alone(shape: Shape, sliding_window_tokens: int) -> Finished:
+    """Return the last event of a good request, complete; nothing of it depends on what else there is."""
+    worker = FakeWorker(
+        block_size_tokens=16,
+        num_device_blocks=256,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=16,
+        max_num_batched_tokens=256,
+        eos_probability=EOS_PROBABILITY,
+        sliding_window_tokens=sliding_window_tokens,
+        instance_id="alone",
+        sleep=lambda _: None,
+    )
+    info = worker.info
+    model = TextModel(ServedModel(info, MAX_MODEL_LEN, info.max_num_seqs), _tokenizer())
+    request = request_of(shape)
+    asked = check_request(request, model, FrontSettings(max_beam_width=MAX_BEAM_WIDTH))
+    response = Response(asked.engine, asked.answer_options, model.tokenizer)
+    fleet = Fleet(WaitingQueue(FcfsPolicy()), FcfsPolicy())
+    core = fleet.join(serving_limits(info, CoreSettings()), epoch=1)
+    requests = LiveRequests(fleet, lambda: None, Meter(), clock=lambda: 0.0, unix_s=lambda: 0.0)
+    live = LiveRequest(asked.engine.to_group(1, MAX_MODEL_LEN), response, 0.0)
+    requests.add(live)
+    while response.ended is None:
+        step = fleet.schedule(core, 0.0)[0].step
+        assert step is not None, f"{shape} makes no progress"
+        requests.deliver(core, fleet.process(core, execute(worker, step)))
+    finished = pb.GenerateResponse(finished=finished_message(response, is_lean=False))
+    event = event_from_proto(finished)
+    assert isinstance(event, Finished)
+    return event
+
+
+def request_of(shape: Shape) -> pb.GenerateRequest:
+    """Return the request as octavo.Client sends it."""
+    options = dict(shape.options)
+    of_the_call = {name: options.pop(name) for name in _OF_THE_CALL if name in options}
+    params = with_keywords(None, options, function="stream")
+    return generate_request(list(shape.prompt), params, request_id="alone", priority=0, **of_the_call)
+
+
+@functools.cache
+def _tokenizer() -> Tokenizer:
+    return Tokenizer(FakeWorker(num_device_blocks=1, max_num_seqs=1, instance_id="alone").tokenizer_files())

@@ -1,0 +1,289 @@
+"""The promises that a run is checked against, all the time, and what was seen while it kept them."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from octavo.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    OctavoError,
+    OverloadedError,
+    RequestAbortedError,
+    RequestExistsError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from octavo.outputs import Accepted, Event, Finished, FinishReason, Output
+from scheduler_svc.core.integrity import check_integrity
+from scheduler_svc.engine.engine import Engine
+from shared import events
+from tests.simulation.alone import answer_alone
+from tests.simulation.engine_checks import EngineChecks
+from tests.simulation.loop import SimulationLoop
+from tests.simulation.plan import Plan, RequestPlan
+from tests.simulation.processes import PROCESS
+from tests.simulation.shapes import MAX_MODEL_LEN, POISON, Shape, shape
+from tests.simulation.watching import Watcher
+
+# Between two looks at the invariants of a scheduler's cores, in callbacks.
+CALLBACKS_BETWEEN_LOOKS = 60
+
+# What our own services log as an error only if they have a bug.
+_BUGS = frozenset(("engine_failed", "rpc_failed", "step_thread_failed", "delivery_failed"))
+
+# Why an executor was lost that no fault brings about: one of our own sessions did not keep to the order of steps.
+_MISTAKES = re.compile(
+    r"came instead of|is missing$|was not executed in this epoch|is not kept any more|no step is in flight"
+)
+
+
+class PromiseBrokenError(Exception):
+    """Something happened that must never happen."""
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What the client of one request saw.
+
+    Attributes:
+        left: Whether the client went away by itself.
+        was_aborted: Whether another call asked to abort it.
+    """
+
+    plan: RequestPlan
+    shape: Shape
+    request_id: str
+    events: int = 0
+    finished: Finished | None = None
+    error: OctavoError | None = None
+    left: bool = False
+    was_aborted: bool = False
+    has_ended: bool = False
+
+
+@dataclass(slots=True)
+class Checks:
+    """Watches one run.
+
+    Attributes:
+        seen: How often things happened, by name: ends of requests, log events, faults.
+        records: Of all requests that were sent.
+        watchers: Told of what happens.
+    """
+
+    plan: Plan
+    loop: SimulationLoop
+    seen: Counter[str] = field(default_factory=Counter)
+    records: list[RequestRecord] = field(default_factory=list)
+    watchers: tuple[Watcher, ...] = ()
+    broken: str = ""
+    is_quiet: bool = False
+    _num_callbacks: int = 0
+    _engines: dict[Engine, EngineChecks] = field(default_factory=dict)
+    _accepted: dict[str, set[int]] = field(default_factory=dict)
+
+    def break_promise(self, what: str) -> None:
+        """A promise is broken: only the first one counts."""
+        if not self.broken:
+            self.broken = f"at {self.loop.time():.6f} s: {what}"
+            for watcher in self.watchers:
+                watcher.broken(self.broken)
+            self.loop.end(PromiseBrokenError(self.broken))
+
+    # Requests ----------------------------------------------------------------------------------------
+
+    def begin(self, plan: RequestPlan, request_id: str) -> RequestRecord:
+        """A request is sent."""
+        record = RequestRecord(plan, shape(plan.shape), request_id)
+        self.records.append(record)
+        for watcher in self.watchers:
+            watcher.sent(record)
+        return record
+
+    def note_event(self, record: RequestRecord, event: Event) -> None:
+        """Its client got an event."""
+        record.events += 1
+        if record.finished is not None:
+            self.break_promise(f"{record.request_id} got {type(event).__name__} after its end")
+        if isinstance(event, Accepted) != (record.events == 1):
+            self.break_promise(f"event {record.events} of {record.request_id} is {type(event).__name__}")
+        if isinstance(event, Finished):
+            record.finished = event
+
+    def end(self, record: RequestRecord) -> None:
+        """Its call has ended: with its answer, with an error, or because the client left."""
+        if record.has_ended:
+            self.break_promise(f"{record.request_id} ended twice")
+        record.has_ended = True
+        for watcher in self.watchers:
+            watcher.answered(record)
+        if record.error is not None:
+            self.seen[f"ended: {type(record.error).__name__}"] += 1
+            self._check_error(record, record.error)
+        elif record.finished is not None:
+            self.seen["ended: finished"] += 1
+            self.seen[f"finished: {record.shape.kind}"] += 1
+            self._check_answer(record, record.finished)
+        elif record.left:
+            self.seen["ended: client left"] += 1
+        else:
+            self.break_promise(f"the call of {record.request_id} ended without a word")
+
+    def _check_answer(self, record: RequestRecord, finished: Finished) -> None:
+        """It must be what it is alone, to the bit."""
+        if record.shape.refused_as is not None:
+            self.break_promise(f"{record.request_id} should have been refused: {record.shape.options}")
+            return
+        expected = answer_alone(record.shape, self.plan.sliding_window_tokens)
+        if self._was_cut_short(record, finished):
+            self.seen["ended: cut short by a smaller fleet"] += 1
+            return
+        for ours, theirs in zip(finished.outputs, expected.outputs, strict=True):
+            if difference := _difference(ours, theirs):
+                self.break_promise(
+                    f"{record.request_id} ({record.shape.kind}, shape {record.shape.number}) {difference}"
+                )
+                return
+        if finished.prompt_logprobs != expected.prompt_logprobs:
+            self.break_promise(f"{record.request_id} has other log-probabilities of its prompt than alone")
+        usage, alone = finished.usage, expected.usage
+        if (usage.num_prompt_tokens, usage.num_output_tokens) != (alone.num_prompt_tokens, alone.num_output_tokens):
+            self.break_promise(f"{record.request_id} has the usage {usage}, and alone {alone}")
+
+    def _was_cut_short(self, record: RequestRecord, finished: Finished) -> bool:
+        """Return whether a smaller fleet accepted it for less than it could use, and it is what comes of that."""
+        shape, accepted = record.shape, self._accepted.get(record.request_id, set())
+        if min(accepted, default=MAX_MODEL_LEN) >= min(len(shape.prompt) + shape.options["max_tokens"], MAX_MODEL_LEN):
+            return False
+        expected = answer_alone(shape, self.plan.sliding_window_tokens)
+        pairs = list(zip(finished.outputs, expected.outputs, strict=True))
+        if all(ours.token_ids == theirs.token_ids for ours, theirs in pairs):
+            return False
+        is_ranked = "best_of" in shape.options or "beam_width" in shape.options
+        return is_ranked or all(
+            ours.token_ids == theirs.token_ids
+            or (
+                ours.token_ids == theirs.token_ids[: len(ours.token_ids)]
+                and ours.finish_reason is FinishReason.LENGTH
+                and len(shape.prompt) + len(ours.token_ids) in accepted
+            )
+            for ours, theirs in pairs
+        )
+
+    def _check_error(self, record: RequestRecord, error: OctavoError) -> None:
+        """It must be one that the plan explains."""
+        plan, kinds = record.plan, {fault.kind for fault in self.plan.faults}
+        has_poison = any(shape(request.shape).kind == POISON for request in self.plan.requests)
+        allowed: dict[type[OctavoError], bool] = {
+            InvalidRequestError: record.shape.refused_as is InvalidRequestError or "shrink_executor" in kinds,
+            DeadlineError: plan.timeout_s is not None,
+            RequestAbortedError: record.was_aborted,
+            RequestExistsError: sum(other.request_id == record.request_id for other in self.records) > 1,
+            OverloadedError: self.plan.settings["max_waiting_requests"] < len(self.plan.requests),
+            ResourceExhaustedError: "shrink_executor" in kinds or len(answer_outputs(record.shape)) > 1,
+            UnavailableError: not self.is_quiet or has_poison,
+        }
+        if not any(isinstance(error, kind) and is_allowed for kind, is_allowed in allowed.items()):
+            self.break_promise(f"{record.request_id} ended with {type(error).__name__}: {error}")
+
+    # Inside ------------------------------------------------------------------------------------------
+
+    def look_at(self, engine: Engine) -> None:
+        """A callback of this scheduler has run: look at its invariants every now and then."""
+        if engine not in self._engines:
+            self._engines[engine] = EngineChecks(engine, self.plan, self.loop, self.break_promise, self._accepted)
+        self._engines[engine].note_callback()
+        self._num_callbacks += 1
+        if self._num_callbacks % CALLBACKS_BETWEEN_LOOKS == 0:
+            self.look_now(engine)
+
+    def look_now(self, engine: Engine) -> None:
+        """Assert the invariants of all cores, and that each live request is in exactly one place."""
+        try:
+            for core in engine.fleet.cores:
+                check_integrity(core)
+        except AssertionError as error:
+            self.break_promise(f"an invariant: {error}")
+        queued, parked = set(engine.queue), {request.group for request in engine.requests.suspects.parked}
+        for request in engine.requests.values():
+            num_places = sum(request.group in core.groups for core in engine.fleet.cores)
+            num_places += (request.group in queued) + (request.group in parked)
+            # What has ended is in the last step's results, and about to be delivered.
+            if num_places != bool(request.group.live_sequences):
+                self.break_promise(f"{request.request_id} is in {num_places} places")
+        self._engines[engine].look()
+
+    def check_empty(self, engine: Engine) -> None:
+        """Nothing is left of requests that have ended."""
+        left = {
+            "requests": len(engine.requests),
+            "groups in the queue": len(engine.queue),
+            "parked requests": len(engine.requests.suspects.parked),
+            "groups": sum(len(core.groups) for core in engine.fleet.cores),
+            "live slots": sum(int(core.table.live.sum()) for core in engine.fleet.cores),
+            "used blocks": sum(core.blocks.allocator.num_used_blocks for core in engine.fleet.cores),
+            "used host blocks": sum(core.swapped.host.num_used_blocks for core in engine.fleet.cores),
+            "requests that count as waiting": engine.waiting.num_waiting,
+        }
+        for what, number in left.items():
+            if number:
+                self.break_promise(f"all requests have ended, and {number} {what} are left")
+        for driver in engine.drivers.values():
+            if driver.core is not None and not driver.core.takes_groups:
+                self.break_promise(f"{driver.address} is there, and gets no requests")
+        self.look_now(engine)
+
+    @contextmanager
+    def reading_the_log(self) -> Iterator[None]:
+        """Count what the services log; an error of our own making breaks a promise."""
+        root, handler = logging.getLogger(), _LogReader(self)
+        handlers, level = root.handlers[:], root.level
+        root.handlers[:], root.level = [handler], logging.INFO
+        logging.getLogger().setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            root.handlers[:] = handlers
+            root.setLevel(level)
+
+
+class _LogReader(logging.Handler):
+    def __init__(self, checks: Checks) -> None:
+        super().__init__()
+        self._checks = checks
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        event = record.msg
+        name = event.name if isinstance(event, events.Event) else str(event)
+        self._checks.seen[f"log: {name}"] += 1
+        if isinstance(event, events.Event):
+            process = PROCESS.get().name
+            for watcher in self._checks.watchers:
+                watcher.logged(process, event)
+            if name == "no_executor" and _MISTAKES.search(str(event.fields["cause"])):
+                self._checks.break_promise(f"the log says {event}")
+        if name in _BUGS or record.levelno >= logging.CRITICAL or record.name.startswith("asyncio"):
+            error = record.exc_info[1] if record.exc_info else None
+            self._checks.break_promise(f"the log says {event}: {type(error).__name__}: {error}")
+        return True
+
+
+def answer_outputs(shape: Shape) -> range:
+    """Return the sequences that a shape has at once."""
+    options = shape.options
+    return range(max(options.get(name, 1) for name in ("n", "best_of", "beam_width")))
+
+
+def _difference(ours: Output, theirs: Output) -> str:
+    """Return where two outputs differ, in words; empty: they do not. Which executor made it does not count."""
+    for name in ("output_index", "token_ids", "text", "logprobs", "alternatives", "finish_reason", "stopped_by"):
+        found, expected = getattr(ours, name), getattr(theirs, name)
+        if found != expected:
+            return f"output {ours.output_index} has {name} {found}, and alone {expected}"
+    if (ours.beam_score, ours.cumulative_logprob) != (theirs.beam_score, theirs.cumulative_logprob):
+        return f"output {ours.output_index} has another score than alone"
+    return ""

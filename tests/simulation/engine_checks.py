@@ -1,0 +1,146 @@
+"""What is looked at inside a scheduler, beside the invariants of its cores: promises that no client can see broken.
+
+- A core computes for live requests alone: whoever was aborted costs nothing any more.
+- Every token that is computed is charged to a tenant.
+- A request that no attached executor can hold waits `orphan_timeout_s` at most.
+- An executor that answers no heartbeat for a lease is given up.
+- Whoever is counted out for breaking executors did lose several: a broken one alone is no request's fault.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.group_event import EventKind
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.step_plan import StepInFlight
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.interface import EndedRequest
+from tests.simulation.loop import START_S, SimulationLoop
+from tests.simulation.plan import BROKEN_AT_LEAST_S, Plan
+
+# What an orphan waits beyond its time: until somebody looks, and until we do.
+LATEST_LOOK_S = 3.0
+
+# Losses that end a request (`EngineSettings.max_losses` and one), and those of them that one time in which an executor
+# is broken may bring: one had finished a step before it broke, and one is found to work when it is tried again.
+LOSSES_TO_END = 4
+LOSSES_BY_A_BREAK = 2
+
+
+@dataclass(slots=True)
+class EngineChecks:
+    """Watches one engine.
+
+    Args:
+        engine: From before its first step on.
+        plan: Says which executors are broken, and when.
+        loop: Has the time.
+        accuse: Told of a broken promise.
+        accepted: Gets the lengths that requests were accepted for, by request id.
+    """
+
+    engine: Engine
+    plan: Plan
+    loop: SimulationLoop
+    accuse: Callable[[str], None]
+    accepted: dict[str, set[int]]
+    _num_arrivals: int = 0
+    _num_computed_tokens: int = 0
+    _last_callback_s: float = 0.0
+    _awake_since_s: float = 0.0
+    _orphans_since_s: dict[tuple[SequenceGroup, frozenset[str]], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        schedule = self.engine.schedule
+
+        def count(*arguments: object) -> StepInFlight | None:
+            sent = schedule(*arguments)  # type: ignore[arg-type]
+            self._num_computed_tokens += 0 if sent is None else sent.layout.num_tokens
+            return sent
+
+        self.engine.schedule = count  # type: ignore[method-assign, assignment]
+        self.engine.requests._observers += (self._look_at_end,)
+
+    def note_callback(self) -> None:
+        """A callback of the scheduler has run."""
+        now_s = self.loop.time()
+        if now_s - self._last_callback_s > LATEST_LOOK_S:  # it was stalled, and could end nothing
+            self._orphans_since_s.clear()
+            self._awake_since_s = now_s
+        self._last_callback_s = now_s
+        if self._num_arrivals != self.engine._num_arrivals:
+            self._num_arrivals = self.engine._num_arrivals
+            for request in self.engine.requests.values():
+                length = request.group.stop_conditions.accepted_len
+                if length is not None:
+                    self.accepted.setdefault(request.request_id, set()).add(length)
+
+    def look(self) -> None:
+        """Look at everything between two callbacks."""
+        self._look_at_groups()
+        self._look_at_shares()
+        self._look_at_orphans()
+        self._look_at_leases()
+
+    def _look_at_groups(self) -> None:
+        requests = self.engine.requests
+        for core in self.engine.fleet.cores:
+            for group in (*core.batch.running, *core.groups.returning):
+                if requests._live(group) is None:
+                    self.accuse(f"{core.name} computes for {group.request_id}, which has ended")
+
+    def _look_at_shares(self) -> None:
+        tenants = self.engine.queue._fair_share._tenants.values()
+        num_charged = sum(tenant.served * tenant.weight for tenant in tenants)
+        if abs(num_charged - self._num_computed_tokens) > 0.01:
+            self.accuse(f"{self._num_computed_tokens} tokens were computed, and {num_charged:.1f} charged to tenants")
+
+    def _look_at_orphans(self) -> None:
+        now_s, fleet = self.loop.time(), self.engine.fleet
+        if not self.engine._waiting_requests():
+            self._orphans_since_s.clear()
+            return
+        cores = frozenset(f"{core.name} {core.epoch} {core.takes_groups}" for core in fleet.cores)
+        former, self._orphans_since_s = self._orphans_since_s, {}
+        for request in self.engine._waiting_requests():
+            if fleet.can_ever_take(request.group):
+                continue
+            key = request.group, cores
+            since_s = self._orphans_since_s[key] = former.get(key, now_s)
+            if now_s - since_s > self.engine.orphans.timeout_s + LATEST_LOOK_S:
+                self.accuse(f"{request.request_id} has found no executor that can hold it for {now_s - since_s:.1f} s")
+
+    def _look_at_leases(self) -> None:
+        for driver in self.engine.drivers.values():
+            if driver.session is None:
+                continue
+            silent_since_s = max(driver.session._heartbeat_answered_at_s, self._awake_since_s)
+            timings = driver.session._timings
+            longest_s = timings.lease_s + 2 * timings.heartbeat_interval_s + timings.resume_timeout_s + LATEST_LOOK_S
+            if (silent_s := self.loop.time() - silent_since_s) > longest_s:
+                self.accuse(f"{driver.address} has answered no heartbeat for {silent_s:.1f} s, and is not given up")
+
+    def _look_at_end(self, ended: EndedRequest) -> None:
+        if "while it ran this request" not in ended.error_message:
+            return
+        losses = Counter(
+            self._break_at(event.executor, event.at_s) or number
+            for number, event in enumerate(ended.events, 1)
+            if event.kind is EventKind.EXECUTOR_LOST
+        )
+        if sum(min(count, LOSSES_BY_A_BREAK) for count in losses.values()) < LOSSES_TO_END:
+            self.accuse(f"{ended.request_id} was counted out, although it lost only broken executors: {dict(losses)}")
+
+    def _break_at(self, executor: str, at_s: float) -> str:
+        """Return which time in which an executor was broken a loss belongs to; empty: none."""
+        for fault in self.plan.faults:
+            address = self.plan.executors[fault.target % len(self.plan.executors)].address
+            after_s = at_s - START_S - fault.at_s
+            if (
+                fault.kind == "break_executor"
+                and address == executor
+                and 0 <= after_s <= fault.duration_s + BROKEN_AT_LEAST_S + 1.0
+            ):
+                return f"fault {fault.number}"
+        return ""

@@ -1,0 +1,208 @@
+"""The faults of a run: each begins, lasts, and is undone. Next: `plan.py`, which draws them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from tests.simulation.plan import BROKEN_AT_LEAST_S, FAULTS, NOTHING, FaultPlan
+from tests.simulation.world import NUMERICS, ExecutorMachine, Machine, SchedulerMachine, World
+
+Fault = Callable[[World, FaultPlan], Awaitable[bool]]
+
+
+async def strike(world: World, plan: FaultPlan) -> None:
+    """Let a fault happen, and note it if there was something that it could strike."""
+    if plan.kind == NOTHING:
+        return
+    watchers = world.checks.watchers
+    for watcher in watchers:
+        watcher.fault_begins(world, plan)
+    if await _TABLE[plan.kind](world, plan):
+        world.checks.seen[f"fault: {plan.kind}"] += 1
+    for watcher in watchers:
+        watcher.fault_ended(plan)
+
+
+def _executor(world: World, plan: FaultPlan) -> ExecutorMachine:
+    return world.executors[plan.target % len(world.executors)]
+
+
+def _scheduler(world: World, plan: FaultPlan) -> SchedulerMachine:
+    return world.schedulers[plan.target % len(world.schedulers)]
+
+
+async def _kill(machine: "ExecutorMachine | SchedulerMachine", plan: FaultPlan, *, is_silent: bool) -> bool:
+    if not machine.is_up:
+        return False
+    machine.kill(is_silent=is_silent)
+    await asyncio.sleep(plan.duration_s)
+    machine.start()
+    return True
+
+
+async def _stall(machine: Machine, plan: FaultPlan) -> bool:
+    if not machine.stall():
+        return False
+    await asyncio.sleep(plan.duration_s)
+    machine.resume()
+    return True
+
+
+async def _drain(machine: "ExecutorMachine | SchedulerMachine", plan: FaultPlan) -> bool:
+    if not machine.is_up:
+        return False
+    await machine.drain()
+    await asyncio.sleep(plan.duration_s)
+    machine.start()
+    return True
+
+
+async def _kill_executor(world: World, plan: FaultPlan) -> bool:
+    return await _kill(_executor(world, plan), plan, is_silent=False)
+
+
+async def _power_off_executor(world: World, plan: FaultPlan) -> bool:
+    return await _kill(_executor(world, plan), plan, is_silent=True)
+
+
+async def _stall_executor(world: World, plan: FaultPlan) -> bool:
+    return await _stall(_executor(world, plan), plan)
+
+
+async def _drain_executor(world: World, plan: FaultPlan) -> bool:
+    return await _drain(_executor(world, plan), plan)
+
+
+async def _kill_scheduler(world: World, plan: FaultPlan) -> bool:
+    return await _kill(_scheduler(world, plan), plan, is_silent=False)
+
+
+async def _power_off_scheduler(world: World, plan: FaultPlan) -> bool:
+    return await _kill(_scheduler(world, plan), plan, is_silent=True)
+
+
+async def _stall_scheduler(world: World, plan: FaultPlan) -> bool:
+    return await _stall(_scheduler(world, plan), plan)
+
+
+async def _drain_scheduler(world: World, plan: FaultPlan) -> bool:
+    return await _drain(_scheduler(world, plan), plan)
+
+
+async def _shrink_executor(world: World, plan: FaultPlan) -> bool:
+    """The executor comes back with half its cache and slots."""
+    machine = _executor(world, plan)
+    machine.plan = replace(
+        machine.plan,
+        num_device_blocks=max(2, machine.plan.num_device_blocks // 2),
+        max_num_seqs=max(1, machine.plan.max_num_seqs // 2),
+        num_host_blocks=0,
+    )
+    return await _kill(machine, plan, is_silent=False)
+
+
+async def _change_numerics(world: World, plan: FaultPlan) -> bool:
+    """The executor comes back as one that says that it computes otherwise."""
+    machine = _executor(world, plan)
+    machine.numerics_id = NUMERICS[machine.numerics_id == NUMERICS[0]]
+    return await _kill(machine, plan, is_silent=False)
+
+
+async def _break_executor(world: World, plan: FaultPlan) -> bool:
+    """The executor answers, and fails every step."""
+    worker = _executor(world, plan).worker
+    if worker is None:
+        return False
+    worker.is_broken = True
+    await asyncio.sleep(plan.duration_s + BROKEN_AT_LEAST_S)
+    worker.is_broken = False
+    return True
+
+
+async def _fail_step(world: World, plan: FaultPlan) -> bool:
+    worker = _executor(world, plan).worker
+    if worker is not None:
+        worker.num_failing += 1
+    return worker is not None
+
+
+async def _hang_step(world: World, plan: FaultPlan) -> bool:
+    """The next step never ends; the process is restarted after a while."""
+    machine = _executor(world, plan)
+    if machine.worker is None:
+        return False
+    machine.worker.num_hanging += 1
+    await asyncio.sleep(plan.duration_s + 5.0)
+    return await _kill(machine, plan, is_silent=False)
+
+
+async def _slow_steps(world: World, plan: FaultPlan) -> bool:
+    worker = _executor(world, plan).worker
+    if worker is None:
+        return False
+    worker.slowness = 10.0
+    await asyncio.sleep(plan.duration_s)
+    worker.slowness = 1.0
+    return True
+
+
+async def _answer_nonsense(world: World, plan: FaultPlan) -> bool:
+    worker = _executor(world, plan).worker
+    if worker is not None:
+        worker.num_nonsense += 1
+    return worker is not None
+
+
+async def _forget_address(world: World, plan: FaultPlan) -> bool:
+    address = _executor(world, plan).name
+    if address not in world.addresses:
+        return False
+    del world.addresses[address]
+    await asyncio.sleep(plan.duration_s)
+    world.addresses[address] = None
+    return True
+
+
+async def _reset_link(world: World, plan: FaultPlan) -> bool:
+    world.network.reset(_scheduler(world, plan).name, _executor(world, plan).name)
+    return True
+
+
+async def _cut(world: World, plan: FaultPlan, one: str, other: str) -> bool:
+    world.network.cut(one, other)
+    await asyncio.sleep(plan.duration_s)
+    world.network.heal(one, other)
+    return True
+
+
+async def _cut_link(world: World, plan: FaultPlan) -> bool:
+    return await _cut(world, plan, _scheduler(world, plan).name, _executor(world, plan).name)
+
+
+async def _cut_client(world: World, plan: FaultPlan) -> bool:
+    client = world.clients[plan.target % len(world.clients)]
+    return await _cut(world, plan, client.name, _scheduler(world, plan).name)
+
+
+async def _bad_weather(world: World, plan: FaultPlan) -> bool:
+    """Every message takes longer."""
+    weather = world.network.weather
+    world.network.weather = replace(weather, latency_s=weather.latency_s + 0.05, jitter_s=weather.jitter_s + 0.2)
+    await asyncio.sleep(plan.duration_s)
+    world.network.weather = world.plan.weather
+    return True
+
+
+async def _kill_client(world: World, plan: FaultPlan) -> bool:
+    client = world.clients[plan.target % len(world.clients)]
+    client.kill(is_silent=plan.number % 2 == 0)
+    await asyncio.sleep(plan.duration_s)
+    client.start()
+    return True
+
+
+async def _stall_client(world: World, plan: FaultPlan) -> bool:
+    return await _stall(world.clients[plan.target % len(world.clients)], plan)
+
+
+_TABLE: dict[str, Fault] = {kind: globals()[f"_{kind}"] for kind in FAULTS}

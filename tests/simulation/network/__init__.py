@@ -1,0 +1,1 @@
+"""gRPC between simulated processes: what the services see of it, and what can go wrong on the way."""

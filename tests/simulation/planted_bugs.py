@@ -1,0 +1,251 @@
+"""The bugs that the simulation must find: each a few lines of a file, as somebody might write them.
+
+A row may name the mode in which its bug shows, and never a seed. `planted.py` plants them.
+"""
+
+from dataclasses import dataclass
+
+from tests.mutants.fault import Change
+from tests.simulation.plan import LIVENESS
+
+CORE = "scheduler_svc/core"
+ENGINE = "scheduler_svc/engine"
+EXECUTORS = "scheduler_svc/executors"
+SERVICE = "executor_svc/service"
+
+
+@dataclass(frozen=True, slots=True)
+class Bug(Change):
+    """One row; `mode` is that in which it shows, empty: in both."""
+
+    mode: str = ""
+
+
+BUGS = (
+    # Blocks
+    Bug(
+        "the blocks of an output that ended are not freed",
+        f"{CORE}/step/admitted_groups.py",
+        "            self._batch.blocks.allocator.free(self._batch.held_blocks(sequence.slot))\n",
+        "",
+    ),
+    Bug(
+        "a fork does not count its references on the shared blocks",
+        f"{CORE}/step/prefills.py",
+        "        batch.blocks.allocator.acquire(prefill.block_ids[first_block:], len(prefill.pending_forks))\n",
+        "",
+    ),
+    Bug(
+        "a beam that goes on as two holds its blocks once",
+        f"{CORE}/beams/beam_batch.py",
+        "                batch.blocks.allocator.acquire(batch.held_blocks(slot))\n",
+        "",
+    ),
+    Bug(
+        "the last but one that shares a block writes into it",
+        f"{CORE}/blocks/block_appender.py",
+        "        if allocator.ref_counts[shared] == 1:\n",
+        "        if allocator.ref_counts[shared] <= 2:\n",
+    ),
+    Bug(
+        "a block is registered before its step is acknowledged",
+        f"{CORE}/step/prefills.py",
+        "            cache.start_writing(slot, prefill.sequence.block_hashes[first:last])\n",
+        "            cache.register(\n"
+        "                prefill.sequence.block_hashes[first:last], prefill.block_ids[first:last].tolist()\n"
+        "            )\n",
+    ),
+    Bug(
+        "an evicted block stays in the prefix cache",
+        f"{CORE}/blocks/block_allocator.py",
+        "        self.prefix_cache.forget(evicted)\n",
+        "        self.prefix_cache.is_registered[evicted] = False\n",
+    ),
+    Bug(
+        "the names of blocks leave out tenant and salt",
+        f"{CORE}/blocks/prefix_cache.py",
+        'blake2b(cache_salt.to_bytes(8, "little"), key=self._key)',
+        'blake2b(b"", key=self._key)',
+    ),
+    Bug(
+        "a prefix is waited for whose writer was preempted",
+        f"{CORE}/step/running_groups.py",
+        "                    cache.stop_writing(sequence.slot)\n",
+        "                    pass\n",
+    ),
+    Bug(
+        "a swap-in brings the blocks in the wrong order",
+        f"{CORE}/blocks/swapping.py",
+        "zip(swap_in_plan.host_blocks[moved].tolist(), device_blocks[moved].tolist(), strict=True)",
+        "zip(swap_in_plan.host_blocks[moved].tolist(), device_blocks[moved][::-1].tolist(), strict=True)",
+    ),
+    Bug(
+        "a swap frees the blocks that stay on the device",
+        f"{CORE}/blocks/swapping.py",
+        "            device.free(all_held[~stays])\n",
+        "            device.free(all_held)\n",
+    ),
+    # Tokens
+    Bug(
+        "a token that was in flight at a preemption is delivered and not kept",
+        f"{CORE}/step/results.py",
+        "            sequence.append_inflight_token(token_id)\n",
+        "            sequence.num_inflight_tokens -= 1\n",
+    ),
+    Bug(
+        "a group is computed again before its tokens in flight are there",
+        f"{CORE}/step/preemption.py",
+        "        complete = [group for group in self.groups if not group.has_inflight_tokens]\n"
+        "        self.groups = [group for group in self.groups if group.has_inflight_tokens]\n",
+        "        complete, self.groups = self.groups, []\n",
+    ),
+    Bug(
+        "the last token is delivered again after a preemption or a loss",
+        f"{CORE}/step/running_groups.py",
+        "                    sequence.token_ids = batch.known_tokens(sequence.slot)\n",
+        "                    sequence.token_ids = batch.known_tokens(sequence.slot)[:-1]\n",
+    ),
+    Bug(
+        "tokens in flight of a lost executor are waited for",
+        f"{CORE}/step/admitted_groups.py",
+        "                sequence.num_inflight_tokens = 0\n        return groups\n",
+        "                pass\n        return groups\n",
+    ),
+    Bug(
+        "output that is computed again counts as prompt",
+        f"{CORE}/step/prefills.py",
+        "                token_ids,\n                group.num_prompt_tokens,\n",
+        "                token_ids,\n                len(token_ids),\n",
+    ),
+    Bug(
+        "a beam search that is computed again has lost its beams",
+        f"{CORE}/step/running_groups.py",
+        "                group.take_tokens_of_beams()\n",
+        "                pass\n",
+    ),
+    Bug(
+        "the core is not told of a stop string",
+        f"{ENGINE}/live_requests.py",
+        "                    self._fleet.finish(core, sequence)\n",
+        "                    pass\n",
+    ),
+    # Requests
+    Bug(
+        "an abort does not reach the core",
+        f"{CORE}/dispatch/fleet.py",
+        "            core.abort(group)\n        else:\n",
+        "            pass\n        else:\n",
+    ),
+    Bug(
+        "a request that is aborted while it waits stays in the queue",
+        f"{CORE}/dispatch/fleet.py",
+        "                self.dispatcher.withdraw(group)\n            group.end()\n",
+        "                pass\n            group.end()\n",
+    ),
+    Bug(
+        "computed tokens are not charged to their tenant",
+        f"{CORE}/step/prefills.py",
+        "        self._charge(prefill.sequence.group, num_tokens)\n",
+        "",
+    ),
+    Bug(
+        "a request that was checked counts as waiting for ever",
+        f"{ENGINE}/waiting_limits.py",
+        "            self._num_checked_of[tenant] -= 1\n",
+        "",
+    ),
+    Bug(
+        "a request that no executor can hold waits for ever",
+        f"{ENGINE}/orphans.py",
+        "now_s - since_s >= self.timeout_s]",
+        "now_s - since_s >= 1e9]",
+    ),
+    # Losses
+    Bug(
+        "zombies: what was preempted at a lost executor is never queued again",
+        f"{ENGINE}/recovery.py",
+        "            if not self._end_if_lost_too_often(request):\n",
+        "            if group in running and not self._end_if_lost_too_often(request):\n",
+    ),
+    Bug(
+        "broken executor: each of its losses counts against what ran there, and it is tried again at once",
+        f"{EXECUTORS}/driver.py",
+        "                    self._breaker.fail(self.instance_id, str(error), monotonic_s())\n"
+        "                self._count_loss()\n",
+        "                    self._owner.on_probed(self.address, works=True)\n                self._count_loss()\n",
+    ),
+    Bug(
+        "smaller executor: what was accepted elsewhere is cut short there",
+        f"{CORE}/step/admission.py",
+        "        if (group.stop_conditions.accepted_len or 0) > self._limits.max_model_len:\n",
+        "        if (group.stop_conditions.accepted_len or 0) < 0:\n",
+    ),
+    Bug(
+        "poison: a request that breaks executors never ends",
+        f"{ENGINE}/recovery.py",
+        "        if request.num_losses <= self._max_losses:\n",
+        "        if request.num_losses <= 1_000_000:\n",
+    ),
+    Bug(
+        "a suspect is never released",
+        f"{ENGINE}/suspects.py",
+        "        self._current = self.parked.pop(0) if self.parked else None\n        return self._current\n",
+        "        self._current = None\n        return None\n",
+    ),
+    Bug(
+        "an executor that failed is never tried again",
+        f"{EXECUTORS}/circuit_breaker.py",
+        "        return max(0.0, self._opens_until_s - now_s)\n",
+        "        return self._backoff.longest_s\n",
+        LIVENESS,
+    ),
+    # Executors and the wire
+    Bug(
+        "fencing is off: an executor takes steps of an older epoch",
+        f"{SERVICE}/attachment.py",
+        "        if epoch != self.epoch:\n",
+        "        if epoch > self.epoch:\n",
+    ),
+    Bug(
+        "a step that is sent again is run again",
+        f"{SERVICE}/step_runner.py",
+        "        if message.step_id == self._next_step_id:\n",
+        "        if message.step_id <= self._next_step_id:\n",
+    ),
+    Bug(
+        "a resumed stream does not send the first unanswered step",
+        f"{EXECUTORS}/session.py",
+        "            if message.step_id > first.started.last_executed_step_id:\n",
+        "            if message.step_id > first.started.last_executed_step_id + 1:\n",
+    ),
+    Bug(
+        "a resumed stream loses a stored response",
+        f"{SERVICE}/step_log.py",
+        "        return list(kept[len(kept) - num_wanted :])\n",
+        "        return list(kept[len(kept) - num_wanted + 1 :])\n",
+    ),
+    Bug(
+        "an attachment outlives its lease: heartbeats that nobody answers keep it",
+        f"{EXECUTORS}/session.py",
+        "monotonic_s() - self._heartbeat_answered_at_s > lease_s:",
+        "monotonic_s() - self._heartbeat_answered_at_s > 1e9:",
+    ),
+    Bug(
+        "an executor whose address came back gets no requests",
+        f"{EXECUTORS}/driver.py",
+        "            self._owner.fleet.set_takes_groups(self.core, not is_retired)\n",
+        "            self._owner.fleet.set_takes_groups(self.core, False)\n",
+    ),
+    Bug(
+        "the next step is not decided when a result is there",
+        f"{EXECUTORS}/driver.py",
+        "            self.work.set()\n            try:\n",
+        "            try:\n",
+    ),
+    Bug(
+        "the dispatcher wakes a driver for what it had before, and that one the dispatcher",
+        f"{CORE}/dispatch/dispatcher.py",
+        "                    self._dispatched_to.discard(inbox.core)\n        return self.take",
+        "                    pass\n        return self.take",
+    ),
+)

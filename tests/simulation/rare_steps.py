@@ -1,0 +1,150 @@
+"""Rare things in steps, in lines of the log, and in what clients see."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.sequence import SequenceStatus
+from scheduler_svc.core.step.results import StepUpdates
+from scheduler_svc.core.step.step_plan import Decision
+from shared.events import Event
+from shared.step import Step
+from tests.simulation.checks import RequestRecord
+from tests.simulation.rare import Rare
+
+_OUT_OF_BATCH = (SequenceStatus.WAITING, SequenceStatus.SWAPPED)
+
+# As many as a scheduler has in flight at most.
+_MANY_STEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision of a core; its step may be None."""
+
+    core: ExecutorCore
+    decision: Decision
+    step: Step
+
+
+RARE_DECISIONS: tuple[Rare[Decided], ...] = (
+    Rare("swap both ways", "one step moved blocks out and in", lambda it: _moves(it.step) == (True, True)),
+    Rare("block copied", "a step copied a shared block before it wrote", lambda it: bool(len(it.step.blocks_to_copy))),
+    Rare(
+        "fork behind a step in flight",
+        "outputs forked while an earlier step was under way",
+        lambda it: bool(it.step.delta.forks) and len(it.core.in_flight) > 1,
+    ),
+    Rare(
+        "beams forked and copied",
+        "a beam was doubled, and a block copied for it",
+        lambda it: bool(it.step.delta.beam_forks) and bool(len(it.step.blocks_to_copy)),
+    ),
+    Rare("pool full", "not one block of a device was free", lambda it: not it.core.blocks.allocator.num_free_blocks),
+    Rare(
+        "many steps in flight",
+        "four steps of one executor were under way",
+        lambda it: len(it.core.in_flight) >= _MANY_STEPS,
+    ),
+    Rare("given up", "a core ended a request that can never go on", lambda it: bool(it.decision.failures)),
+    Rare("probing step", "an executor in doubt was given a request", lambda it: it.core.is_probing),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """A result that a core took."""
+
+    core: ExecutorCore
+    updates: StepUpdates
+
+
+RARE_RESULTS: tuple[Rare[Processed], ...] = (
+    Rare(
+        "late token", "a result brought a token to a sequence that had ended", lambda it: it.updates.num_void_rows > 0
+    ),
+    Rare(
+        "fork behind a late token",
+        "a late token came, and a fork was under way behind it",
+        lambda it: it.updates.num_void_rows > 0 and any(sent.step.delta.forks for sent in it.core.in_flight),
+    ),
+    Rare(
+        "token of a preempted sequence",
+        "a token came for a sequence that had left the batch",
+        lambda it: any(sequence.status in _OUT_OF_BATCH for sequence in it.updates.sequences),
+    ),
+    Rare(
+        "two searches ended at once",
+        "one result ended two beam searches",
+        lambda it: len(it.updates.finished_searches) > 1,
+    ),
+)
+
+
+def _moves(step: Step) -> tuple[bool, bool]:
+    return len(step.blocks_to_swap_out) > 0, len(step.blocks_to_swap_in) > 0
+
+
+def _says(pattern: str) -> Callable[[Event], bool]:
+    search = re.compile(pattern).search
+    return lambda event: search(str(event)) is not None
+
+
+def _any(event: Event) -> bool:
+    return True
+
+
+# By the name of the event.
+RARE_LINES: tuple[tuple[str, Rare[Event]], ...] = (
+    ("step_stream_broke", Rare("stream broke", "a step stream broke", _any)),
+    ("step_stream_resumed", Rare("stream resumed", "a step stream went on where it broke", _any)),
+    ("stream_opened", Rare("answers sent again", "an executor sent results that got lost", _says("resent=[1-9]"))),
+    ("heartbeat_failed", Rare("heartbeat failed", "an executor did not answer a heartbeat", _any)),
+    ("no_executor", Rare("hang noticed", "a step took much longer than it should", _says("hangs"))),
+    (
+        "no_executor",
+        Rare("silent for a lease", "an executor answered no heartbeat", _says("no heartbeat was answered")),
+    ),
+    ("no_executor", Rare("leased to another", "an executor belonged to another scheduler", _says("holds the lease"))),
+    (
+        "no_executor",
+        Rare("fenced off", "a scheduler's epoch had ended", _says("is not the current one|ended: scheduler")),
+    ),
+    ("no_executor", Rare("another instance", "a restarted executor answered a resume", _says("instance .* is gone"))),
+    ("step_stream_broke", Rare("executor left in order", "an executor shut down", _says("shutting down"))),
+    ("step_failed", Rare("step failed", "an executor failed a step", _any)),
+    ("no_executor", Rare("nonsense answered", "a result did not fit its step", _says("sampled|result|rows|tokens"))),
+    ("no_executor", Rare("spare executor", "a scheduler had as many as it may", _says("--max-executors"))),
+    ("probe_succeeded", Rare("probe succeeded", "an executor in doubt worked", _any)),
+    ("name_not_resolved", Rare("name without address", "no address of executors was known", _any)),
+    ("retired", Rare("retired", "an executor left the fleet when its work was done", _any)),
+    ("not_ready", Rare("not ready", "a scheduler had nobody to compute", _any)),
+    ("mixed_numerics", Rare("numerics mixed in the fleet", "two kinds of executors were attached", _any)),
+    ("requests_wait_for_a_larger_executor", Rare("too large for those here", "requests waited for a larger one", _any)),
+)
+
+RARE_ANSWERS: tuple[Rare[RequestRecord], ...] = (
+    Rare("duplicate id refused", "a live request had the id already", lambda it: _failed(it, "RequestExistsError")),
+    Rare("queue full", "a request was refused since too many waited", lambda it: _failed(it, "OverloadedError")),
+    Rare("hostile request refused", "nonsense was refused in words", lambda it: _failed(it, "InvalidRequestError")),
+    Rare(
+        "slow reader answered", "who read slowly got all of it", lambda it: _finished(it) and it.plan.reads_every_s > 0
+    ),
+    Rare("retry answered", "a request sent again got its answer", lambda it: _finished(it) and "." in it.request_id),
+    Rare("abort came too late", "an abort met an answer", lambda it: _finished(it) and it.was_aborted),
+    Rare("deadline kept", "an answer came before its deadline", lambda it: _finished(it) and bool(it.plan.timeout_s)),
+    Rare(
+        "error in mid-stream",
+        "a stream had brought tokens, and ended with an error",
+        lambda it: it.events > 1 and _failed(it, "UnavailableError", "NotConnectedError"),
+    ),
+)
+
+
+def _failed(record: RequestRecord, *names: str) -> bool:
+    return type(record.error).__name__ in names
+
+
+def _finished(record: RequestRecord) -> bool:
+    return record.finished is not None and record.error is None

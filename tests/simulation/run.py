@@ -1,0 +1,160 @@
+"""One run of the simulation: a plan in, what came of it out. The whole of it is a function of the plan."""
+
+import asyncio
+import gc
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.simulation.checks import Checks, PromiseBrokenError
+from tests.simulation.endless import watching_callbacks
+from tests.simulation.faults import strike
+from tests.simulation.loop import SimulationError, SimulationLoop
+from tests.simulation.network.client import RECONNECT_BACKOFF_S
+from tests.simulation.network.link import SERVER_KEEPALIVE_S
+from tests.simulation.operator import look_around
+from tests.simulation.plan import LIVENESS, Plan, RequestPlan
+from tests.simulation.processes import SimulatedProcess
+from tests.simulation.real_world import fence
+from tests.simulation.shapes import POISON, shape
+from tests.simulation.sometimes import PREFIX, Sometimes
+from tests.simulation.watching import Watcher
+from tests.simulation.world import World
+
+# After all is healed everything has to end within so many virtual seconds: a lease, the longest pause of a circuit
+# breaker and the time until a lost connection is noticed, one after the other, and the work itself.
+LIVENESS_BOUND_S = 240.0
+
+# Requests that are sent when all is well again, and must be answered.
+NUM_LAST_REQUESTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a run.
+
+    Attributes:
+        broken: The promise that was broken, and when; empty: all were kept.
+        num_steps: Steps that executors ran.
+        num_faults: Faults that struck.
+        num_callbacks: How many the loop ran.
+        virtual_s: How long it took inside.
+        seen: How often things happened, by name.
+        digest: Equal for equal plans.
+    """
+
+    plan: Plan
+    broken: str
+    num_steps: int
+    num_faults: int
+    num_callbacks: int
+    virtual_s: float
+    seen: Counter[str]
+    digest: str
+
+
+def simulate(plan: Plan, watchers: tuple[Watcher, ...] = ()) -> Outcome:
+    """Run a plan; the watchers see it."""
+    loop = SimulationLoop(f"{plan.seed} {plan.mode}", is_fair=plan.is_fair)  # type: ignore[abstract]
+    is_collecting = gc.isenabled()
+    gc.disable()  # what a collection finalizes would depend on what else the process has done
+    try:
+        return _simulate(plan, loop, watchers)
+    finally:
+        loop.close()
+        if is_collecting:
+            gc.enable()
+
+
+def _simulate(plan: Plan, loop: SimulationLoop, watchers: tuple[Watcher, ...]) -> Outcome:
+    checks, begin_s = Checks(plan, loop), loop.time()
+    checks.watchers = (Sometimes(checks.seen, loop), *watchers)
+    for watcher in checks.watchers:
+        watcher.run_begins(loop.time)
+    with checks.reading_the_log(), fence(loop, f"{plan.seed}"):
+        world = World(plan, loop, checks)
+        try:
+            with watching_callbacks(loop, checks.break_promise):
+                loop.run_until_complete(_play(world))
+        except PromiseBrokenError:
+            pass
+        except SimulationError as error:
+            checks.break_promise(f"{type(error).__name__}: {error}")
+        except Exception as error:
+            where = "".join(traceback.format_tb(error.__traceback__)[-2:])
+            checks.break_promise(f"the scene failed: {type(error).__name__}: {error}\n{where}")
+    for watcher in checks.watchers:
+        watcher.run_ended()
+    checks.seen.update({PREFIX + name: count for name, count in world.network.counts.items()})
+    num_faults = sum(count for name, count in checks.seen.items() if name.startswith("fault: "))
+    virtual_s = loop.time() - begin_s
+    counts = world.num_steps, num_faults, loop.num_callbacks
+    return Outcome(plan, checks.broken, *counts, virtual_s, checks.seen, loop.digest())
+
+
+async def _play(world: World) -> None:
+    plan, loop = world.plan, world.loop
+    begin_s = loop.time()
+    for machine in (*world.executors, *world.schedulers):
+        machine.start()
+    faults = [
+        loop.create_task(_strike_at(world, begin_s + fault.at_s, number)) for number, fault in enumerate(plan.faults)
+    ]
+    for machine in world.schedulers:
+        operator = SimulatedProcess(f"operator of {machine.name}", loop)
+        operator.start(look_around(world.checks, world.network, machine.name, list(world.addresses), f"{plan.seed}"))
+    last_id = ""
+    for request in sorted(plan.requests, key=lambda request: request.at_s):
+        await asyncio.sleep(begin_s + request.at_s - loop.time())
+        request_id = last_id if request.is_duplicate and last_id else f"r{request.number}"
+        world.clients[request.client].send(request, request_id)
+        last_id = request_id
+    await asyncio.sleep(begin_s + plan.quiet_at_s - loop.time())
+    if plan.mode != LIVENESS:
+        return
+    world.is_over = True
+    for task in faults:
+        task.cancel()
+    await asyncio.gather(*faults, return_exceptions=True)
+    world.heal()
+    await _end_all(world)
+
+
+async def _strike_at(world: World, at_s: float, number: int) -> None:
+    await asyncio.sleep(at_s - world.loop.time())
+    await strike(world, world.plan.faults[number])
+
+
+async def _end_all(world: World) -> None:
+    """Wait until all requests have ended, send the last ones, and look at what is left."""
+    checks, loop = world.checks, world.loop
+    deadline_s = loop.time() + LIVENESS_BOUND_S
+    await _until(world, lambda: all(r.has_ended or r.left for r in checks.records), deadline_s, "a request goes on")
+    await _until(
+        world, lambda: all(s.scheduler and s.scheduler.is_ready for s in world.schedulers), deadline_s, "not ready"
+    )
+    # Until then a client may seem to be there that has gone: its requests go on.
+    await asyncio.sleep(SERVER_KEEPALIVE_S + 2 * RECONNECT_BACKOFF_S)
+    checks.is_quiet = True
+    asked = [request for request in world.plan.requests if not request.is_duplicate]
+    good = [request for request in asked if shape(request.shape).kind != POISON][:NUM_LAST_REQUESTS]
+    bad = [request for request in asked if shape(request.shape).kind == POISON]
+    for requests in (good, bad):  # what breaks executors comes last, and ends: new ones are refused meanwhile
+        for request in requests:
+            last = RequestPlan(1000 + request.number, loop.time(), request.scheduler, request.shape, request.client)
+            world.clients[last.client].send(last, f"last{request.number}")
+        deadline_s = loop.time() + LIVENESS_BOUND_S
+        await _until(world, lambda: all(r.has_ended or r.left for r in checks.records), deadline_s, "a request goes on")
+    await asyncio.sleep(SERVER_KEEPALIVE_S + 1.0)  # until then a client may seem to be there that has gone
+    for machine in world.schedulers:
+        assert machine.scheduler is not None
+        checks.check_empty(machine.scheduler.engine)
+
+
+async def _until(world: World, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
+    while not condition():
+        if world.loop.time() > deadline_s:
+            waiting = [r.request_id for r in world.checks.records if not (r.has_ended or r.left)]
+            world.checks.break_promise(f"{what} {LIVENESS_BOUND_S:g} s after all was healed: {', '.join(waiting)}")
+        await asyncio.sleep(0.5)

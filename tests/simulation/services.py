@@ -1,0 +1,160 @@
+"""The services and the client as simulated processes: what production runs, on the simulated network.
+
+Left out are ports, health checks and the HTTP servers: sockets, which a simulation has not.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.service.servicer import ExecutionServicer
+from octavo.admin.v1 import admin_service_pb2_grpc
+from octavo.client import Client
+from octavo.execution.v1 import execution_service_pb2_grpc
+from octavo.generation.v1 import generation_service_pb2_grpc
+from scheduler_svc.admin.servicer import AdminServicer
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.surroundings import Surroundings
+from scheduler_svc.executors.client import ExecutorClient
+from scheduler_svc.executors.membership import Membership, Resolve
+from scheduler_svc.executors.session import SessionTimings
+from scheduler_svc.front.api.generation import Generation
+from scheduler_svc.front.api.request_body import KeepBodies
+from scheduler_svc.front.api.servicer import GenerationServicer
+from scheduler_svc.front.text.text_model import ModelTokenizer
+from scheduler_svc.service import HEARTBEATS_PER_LEASE, engine_settings, front_settings, prompt_methods
+from shared.grpc_status import StatusInterceptor
+from tests.simulation.loop import SimulationLoop
+from tests.simulation.network.client import SimulatedChannel
+from tests.simulation.network.link import Network
+from tests.simulation.network.server import SimulatedServer
+from tests.simulation.processes import SimulatedProcess
+from tests.simulation.step_thread import SimulatedStepThread
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+CLIENT_KEEPALIVE_S = 50.0  # as octavo.Client asks for it
+
+
+MakeWorker = Callable[[SimulatedStepThread, str], FakeWorker]
+
+
+@dataclass(slots=True)
+class SimulatedExecutor:
+    """An executor process; `start` once. `make_worker` is given the thread of its steps and its instance id."""
+
+    network: Network
+    address: str
+    process: SimulatedProcess
+    make_worker: MakeWorker
+    worker: FakeWorker = field(init=False)
+    thread: SimulatedStepThread = field(init=False)
+    servicer: ExecutionServicer = field(init=False)
+
+    def start(self, load_s: float) -> None:
+        """Let it load for so many seconds, and then serve."""
+        self.process.start(self._run(load_s))
+
+    async def _run(self, load_s: float) -> None:
+        self.thread = SimulatedStepThread(self.process.loop)
+        self.worker = self.make_worker(self.thread, self.process.name)
+        self.servicer = ExecutionServicer(thread=self.thread)
+        server: Any = SimulatedServer(self.process, self.address, [StatusInterceptor()])
+        execution_service_pb2_grpc.add_ExecutionServiceServicer_to_server(self.servicer, server)
+        self.network.listen(server)
+        await asyncio.sleep(load_s)
+        await self.servicer.load(lambda: self.worker)
+
+    async def drain(self) -> None:
+        """End in order, as after SIGTERM."""
+        await self.servicer.drain()
+        self.process.kill()
+        self.network.close(self.process)
+
+
+@dataclass(slots=True)
+class SimulatedScheduler:
+    """A scheduler process; `start` once."""
+
+    network: Network
+    address: str
+    process: SimulatedProcess
+    config: SchedulerConfig
+    resolve: Resolve
+    surroundings: Surroundings
+    on_engine: Callable[[Engine], None] = lambda _: None
+    engine: Engine = field(init=False)
+    is_ready: bool = False
+    has_begun: bool = False
+
+    def start(self) -> None:
+        """Let it look for its executors and serve."""
+        self.process.start(self._run())
+
+    async def _run(self) -> None:
+        config, tokenizer = self.config, ModelTokenizer()
+        self.engine = Engine(
+            Membership(config.executor, config.resolve_interval_s, self.resolve),
+            self._connect,
+            engine_settings(config),
+            tokenizer.load,
+            self._set_ready,
+            surroundings=self.surroundings,
+        )
+        self.on_engine(self.engine)
+        generation = GenerationServicer(Generation(self.engine, tokenizer, front_settings(config)))
+        server: Any = SimulatedServer(
+            self.process, self.address, [KeepBodies(prompt_methods(config)), StatusInterceptor()]
+        )
+        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), server)
+        self.network.listen(server)
+        self.has_begun = True
+        await self.engine.run()
+
+    async def drain(self, timeout_s: float) -> None:
+        """End in order, as after SIGTERM; whoever has not begun ends at once."""
+        if not self.has_begun:
+            return
+        await self.engine.drain(timeout_s)
+        for task in self.process.tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        await asyncio.sleep(self.network.delay_s() * 4)
+        self.process.kill()
+        self.network.close(self.process)
+
+    def _connect(self, address: str) -> ExecutorClient:
+        lease_s = self.config.lease_s
+        timings = SessionTimings(
+            lease_s=lease_s,
+            heartbeat_interval_s=lease_s / HEARTBEATS_PER_LEASE,
+            step_timeout_s=self.config.step_timeout_s,
+        )
+        own_id = self.config.scheduler_id or self.address
+        return ExecutorClient(address, own_id, timings, MAX_MESSAGE_BYTES, open_channel=self._dial)
+
+    def _dial(self, address: str) -> Any:
+        return SimulatedChannel(self.network, address)
+
+    async def _set_ready(self, is_ready: bool) -> None:
+        self.is_ready = is_ready
+
+
+class SimulatedClient(Client):
+    """octavo.Client on the simulated network; of the process in whose context it is opened."""
+
+    def __init__(self, network: Network, address: str) -> None:
+        super().__init__(address)
+        self._network = network
+
+    async def __aenter__(self) -> Self:
+        self._channel = SimulatedChannel(self._network, self.address, CLIENT_KEEPALIVE_S)  # type: ignore[assignment]
+        return self
+
+
+def virtual_unix_s(loop: SimulationLoop) -> float:
+    """Return a date that follows the virtual clock."""
+    return 1.7e9 + loop.time()

@@ -1,0 +1,180 @@
+"""The requests that clients send, by number: each number is one shape, the same in all seeds.
+
+So the answer to a shape is computed alone once (`alone.py`) and serves all seeds. No two shapes have one prompt, since
+the fake executor cannot tell equal histories apart; but many begin alike, for the prefix cache.
+"""
+
+import functools
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.errors import InvalidRequestError, OctavoError, UnavailableError
+
+NUM_SHAPES = 400
+
+# Beyond those, requests that break each executor which admits them: their first token says so (`worker.py`).
+POISON = "poison"
+POISON_TOKEN = 1
+
+MAX_MODEL_LEN = 160
+LONGEST_PROMPT = 70
+LONGEST_OUTPUT = 48
+
+_PRINTABLE = (33, 127)
+_NUM_FAMILIES = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One kind of request.
+
+    Attributes:
+        number: Its place in the catalogue.
+        kind: For people, and for swarms that leave some out.
+        prompt: Token ids.
+        options: What `octavo.Client.stream` is given beside the prompt.
+        refused_as: The error that it has to end with; None: it is a good request.
+    """
+
+    number: int
+    kind: str
+    prompt: tuple[int, ...]
+    options: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    refused_as: type[OctavoError] | None = None
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all its outputs at most."""
+        num_sequences: int = max(self.options.get(name, 1) for name in ("n", "best_of", "beam_width"))
+        most: int = min(self.options["max_tokens"], MAX_MODEL_LEN - len(self.prompt))
+        return num_sequences * most
+
+
+@functools.cache
+def shape(number: int) -> Shape:
+    """Return the shape of a number."""
+    draw = random.Random(f"shape {number}")
+    kind = draw.choices(list(_KINDS), weights=[weight for weight, _ in _KINDS.values()])[0]
+    if number >= NUM_SHAPES:
+        kind = POISON
+    options: dict[str, Any] = {
+        "seed": draw.getrandbits(63),
+        "max_tokens": draw.choice((1, 2, 3, draw.randint(4, 16), draw.randint(8, LONGEST_OUTPUT))),
+        "temperature": draw.choice((0.0, 0.7, 1.2)),
+        "tenant": draw.choice(("a", "a", "b", "c")),
+        "cache_salt": draw.choice(("", "", "", "salt")),
+    }
+    if draw.random() < 0.2:
+        options["logprobs"] = draw.randint(0, 3)
+    if draw.random() < 0.1:
+        options["prompt_logprobs"] = draw.randint(0, 2)
+    if kind == POISON:
+        return Shape(number, kind, (POISON_TOKEN, *_prompt(draw, number)), options, UnavailableError)
+    refused_as = _KINDS[kind][1](draw, options)
+    return Shape(number, kind, _prompt(draw, number), options, refused_as)
+
+
+def _prompt(draw: random.Random, number: int) -> tuple[int, ...]:
+    """Return token ids: the beginning of a family, then the number, then anything."""
+    family = random.Random(f"family {number % _NUM_FAMILIES}")
+    begin = [family.randrange(*_PRINTABLE) for _ in range(draw.choice((0, 4, 13, 32)))]
+    own = [
+        33 + number % 94,
+        33 + number // 94,
+        *(draw.randrange(*_PRINTABLE) for _ in range(draw.choice((0, 3, 9, 30)))),
+    ]
+    return tuple(begin + own)
+
+
+# What each kind adds; it returns the error that the request is refused with, if it is.
+
+
+def _plain(draw: random.Random, options: dict[str, Any]) -> None:
+    if draw.random() < 0.5:
+        options |= {"top_p": draw.choice((0.5, 0.9)), "top_k": draw.choice((3, 50))}
+
+
+def _penalized(draw: random.Random, options: dict[str, Any]) -> None:
+    options |= {"repetition_penalty": 1.3, "presence_penalty": 2.0, "frequency_penalty": draw.choice((0.0, 0.7))}
+    options["max_tokens"] = max(options["max_tokens"], LONGEST_OUTPUT // 2)
+    options |= {"min_tokens": min(3, options["max_tokens"]), "logit_bias": {draw.randrange(*_PRINTABLE): 2.0}}
+
+
+def _ruled(draw: random.Random, options: dict[str, Any]) -> None:
+    options |= {"banned_token_ids": [draw.randrange(*_PRINTABLE) for _ in range(5)], "banned_words": ["e", "zz"]}
+
+
+def _stopping(draw: random.Random, options: dict[str, Any]) -> None:
+    letters = "abcdefghijklmnopqrstuvwxyz ABCDEFGH.,"
+    options |= {"stop": [draw.choice(letters) for _ in range(draw.randint(1, 8))], "max_tokens": LONGEST_OUTPUT}
+    options |= {"stop_token_ids": [draw.randrange(*_PRINTABLE)]}
+    options |= {"include_stop_str_in_output": draw.random() < 0.5, "ignore_eos": draw.random() < 0.5}
+
+
+def _several(draw: random.Random, options: dict[str, Any]) -> None:
+    options |= {"n": draw.randint(2, 4), "temperature": 1.0}
+
+
+def _best_of(draw: random.Random, options: dict[str, Any]) -> None:
+    options |= {"n": draw.randint(1, 2), "best_of": draw.randint(3, 4), "temperature": 1.0}
+
+
+def _beams(draw: random.Random, options: dict[str, Any]) -> None:
+    for name in ("seed", "temperature", "logprobs", "prompt_logprobs"):
+        options.pop(name, None)
+    options |= {"beam_width": draw.randint(2, 4), "length_penalty": draw.choice((0.5, 1.0, 2.0))}
+    options["n"] = draw.randint(1, options["beam_width"])
+
+
+def _long(draw: random.Random, options: dict[str, Any]) -> None:
+    options |= {"max_tokens": LONGEST_OUTPUT, "ignore_eos": True}
+
+
+def _hostile(draw: random.Random, options: dict[str, Any]) -> type[OctavoError]:
+    options |= draw.choice(
+        (
+            {"temperature": -1.0},
+            {"top_p": 7.0},
+            {"n": 0},
+            {"n": 10_000},
+            {"max_tokens": 0},
+            {"stop": [""]},
+            {"logit_bias": {10**6: 1.0}},
+            {"banned_token_ids": [-1]},
+            {"beam_width": 3, "top_k": 4},
+        )
+    )
+    return InvalidRequestError
+
+
+def _unbounded(draw: random.Random, options: dict[str, Any]) -> None:
+    options |= {"max_tokens": 10 * MAX_MODEL_LEN, "ignore_eos": draw.random() < 0.5}
+
+
+_KINDS: dict[str, tuple[int, Callable[[random.Random, dict[str, Any]], type[OctavoError] | None]]] = {
+    "plain": (8, _plain),
+    "penalized": (3, _penalized),
+    "ruled": (2, _ruled),
+    "stopping": (4, _stopping),
+    "several": (4, _several),
+    "best_of": (2, _best_of),
+    "beams": (4, _beams),
+    "long": (4, _long),
+    "hostile": (1, _hostile),
+    "unbounded": (1, _unbounded),
+}
+
+KINDS = tuple(_KINDS)
+
+__all__ = [
+    "KINDS",
+    "LONGEST_OUTPUT",
+    "MAX_MODEL_LEN",
+    "NUM_SHAPES",
+    "POISON",
+    "POISON_TOKEN",
+    "Shape",
+    "shape",
+]

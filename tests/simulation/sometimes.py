@@ -1,0 +1,178 @@
+"""Rare things that must have happened sometime in a long run: what never happens is not tested.
+
+`RARE` has all of them. A run counts them; `python -m tests.simulation` shows those that never were.
+"""
+
+from collections import Counter, defaultdict
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.sequence import Sequence as TokenSequence
+from scheduler_svc.core.step.results import StepUpdates
+from scheduler_svc.core.step.step_plan import Decision
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.interface import EndedRequest
+from shared.events import Event
+from shared.step import StepResult
+from tests.simulation.checks import RequestRecord
+from tests.simulation.loop import SimulationLoop
+from tests.simulation.plan import FaultPlan
+from tests.simulation.rare import Rare
+from tests.simulation.rare_faults import RARE_STRIKES, Strike
+from tests.simulation.rare_lives import RARE_LIVES, Life, word_of
+from tests.simulation.rare_steps import (
+    RARE_ANSWERS,
+    RARE_DECISIONS,
+    RARE_LINES,
+    RARE_RESULTS,
+    Decided,
+    Processed,
+)
+from tests.simulation.watching import Watcher
+from tests.simulation.world import World
+
+PREFIX = "sometimes: "
+
+# Of a deadline and the end that it makes, in seconds: the end is told to the scheduler a little later.
+_NEARLY_S = 0.02
+
+# What needs more than one look.
+_OTHERS = {
+    "stop string behind a surplus token": "a text had its stop string, and a later token was under way",
+    "probe failed": "an executor in doubt did not work",
+    "session survived": "a heartbeat failed, and a later result came in the same epoch",
+    "step after a resume": "a result came over a stream that had been resumed, and tables were compared",
+    "taken over": "another scheduler has an executor now",
+    "taken over as its lease ran out": "another scheduler has an executor that nobody had given back",
+    "came back to its executor": "a scheduler attached again before its own lease had run out",
+    "window full": "a writer waited for its reader",
+    "message to nobody": "a message came over a connection that its receiver did not know",
+    "keepalive failed": "silence ended a connection",
+}
+
+_LINES = tuple(rare for _, rare in RARE_LINES)
+
+RARE: dict[str, str] = {
+    rare.name: rare.sentence
+    for table in (RARE_LIVES, RARE_DECISIONS, RARE_RESULTS, _LINES, RARE_ANSWERS, RARE_STRIKES)
+    for rare in table
+} | _OTHERS
+
+
+class Sometimes(Watcher):
+    """Counts the rare things of a run.
+
+    Args:
+        seen: Where they are counted, with `PREFIX`.
+        loop: Has the time.
+    """
+
+    def __init__(self, seen: Counter[str], loop: SimulationLoop) -> None:
+        self._seen = seen
+        self._loop = loop
+        self._records: dict[str, tuple[RequestRecord, float]] = {}
+        self._num_faults = 0
+        self._lines: defaultdict[str, list[Rare[Event]]] = defaultdict(list)
+        for name, rare in RARE_LINES:
+            self._lines[name].append(rare)
+        self._failed_heartbeats: set[tuple[str, str, int]] = set()
+        self._resumed: set[tuple[str, str, int]] = set()
+        self._holders: dict[str, str] = {}
+
+    def count(self, name: str) -> None:
+        """Something rare was seen."""
+        self._seen[PREFIX + name] += 1
+
+    def run_ended(self) -> None:
+        """See `Watcher`; what is left of tasks ends as garbage, and is not counted."""
+        self._seen = Counter()
+
+    def fault_begins(self, world: World, fault: FaultPlan) -> None:
+        """See `Watcher`."""
+        self._num_faults += 1
+        strike = Strike(world, fault, self._num_faults)
+        for rare in RARE_STRIKES:
+            if rare.is_seen(strike):
+                self.count(rare.name)
+
+    def fault_ended(self, fault: FaultPlan) -> None:
+        """See `Watcher`."""
+        self._num_faults -= 1
+
+    def logged(self, process: str, event: Event) -> None:
+        """See `Watcher`."""
+        for rare in self._lines.get(event.name, ()):
+            if rare.is_seen(event):
+                self.count(rare.name)
+        if event.name in ("heartbeat_failed", "step_stream_resumed"):
+            marked = self._failed_heartbeats if event.name == "heartbeat_failed" else self._resumed
+            marked.add((process, str(event.fields["executor"]), int(event.fields["epoch"] or 0)))
+        elif event.name == "attached" and "scheduler_id" in event.fields:
+            self._note_holder(process, str(event.fields["scheduler_id"]))
+        elif event.name == "detached":
+            self._holders[process] = ""
+
+    def _note_holder(self, executor: str, scheduler: str) -> None:
+        """An executor has a scheduler now."""
+        former, self._holders[executor] = self._holders.get(executor), scheduler
+        if former == scheduler:
+            self.count("came back to its executor")
+        elif former is not None:
+            self.count("taken over as its lease ran out" if former else "taken over")
+
+    def sent(self, record: RequestRecord) -> None:
+        """See `Watcher`."""
+        self._records[record.request_id] = record, self._loop.time()
+
+    def answered(self, record: RequestRecord) -> None:
+        """See `Watcher`."""
+        for rare in RARE_ANSWERS:
+            if rare.is_seen(record):
+                self.count(rare.name)
+
+    def ended(self, process: str, engine: Engine, ended: EndedRequest) -> None:
+        """See `Watcher`."""
+        record, sent_at_s = self._records[ended.request_id]
+        timeout_s, now_s = record.plan.timeout_s, self._loop.time()
+        is_late = timeout_s is not None and now_s >= sent_at_s + timeout_s - _NEARLY_S
+        word = word_of(ended, has_left=record.left, is_late=is_late)
+        is_resuming = ended.error_code == "ABORTED" and any(
+            driver.session is not None and driver.session.is_resuming for driver in engine.drivers.values()
+        )
+        life = Life(ended, record.shape.kind, word, is_resuming)
+        for rare in RARE_LIVES:
+            if rare.is_seen(life):
+                self.count(rare.name)
+
+    def decided(self, process: str, core: ExecutorCore, decision: Decision) -> None:
+        """See `Watcher`."""
+        if decision.step is None:
+            return
+        decided = Decided(core, decision, decision.step)
+        for rare in RARE_DECISIONS:
+            if rare.is_seen(decided):
+                self.count(rare.name)
+
+    def processed(self, process: str, core: ExecutorCore, result: StepResult, updates: StepUpdates) -> None:
+        """See `Watcher`."""
+        processed = Processed(core, updates)
+        for rare in RARE_RESULTS:
+            if rare.is_seen(processed):
+                self.count(rare.name)
+        if self._failed_heartbeats or self._resumed:
+            session = process, core.name, core.epoch
+            if session in self._failed_heartbeats:
+                self._failed_heartbeats.discard(session)
+                self.count("session survived")
+            if session in self._resumed:
+                self._resumed.discard(session)
+                self.count("step after a resume")
+
+    def stopped(self, process: str, core: ExecutorCore, sequence: TokenSequence) -> None:
+        """See `Watcher`."""
+        if sequence.slot >= 0 and any(sequence.slot in sent.layout.slots for sent in core.in_flight):
+            self.count("stop string behind a surplus token")
+
+    def probed(self, process: str, address: str, *, works: bool) -> None:
+        """See `Watcher`."""
+        if not works:
+            self.count("probe failed")

@@ -1,0 +1,123 @@
+"""Watchers are told of what happens in a run, and change nothing of it: the same seed has the same digest without them.
+
+Read next: `sometimes.py`, `trace.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.sequence import Sequence as TokenSequence
+from scheduler_svc.core.step.results import StepUpdates
+from scheduler_svc.core.step.step_plan import Decision
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.interface import EndedRequest
+from shared.events import Event
+from shared.step import StepResult
+from tests.simulation.plan import FaultPlan
+
+if TYPE_CHECKING:
+    from tests.simulation.checks import RequestRecord
+    from tests.simulation.world import World
+
+
+class Watcher:
+    """Does nothing with what it is told. `process`: the name of the one that it happened in."""
+
+    def run_begins(self, clock: Callable[[], float]) -> None:
+        """A run begins; `clock` has its time in seconds."""
+
+    def fault_begins(self, world: "World", fault: FaultPlan) -> None:
+        """A fault is about to strike."""
+
+    def fault_ended(self, fault: FaultPlan) -> None:
+        """A fault is over."""
+
+    def logged(self, process: str, event: Event) -> None:
+        """A line of the log."""
+
+    def sent(self, record: "RequestRecord") -> None:
+        """A client sends a request."""
+
+    def answered(self, record: "RequestRecord") -> None:
+        """The call of a request has ended, as its client sees it."""
+
+    def ended(self, process: str, engine: Engine, ended: EndedRequest) -> None:
+        """A request has ended in a scheduler."""
+
+    def decided(self, process: str, core: ExecutorCore, decision: Decision) -> None:
+        """A core has decided; mostly that there is nothing to do."""
+
+    def processed(self, process: str, core: ExecutorCore, result: StepResult, updates: StepUpdates) -> None:
+        """A core has taken a result."""
+
+    def stopped(self, process: str, core: ExecutorCore, sequence: TokenSequence) -> None:
+        """A sequence is about to end because its text holds a stop string."""
+
+    def probed(self, process: str, address: str, *, works: bool) -> None:
+        """An executor that had failed was tried."""
+
+    def broken(self, what: str) -> None:
+        """The first promise is broken."""
+
+    def run_ended(self) -> None:
+        """The run is over: nothing of it may be held any more, or it is never let go."""
+
+
+def watch(engine: Engine, process: str, watchers: Sequence[Watcher]) -> None:
+    """Let watchers see what an engine does from now on."""
+    fleet = engine.fleet
+    for owner, name, told in (
+        (fleet, "schedule", _tell_decision),
+        (fleet, "process", _tell_result),
+        (fleet, "finish", _tell_stop),
+        (engine, "on_probed", _tell_probe),
+    ):
+        setattr(owner, name, partial(told, getattr(owner, name), process, watchers))
+    tell_end = partial(_tell_end, process, watchers, engine)
+    engine.requests._observers = (*engine.requests._observers, tell_end)
+
+
+def _tell_decision(
+    schedule: Callable[..., tuple[Decision, set[ExecutorCore]]],
+    process: str,
+    watchers: Sequence[Watcher],
+    core: ExecutorCore,
+    now_s: float,
+) -> tuple[Decision, set[ExecutorCore]]:
+    decided = schedule(core, now_s)
+    if decided[0].in_flight is not None or decided[0].events or decided[0].failures:
+        for watcher in watchers:
+            watcher.decided(process, core, decided[0])
+    return decided
+
+
+def _tell_result(
+    take: Callable[..., StepUpdates], process: str, watchers: Sequence[Watcher], core: ExecutorCore, result: StepResult
+) -> StepUpdates:
+    updates = take(core, result)
+    for watcher in watchers:
+        watcher.processed(process, core, result, updates)
+    return updates
+
+
+def _tell_stop(
+    finish: Callable[..., None], process: str, watchers: Sequence[Watcher], core: ExecutorCore, sequence: TokenSequence
+) -> None:
+    for watcher in watchers:
+        watcher.stopped(process, core, sequence)
+    finish(core, sequence)
+
+
+def _tell_probe(
+    on_probed: Callable[..., None], process: str, watchers: Sequence[Watcher], address: str, *, works: bool
+) -> None:
+    for watcher in watchers:
+        watcher.probed(process, address, works=works)
+    on_probed(address, works=works)
+
+
+def _tell_end(process: str, watchers: Sequence[Watcher], engine: Engine, ended: EndedRequest) -> None:
+    for watcher in watchers:
+        watcher.ended(process, engine, ended)

@@ -1,0 +1,125 @@
+"""A fake executor's worker whose steps go wrong when told to, and which tells of what goes wrong by itself."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from executor_svc.fake.worker import FakeWorker
+from executor_svc.worker.interface import DoneStep, RunningStep
+from shared.errors import StepFailedError
+from shared.step import Step, StepResult
+from tests.simulation.alone import EOS_PROBABILITY
+from tests.simulation.plan import ExecutorPlan
+from tests.simulation.shapes import MAX_MODEL_LEN, POISON_TOKEN
+from tests.simulation.step_thread import SimulatedStepThread
+
+
+class SimulatedWorker(FakeWorker):
+    """See `FakeWorker`, which checks every block that a step reads.
+
+    Args:
+        plan: What it is like.
+        thread: Runs its steps.
+        instance_id: Of the process.
+        sliding_window_tokens: Of the model.
+        numerics_id: Of which arithmetic it says that it is.
+        accuse: Told of a step that no scheduler may send.
+
+    Attributes:
+        is_broken: Whether every step fails.
+        num_failing, num_hanging, num_nonsense: How many of the next steps fail, hang, or are answered with nonsense.
+        slowness: How many times longer its steps take than they should.
+        num_steps: How many have run.
+    """
+
+    def __init__(
+        self,
+        plan: ExecutorPlan,
+        thread: SimulatedStepThread,
+        instance_id: str,
+        sliding_window_tokens: int,
+        numerics_id: str,
+        accuse: Callable[[str], None],
+    ) -> None:
+        super().__init__(
+            block_size_tokens=plan.block_size_tokens,
+            num_device_blocks=plan.num_device_blocks,
+            num_host_blocks=plan.num_host_blocks,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=plan.max_num_seqs,
+            max_num_batched_tokens=plan.max_num_batched_tokens,
+            step_ms=plan.step_ms,
+            token_us=plan.token_us,
+            eos_probability=EOS_PROBABILITY,
+            sliding_window_tokens=sliding_window_tokens,
+            numerics_id=numerics_id,
+            sleep=self._occupy,
+            clock=thread.clock,
+            instance_id=instance_id,
+        )
+        self.is_broken = False
+        self.num_failing = self.num_hanging = self.num_nonsense = self.num_steps = 0
+        self.slowness = 1.0
+        self._thread = thread
+        self._has_device = plan.has_device
+        self._accuse = accuse
+
+    def launch(self, step: Step) -> RunningStep:
+        """Run a step, unless a fault is due."""
+        if self.is_broken or self.num_failing:
+            self.num_failing -= self.num_failing > 0
+            raise StepFailedError("a fault of the simulation")
+        if any(admission.token_ids[:1].tolist() == [POISON_TOKEN] for admission in step.delta.admissions):
+            raise StepFailedError("this prompt breaks executors")
+        try:
+            running = super().launch(step)
+        except Exception as error:
+            self._accuse(f"step {step.step_id} on {self.info.instance_id}: {type(error).__name__}: {error}")
+            raise
+        self.num_steps += 1
+        done_at_s = self._thread.device_until_s
+        if self.num_hanging:
+            self.num_hanging -= 1
+            self._thread.hang()
+        if self.num_nonsense:
+            self.num_nonsense -= 1
+            result = running.finish()
+            running = DoneStep(replace(result, sampled_token_ids=result.sampled_token_ids[:-1]))
+        return DeviceStep(running.finish(), done_at_s, self._thread.clock) if self._has_device else running
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether a step hangs, and so all that would follow."""
+        return math.isinf(self._thread.busy_until_s)
+
+    def heal(self) -> None:
+        """Let nothing go wrong any more; a step that hangs does so for ever."""
+        self.is_broken = False
+        self.num_failing = self.num_hanging = self.num_nonsense = 0
+        self.slowness = 1.0
+
+    def _occupy(self, duration_s: float) -> None:
+        if self._has_device:
+            self._thread.compute(duration_s * self.slowness)
+        else:
+            self._thread.occupy(duration_s * self.slowness)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """A step on a device, which has its result at a time; see `executor_svc.worker.interface.RunningStep`."""
+
+    result: StepResult
+    done_at_s: float
+    clock: Callable[[], float]
+
+    def is_done(self) -> bool:
+        """See `RunningStep`."""
+        return self.clock() >= self.done_at_s
+
+    def wait(self) -> None:
+        """See `RunningStep`; the thread knows when to come."""
+
+    def finish(self) -> StepResult:
+        """See `RunningStep`; whoever cannot wait has it at once."""
+        return self.result
