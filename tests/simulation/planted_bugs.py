@@ -106,12 +106,6 @@ BUGS = (
         "                    sequence.token_ids = batch.known_tokens(sequence.slot)[:-1]\n",
     ),
     Bug(
-        "tokens in flight of a lost executor are waited for",
-        f"{CORE}/step/admitted_groups.py",
-        "                sequence.num_inflight_tokens = 0\n        return groups\n",
-        "                pass\n        return groups\n",
-    ),
-    Bug(
         "output that is computed again counts as prompt",
         f"{CORE}/step/prefills.py",
         "                token_ids,\n                group.num_prompt_tokens,\n",
