@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import http.client
 import ipaddress
 import socket
 
@@ -14,6 +15,7 @@ from octavo.status_details import is_from_service
 
 # A scheduler of this machine answers sooner.
 _ANSWER_TIMEOUT_S = 3.0
+_HTTP_TIMEOUT_S = 0.5
 
 
 async def check_ports(listen: str, admin_listen: str, openai_listen: str | None = None) -> None:
@@ -59,6 +61,18 @@ def is_taken(address: str) -> bool:
     except OSError as error:
         return error.errno == errno.EADDRINUSE
     return False
+
+
+def is_octavos_openai_port(address: str) -> bool:
+    """Return whether the program on an address serves OpenAI's API as a scheduler does."""
+    connection = http.client.HTTPConnection(_reachable(address), timeout=_HTTP_TIMEOUT_S)
+    try:
+        connection.request("GET", "/version")
+        return connection.getresponse().getheader("Server") == "octavo"
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 async def _describe_scheduler(address: str) -> str | None:

@@ -105,7 +105,8 @@ class QueueFullError(WorldError):
     ) -> None:
         self.retry_after_s = retry_after_s
         whose = "" if tenant is None else f" of tenant {tenant!r}"
-        super().__init__(f"{queue}{whose} is full ({num_waiting_requests} requests); retry in {retry_after_s:g} s")
+        requests = "1 request" if num_waiting_requests == 1 else f"{num_waiting_requests} requests"
+        super().__init__(f"{queue}{whose} is full ({requests}); retry in {retry_after_s:g} s")
 
 
 class CacheTooSmallError(WorldError):

@@ -16,7 +16,7 @@ from octavo.commands.options import check_listen, check_listen_or_off
 from octavo.commands.service_options import ServiceCommand, service_options
 from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
-from octavo.taken_ports import check_ports, is_taken
+from octavo.taken_ports import check_ports, is_octavos_openai_port, is_taken
 
 if TYPE_CHECKING:  # needs the packages of the services
     from scheduler_svc.config import SchedulerConfig
@@ -107,8 +107,9 @@ def up(
 
 def _say_that_openai_is_not_served() -> None:
     """Say on stderr that somebody else is where OpenAI's API is by default."""
+    who = "another octavo" if is_octavos_openai_port(DEFAULT_OPENAI_ADDRESS) else "another program"
     click.echo(
-        f"octavo: {DEFAULT_OPENAI_ADDRESS} is taken by another program, so OpenAI's API is not served; for another "
+        f"octavo: {DEFAULT_OPENAI_ADDRESS} is taken by {who}, so OpenAI's API is not served; for another "
         "port: --openai-listen 127.0.0.1:8081",
         err=True,
     )

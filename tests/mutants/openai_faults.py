@@ -77,9 +77,9 @@ FAULTS = (
     ),
     Fault(
         "messages that a client sends back are refused",
-        f"{PACKAGE}/messages.py",
-        "if not _is_empty(value):",
-        "if value not in _EMPTY:",
+        f"{PACKAGE}/unknown_fields.py",
+        "if name not in REFUSED_IN_MESSAGES and not is_empty(value):",
+        "if name not in REFUSED_IN_MESSAGES and value not in (None, [], {}):",
         ("tests/contract/openai/test_clients.py",),
     ),
     Fault(
@@ -113,7 +113,7 @@ FAULTS = (
     Fault(
         "unknown fields are ignored in silence",
         f"{PACKAGE}/field_reader.py",
-        "if ignored and self._unknown is UnknownFields.REFUSE:",
+        "if ignored and refuses:",
         "if False:",
         REFUSALS,
     ),

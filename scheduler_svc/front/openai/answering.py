@@ -17,6 +17,7 @@ from scheduler_svc.front.openai.fields import SamplingFields
 from scheduler_svc.front.openai.models import check_model, fingerprint
 from scheduler_svc.front.openai.requests import Asked
 from scheduler_svc.front.openai.token_texts import TokenTexts
+from scheduler_svc.front.openai.unknown_fields import in_place_of
 from scheduler_svc.front.output import Output
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
@@ -53,7 +54,8 @@ class Answering:
             def make(parsed: dict[str, Any]) -> tuple[_Fields, Asked]:
                 fields = self._reader.read(parsed, kind, call.headers)
                 if fields.model is None:
-                    raise InvalidFieldError("model", "absent", f"the name of the served model, {model.name}")
+                    rule = f"the name of the served model, {model.name}"
+                    raise InvalidFieldError("model", "absent", rule + in_place_of("model", parsed, kind))
                 check_model(fields.model, model)
                 if fields.stream and fields.prompt_logprobs is not None:
                     raise InvalidFieldError("prompt_logprobs", fields.prompt_logprobs, "unset with stream")
@@ -146,6 +148,3 @@ def _check_stream_options(fields: SamplingFields) -> None:
         raise InvalidFieldError("stream_options", "set", "unset without stream true")
     if options.include_obfuscation:
         raise InvalidFieldError("stream_options.include_obfuscation", "true", "false or unset: pieces are not padded")
-    if options.model_extra:
-        name = next(iter(options.model_extra))[:64]
-        raise InvalidFieldError(f"stream_options.{name}", "set", "unset: there is no such option")

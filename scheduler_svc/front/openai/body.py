@@ -87,6 +87,8 @@ class Bodies:
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a body. Raises ApiError: it is none, or has too many elements."""
+    if not body.strip():
+        raise ApiError(HTTPStatus.BAD_REQUEST, "the body is empty; it must be a JSON object, such as {}")
     try:
         parsed = load_json(body)
     except MalformedJsonError as error:

@@ -93,7 +93,10 @@ def api_error(error: Exception, names: Mapping[str, str] = MappingProxyType({}))
     if isinstance(error, InvalidFieldError):
         param = openai_name(error.field, names)
         code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
-        return replace(answer, message=str(InvalidFieldError(param, error.value, error.limit)), param=param, code=code)
+        value, limit = str(error.value), error.limit
+        if param == "logit_bias":  # a list in the native API
+            value, limit = value.replace("a list", "an object"), limit.replace("a list", "an object")
+        return replace(answer, message=str(InvalidFieldError(param, value, limit)), param=param, code=code)
     if isinstance(error, QueueFullError):
         headers = {"Retry-After": str(math.ceil(error.retry_after_s))}
         return replace(answer, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
@@ -111,4 +114,6 @@ def api_error(error: Exception, names: Mapping[str, str] = MappingProxyType({}))
 def openai_name(native_field: str, names: Mapping[str, str]) -> str:
     """Return OpenAI's name of a field of the native API."""
     name = native_field.removeprefix("sampling_params.")
+    if name.startswith("messages["):  # of one message
+        return name.removesuffix("_json")
     return names.get(name, "prompt" if name in _PROMPT_FIELDS else name)

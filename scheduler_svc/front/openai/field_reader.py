@@ -3,14 +3,17 @@
 import re
 from enum import Enum
 from http import HTTPStatus
-from reprlib import Repr
+from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from scheduler_svc.front.openai.errors import ApiError
 from scheduler_svc.front.openai.fields import RequestFields
+from scheduler_svc.front.openai.messages import PART_NOTES
 from scheduler_svc.front.openai.other_fields import NO_EFFECT, REFUSED
+from scheduler_svc.front.openai.unknown_fields import in_place_of, inside, refusal_of
+from scheduler_svc.front.text.json_text import shown_json
 from shared.errors import InvalidFieldError
 
 _Fields = TypeVar("_Fields", bound=RequestFields)
@@ -20,8 +23,9 @@ IGNORED_HEADER = "x-octavo-ignored-fields"
 # All but ASCII that prints, and the comma, which is between names.
 _NOT_IN_HEADERS = re.compile(r"[^\x20-\x2b\x2d-\x7e]")
 
-_REPR = Repr()
-_REPR.maxstring = _REPR.maxother = 100
+
+# Ignored fields that an answer names.
+_MAX_NAMED = 32
 
 
 class UnknownFields(Enum):
@@ -49,18 +53,14 @@ class Reader:
         try:
             fields = kind.model_validate(parsed)
         except ValidationError as error:
-            raise _first_of(error) from error
+            raise _first_of(error, kind) from error
         ignored = [name for name in fields.model_extra or () if not _is_known(name, parsed[name])]
-        if ignored and self._unknown is UnknownFields.REFUSE:
-            raise ApiError(
-                HTTPStatus.BAD_REQUEST,
-                f"{ignored[0][:64]!r} is not a field of this request; leave it out, or start the scheduler with "
-                "--openai-unknown-fields ignore",
-                param=ignored[0][:64],
-                code="unknown_parameter",
-            )
+        refuses = self._unknown is UnknownFields.REFUSE
+        ignored += islice(inside(fields, PART_NOTES if refuses else ()), _MAX_NAMED)
+        if ignored and refuses:
+            raise refusal_of(ignored[0], kind)
         if ignored:
-            headers[IGNORED_HEADER] = ", ".join(map(_header_name, ignored[:32]))
+            headers[IGNORED_HEADER] = ", ".join(map(_header_name, ignored[:_MAX_NAMED]))
         return fields
 
 
@@ -73,10 +73,10 @@ def _is_known(name: str, value: object) -> bool:
         return False
     if value is None or any(value == neutral and type(value) is type(neutral) for neutral in rule.neutral):
         return True
-    allowed = " or ".join(["unset", *map(_shown, rule.neutral)])
+    allowed = " or ".join(["unset", *map(shown_json, rule.neutral)])
     raise ApiError(
         HTTPStatus.BAD_REQUEST,
-        f"{name} is {_shown(value)}; it must be {allowed}: {rule.why}",
+        f"{name} is {shown_json(value)}; it must be {allowed}: {rule.why}",
         param=name,
         code="unsupported_parameter",
     )
@@ -98,24 +98,24 @@ _RULES = {
 }
 
 
-def _first_of(error: ValidationError) -> InvalidFieldError:
+def _first_of(error: ValidationError, kind: type[RequestFields]) -> InvalidFieldError:
     """Return what is wrong first, in our words."""
     problem = error.errors(include_url=False, include_context=False)[0]
-    place = [str(part)[:64] for part in problem["loc"]]
+    place = [part if isinstance(part, int) else str(part)[:64] for part in problem["loc"]]
     # Behind a field that has several types comes the type that was tried.
-    path = [part for part in place if not part.endswith("]") and part not in ("str", "bool", "function-before")]
-    value = "absent" if problem["type"] == "missing" else _shown(problem["input"])
+    path = [
+        part
+        for part in place
+        if isinstance(part, int) or (not part.endswith("]") and part not in ("str", "bool", "function-before"))
+    ]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     rule = _RULES.get(problem["type"], problem["msg"])
-    if path == ["stop"] or (path and path[0] == "stop"):
+    if problem["type"] == "missing":
+        rule += in_place_of(str(path[-1]), problem["input"], kind if len(path) == 1 else None)
+        return InvalidFieldError(name, "absent", rule)
+    if path and path[0] == "stop":
         rule = "a text, or an array of texts"
-    return InvalidFieldError(".".join(path), value, rule)
-
-
-def _shown(value: object) -> str:
-    """Return the beginning of a value, however large it is."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return _REPR.repr(value)
+    return InvalidFieldError(name, shown_json(problem["input"]), rule)
 
 
 def _header_name(name: str) -> str:

@@ -7,6 +7,7 @@ from pydantic_core import to_json
 
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.front.openai.fields import Message, TemplateFields
+from scheduler_svc.front.text.json_text import shown_json
 from shared.errors import InvalidFieldError
 
 # Values of fields that OpenAI's own answers have, so that they can be sent back as they came.
@@ -19,13 +20,19 @@ CONVERSATION_NAMES = {
     "messages.tool_calls_json": "messages.tool_calls",
 }
 
-_TEXT_PARTS = ("text", "refusal")
+TEXT_PARTS = ("text", "refusal")
+
+# Fields of parts without effect: prefixes are found by their content.
+PART_NOTES = ("prompt_cache_breakpoint", "cache_control")
+
+# Fields of OpenAI's messages that say something, and that are not carried. All others nobody knows.
+REFUSED_IN_MESSAGES = ("audio", "function_call", "refusal")
 
 
 def chat_messages(messages: Sequence[Message], fields: TemplateFields) -> pb.ChatMessages:
     """Return a conversation for the native API.
 
-    Raises: InvalidFieldError: a message has what is not text, or fields that nobody knows.
+    Raises: InvalidFieldError: a message has what is not text.
     """
     chat = pb.ChatMessages(messages=[_chat_message(message, place) for place, message in enumerate(messages)])
     if fields.tools:
@@ -38,12 +45,13 @@ def chat_messages(messages: Sequence[Message], fields: TemplateFields) -> pb.Cha
 
 
 def _chat_message(message: Message, place: int) -> pb.ChatMessage:
-    for name, value in (message.model_extra or {}).items():
-        if not _is_empty(value):
-            rule = "unset: this release has role, content, name, tool_calls and tool_call_id"
-            raise InvalidFieldError(f"messages.{place}.{name[:64]}", "set", rule)
+    extra = message.model_extra or {}
+    for name in REFUSED_IN_MESSAGES:
+        if not is_empty(extra.get(name)):
+            rule = f"unset: this release has {', '.join(Message.model_fields)}"
+            raise InvalidFieldError(f"messages[{place}].{name}", "set", rule)
     if message.content is None and not message.tool_calls and message.role != "assistant":
-        raise InvalidFieldError(f"messages.{place}.content", "absent", "a text, or an array of parts that are texts")
+        raise InvalidFieldError(f"messages[{place}].content", "absent", "a text, or an array of parts that are texts")
     return pb.ChatMessage(
         role=message.role,
         content=_text(message.content, place),
@@ -54,7 +62,7 @@ def _chat_message(message: Message, place: int) -> pb.ChatMessage:
     )
 
 
-def _is_empty(value: object) -> bool:
+def is_empty(value: object) -> bool:
     """Return whether a value says nothing; LiteLLM sends objects of nulls back."""
     return value in _EMPTY or (isinstance(value, dict) and all(inner in _EMPTY for inner in value.values()))
 
@@ -63,15 +71,15 @@ def _text(content: str | list[Any] | None, place: int) -> str:
     """Return the text of a message; its parts follow each other as they are."""
     if not isinstance(content, list):
         return content or ""
-    return "".join(_part(part, f"messages.{place}.content.{number}") for number, part in enumerate(content))
+    return "".join(_part(part, f"messages[{place}].content[{number}]") for number, part in enumerate(content))
 
 
 def _part(part: object, path: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or kind not in _TEXT_PARTS:
-        shown = f"a part of type {str(kind)[:64]}" if isinstance(part, dict) else "no object"
+    if not isinstance(part, dict) or kind not in TEXT_PARTS:
+        shown = f"a part of type {shown_json(kind)}" if isinstance(part, dict) else shown_json(part)
         raise InvalidFieldError(path, shown, 'a part of type text, such as {"type": "text", "text": "..."}: no images')
     text = part.get(kind)
-    if not isinstance(text, str) or set(part) - {"type", kind, "prompt_cache_breakpoint", "cache_control"}:
-        raise InvalidFieldError(path, "a part with other fields", f"an object with type and {kind}")
+    if not isinstance(text, str):
+        raise InvalidFieldError(f"{path}.{kind}", shown_json(text) if kind in part else "absent", "a text")
     return text

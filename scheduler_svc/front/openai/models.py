@@ -4,6 +4,7 @@ import hashlib
 from http import HTTPStatus
 
 from scheduler_svc.front.openai.errors import ApiError
+from scheduler_svc.front.text.json_text import shown_json
 from scheduler_svc.front.text.text_model import TextModel
 
 _FINGERPRINT_DIGITS = 12
@@ -12,7 +13,7 @@ _FINGERPRINT_DIGITS = 12
 def check_model(asked: str, model: TextModel) -> None:
     """Refuse a request for another model than the served one, with the status that OpenAI's clients know."""
     if asked != model.name:
-        message = f"model is {asked[:200]}; it must be {model.name}, the one that is served here"
+        message = f"model is {shown_json(asked)}; it must be {shown_json(model.name)}, the one that is served here"
         raise ApiError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
 
 

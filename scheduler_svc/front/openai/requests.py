@@ -9,6 +9,8 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.openai.fields import ChatFields, CompletionFields, SamplingFields
 from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
+from scheduler_svc.front.openai.unknown_fields import in_place_of
+from scheduler_svc.front.text.json_text import shown_json
 from shared.errors import InvalidFieldError
 from shared.sampling_parameters import BY_NAME
 from shared.token_rules import MAX_BIASED_TOKENS
@@ -74,7 +76,7 @@ def asked_completion(fields: CompletionFields, limits: RequestLimits) -> Asked:
             params.prompt_logprobs = fields.logprobs
             names["prompt_logprobs"] = "logprobs"
     requests = []
-    for prompt in prompts_of(fields.prompt):
+    for prompt in prompts_of(fields.prompt, in_place_of("prompt", fields.model_extra or (), CompletionFields)):
         request = _request(fields, params)
         if isinstance(prompt, str):
             request.text = prompt
@@ -112,13 +114,20 @@ def asked_chat(fields: ChatFields, limits: RequestLimits) -> Asked:
     return Asked([request], num_copies, num_alternatives, names)
 
 
-def prompts_of(prompt: Any) -> Sequence[str | list[int]]:
-    """Return the prompts: each a text or token ids. Raises InvalidFieldError: there are none."""
+def prompts_of(prompt: Any, in_its_place: str = "") -> Sequence[str | list[int]]:
+    """Return the prompts: each a text or token ids.
+
+    Args:
+        prompt: The field.
+        in_its_place: What to say of another field if there is no prompt.
+
+    Raises: InvalidFieldError: there are none.
+    """
     rule = "a text, an array of token ids, or an array of texts or of arrays of token ids"
     if isinstance(prompt, str):
         return [prompt]
     if prompt is None:
-        raise InvalidFieldError("prompt", "absent", rule)
+        raise InvalidFieldError("prompt", "absent", rule + in_its_place)
     if not isinstance(prompt, list) or not prompt:
         raise InvalidFieldError("prompt", "an empty array" if prompt == [] else f"of type {_kind(prompt)}", rule)
     if type(prompt[0]) is int:
@@ -127,9 +136,9 @@ def prompts_of(prompt: Any) -> Sequence[str | list[int]]:
         raise InvalidFieldError("prompt", f"{len(prompt)} prompts", f"at most {MAX_PROMPTS} prompts")
     for place, item in enumerate(prompt):
         if isinstance(item, list):
-            _token_ids(item, f"prompt.{place}")
+            _token_ids(item, f"prompt[{place}]")
         elif not isinstance(item, str):
-            raise InvalidFieldError(f"prompt.{place}", f"of type {_kind(item)}", "a text or an array of token ids")
+            raise InvalidFieldError(f"prompt[{place}]", f"of type {_kind(item)}", "a text or an array of token ids")
     return prompt
 
 
@@ -222,5 +231,7 @@ def _set_biases(params: generation_pb2.SamplingParams, biases: Mapping[str, floa
         raise InvalidFieldError("logit_bias", f"{len(biases)} ids long", f"at most {MAX_BIASED_TOKENS} ids long")
     for key, bias in biases.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 9):
-            raise InvalidFieldError("logit_bias", f"an object with the name {key[:64]!r}", "biases by token id")
+            raise InvalidFieldError(
+                "logit_bias", f"an object with the name {shown_json(key[:64])}", "biases by token id"
+            )
         params.logit_bias.add(token_id=int(key), bias=bias)

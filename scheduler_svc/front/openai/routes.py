@@ -141,7 +141,7 @@ class Routes:
         self._check_origin(request)
         route = self._routes.get(path)
         if route is None:
-            paths = ", ".join(self._routes)
+            paths = ", ".join(self._routes).replace("{}", "NAME")
             raise ApiError(HTTPStatus.NOT_FOUND, f"there is nothing at this path; there are {paths}")
         if request.method != route.method and not (request.method == "HEAD" and route.method == "GET"):
             headers = {"Allow": route.method}

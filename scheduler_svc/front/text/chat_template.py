@@ -60,9 +60,8 @@ class ChatTemplate:
             tell speakers apart, or the tools out of the prompt, fails, or passes a limit.
         """
         if conversation.tools and not self.knows_tools:
-            shown = f"{len(conversation.tools)} tools long"
             rule = "unset: the chat template of this model knows no tools, so the model would not see them"
-            raise InvalidFieldError("messages.tools_json", shown, rule)
+            raise InvalidFieldError("messages.tools_json", "set", rule)
         text = self._render(conversation, conversation.messages)
         self._refuse_ignored(conversation, text)
         return text
@@ -141,9 +140,8 @@ class ChatTemplate:
                 raise InvalidFieldError("messages", shown, f"{limit}: it leaves this message out")
         for place, word in calls.items():
             if word not in probe:
-                shown = f"a conversation with tool calls in message {place}, from 0"
-                rule = "without them: the model's chat template leaves them out; write such a call as text in `content`"
-                raise InvalidFieldError("messages", shown, rule)
+                rule = "unset: the model's chat template leaves tool calls out; write such a call as text in `content`"
+                raise InvalidFieldError(f"messages[{place}].tool_calls_json", "set", rule)
         for place, word in names.items():
             if word not in probe:
                 shown = f"a conversation with several names of the role {messages[place]['role'][:32]!r}"

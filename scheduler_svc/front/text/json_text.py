@@ -3,6 +3,7 @@
 To build two million empty lists from 4 MiB of JSON takes so long that every stream would stand still meanwhile.
 """
 
+import json
 import re
 from typing import Any, TypeVar
 
@@ -21,6 +22,12 @@ MAX_NAMES = 2**16
 # A string, or a character that begins an element or a value with a name. A string without an end goes to the end of the
 # text: to look for its end again behind each of its quotation marks would take hours.
 _STRING_OR_MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{,:]', re.DOTALL)
+
+
+# Lazy, so that it costs no more than what is shown.
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+
+_MAX_SHOWN_CHARS = 100
 
 
 class MalformedJsonError(CallerError):
@@ -51,6 +58,16 @@ def parse_json(text: str, field: str, kind: type[_T]) -> _T:
     if not isinstance(value, kind):
         raise InvalidFieldError(field, text, rule)
     return value
+
+
+def shown_json(value: object) -> str:
+    """Return the beginning of a value as JSON, for a sentence about it."""
+    text = ""
+    for piece in _ENCODER.iterencode(value):
+        text += piece
+        if len(text) > _MAX_SHOWN_CHARS:
+            return f"{text[:_MAX_SHOWN_CHARS]}..."
+    return text
 
 
 def _check_counts(text: bytes) -> None:

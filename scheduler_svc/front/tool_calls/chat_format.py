@@ -58,13 +58,12 @@ class ChatFormat:
         if tools is None:
             return
         template = self.tokenizer.tool_template
-        shown = f"{len(tools.definitions)} tools long"
         if template is None or not template.knows_tools:
             rule = "unset: the chat template of this model knows no tools, so the model would not see them"
-            raise InvalidFieldError("tools", shown, rule)
+            raise InvalidFieldError("tools", "set", rule)
         if self.tool_calls is None:
             rule = "unset: it is not known how this model writes calls; start the scheduler with --tool-call-parser"
-            raise InvalidFieldError("tools", shown, rule)
+            raise InvalidFieldError("tools", "set", rule)
 
     def needs_special_tokens(self, tools: RequestedTools | None) -> bool:
         """Return whether the text must have special tokens (`skip_special_tokens` off), as markers are among them."""

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scheduler_svc.front.text.json_text import shown_json
 from shared.errors import InvalidFieldError
 
 MAX_TOOLS = 128  # as at OpenAI
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_CHOICES = '"auto" or "none"'
 _CANNOT_FORCE = "this server cannot force a model to call a tool"
 
 
@@ -36,17 +38,20 @@ def check_tools(
     """
     if tools is None:
         if tool_choice not in (None, "none"):
-            raise InvalidFieldError("tool_choice", _shown(tool_choice), "unset or 'none' in a request without tools")
+            raise InvalidFieldError("tool_choice", _shown(tool_choice), 'unset or "none" in a request without tools')
         if parallel_tool_calls is not None:
-            raise InvalidFieldError("parallel_tool_calls", parallel_tool_calls, "unset in a request without tools")
+            shown = _shown(parallel_tool_calls)
+            raise InvalidFieldError("parallel_tool_calls", shown, "unset in a request without tools")
         return None
     if not 1 <= len(tools) <= MAX_TOOLS:
-        raise InvalidFieldError("tools", f"{len(tools)} tools long", f"1 to {MAX_TOOLS} tools long, or unset")
+        shown = f"{len(tools)} tools long" if tools else "empty"
+        raise InvalidFieldError("tools", shown, f"1 to {MAX_TOOLS} tools long, or unset")
     schemas: dict[str, Mapping[str, object]] = {}
     for place, tool in enumerate(tools):
         name, schema = _check_tool(tool, f"tools[{place}]")
         if name in schemas:
-            raise InvalidFieldError(f"tools[{place}].function.name", repr(name), "another name than those before it")
+            rule = "another name than those before it"
+            raise InvalidFieldError(f"tools[{place}].function.name", shown_json(name), rule)
         schemas[name] = schema
     if not _check_choice(tool_choice):
         return None
@@ -59,12 +64,12 @@ def check_tools(
 def _check_choice(tool_choice: object) -> bool:
     """Return whether the model may call tools."""
     if isinstance(tool_choice, Mapping):
-        kind = str(tool_choice.get("type"))
-        raise InvalidFieldError("tool_choice", f"an object of type {kind!r}", f"'auto' or 'none': {_CANNOT_FORCE}")
+        shown = f"an object of type {shown_json(tool_choice.get('type'))}"
+        raise InvalidFieldError("tool_choice", shown, f"{_CHOICES}: {_CANNOT_FORCE}")
     if tool_choice == "required":
-        raise InvalidFieldError("tool_choice", "'required'", f"'auto' or 'none': {_CANNOT_FORCE}")
+        raise InvalidFieldError("tool_choice", '"required"', f"{_CHOICES}: {_CANNOT_FORCE}")
     if tool_choice not in (None, "auto", "none"):
-        raise InvalidFieldError("tool_choice", _shown(tool_choice), "'auto' or 'none'")
+        raise InvalidFieldError("tool_choice", _shown(tool_choice), _CHOICES)
     return tool_choice != "none"
 
 
@@ -73,7 +78,7 @@ def _check_tool(tool: Any, field: str) -> tuple[str, Mapping[str, object]]:
     if not isinstance(tool, Mapping):
         raise InvalidFieldError(field, _shown(tool), "an object")
     if tool.get("type") != "function":
-        raise InvalidFieldError(f"{field}.type", _shown(tool.get("type")), "'function'")
+        raise InvalidFieldError(f"{field}.type", _shown(tool.get("type")), '"function"')
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise InvalidFieldError(f"{field}.function", _shown(function), "an object")
@@ -96,4 +101,4 @@ def _check_tool(tool: Any, field: str) -> tuple[str, Mapping[str, object]]:
 
 
 def _shown(value: Any) -> str:
-    return "unset" if value is None else repr(value)
+    return "unset" if value is None else shown_json(value)

@@ -15,6 +15,7 @@ from aiohttp.web_protocol import RequestHandler
 from openai.types.chat import ChatCompletionMessageParam
 
 from executor_svc.fake.worker import FakeWorker
+from octavo.taken_ports import is_octavos_openai_port
 from scheduler_svc.front.openai import server
 from tests.contract.openai.api import PATIENCE_S, Api, running_api
 from tests.support.stack import until
@@ -171,3 +172,11 @@ async def test_the_official_client_works_without_asyncio_too(api: Api) -> None:
 
     whole = await api.complete(prompt="a", max_tokens=5, seed=1)
     assert await asyncio.to_thread(talk) == whole.json["choices"][0]["text"]
+
+
+async def test_octavo_up_tells_this_port_from_those_of_other_programs(api: Api) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other_address = f"127.0.0.1:{other.getsockname()[1]}"
+        other.close()
+        assert await asyncio.to_thread(is_octavos_openai_port, api.url.removeprefix("http://"))
+        assert not await asyncio.to_thread(is_octavos_openai_port, other_address)

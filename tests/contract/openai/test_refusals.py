@@ -44,7 +44,7 @@ async def test_another_model_is_not_found(api: Api) -> None:
     answer = await api.chat(model="gpt-5")
     assert answer.status == 404
     assert answer.error == {
-        "message": "model is gpt-5; it must be fake, the one that is served here",
+        "message": 'model is "gpt-5"; it must be "fake", the one that is served here',
         "type": "invalid_request_error",
         "param": "model",
         "code": "model_not_found",
@@ -55,15 +55,31 @@ async def test_unknown_fields_are_told_in_a_header_where_they_are_ignored() -> N
     async with running_api(openai_unknown_fields="ignore") as api:
         answer = await api.complete(nonsense=1, **{"more\r\nx-evil: 1": 2, "\0,\x7f\xe9": 3}, max_tokens=1)
         refused = await api.complete(suffix="x", nonsense=1)
+        part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "y": 1}
+        messages = [{"role": "user", "content": "hi", "cache_control": {"type": "ephemeral"}}]
+        inner = await api.chat(
+            messages=[*messages, {"role": "user", "content": [part]}],
+            stream=True,
+            stream_options={"x": 1},
+            max_tokens=1,
+        )
+        audio = await api.chat(messages=[{"role": "assistant", "content": "a", "audio": {"id": "x"}}])
+        absent = await api.complete(prompt=None, messages=[])
     assert answer.status == 200
     assert answer.headers["x-octavo-ignored-fields"] == "nonsense, more??x-evil: 1, ????"
+    assert inner.status == 200
+    assert inner.headers["x-octavo-ignored-fields"] == (
+        "stream_options.x, messages[0].cache_control, messages[1].content[0].cache_control, messages[1].content[0].y"
+    )
+    assert (audio.status, audio.error["param"]) == (400, "messages[0].audio")
+    assert absent.error["message"].endswith('the request has "messages", a field of /v1/chat/completions')
     assert (refused.status, refused.error["param"]) == (400, "suffix")
 
 
 # Method, path, what aiohttp sends; status, words.
 ODD_CALLS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("POST", "/v1/embeddings", {"json": {}}, 404, "there is nothing at this path"),
-    ("GET", "/", {}, 404, "there is nothing at this path"),
+    ("GET", "/", {}, 404, "/v1/models/NAME, "),
     ("GET", CHAT, {}, 405, "answers POST"),
     ("PUT", CHAT, {"json": {}}, 405, "answers POST"),
     ("OPTIONS", CHAT, {"headers": {"Origin": "http://evil"}}, 405, "answers POST"),
@@ -76,11 +92,21 @@ ODD_CALLS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("POST", CHAT, {"json": {}, "headers": {"Sec-Fetch-Site": "cross-site"}}, 403, "other web sites"),
     ("POST", "/tokenize", {"json": {}}, 400, "it must be set, or messages"),
     ("POST", "/tokenize", {"json": {"prompt": "a", "messages": HELLO}}, 400, "it must be set, or messages"),
-    ("POST", "/tokenize", {"json": {"prompt": "a", "model": "x"}}, 404, "model is x"),
+    ("POST", "/tokenize", {"json": {"prompt": "a", "model": "x"}}, 404, 'model is "x"'),
     ("POST", "/detokenize", {"json": {"tokens": [999]}}, 400, "tokens is a list with token id 999"),
     ("POST", "/detokenize", {"json": {"tokens": [65] * 9000}}, 400, "at most 8192 tokens long"),
     ("POST", "/detokenize", {"json": {"tokens": ["a"]}}, 400, "a whole number"),
-    ("GET", "/v1/models/other", {}, 404, "model is other"),
+    ("GET", "/v1/models/other", {}, 404, 'model is "other"'),
+    ("GET", "/v1/models/", {}, 404, 'model is ""; it must be "fake"'),
+    (
+        "POST",
+        CHAT,
+        {"data": " ", "headers": {"Content-Type": "application/json"}},
+        400,
+        "the body is empty; it must be",
+    ),
+    ("POST", CHAT, {"json": {"mesages": HELLO}}, 400, 'messages is absent; it must be set: the request has "mesages"'),
+    ("POST", CHAT, {"json": {"prompt": "a"}}, 400, 'the request has "prompt", a field of /v1/completions'),
 ]
 
 
@@ -95,7 +121,6 @@ async def test_odd_calls_are_answered_in_the_same_shape(api: Api) -> None:
 
 # Bodies that are no JSON that is taken.
 BODIES = {
-    "nothing": b"",
     "no JSON": b"{",
     "not UTF-8": b'{"model": "\xff"}',
     "half a character": b'{"model": "\\ud800"}',

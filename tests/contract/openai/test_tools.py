@@ -181,4 +181,5 @@ async def test_tools_that_the_template_does_not_show_are_refused(api: Api) -> No
     answer = await api.chat(tools=TOOLS)
 
     assert (answer.status, answer.error["param"]) == (400, "tools")
+    assert answer.error["message"].startswith("tools is set; it must be unset: ")
     assert "knows no tools" in answer.error["message"]
