@@ -85,10 +85,10 @@ async def settled(stack: Stack) -> None:
 
 async def check(stack: Stack, shell: Shell, line: Typed) -> None:
     """Type a command of the page and compare what it prints, if the page has that."""
-    num_live = len(stack.engine.requests)
+    num_arrivals = stack.engine._num_arrivals
     output = await shell.type(line.command)
     if line.command.endswith("&"):
-        await until(lambda: len(stack.engine.requests) > num_live)
+        await until(lambda: stack.engine._num_arrivals > num_arrivals)  # others may end meanwhile
     await settled(stack)
     assert not line.output or is_as_printed(line.output, output, join_deltas=True), f"$ {line.command}\n{output}"
 
