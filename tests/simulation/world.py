@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +27,7 @@ DRAIN_S = 5.0
 RETRY_S = 1.0
 
 
-class Machine:
+class Machine(ABC):
     """A place where one process runs at a time: it may end, and be started again.
 
     Attributes:
@@ -46,9 +47,9 @@ class Machine:
         """Whether a process runs there, or is stalled."""
         return self.process is not None and not self.process.is_dead
 
+    @abstractmethod
     def start(self) -> None:
         """Start a process, if none is there."""
-        raise NotImplementedError
 
     def begin(self) -> SimulatedProcess:
         """Return a new process."""
