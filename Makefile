@@ -44,6 +44,7 @@ help:
 # torch first, in the build that suits the machine. One that is installed stays; else pip's, if it is one for CPUs, such as
 # on a machine that keeps one. PyPI's for Linux is for CUDA; uv knows better where it is installed.
 $(RUNTIME): pyproject.toml constraints.txt
+	@echo "installing: into $(VENV), which takes some minutes the first time"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install -qq --upgrade pip
 	@if $(PIP) show --quiet torch 2> /dev/null; then \

@@ -1,13 +1,14 @@
-"""What OpenAI's API costs the scheduler beside the native one: CPU time of a streamed message, and of a request.
+"""What other ways cost the scheduler beside native calls: CPU time of a streamed message, and of a request.
 
     python -m benchmarks.front_cost [--pairs 10] [--json FILE]
 
-One scheduler with a fake executor serves both. `octavo bench` sends the same load by each API in turns: requests of one
-token, then of many. The first give the cost of a request; what the others add, by the messages that they add, is the
-cost of a message, with all that the engine does for a token. The native API gets token ids, OpenAI's gets text, as in
-`octavo bench`: a request has its tokenization too.
+One scheduler with a fake executor serves all. `octavo bench` sends the same load by each way in turns (a call for each
+request, one stream of requests, OpenAI's API): requests of one token, then of many. The first give the cost of a
+request; what the others add, by the messages that they add, is the cost of a message, with all that the engine does for
+a token; on one stream it is a request's part of a message. The native ways get prompts of token ids, OpenAI's gets
+text, as in `octavo bench`: a request has its tokenization too.
 
-A pair is one turn of each API, in the other order than the one before. What counts is the CPU time of the scheduler's
+A pair is one turn of each way, in the other order than the one before. What counts is the CPU time of the scheduler's
 process, all threads, so that other work on the machine shows little; the figures are medians over pairs of the
 difference and of the ratio, with the interval that holds the true median with 95 %, whatever the distribution is.
 """
@@ -32,7 +33,8 @@ from benchmarks.machine import describe_machine
 from tests.support.processes import Service, running_service
 
 NATIVE = "native"
-WAYS = (NATIVE, "completions", "chat")
+ONE_STREAM = "one stream"
+WAYS = (NATIVE, ONE_STREAM, "completions", "chat")
 CONCURRENCY = 16
 NUM_SHORT, SHORT_TOKENS = 1000, 1
 NUM_LONG, LONG_TOKENS = 200, 64
@@ -55,7 +57,7 @@ class _Run:
 
 
 class Turn(BaseModel):
-    """What one API cost in one pair, in microseconds of CPU time."""
+    """What one way cost in one pair, in microseconds of CPU time."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -65,7 +67,7 @@ class Turn(BaseModel):
 
 
 class Result(BaseModel):
-    """All pairs: turn by API."""
+    """All pairs: turn by way."""
 
     machine: str
     pairs: list[dict[str, Turn]]
@@ -117,8 +119,8 @@ async def _turn(scheduler: Service, way: str, num_short: int, num_long: int) -> 
 
 async def _run(scheduler: Service, way: str, num_tokens: int, num_requests: int) -> _Run:
     """Send a load. Raises RuntimeError: not all of it was answered."""
-    if way == NATIVE:
-        target = ["--address", scheduler.address]
+    if way in (NATIVE, ONE_STREAM):
+        target = ["--address", scheduler.address, *(["--one-stream"] if way == ONE_STREAM else [])]
     else:
         target = ["--openai", f"http://{scheduler.other_addresses['openai']}/v1", "--openai-api", way]
     load = {"concurrency": CONCURRENCY, "num-requests": num_requests, "input-len": 4, "output-len": num_tokens}
@@ -149,7 +151,7 @@ def cpu_us(pid: int) -> float:
 
 def comparison(result: Result) -> str:
     """Return the table as Markdown."""
-    lines = ["| | native | OpenAI's | difference (95 %) | ratio (95 %) |", "|---|---:|---:|---:|---:|"]
+    lines = ["| | native | other | difference (95 %) | ratio (95 %) |", "|---|---:|---:|---:|---:|"]
     for way in WAYS[1:]:
         lines.append(_line(f"a streamed message, {way}", "µs", result, way, lambda turn: turn.message_us))
         lines.append(_line(f"a request, {way}", "ms", result, way, lambda turn: turn.request_us / 1000))
@@ -173,7 +175,7 @@ def _line(name: str, unit: str, result: Result, way: str, cost: Callable[[Turn],
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="CPU time of OpenAI's API in the scheduler, beside the native one.")
+    parser = argparse.ArgumentParser(description="CPU time of other ways in the scheduler, beside native calls.")
     parser.add_argument("--pairs", type=int, default=10, help=f"at least {MIN_PAIRS} (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     options = parser.parse_args(arguments)

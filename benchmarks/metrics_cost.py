@@ -36,7 +36,7 @@ from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.interface import EngineRequest
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests
-from scheduler_svc.front.api.servicer import event_message
+from scheduler_svc.front.api.generation_messages import event_message
 from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.output_text import TextOptions

@@ -64,12 +64,6 @@ class AdminClient(SchedulerChannel):
     Raises: ConnectionOptionsError: the token cannot be sent; when the client is opened, also: a file cannot be used.
     """
 
-    channel_options = (
-        # Somebody watches: a scheduler that comes back is found at once.
-        ("grpc.initial_reconnect_backoff_ms", 200),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-    )
-
     def __init__(
         self, address: str = DEFAULT_ADMIN_ADDRESS, *, tls: TlsOptions | None = None, token: str | None = None
     ) -> None:

@@ -25,9 +25,11 @@ from octavo.errors import (
     UnavailableError,
 )
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
+from octavo.many_requests import run_many
 from octavo.outputs import (
     Accepted,
     Event,
+    FailedRequest,
     Finished,
     ModelInfo,
     Prompt,
@@ -37,7 +39,8 @@ from octavo.outputs import (
     model_from_proto,
 )
 from octavo.prompts import detokenize_request, generate_request, tokenize_request
-from octavo.sampling_params import SamplingParams, with_keywords
+from octavo.request_stream import RequestStream
+from octavo.sampling_params import SamplingParams, list_params, one_for_each, with_keywords
 from octavo.scheduler_channel import SchedulerChannel
 from octavo.streamed_answer import StreamedAnswer
 from octavo.tls import TlsOptions
@@ -216,6 +219,58 @@ class Client(SchedulerChannel):
                     event.continued_on_other_numerics,
                 )
         raise AssertionError("stream() ends with a Finished event or raises")
+
+    async def stream_many(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams | None] | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str = "",
+        include_text: bool = True,
+        max_in_flight: int = 256,
+        **keywords: Any,
+    ) -> AsyncGenerator[tuple[int, Event | FailedRequest], None]:
+        """Run many prompts on one stream and yield (index of the prompt, event) as they come.
+
+        The events of a prompt are those of `stream`. One that is refused or fails has a FailedRequest as its last
+        event, and the others go on; what a full queue refuses is sent again later.
+
+        Args:
+            prompts: As for `stream`, each of them.
+            sampling_params: For all prompts, or one for each; None: all defaults.
+            priority: A lower number is served first.
+            tenant: On whose account the requests run.
+            cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
+            include_text: Whether the events have text; without it they have token ids, which costs least.
+            max_in_flight: How many requests the scheduler has at a time.
+            keywords: Fields of SamplingParams; they win over those of `sampling_params`.
+
+        Raises:
+            InvalidRequestError: an argument is wrong; nothing was sent.
+            OctavoError: the stream broke; prompts that had not ended have no last event.
+        """
+        if max_in_flight < 1:
+            raise InvalidRequestError(f"max_in_flight is {max_in_flight}; it must be at least 1", field="max_in_flight")
+        params_of_all = list_params(sampling_params, keywords, "stream_many")
+        each = one_for_each(params_of_all, len(prompts), "prompts")
+        requests = [
+            (prompt, generate_request(prompt, params, priority=priority, tenant=tenant, cache_salt=cache_salt))
+            for prompt, params in zip(prompts, each, strict=True)
+        ]
+        async with self.request_stream() as stream:
+            running = run_many(stream, requests, max_in_flight=max_in_flight, include_text=include_text)
+            async with aclosing(running) as events:
+                async for index, event in events:
+                    yield index, event
+
+    def request_stream(self) -> RequestStream:
+        """Return a stream for any number of requests, used as `async with`: for callers with many of them.
+
+        A request on it costs no call, and one message brings what a step made of all of them.
+        """
+        return RequestStream(lambda: self._stub().StreamRequests(metadata=self._metadata), self._to_octavo_error)
 
     async def abort(self, request_id: str) -> bool:
         """End a request; with a token, one of its tenant. Returns whether it was live; unknown ids are fine."""

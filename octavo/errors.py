@@ -24,9 +24,10 @@ Each message is one sentence that may be shown to a person as it is.
 from collections.abc import Sequence
 
 import grpc
+from google.protobuf import any_pb2
 from google.rpc import error_details_pb2
 
-from octavo.status_details import is_from_service, unpack_detail
+from octavo.status_details import names_us, packed_details, unpack_detail
 
 
 class OctavoError(Exception):
@@ -141,18 +142,23 @@ class ClosedError(OctavoError):
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> OctavoError:
-    """Turn a failed call into the error of the tree; the details of google.rpc become attributes."""
-    message = error.details() or f"the scheduler answered {error.code().name} without a reason"
-    match error.code():
+    """Turn a failed call into the error of the tree."""
+    return from_status(error.code(), error.details() or "", list(packed_details(error)))
+
+
+def from_status(status_code: grpc.StatusCode, message: str, details: Sequence[any_pb2.Any]) -> OctavoError:
+    """Turn a status into the error of the tree; the details of google.rpc become attributes."""
+    message = message or f"the scheduler answered {status_code.name} without a reason"
+    match status_code:
         case grpc.StatusCode.INVALID_ARGUMENT:
-            return InvalidRequestError(message, field=_bad_field(error))
+            return InvalidRequestError(message, field=_bad_field(details))
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             # A full queue says when to come back. Without that, the request outgrew the KV cache, or gRPC
             # itself refused a message that is too large, and to wait would not help.
-            retry_after_s = _retry_after_s(error)
+            retry_after_s = _retry_after_s(details)
             if retry_after_s is not None:
                 return OverloadedError(message, retry_after_s=retry_after_s)
-            if is_from_service(error):
+            if names_us(details):
                 return ResourceExhaustedError(message)
             reason = message.removeprefix("SERVER: ").removeprefix("CLIENT: ")
             return ResourceExhaustedError(
@@ -184,15 +190,15 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OctavoError:
             return InternalError(f"{message} ({code.name})")
 
 
-def _bad_field(error: grpc.aio.AioRpcError) -> str | None:
+def _bad_field(details: Sequence[any_pb2.Any]) -> str | None:
     bad_request = error_details_pb2.BadRequest()
-    if not unpack_detail(error, bad_request) or not bad_request.field_violations:
+    if not unpack_detail(details, bad_request) or not bad_request.field_violations:
         return None
     return bad_request.field_violations[0].field or None
 
 
-def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
+def _retry_after_s(details: Sequence[any_pb2.Any]) -> float | None:
     retry_info = error_details_pb2.RetryInfo()
-    if not unpack_detail(error, retry_info):
+    if not unpack_detail(details, retry_info):
         return None
     return retry_info.retry_delay.ToTimedelta().total_seconds()

@@ -9,7 +9,6 @@
 Synchronous on purpose; octavo/client.py is the async way in, octavo/local.py starts the services.
 """
 
-import asyncio
 import os
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -21,14 +20,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from octavo.client import Client
-from octavo.errors import ClosedError, InvalidRequestError
+from octavo.errors import ClosedError
 from octavo.event_loop_thread import EventLoopThread
 from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
 from octavo.outputs import FailedRequest, ModelInfo, Prompt, RequestOutput
-from octavo.prompt_batch import Account, generate_all
+from octavo.prompt_batch import Account, LocalRequest, generate_all
 from octavo.prompts import generate_request, list_conversations, list_prompts
-from octavo.sampling_params import SamplingParams, with_keywords
+from octavo.sampling_params import SamplingParams, list_params, one_for_each
 from octavo.tokenizer import Tokenizer
 from octavo.wording import kind_of
 
@@ -131,7 +130,7 @@ class LLM:
         """
         account = Account(priority, tenant, cache_salt)
         return self._run_all(
-            list_prompts(prompts), _list_params(sampling_params, keywords, "generate"), account, "prompts", progress
+            list_prompts(prompts), list_params(sampling_params, keywords, "generate"), account, "prompts", progress
         )
 
     def chat(
@@ -151,7 +150,7 @@ class LLM:
         """
         account = Account(priority, tenant, cache_salt)
         each = list_conversations(conversations)
-        return self._run_all(each, _list_params(sampling_params, keywords, "chat"), account, "conversations", progress)
+        return self._run_all(each, list_params(sampling_params, keywords, "chat"), account, "conversations", progress)
 
     def get_model(self) -> ModelInfo:
         """Describe the model."""
@@ -174,14 +173,12 @@ class LLM:
         progress: bool,
     ) -> list[RequestOutput | FailedRequest]:
         """Run prompts that the caller calls `name`."""
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            sampling_params = [sampling_params] * len(prompts)
-        if len(sampling_params) != len(prompts):
-            counts = f"the list sampling_params has {len(sampling_params)} for {len(prompts)} {name}"
-            raise InvalidRequestError(f"{counts}; give one, or one for each", field="sampling_params")
+        each = one_for_each(sampling_params, len(prompts), name)
         names = [name if len(prompts) == 1 else f"{name}[{index}]" for index in range(len(prompts))]
-        for prompt, params, its_name in zip(prompts, sampling_params, names, strict=True):
-            generate_request(prompt, params, name=its_name, **asdict(account))  # raises what nobody could answer
+        requests = [
+            LocalRequest(prompt, generate_request(prompt, params, name=its_name, **asdict(account)), its_name)
+            for prompt, params, its_name in zip(prompts, each, names, strict=True)
+        ]
         with _make_progress(is_shown=progress) as bar:
             task_id = bar.add_task("generating", total=len(prompts), num_tokens=0)
             num_tokens = 0
@@ -191,9 +188,7 @@ class LLM:
                 num_tokens += output.usage.num_output_tokens if isinstance(output, RequestOutput) else 0
                 bar.update(task_id, advance=1, num_tokens=num_tokens)
 
-            requests = list(zip(prompts, sampling_params, names, strict=True))
-            slots = asyncio.Semaphore(self._max_in_flight)
-            outputs = self._run(lambda: generate_all(self._services, requests, account, slots, on_output))
+            outputs = self._run(lambda: generate_all(self._services, requests, self._max_in_flight, on_output))
         if outputs and all(isinstance(output, FailedRequest) for output in outputs):
             [error, *_] = [output.error for output in outputs]
             assert error is not None
@@ -236,18 +231,6 @@ def _check_arguments(model: object, settings: Mapping[str, Any]) -> None:
     for name in settings:
         if trouble := unknown_name(name):
             raise TypeError(f"LLM: {trouble}")
-
-
-def _list_params(
-    sampling_params: object, keywords: Mapping[str, Any], function: str
-) -> SamplingParams | list[SamplingParams | None] | None:
-    """Return the parameters of a call: for all prompts, or one for each."""
-    if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str):
-        return with_keywords(sampling_params, keywords, function=function)
-    return [
-        with_keywords(params, keywords, function=function, name=f"sampling_params[{index}]")
-        for index, params in enumerate(sampling_params)
-    ]
 
 
 def _make_progress(*, is_shown: bool) -> Progress:

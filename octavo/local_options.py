@@ -33,6 +33,7 @@ class LocalOptions:
         executor: What the executor will run with.
         scheduler: What the scheduler will run with.
         num_executors: As above.
+        num_shared_cores: That several executors share; None: each has what it was told to.
 
     Raises:
         SettingsError: a setting is wrong.
@@ -63,6 +64,7 @@ class LocalOptions:
         of_scheduler = {"listen": free_port, "admin_listen": free_port, **fixed, **given["scheduler"]}
         of_executor["model"] = Setting(os.fspath(model), "model")
         self.num_executors = num_executors
+        self.num_shared_cores: int | None = None
         self.executor, self.scheduler = check_settings(of_executor, of_scheduler, os.environ)
         _check_model(self.executor.config.model)
         self._name_scheduler()
@@ -142,7 +144,9 @@ class LocalOptions:
         if config.num_threads is None and config.device == "cpu":
             from executor_svc.device.cpus import read_cpus
 
-            num_threads = read_cpus().num_threads(self.num_executors * config.tp)
+            cpus = read_cpus()
+            self.num_shared_cores = cpus.num_threads()
+            num_threads = cpus.num_threads(self.num_executors * config.tp)
             shared = config.model_copy(update={"num_threads": num_threads})
             self.executor = replace(self.executor, config=shared, given=(*self.executor.given, "num_threads"))
 

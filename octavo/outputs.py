@@ -261,7 +261,7 @@ def event_from_proto(response: generation_service_pb2.GenerateResponse) -> Event
     """
     match response.WhichOneof("event"):
         case "accepted":
-            return Accepted(response.accepted.request_id, response.accepted.num_prompt_tokens)
+            return accepted_from_proto(response.accepted)
         case "delta":
             delta = response.delta
             return Delta(
@@ -272,21 +272,29 @@ def event_from_proto(response: generation_service_pb2.GenerateResponse) -> Event
                 _alternatives_from_proto(delta, len(delta.token_ids)),
             )
         case "prompt_logprobs":
-            return _prompt_logprobs_from_proto(response.prompt_logprobs)
+            return prompt_logprobs_from_proto(response.prompt_logprobs)
         case "finished":
-            usage = response.finished.usage
-            return Finished(
-                outputs=tuple(_output_from_proto(output) for output in response.finished.outputs),
-                usage=Usage(usage.num_prompt_tokens, usage.num_output_tokens, usage.num_cached_tokens),
-                prompt_logprobs=(
-                    _prompt_logprobs_from_proto(response.finished.prompt_logprobs)
-                    if response.finished.HasField("prompt_logprobs")
-                    else None
-                ),
-                continued_on_other_numerics=response.finished.continued_on_other_numerics,
-            )
+            return finished_from_proto(response.finished)
         case _:
             raise InternalError("the scheduler sent an event that this client does not know; update the client")
+
+
+def accepted_from_proto(accepted: generation_service_pb2.Accepted) -> Accepted:
+    """Return the event in the message."""
+    return Accepted(accepted.request_id, accepted.num_prompt_tokens)
+
+
+def finished_from_proto(finished: generation_service_pb2.RequestFinished) -> Finished:
+    """Return the event in the message."""
+    usage = finished.usage
+    return Finished(
+        outputs=tuple(_output_from_proto(output) for output in finished.outputs),
+        usage=Usage(usage.num_prompt_tokens, usage.num_output_tokens, usage.num_cached_tokens),
+        prompt_logprobs=(
+            prompt_logprobs_from_proto(finished.prompt_logprobs) if finished.HasField("prompt_logprobs") else None
+        ),
+        continued_on_other_numerics=finished.continued_on_other_numerics,
+    )
 
 
 def model_from_proto(response: generation_service_pb2.GetModelResponse) -> ModelInfo:
@@ -336,7 +344,8 @@ def _output_from_proto(output: generation_pb2.Output) -> Output:
     )
 
 
-def _prompt_logprobs_from_proto(message: generation_pb2.PromptLogprobs) -> PromptLogprobs:
+def prompt_logprobs_from_proto(message: generation_pb2.PromptLogprobs) -> PromptLogprobs:
+    """Return the event in the message."""
     return PromptLogprobs(tuple(message.logprobs), _alternatives_from_proto(message, len(message.logprobs)))
 
 
@@ -345,10 +354,14 @@ def _alternatives_from_proto(
     num_places: int,
 ) -> tuple[tuple[TokenLogprob, ...], ...]:
     """Return the alternatives of each place; empty if there are none."""
-    found = [
-        TokenLogprob(token_id, logprob)
-        for token_id, logprob in zip(message.alternative_token_ids, message.alternative_logprobs, strict=True)
-    ]
+    return alternatives_of(message.alternative_token_ids, message.alternative_logprobs, num_places)
+
+
+def alternatives_of(
+    token_ids: Sequence[int], logprobs: Sequence[float], num_places: int
+) -> tuple[tuple[TokenLogprob, ...], ...]:
+    """Return the alternatives of each place; empty if there are none."""
+    found = [TokenLogprob(token_id, logprob) for token_id, logprob in zip(token_ids, logprobs, strict=True)]
     if not found:
         return ()
     width = len(found) // num_places

@@ -1,15 +1,16 @@
 """Many prompts at a time on the services of this machine: for `octavo.LLM`, which is in octavo/llm.py."""
 
-import asyncio
 import contextlib
+from asyncio import timeout
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from octavo.client import Client
-from octavo.errors import InvalidRequestError, OctavoError, OverloadedError, UnavailableError
+from octavo.errors import InvalidRequestError, OctavoError, UnavailableError
+from octavo.generation.v1 import generation_service_pb2
 from octavo.local import LocalServices
-from octavo.outputs import FailedRequest, Prompt, RequestOutput
-from octavo.sampling_params import SamplingParams
+from octavo.many_requests import run_many
+from octavo.outputs import Accepted, FailedRequest, Finished, Prompt, RequestOutput
 
 # Time within which the end of a process is seen here after its connections broke.
 _END_IS_SEEN_S = 1.0
@@ -24,58 +25,77 @@ class Account:
     cache_salt: str
 
 
+@dataclass(frozen=True, slots=True)
+class LocalRequest:
+    """A prompt, its message, and its name for sentences about it."""
+
+    prompt: Prompt
+    message: generation_service_pb2.GenerateRequest
+    name: str
+
+
 async def generate_all(
     services: LocalServices,
-    requests: Sequence[tuple[Prompt, SamplingParams | None, str]],
-    account: Account,
-    slots: asyncio.Semaphore,
+    requests: Sequence[LocalRequest],
+    max_in_flight: int,
     on_output: Callable[[RequestOutput | FailedRequest], None],
 ) -> list[RequestOutput | FailedRequest]:
-    """Run requests, as many at a time as there are slots: a prompt, its parameters, its name for sentences about it.
+    """Run requests on one stream, so many at a time.
 
     Raises:
         LocalServiceError: a service stopped.
     """
-    async with Client(services.address) as client:
+    outputs: dict[int, RequestOutput | FailedRequest] = {}
+    request_ids: dict[int, str] = {}
 
-        async def generate(prompt: Prompt, params: SamplingParams | None, name: str) -> RequestOutput | FailedRequest:
-            output: RequestOutput | FailedRequest
-            try:
-                async with slots:
-                    output = await _generate_patiently(client, prompt, params, account)
-            except UnavailableError as error:
-                await _raise_if_stopped(services)
-                output = FailedRequest(prompt, error)
-            except InvalidRequestError as error:
-                is_one = len(requests) == 1
-                named = error if is_one else InvalidRequestError(f"{name}: {error}", field=error.field)
-                output = FailedRequest(prompt, named)
-            except OctavoError as error:
-                output = FailedRequest(prompt, error)
-            on_output(output)
-            return output
+    def end(index: int, output: RequestOutput | FailedRequest) -> None:
+        outputs[index] = output
+        on_output(output)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(generate(*request)) for request in requests]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+    try:
+        async with Client(services.address) as client, client.request_stream() as stream:
+            messages = [(request.prompt, request.message) for request in requests]
+            async with contextlib.aclosing(run_many(stream, messages, max_in_flight=max_in_flight)) as events:
+                async for index, event in events:
+                    match event:
+                        case Accepted():
+                            request_ids[index] = event.request_id
+                        case Finished():
+                            end(index, _output(request_ids[index], requests[index], event))
+                        case FailedRequest():
+                            if isinstance(event.error, UnavailableError):
+                                await _raise_if_stopped(services)
+                            end(index, _named(event, requests[index], is_one=len(requests) == 1))
+    except OctavoError as error:  # of the stream: it is that of all who wait
+        if isinstance(error, UnavailableError):
+            await _raise_if_stopped(services)
+        for index in range(len(requests)):
+            if index not in outputs:
+                end(index, FailedRequest(requests[index].prompt, error))
+    return [outputs[index] for index in range(len(requests))]
 
 
-async def _generate_patiently(
-    client: Client, prompt: Prompt, params: SamplingParams | None, account: Account
-) -> RequestOutput:
-    """Run one prompt; while the waiting queue is full, as it may be with a small one, wait and try again."""
-    while True:
-        try:
-            return await client.generate(prompt, params, **asdict(account))
-        except OverloadedError as error:
-            await asyncio.sleep(error.retry_after_s)
+def _output(request_id: str, request: LocalRequest, finished: Finished) -> RequestOutput:
+    return RequestOutput(
+        request_id,
+        request.prompt,
+        finished.outputs,
+        finished.usage,
+        finished.prompt_logprobs,
+        finished.continued_on_other_numerics,
+    )
+
+
+def _named(failed: FailedRequest, request: LocalRequest, *, is_one: bool) -> FailedRequest:
+    """Return a failure whose sentence says which prompt it is about, of several."""
+    error = failed.error
+    if is_one or not isinstance(error, InvalidRequestError):
+        return failed
+    return FailedRequest(request.prompt, InvalidRequestError(f"{request.name}: {error}", field=error.field))
 
 
 async def _raise_if_stopped(services: LocalServices) -> None:
     """Raise why a connection broke, if a service stopped: its end is seen a little later than that of its streams."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_END_IS_SEEN_S):
+        async with timeout(_END_IS_SEEN_S):
             raise await services.wait_for_failure()

@@ -145,6 +145,36 @@ def with_keywords(
     raise InvalidRequestError(f"{name} is {kind_of(sampling_params)}; {ways}", field="sampling_params")
 
 
+def list_params(
+    sampling_params: object, keywords: Mapping[str, Any], function: str
+) -> SamplingParams | list[SamplingParams | None] | None:
+    """Return the parameters of a call that has several prompts: for all of them, or one for each.
+
+    Raises: as `with_keywords`.
+    """
+    if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str):
+        return with_keywords(sampling_params, keywords, function=function)
+    return [
+        with_keywords(params, keywords, function=function, name=f"sampling_params[{index}]")
+        for index, params in enumerate(sampling_params)
+    ]
+
+
+def one_for_each(
+    sampling_params: SamplingParams | Sequence[SamplingParams | None] | None, num_prompts: int, name: str
+) -> Sequence[SamplingParams | None]:
+    """Return the parameters of each prompt; `name` is what the caller calls the prompts.
+
+    Raises: InvalidRequestError: there is a list, and not one for each.
+    """
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params] * num_prompts
+    if len(sampling_params) != num_prompts:
+        counts = f"the list sampling_params has {len(sampling_params)} for {num_prompts} {name}"
+        raise InvalidRequestError(f"{counts}; give one, or one for each", field="sampling_params")
+    return sampling_params
+
+
 def refuse_unknown(keywords: Mapping[str, Any], function: str) -> None:
     """Raise TypeError if a keyword of a call is no field of SamplingParams, with the nearest one."""
     known = [field.name for field in fields(SamplingParams)]

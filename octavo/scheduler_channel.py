@@ -26,8 +26,15 @@ _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     # the last message of a long output with log-probabilities, and for a map of blocks.
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # A client is a connection: several of them reach several fronts of a scheduler.
+    ("grpc.use_local_subchannel_pool", 1),
     # A scheduler is a neighbour: a web proxy in the environment must not come between.
     ("grpc.enable_http_proxy", 0),
+    # One that was restarted is found at once, where gRPC would wait up to 120 s; an attempt that nobody answers is
+    # given up after 5 s, not 20.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 5000),
 )
 
 

@@ -3,7 +3,7 @@
 Both services write it (`shared/grpc_status.py`). Clients read it, and so does the scheduler of its executors.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 import grpc.aio
@@ -20,16 +20,22 @@ ERROR_DOMAIN = "octavo"
 
 def is_from_service(error: grpc.aio.AioRpcError) -> bool:
     """Return whether a service of Octavo ended the call, rather than gRPC for a broken connection, or a proxy."""
+    return names_us(packed_details(error))
+
+
+def names_us(details: Iterable[any_pb2.Any]) -> bool:
+    """Return whether the details of a status say that it is a service of Octavo's."""
     info = error_details_pb2.ErrorInfo()
-    return any(packed.Unpack(info) and info.domain == ERROR_DOMAIN for packed in _packed_details(error))
+    return any(packed.Unpack(info) and info.domain == ERROR_DOMAIN for packed in details)
 
 
-def unpack_detail(error: grpc.aio.AioRpcError, detail: Message) -> bool:
+def unpack_detail(details: Iterable[any_pb2.Any], detail: Message) -> bool:
     """Fill `detail` from the details of a status; False: it has none of that type."""
-    return any(packed.Unpack(detail) for packed in _packed_details(error))
+    return any(packed.Unpack(detail) for packed in details)
 
 
-def _packed_details(error: grpc.aio.AioRpcError) -> Iterator[any_pb2.Any]:
+def packed_details(error: grpc.aio.AioRpcError) -> Iterator[any_pb2.Any]:
+    """Yield the details of the status that a call ended with."""
     for key, value in error.trailing_metadata() or ():
         if key != DETAILS_KEY or not isinstance(value, bytes):
             continue

@@ -40,6 +40,13 @@ class SchedulerConfig(ServiceConfig):
         lt=2**31,
         description="Largest request of a client, in bytes. gRPC refuses a larger one with RESOURCE_EXHAUSTED.",
     )
+    fronts: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Processes that hold the calls of clients: texts, tokenizers, streams. 0: the scheduler's own "
+        "process does. More take work off the process that decides steps, where many clients stream.",
+    )
     resolve_interval_s: float = Field(
         5.0, gt=0, description="Seconds between two DNS lookups of the names in --executor."
     )

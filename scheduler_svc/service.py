@@ -6,12 +6,9 @@ import logging
 import secrets
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from google.protobuf.message import Message
-
-from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
-from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
+from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
 from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
 from scheduler_svc.admin.listener.admin_port import AdminPort
 from scheduler_svc.admin.servicer import AdminServicer
@@ -27,16 +24,14 @@ from scheduler_svc.executors.served_model import CoreSettings
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.executors.tls import executor_tls, read_credentials
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
-from scheduler_svc.front.api.generation import Generation
-from scheduler_svc.front.api.request_body import KeepBodies
-from scheduler_svc.front.api.request_limits import FrontSettings
-from scheduler_svc.front.api.servicer import GenerationServicer
-from scheduler_svc.front.api.vllm_engine import SERVICE_NAME as VLLM_ENGINE_SERVICE
-from scheduler_svc.front.api.vllm_engine import add_vllm_engine, generate_request_class
-from scheduler_svc.front.openai.set_up import openai_server
+from scheduler_svc.front.front import Front, client_services
 from scheduler_svc.front.text.text_model import ModelTokenizer
+from scheduler_svc.fronts import Fronts
+from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.tokenizer_files import TokenizerFiles
 from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
 from scheduler_svc.telemetry.metrics import LOOP_LAG, STEP_LOG, scheduler_families
+from shared.errors import OctavoServiceError
 from shared.exposure import warn_if_exposed
 from shared.grpc_metrics import CallMetrics, service_families
 from shared.grpc_server import GrpcServer, Port, Ports, probe_server, shut_down
@@ -45,20 +40,15 @@ from shared.loop_lag import LoopLag
 from shared.metric import Family
 from shared.metrics_server import MetricsServer
 from shared.tls import server_tls
-from shared.tracing import Tracing, start_tracing
-
-if TYPE_CHECKING:  # imports opentelemetry
-    from scheduler_svc.telemetry.request_tracing import RequestTracer
 
 log = logging.getLogger(__name__)
 
-GENERATION_SERVICE = generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 ADMIN_SERVICE = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 
-# Whoever calls these sees and runs requests of all tenants.
-OPERATOR_SERVICES = (ADMIN_SERVICE, VLLM_ENGINE_SERVICE)
-
 HEARTBEATS_PER_LEASE = 5
+
+# How often it is looked at whether any front takes calls, in seconds.
+FRONTS_INTERVAL_S = 0.2
 
 # Share of the grace period in which live requests may end by themselves; the rest is for telling
 # the others that they ended.
@@ -76,29 +66,34 @@ class SchedulerService:
         self._config = config
         self._grace_s = config.shutdown_grace_s
         self.tls = server_tls(config)
-        self._access = access_control(config)
-        self._interceptors = [] if self._access is None else [AccessInterceptor(self._access, OPERATOR_SERVICES)]
+        access = access_control(config)
+        self._interceptors = [] if access is None else [AccessInterceptor(access, (ADMIN_SERVICE,))]
         if tls := executor_tls(config):
             read_credentials(tls)  # what cannot be used ends the start, and not only every connection
-        self._tracing = start_tracing(config.tracing, "octavo-scheduler")
         self._step_log = step_log_writer(config)
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
-        health = Health([*client_services(config), ADMIN_SERVICE])
-        tokenizer = ModelTokenizer(config.tokenizer)
+        health = self._health = Health([*client_services(config), ADMIN_SERVICE])
+        tokenizer = ModelTokenizer(config.tokenizer) if config.fronts == 0 else TokenizerFiles()
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
             functools.partial(executor_client, config, scheduler_id(config)),
             engine_settings(config),
             tokenizer.load,
-            health.set_ready,
+            self._set_ready,
             self._step_log,
         )
-        tracer = request_tracer(self._tracing)
-        self._generation = Generation(self.engine, tokenizer, front_settings(config), tracer)
-        self.generation = GenerationServicer(self._generation)
-        self._openai = openai_server(config, self._generation, self._access, self._metrics)
-        self._ports = Ports(self._main_server(config, health), self._other_ports(config, health))
+        self.front: Front | None = None
+        self.fronts: Fronts | None = None
+        self._has_executor = False
+        self._is_ready: bool | None = None  # as health has it
+        if isinstance(tokenizer, ModelTokenizer):
+            self.front = Front(config, self.engine, tokenizer, health, self._metrics, call_metrics=self._calls)
+            main = self.front.main
+        else:
+            self.fronts = Fronts(config, CoreServicer(self.engine, tokenizer))
+            main = self.fronts.server(health)
+        self._ports = Ports(main, self._other_ports(config, health))
 
     async def start(self) -> str:
         """Serve and look for the executors; return the address that clients use.
@@ -118,16 +113,50 @@ class SchedulerService:
             how_to_know_clients="set --tokens-file to ask for tokens, or --tls-client-ca to demand client certificates",
         )
         address = await self._ports.start()
+        if self.fronts is not None:
+            try:
+                address = await self.fronts.start()
+            except OctavoServiceError:
+                await self._ports.stop(0)
+                raise
         self._running = asyncio.create_task(self.engine.run(), name="engine")
-        self._watching = asyncio.create_task(self._loop_lag.watch(), name="loop-lag")
+        self._watching = [asyncio.create_task(self._loop_lag.watch(), name="loop-lag")]
+        if self.front is not None:
+            self._watching.append(asyncio.create_task(self.front.pace.watch(), name="pace"))
+        else:
+            self._watching.append(asyncio.create_task(self._watch_fronts(), name="fronts"))
         return address
 
+    async def _set_ready(self, is_ready: bool) -> None:
+        """Tell everybody whether new requests find an executor."""
+        self._has_executor = is_ready
+        if self.fronts is not None:
+            for session in self.fronts.sessions:
+                session.tell_state()
+        await self._tell_health()
+
+    async def _tell_health(self) -> None:
+        """Say through health whether clients reach a front, and their requests an executor, if that has changed."""
+        is_ready = self._has_executor and (self.fronts is None or any(one.is_ready for one in self.fronts.sessions))
+        if is_ready != self._is_ready:
+            self._is_ready = is_ready
+            await self._health.set_ready(is_ready)
+
+    async def _watch_fronts(self) -> None:
+        while True:
+            await self._tell_health()
+            await asyncio.sleep(FRONTS_INTERVAL_S)
+
     async def wait_until_ready(self) -> None:
-        """Return once new requests have found an executor."""
+        """Return once new requests have found an executor, and all fronts take them."""
         await self.engine.readiness.wait()
+        if self.fronts is not None:
+            await self.fronts.wait_until_ready()
 
     def report_not_ready(self) -> str:
         """Write to the log what keeps new requests from finding an executor, and return that."""
+        if self.fronts is not None and not self.engine.readiness.why_not:
+            return "not all fronts take calls yet"
         return self.engine.readiness.report()
 
     async def wait_for_failure(self) -> None:
@@ -138,45 +167,44 @@ class SchedulerService:
         """End in order: not ready, no new requests, live ones within the grace period, then the rest."""
         deadline_s = time.monotonic() + self._grace_s
         drain_s = self._grace_s * DRAIN_SHARE
-        await shut_down(self._ports, reason, drain=lambda: self.engine.drain(drain_s), grace_s=self._grace_s)
-        for task in (self._running, self._watching):
+
+        if self.fronts is not None:
+            self.fronts.start_stopping()
+
+        async def drain() -> None:
+            await self.engine.drain(drain_s)
+            if self.fronts is not None:
+                await self.fronts.stop()
+            if self.front is not None:
+                self.front.generation.shut_down()
+
+        await shut_down(self._ports, reason, drain=drain, grace_s=self._grace_s)
+        tasks = [self._running, *self._watching]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(self._running, self._watching, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._step_log is not None:
             await asyncio.to_thread(self._step_log.close)
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close, deadline_s - time.monotonic())
+        if self.front is not None:
+            await self.front.close(deadline_s - time.monotonic())
 
     @property
     def other_addresses(self) -> dict[str, str]:
         """Where operators ("admin"), OpenAI's clients, probes ("health") and metrics are served; after `start`."""
-        return self._ports.other_addresses
+        return self._ports.other_addresses | ({} if self.fronts is None else self.fronts.other_addresses)
+
+    def _front_states(self) -> Sequence[admin_pb2.FrontState]:
+        return () if self.fronts is None else self.fronts.states()
 
     def _metrics(self) -> list[Family]:
-        return [
+        families = [
             *scheduler_families(self.engine),
             LOOP_LAG.single(self._loop_lag.longest_s),
             STEP_LOG.single(self._step_log is not None and self._step_log.is_recording),
             *service_families(self._calls, self.tls),
-            *(() if self._openai is None else self._openai.families()),
+            *(() if self.front is None or self.front.openai is None else self.front.openai.families()),
         ]
-
-    def _main_server(self, config: SchedulerConfig, health: Health) -> GrpcServer:
-        """Return the port that clients use."""
-        port = GrpcServer(
-            listen=config.listen,
-            max_message_bytes=config.max_message_bytes,
-            max_request_bytes=config.max_request_bytes,
-            service_names=client_services(config),
-            health=health,
-            credentials=None if self.tls is None else self.tls.credentials(),
-            interceptors=[*self._interceptors, KeepBodies(prompt_methods(config))],
-            call_metrics=self._calls,
-        )
-        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, port.server)
-        if config.vllm_engine:
-            add_vllm_engine(port.server, self.generation, config.gateway_tenant)
-        return port
+        return families if self.fronts is None else list(self.fronts.metrics.merged(families))
 
     def _other_ports(self, config: SchedulerConfig, health: Health) -> dict[str, Port]:
         """Return the ports of operators, of probes and of metrics, by name."""
@@ -192,27 +220,20 @@ class SchedulerService:
                 call_metrics=self._calls,
                 flag="--admin-listen",
             )
-            admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), server.server)
+            admin_service_pb2_grpc.add_AdminServiceServicer_to_server(
+                AdminServicer(self.engine, self._front_states), server.server
+            )
             return server
 
         service = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
         others: dict[str, Port] = {"admin": AdminPort(config, service, admin_server)}
-        if self._openai is not None:
-            others["openai"] = self._openai
+        if self.front is not None and self.front.openai is not None:
+            others["openai"] = self.front.openai
         if config.health_listen is not None:
             others["health"] = probe_server(config.health_listen, health)
         if config.metrics_listen is not None:
             others["metrics"] = MetricsServer(config.metrics_listen, self._metrics)
         return others
-
-
-def request_tracer(tracing: Tracing | None) -> "RequestTracer | None":
-    """Return what makes the spans of requests; None: nothing does, and opentelemetry is not imported."""
-    if tracing is None:
-        return None
-    from scheduler_svc.telemetry.request_tracing import RequestTracer
-
-    return RequestTracer(tracing.tracer)
 
 
 def step_log_writer(config: SchedulerConfig) -> StepLogWriter | None:
@@ -228,23 +249,6 @@ def step_log_writer(config: SchedulerConfig) -> StepLogWriter | None:
             tenant_weights=config.weights_of_tenants,
         )
     )
-
-
-def client_services(config: SchedulerConfig) -> list[str]:
-    """Return the full names of the services at --listen."""
-    return [GENERATION_SERVICE, VLLM_ENGINE_SERVICE] if config.vllm_engine else [GENERATION_SERVICE]
-
-
-def prompt_methods(config: SchedulerConfig) -> dict[str, type[Message]]:
-    """Return the methods whose requests may be large, with the class of the request."""
-    methods: dict[str, type[Message]] = {
-        f"/{GENERATION_SERVICE}/Generate": generation_service_pb2.GenerateRequest,
-        f"/{GENERATION_SERVICE}/Tokenize": generation_service_pb2.TokenizeRequest,
-        f"/{GENERATION_SERVICE}/Detokenize": generation_service_pb2.DetokenizeRequest,
-    }
-    if config.vllm_engine:
-        methods[f"/{VLLM_ENGINE_SERVICE}/Generate"] = generate_request_class()
-    return methods
 
 
 def scheduler_id(config: SchedulerConfig) -> str:
@@ -267,16 +271,6 @@ def executor_client(config: SchedulerConfig, own_id: str, address: str) -> Execu
         step_timeout_s=config.step_timeout_s,
     )
     return ExecutorClient(address, own_id, timings, config.max_message_bytes, executor_tls(config))
-
-
-def front_settings(config: SchedulerConfig) -> FrontSettings:
-    """Return the front's part of the configuration."""
-    return FrontSettings(
-        max_beam_width=config.max_beam_width,
-        tenants=frozenset(config.weights_of_tenants) or None,
-        has_priorities=config.policy == "priority",
-        has_model_defaults=config.generation_config == "auto",
-    )
 
 
 def engine_settings(config: SchedulerConfig) -> EngineSettings:

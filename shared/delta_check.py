@@ -178,7 +178,7 @@ class _Projection:
         chunk_slots, chunk_lengths = prefill_chunks.T
         ends = self.num_scheduled_tokens[chunk_slots] + chunk_lengths
         sampled_slots = chunk_slots[ends == self.num_tokens[chunk_slots]]
-        parents = {*np.flatnonzero(self.active).tolist(), *sampled_slots.tolist()}
+        parents = {*self.active.nonzero()[0].tolist(), *sampled_slots.tolist()}
         self._write_to("live")
         for fork in forks:
             self._require_in_range(fork.parent_slot, "forked")
@@ -193,16 +193,16 @@ class _Projection:
             self.live[fork.slot] = True
 
     def _require(self, slots: Int32Array, holds: BoolArray, rule: str) -> None:
-        if not holds.all():
+        if np.count_nonzero(holds) < len(holds):  # a fifth of the time of holds.all()
             raise InvalidStepError(f"slot {slots[~holds][0]} {rule}")
 
     def _require_of_active(self, holds: BoolArray, rule: str) -> None:
-        active = np.flatnonzero(self.active).astype(np.int32)
+        active = self.active.nonzero()[0].astype(np.int32)
         self._require(active, holds[active], rule)
 
     def _require_live(self, slots: Int32Array, what: str) -> None:
         in_range = (slots >= 0) & (slots < len(self.live))
-        if not in_range.all():
+        if np.count_nonzero(in_range) < len(in_range):
             raise InvalidStepError(f"slot {slots[~in_range][0]} is {what}; slots are 0 to {len(self.live) - 1}")
         self._require(slots, self.live[slots], f"is {what} but not live")
 
@@ -227,7 +227,7 @@ class _Projection:
     def _require_blocks(self, slots: Int32Array, block_ids: Int32Array) -> None:
         """Require that the blocks, one for each of `slots`, exist."""
         exists = (block_ids >= 0) & (block_ids < self.table.num_device_blocks)
-        if not exists.all():
+        if np.count_nonzero(exists) < len(exists):
             slot, block_id = slots[~exists][0], block_ids[~exists][0]
             last = self.table.num_device_blocks - 1
             raise InvalidStepError(f"slot {slot} is given block {block_id}; blocks are 0 to {last}")

@@ -6,6 +6,8 @@
     │   ├── RequestExistsError     a live request has the same id
     │   ├── UnknownNameError       the named thing does not exist
     │   ├── FencedError            a stale epoch, or another scheduler holds the lease
+    │   ├── SlowCallerError        the caller does not take what it asked for
+    │   ├── TooManyUntakenError    and asks for more
     │   ├── UnauthenticatedError   the call does not say who makes it, or wrongly
     │   └── PermissionDeniedError  who makes the call may not do this
     ├── WorldError                 nobody's fault: retry later
@@ -71,6 +73,33 @@ class UnknownNameError(CallerError):
 
 class FencedError(CallerError):
     """The epoch is not the current one, or another scheduler holds the lease."""
+
+
+class SlowCallerError(CallerError):
+    """A caller did not take what it had asked for.
+
+    Args:
+        limit_s: How long there was something for it, in seconds.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(
+            f"the caller took no message for {limit_s:g} s while there was something for it; its requests were aborted"
+        )
+
+
+class TooManyUntakenError(CallerError):
+    """A caller has requests on a stream whose ends it does not take, and sends more.
+
+    Args:
+        most: How many there may be.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"the stream has {most} requests whose ends the caller has not taken, and it has sent another one; "
+            "they were aborted"
+        )
 
 
 class UnauthenticatedError(CallerError):

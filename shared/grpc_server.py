@@ -31,7 +31,7 @@ class GrpcServer:
     """A grpc.aio server on one port. Add servicers to `server`, then `start`.
 
     Args:
-        listen: Address to bind, host:port; port 0 takes a free one.
+        listen: Address to bind, host:port, where port 0 takes a free one; or unix:PATH.
         max_message_bytes: Limit of one message, in and out.
         max_request_bytes: Limit of one message from outside; None: the same.
         service_names: Full names of the own services, for reflection; none: there is no reflection.
@@ -41,6 +41,7 @@ class GrpcServer:
             of `shared/grpc_status.py`.
         call_metrics: Around all of them: counts the calls by the status that they end with; None: nobody counts.
         flag: The setting that `listen` comes from, for people.
+        is_shared: Whether other processes of ours bind the port too, and the kernel deals connections to all.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class GrpcServer:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         call_metrics: CallMetrics | None = None,
         flag: str = "--listen",
+        is_shared: bool = False,
     ) -> None:
         self._listen = listen
         self._flag = flag
@@ -62,7 +64,7 @@ class GrpcServer:
         self.health = health or Health(service_names)
         self.server = grpc.aio.server(
             interceptors=[*([call_metrics] if call_metrics else []), *interceptors, StatusInterceptor()],
-            options=_options(max_request_bytes or max_message_bytes, max_message_bytes),
+            options=_options(max_request_bytes or max_message_bytes, max_message_bytes, is_shared=is_shared),
         )
         self.health.add_to(self.server)
         if service_names:
@@ -74,7 +76,6 @@ class GrpcServer:
 
         Raises: AddressError: it cannot be bound.
         """
-        host = self._listen.rpartition(":")[0]
         try:
             if self._credentials is None:
                 port = self.server.add_insecure_port(self._listen)
@@ -84,7 +85,8 @@ class GrpcServer:
             raise AddressError(self._flag, self._listen) from error
         await self.set_ready(False)
         await self.server.start()
-        return f"{host}:{port}"
+        is_path = self._listen.startswith("unix:")
+        return self._listen if is_path else f"{self._listen.rpartition(':')[0]}:{port}"
 
     async def set_ready(self, ready: bool) -> None:
         """Say through health whether the process takes work."""
@@ -195,12 +197,12 @@ def announce_serving(service: str, address: str) -> None:
     print(f"octavo {service} serving on {address}", flush=True)
 
 
-def _options(max_request_bytes: int, max_message_bytes: int) -> list[tuple[str, int]]:
+def _options(max_request_bytes: int, max_message_bytes: int, *, is_shared: bool) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", max_request_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        # Without it a second server binds the same port, and the kernel deals calls to either.
-        ("grpc.so_reuseport", 0),
+        # Unless it is wanted: a second server would bind the same port, and the kernel deal calls to either.
+        ("grpc.so_reuseport", int(is_shared)),
         # A long-lived stream through a dead network breaks after 30 s instead of hanging.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),

@@ -37,7 +37,7 @@ class StepLayout:
     @property
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
-        return self.num_decodes if self.num_decodes == len(self.slots) else int(self.lengths.sum())
+        return self.num_decodes if self.num_decodes == len(self.slots) else sum(self.lengths.tolist())
 
     @property
     def only_decodes(self) -> bool:
@@ -54,7 +54,7 @@ class StepLayout:
             asked: How many alternatives each row wants beside them, [num_rows]; `NO_LOGPROBS`: it asks for none.
             num_prompt_tokens: Tokens of each row's prompt, [num_rows].
         """
-        if (asked != NO_LOGPROBS).any():
+        if np.count_nonzero(asked != NO_LOGPROBS):
             num_predicted = np.minimum(self.starts + self.lengths, num_prompt_tokens - 1) - self.starts
             self.num_prompt_logprobs = np.where(asked != NO_LOGPROBS, np.maximum(num_predicted, 0), 0).astype(np.int32)
             self.num_prompt_alternatives = np.maximum(asked, 0)

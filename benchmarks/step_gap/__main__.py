@@ -1,15 +1,17 @@
 """How long an executor waits between two steps, over gRPC.
 
     python -m benchmarks.step_gap [--step-ms 10,3] [--round-trip-ms 0,1,5] [--sequences 32,256,1024]
-                                  [--steps-in-flight auto] [--streamed] [--seconds 4] [--json FILE]
+                                  [--steps-in-flight auto] [--streamed] [--fronts 0] [--seconds 4] [--json FILE]
 
 Scheduler and executor are the real services in two processes; the worker sleeps for the length of a step. All
 sequences decode. They are outputs of requests with best_of = 16, so that nothing is sent to a client before the end;
 with --streamed each is a stream of its own, which this process reads. A proxy in a third process adds the round trip,
-half of it each way.
+half of it each way. With --fronts the clients' calls are held by so many processes beside the scheduler's core; the
+streams are spread over four connections for each.
 
 A gap is the time between the end of a step and the begin of the next one by the executor's own clock; idle is
-the sum of the gaps as a share of the whole time.
+the sum of the gaps as a share of the whole time. "result to step" is the scheduler's own time from the arrival of a
+result to the departure of the next step: the upper end of the bucket of its histogram that holds 99 % of them.
 """
 
 import argparse
@@ -18,14 +20,17 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import numpy.typing as npt
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -52,6 +57,7 @@ class Case:
     num_sequences: int
     steps_in_flight: str
     is_streamed: bool = False
+    num_fronts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,9 @@ class Gaps:
         gap_p99_us: Their 99th percentile.
         measured_step_ms: What a step took, median.
         num_steps: How many were measured.
-        scheduler_us: CPU time of the scheduler's process for a step.
+        scheduler_us: CPU time of the scheduler's process for a step; with fronts, of its core.
+        fronts_us: CPU time of the fronts for a step.
+        turnaround_p99_ms: From a result to the next step, 99th percentile, rounded up to the end of a bucket.
         executor_us: CPU time of the executor's process for a step.
     """
 
@@ -75,6 +83,8 @@ class Gaps:
     measured_step_ms: float
     num_steps: int
     scheduler_us: float
+    fronts_us: float
+    turnaround_p99_ms: float
     executor_us: float
 
 
@@ -82,24 +92,38 @@ async def measure(case: Case, seconds: float) -> Gaps:
     """Start the services, let all sequences decode for a while, and stop them."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps"
-        async with running_stack(case, path) as (scheduler, executor), octavo.Client(scheduler.address) as client:
-            await client.wait_until_ready()
+        async with contextlib.AsyncExitStack() as stack:
+            scheduler, executor = await stack.enter_async_context(running_stack(case, path))
+            clients = [
+                await stack.enter_async_context(octavo.Client(scheduler.address))
+                for _ in range(max(1, 4 * case.num_fronts))
+            ]
+            await clients[0].wait_until_ready()
             num_tokens = min(MAX_MODEL_LEN - 64, int(1.5 * (seconds + WARM_UP_S) * 1000 / case.step_ms) + 200)
-            with requests(client, case, num_tokens):
+            with requests(clients, case, num_tokens):
                 record = open_record(path, is_new=False)
                 await _all_decode(record, case.num_sequences)
                 await asyncio.sleep(WARM_UP_S)
-                first, before = _num_steps(record), (_cpu_s(scheduler), _cpu_s(executor))
+                first, before = _num_steps(record), await _used(scheduler, executor)
                 await asyncio.sleep(seconds)
-                last, after = _num_steps(record), (_cpu_s(scheduler), _cpu_s(executor))
+                last, after = _num_steps(record), await _used(scheduler, executor)
                 steps = np.array(record[first:last])
     assert (steps["num_active"] == case.num_sequences).all(), "a sequence ended before the measurement did"
-    scheduler_s, executor_s = (end - begin for begin, end in zip(before, after, strict=True))
-    return gaps_of(case, steps, scheduler_s, executor_s)
+    return gaps_of(case, steps, before, after)
 
 
-def gaps_of(case: Case, steps: npt.NDArray[np.void], scheduler_s: float, executor_s: float) -> Gaps:
-    """Return the figures of recorded steps, [n] of `STEP_TIMES`, and of the CPU seconds that they took."""
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What had been used up to a moment: CPU seconds of processes, and steps by how soon they followed a result."""
+
+    scheduler_s: float
+    fronts_s: float
+    executor_s: float
+    turnarounds: dict[float, float]
+
+
+def gaps_of(case: Case, steps: npt.NDArray[np.void], before: Used, after: Used) -> Gaps:
+    """Return the figures of recorded steps, [n] of `STEP_TIMES`, and of what they used."""
     gaps_us = (steps["begin_ns"][1:] - steps["end_ns"][:-1]) / 1000
     return Gaps(
         case,
@@ -108,9 +132,18 @@ def gaps_of(case: Case, steps: npt.NDArray[np.void], scheduler_s: float, executo
         gap_p99_us=float(np.percentile(gaps_us, 99)),
         measured_step_ms=float(np.median(steps["end_ns"] - steps["begin_ns"])) / 1e6,
         num_steps=len(steps),
-        scheduler_us=scheduler_s * 1e6 / len(steps),
-        executor_us=executor_s * 1e6 / len(steps),
+        scheduler_us=(after.scheduler_s - before.scheduler_s) * 1e6 / len(steps),
+        fronts_us=(after.fronts_s - before.fronts_s) * 1e6 / len(steps),
+        turnaround_p99_ms=_p99_ms(before.turnarounds, after.turnarounds),
+        executor_us=(after.executor_s - before.executor_s) * 1e6 / len(steps),
     )
+
+
+def _p99_ms(before: Mapping[float, float], after: Mapping[float, float]) -> float:
+    """Return the upper bound of the bucket that holds 99 %, of cumulative counts by bound in seconds."""
+    counts = {bound: after[bound] - before.get(bound, 0) for bound in sorted(after)}
+    num_all = counts[math.inf]
+    return next((bound * 1000 for bound, count in counts.items() if count >= 0.99 * num_all), math.inf)
 
 
 @contextlib.asynccontextmanager
@@ -137,6 +170,8 @@ async def running_stack(case: Case, record: Path) -> AsyncIterator[tuple[Service
         scheduler_flags = {
             "--executor": address,
             "--steps-in-flight": case.steps_in_flight,
+            "--fronts": case.num_fronts,
+            "--metrics-listen": "127.0.0.1:0",
             "--log-level": "warning",
         }
         scheduler = await stack.enter_async_context(running_service("scheduler_svc", *_words(scheduler_flags)))
@@ -144,12 +179,12 @@ async def running_stack(case: Case, record: Path) -> AsyncIterator[tuple[Service
 
 
 @contextlib.contextmanager
-def requests(client: octavo.Client, case: Case, num_tokens: int) -> Iterator[None]:
+def requests(clients: Sequence[octavo.Client], case: Case, num_tokens: int) -> Iterator[None]:
     """Have the sequences of a case generated, each so many tokens; give up what is not done at the end."""
     num_outputs = 1 if case.is_streamed else OUTPUTS_PER_REQUEST
     params = octavo.SamplingParams(best_of=num_outputs, n=1, max_tokens=num_tokens, ignore_eos=True)
     tasks = [
-        asyncio.create_task(client.generate([33 + number % 90, 33 + number // 90], params))
+        asyncio.create_task(clients[number % len(clients)].generate([33 + number % 90, 33 + number // 90], params))
         for number in range(case.num_sequences // num_outputs)
     ]
     try:
@@ -170,9 +205,28 @@ def _num_steps(record: npt.NDArray[np.void]) -> int:
     return int(np.count_nonzero(record["end_ns"]))
 
 
-def _cpu_s(service: Service) -> float:
+async def _used(scheduler: Service, executor: Service) -> Used:
+    async with aiohttp.ClientSession() as session:
+        answer = await session.get(f"http://{scheduler.other_addresses['metrics']}/metrics")
+        families = {family.name: family for family in text_string_to_metric_families(await answer.text())}
+    turnarounds = {
+        float(sample.labels["le"]): sample.value
+        for sample in families["octavo_step_turnaround_seconds"].samples
+        if "le" in sample.labels
+    }
+    pid = scheduler.process.pid
+    return Used(_cpu_s(pid), sum(map(_cpu_s, _children(pid))), _cpu_s(executor.process.pid), turnarounds)
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes that a process has started (Linux)."""
+    paths = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in paths for child in path.read_text(encoding="ascii").split()]
+
+
+def _cpu_s(pid: int) -> float:
     """Return the CPU seconds that a process has used (Linux)."""
-    fields = Path(f"/proc/{service.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -184,7 +238,18 @@ def gap_table(gaps: list[Gaps]) -> Table:
     """Return the table that is printed."""
     what = "every sequence streamed" if gaps[0].case.is_streamed else "nothing streamed"
     table = Table(title=f"Executor between two steps, {what}")
-    headings = ("step", "round trip", "sequences", "in flight", "idle", "gap µs", "p99", "scheduler µs", "executor µs")
+    headings: tuple[str, ...] = (
+        "step",
+        "round trip",
+        "sequences",
+        "in flight",
+        "fronts",
+        "idle",
+        "gap µs",
+        "p99",
+        "result to step",
+    )
+    headings += ("scheduler µs", "fronts µs", "executor µs")
     for heading in headings:
         table.add_column(heading, justify="right")
     for found in gaps:
@@ -194,10 +259,13 @@ def gap_table(gaps: list[Gaps]) -> Table:
             f"{case.round_trip_ms:g} ms",
             f"{case.num_sequences:,}",
             case.steps_in_flight,
+            str(case.num_fronts),
             f"{found.idle_share:.1%}",
             f"{found.gap_us:,.0f}",
             f"{found.gap_p99_us:,.0f}",
+            f"{found.turnaround_p99_ms:g} ms",
             f"{found.scheduler_us:,.0f}",
+            f"{found.fronts_us:,.0f}",
             f"{found.executor_us:,.0f}",
         )
     return table
@@ -211,12 +279,21 @@ def main() -> None:
     parser.add_argument("--sequences", default="32,256,1024", help="multiples of 16 (default: %(default)s)")
     parser.add_argument("--steps-in-flight", default="auto", help="of the scheduler (default: %(default)s)")
     parser.add_argument("--streamed", action="store_true", help="each sequence is a stream of its own")
+    parser.add_argument("--fronts", default="0", help="processes that hold the streams (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=4.0, help="measured for each case (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     arguments = parser.parse_args()
     cases = [
-        Case(float(step_ms), float(round_trip_ms), int(num_sequences), steps_in_flight, arguments.streamed)
-        for steps_in_flight, step_ms, num_sequences, round_trip_ms in itertools.product(
+        Case(
+            float(step_ms),
+            float(round_trip_ms),
+            int(num_sequences),
+            steps_in_flight,
+            arguments.streamed,
+            int(num_fronts),
+        )
+        for num_fronts, steps_in_flight, step_ms, num_sequences, round_trip_ms in itertools.product(
+            arguments.fronts.split(","),
             arguments.steps_in_flight.split(","),
             arguments.step_ms.split(","),
             arguments.sequences.split(","),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -97,11 +98,18 @@ def count_blocks(
         num_blocks = num_bytes // shape.bytes_per_block
     if num_blocks < 1:
         raise ModelLoadError(
-            f"the KV cache has no room for even one block of {shape.bytes_per_block} bytes; choose more with "
-            "--kv-cache-gib, or smaller blocks with --block-size-tokens"
+            f"the KV cache has no room for even one block; choose at least --kv-cache-gib "
+            f"{_least_gib(shape.bytes_per_block)}, or smaller blocks with --block-size-tokens"
         )
     _check_memory(shape, num_host_blocks + (num_blocks if config.device == "cpu" else 0), local_size)
     return BlockCounts(num_blocks, num_host_blocks)
+
+
+def _least_gib(num_bytes: int) -> str:
+    """Return a number of GiB that holds so many bytes, rounded up to two digits."""
+    exact = num_bytes / 2**30
+    step = 10.0 ** (math.floor(math.log10(exact)) - 1)
+    return f"{math.ceil(exact / step) * step:.12f}".rstrip("0").removesuffix(".")
 
 
 def count_host_blocks(config: ExecutorConfig, shape: CacheShape) -> int:

@@ -11,7 +11,7 @@ All work is in arrays: no Python loop over tokens.
 import numpy as np
 import numpy.typing as npt
 
-from shared.batch_table import BatchTable, StepLayout
+from shared.batch_table import BatchTable, IndexArray, StepLayout
 from shared.errors import StepFailedError
 from shared.step import Fork, Int32Array, Step, TableDelta
 
@@ -47,16 +47,18 @@ class Histories:
         for fork in delta.beam_forks:
             self._copy(fork)
         # The scheduler's own tokens (beams) are the only others that did not come from `append`.
-        behind = self._num_hashed[layout.slots] < layout.starts + layout.lengths
-        for slot, end in zip(layout.slots[behind], (layout.starts + layout.lengths)[behind], strict=True):
-            begin = self._num_hashed[slot]
-            self._hash(slot, begin, table.token_ids[slot, begin:end], self.by_position[slot, begin - 1])
+        ends = layout.starts + layout.lengths
+        behind = self._num_hashed[layout.slots.astype(np.intp)] < ends
+        if np.count_nonzero(behind):
+            for slot, end in zip(layout.slots[behind].tolist(), ends[behind].tolist(), strict=True):
+                begin = self._num_hashed[slot]
+                self._hash(slot, begin, table.token_ids[slot, begin:end], self.by_position[slot, begin - 1])
         for fork in delta.forks:
             self._copy(fork)
 
     def append(self, layout: StepLayout, token_ids: Int32Array) -> None:
         """Add the sampled tokens, [num_samples], to their sequences; beam rows have none."""
-        slots, positions = layout.sample_slots, layout.sample_positions
+        slots, positions = layout.sample_slots.astype(np.intp), layout.sample_positions.astype(np.intp)
         if layout.num_candidates is not None:
             is_sampled = layout.num_candidates == 0
             slots, positions, token_ids = slots[is_sampled], positions[is_sampled], token_ids[is_sampled]
@@ -73,7 +75,7 @@ class Histories:
         num_tokens = len(token_ids)
         terms = (token_ids.astype(np.uint64) + np.uint64(1)) * self._inverse_powers[:num_tokens]
         terms[:1] += _wrap(int(before) * BASE)  # a slice: one number alone would warn when it wraps
-        sums = np.cumsum(terms, dtype=np.uint64)
+        sums = terms.cumsum(dtype=np.uint64)
         self.by_position[slot, begin : begin + num_tokens] = sums * self._powers[:num_tokens]
         self._num_hashed[slot] = begin + num_tokens
 
@@ -94,31 +96,35 @@ class HistoryCache:
         self._device = np.zeros((num_device_blocks, block_size), np.uint64)
         self._host = np.zeros((num_host_blocks, block_size), np.uint64)
         self._block_size = block_size
+        self._offsets = np.arange(block_size)
         self._sliding_window_tokens = sliding_window_tokens
 
     def move(self, step: Step) -> None:
         """Swap out, swap in, copy: in this order."""
-        for target, source, (sources, targets) in (
-            (self._host, self._device, step.blocks_to_swap_out.T),
-            (self._device, self._host, step.blocks_to_swap_in.T),
-            (self._device, self._device, step.blocks_to_copy.T),
+        for target, source, moves in (
+            (self._host, self._device, step.blocks_to_swap_out),
+            (self._device, self._host, step.blocks_to_swap_in),
+            (self._device, self._device, step.blocks_to_copy),
         ):
-            target[targets] = source[sources]
+            if len(moves):
+                sources, targets = moves.T
+                target[targets] = source[sources]
 
     def write(self, table: BatchTable, layout: StepLayout, histories: Histories) -> None:
         """Write the tokens of the whole batch.
 
         Raises: StepFailedError: two rows write different histories into one place.
         """
-        rows = np.repeat(np.arange(len(layout.slots)), layout.lengths)
-        slots = layout.slots[rows]
-        positions = layout.starts[rows] + _counting_up(layout.lengths)
-        block_ids = table.block_tables[slots, positions // self._block_size]
-        offsets = positions % self._block_size
+        slots, positions = layout.slots.astype(np.intp), layout.starts.astype(np.intp)
+        if layout.num_decodes < len(slots):  # else every row has one token
+            slots, positions = slots.repeat(layout.lengths), positions.repeat(layout.lengths)
+            positions += _counting_up(layout.lengths)
+        indices, offsets = np.divmod(positions, self._block_size)
+        block_ids = table.block_tables[slots, indices].astype(np.intp)
         hashes = histories.by_position[slots, positions]
         self._device[block_ids, offsets] = hashes
         lost = self._device[block_ids, offsets] != hashes
-        if lost.any():
+        if np.count_nonzero(lost):
             first = int(lost.argmax())
             raise StepFailedError(
                 f"slot {slots[first]} writes position {positions[first]} into block {block_ids[first]}, "
@@ -130,21 +136,24 @@ class HistoryCache:
 
         Raises: StepFailedError: a place is unwritten or holds another history.
         """
-        begins, ends = self._first_read(layout.starts), layout.starts + layout.lengths
-        first_blocks = begins // self._block_size
-        num_blocks = -(-ends // self._block_size) - first_blocks
-        rows = np.repeat(np.arange(len(ends)), num_blocks)
-        slots, indices = layout.slots[rows], first_blocks[rows] + _counting_up(num_blocks)
-        block_ids = table.block_tables[slots, indices]
+        begins, ends = self._first_read(layout.starts), (layout.starts + layout.lengths).astype(np.intp)
+        num_blocks = (ends + (self._block_size - 1)) // self._block_size
+        last_blocks = num_blocks - 1
+        if begins is not None:
+            first_blocks = begins // self._block_size
+            num_blocks -= first_blocks
+        slots, indices = layout.slots.astype(np.intp).repeat(num_blocks), _counting_up(num_blocks)
+        if begins is not None:
+            indices += first_blocks.repeat(num_blocks)
+        block_ids = table.block_tables[slots, indices].astype(np.intp)
         found = self._device[block_ids]  # [total blocks, block_size]
         wrong = found != histories.by_block[slots, indices]
         # The first block of a row is read from where the window begins, the last one to where the row ends.
-        last = np.cumsum(num_blocks) - 1
-        first = last - num_blocks + 1
-        offsets = np.arange(self._block_size)
-        wrong[first] &= indices[first, None] * self._block_size + offsets >= begins[:, None]
-        wrong[last] &= indices[last, None] * self._block_size + offsets < ends[:, None]
-        if wrong.any():
+        last = num_blocks.cumsum() - 1
+        wrong[last] &= self._offsets < (ends - last_blocks * self._block_size)[:, None]
+        if begins is not None:
+            wrong[last - num_blocks + 1] &= self._offsets >= (begins - first_blocks * self._block_size)[:, None]
+        if np.count_nonzero(wrong):
             block, offset = np.unravel_index(int(wrong.argmax()), wrong.shape)
             what = "is unwritten" if found[block, offset] == 0 else "was written with another history"
             raise StepFailedError(
@@ -152,18 +161,19 @@ class HistoryCache:
                 f"from block {block_ids[block]}, which {what} there"
             )
 
-    def _first_read(self, starts: Int32Array) -> Int32Array:
-        """Return the first position that the token at each of `starts` sees."""
+    def _first_read(self, starts: Int32Array) -> IndexArray | None:
+        """Return the first position that the token at each of `starts` sees; None: it sees all."""
         if not self._sliding_window_tokens:
-            return np.zeros_like(starts)
-        return np.maximum(starts - (self._sliding_window_tokens - 1), 0)
+            return None
+        return np.maximum(starts - (self._sliding_window_tokens - 1), 0).astype(np.intp)
 
 
-def _counting_up(lengths: Int32Array) -> Int32Array:
+def _counting_up(lengths: Int32Array | IndexArray) -> IndexArray:
     """Return 0 to length less 1 for each length, joined, [sum of lengths]."""
-    ends = np.cumsum(lengths)
+    ends = lengths.cumsum()
     total = int(ends[-1]) if len(ends) else 0
-    return (np.arange(total) - np.repeat(ends - lengths, lengths)).astype(np.int32)
+    counts: IndexArray = np.arange(total) - (ends - lengths).repeat(lengths)
+    return counts
 
 
 def _powers(base: int, count: int) -> UInt64Array:

@@ -4,6 +4,7 @@ Token id b is the byte b. The files are those of an ordinary Hugging Face model,
 JSON, so that the fake needs no tokenizer library.
 """
 
+import functools
 import json
 
 from shared.executor_info import TokenizerFile
@@ -22,6 +23,7 @@ _CHAT_TEMPLATE = (
 )
 
 
+@functools.cache
 def fake_tokenizer_files() -> tuple[TokenizerFile, ...]:
     """Return tokenizer.json, tokenizer_config.json and generation_config.json."""
     config = {

@@ -10,7 +10,6 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -141,12 +140,14 @@ class FakeWorker:
         self._cache.move(step)
         self._cache.write(self._table, layout, self._histories)
         self._cache.check_reads(self._table, layout, self._histories)
-        result = replace(self._answer(step, layout), table_digest=digest)
+        result = self._answer(step, layout)
+        result.table_digest = digest
         self._table.record(layout, result.sampled_token_ids)
         self._histories.append(layout, result.sampled_token_ids)
         target_s = self._step_ms * 1e-3 + layout.num_tokens * self._token_us * 1e-6
         self._sleep(max(0.0, target_s - (self._clock() - begin_s)))
-        return replace(result, execute_duration_us=round((self._clock() - begin_s) * 1e6))
+        result.execute_duration_us = round((self._clock() - begin_s) * 1e6)
+        return result
 
     def launch(self, step: Step) -> RunningStep:
         """Execute the step; see `executor_svc.worker.interface.Worker.launch`."""

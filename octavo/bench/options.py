@@ -56,6 +56,11 @@ def _check_plot(ctx: click.Context, param: click.Parameter, path: Path | None) -
 
 TARGET_OPTIONS = (
     click.option(
+        "--one-stream",
+        is_flag=True,
+        help="Send all requests on one StreamRequests call, for token ids only, in place of a call for each.",
+    ),
+    click.option(
         "--openai", metavar="URL", help="Measure an OpenAI-compatible server instead, such as http://127.0.0.1:8080/v1."
     ),
     click.option(

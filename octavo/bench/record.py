@@ -127,7 +127,7 @@ class RequestRecord:
 
 
 class Target(Protocol):
-    """A server that answers requests; its two kinds are in octavo_target.py and openai_target.py."""
+    """A server that answers requests; its kinds are in octavo_target.py, one_stream_target.py and openai_target.py."""
 
     async def describe(self) -> "TargetInfo":
         """Ask who answers.
@@ -153,7 +153,7 @@ class TargetInfo:
     """Who answers.
 
     Attributes:
-        api: How it is spoken with: "octavo", "completions" or "chat".
+        api: How it is spoken with: "octavo", "octavo-stream", "completions" or "chat".
         address: Where it is.
         model_id: The model's name.
         max_model_len: Longest sequence, prompt and output together, in tokens; None: it does not say.

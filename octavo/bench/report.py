@@ -83,7 +83,7 @@ def describe_lengths(config: BenchConfig) -> str:
 
 
 def _report(config: BenchConfig, info: TargetInfo, summary: Summary) -> Iterator[RenderableType]:
-    api = "octavo gRPC" if info.api == "octavo" else f"OpenAI {info.api}"
+    api = {"octavo": "octavo gRPC", "octavo-stream": "octavo gRPC, one stream"}.get(info.api, f"OpenAI {info.api}")
     yield f"[bold]{escape(info.model_id)}[/bold] at {escape(info.address)} ({api})"
     yield escape(f"{describe_load(config)}; {describe_lengths(config)}; seed {config.seed}")
     yield ""

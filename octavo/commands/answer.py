@@ -113,11 +113,11 @@ def print_outputs(outputs: Sequence[Output]) -> None:
 def say_if_cut_short(
     outputs: Sequence[Output], usage: Usage, max_tokens: int | None, *, more: str = "--max-tokens N"
 ) -> None:
-    """Say on stderr that an output was cut short, unless it is as long as was asked for."""
+    """Say on stderr that an output was cut short, and what allows more."""
     cut = [len(output.token_ids) for output in outputs if output.finish_reason is FinishReason.LENGTH]
-    if not cut or (max_tokens is not None and min(cut) >= max_tokens):
+    if not cut:
         return
-    if max_tokens is None and min(cut) >= DEFAULT_MAX_TOKENS:
+    if min(cut) >= (DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens):
         click.echo(f"octavo: stopped at {min(cut)} tokens; {more} allows more", err=True)
         return
     ending = f"only {min(cut)} of --max-tokens {max_tokens} fit" if max_tokens else f"stopped at {min(cut)} tokens"

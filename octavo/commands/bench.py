@@ -22,6 +22,7 @@ from octavo.commands.options import account_options, is_on_command_line, with_op
 
 if TYPE_CHECKING:  # these need the extra, and the help does not
     from octavo.bench.octavo_target import OctavoTarget
+    from octavo.bench.one_stream_target import OneStreamTarget
     from octavo.bench.openai_target import OpenAITarget
     from octavo.bench.record import Target
 
@@ -30,7 +31,7 @@ _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 # Flags that say something to one kind of server only.
 _OCTAVO_ONLY = (
     *("address", "speaks_tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token", "token_file"),
-    *("priority", "tenant", "cache_salt"),
+    *("priority", "tenant", "cache_salt", "one_stream"),
 )
 _OPENAI_ONLY = ("openai_api", "api_key", "model")
 
@@ -44,6 +45,7 @@ _OPENAI_ONLY = ("openai_api", "api_key", "model")
 @with_options(*OUTPUT_OPTIONS)
 def bench(
     client: Client,
+    one_stream: bool,
     openai: str | None,
     openai_api: str,
     api_key: str | None,
@@ -67,9 +69,8 @@ def bench(
     config = BenchConfig(**load)
     target: AbstractAsyncContextManager[Target]
     if openai is None:
-        target = _octavo_target(
-            context, client, config, {"priority": priority, "tenant": tenant, "cache_salt": cache_salt}
-        )
+        account = {"priority": priority, "tenant": tenant, "cache_salt": cache_salt}
+        target = _octavo_target(context, client, config, account, one_stream=one_stream)
     else:
         target = _openai_target(context, config, openai, openai_api, api_key, model)
     from octavo.bench.runner import run_bench
@@ -116,11 +117,13 @@ def _check_flags(context: click.Context, *, is_openai: bool, is_json: bool, load
 
 
 def _octavo_target(
-    context: click.Context, client: Client, config: BenchConfig, account: dict[str, Any]
-) -> "OctavoTarget":
+    context: click.Context, client: Client, config: BenchConfig, account: dict[str, Any], *, one_stream: bool
+) -> "OctavoTarget | OneStreamTarget":
     from octavo.bench.octavo_target import OctavoTarget
+    from octavo.bench.one_stream_target import OneStreamTarget
 
-    return OctavoTarget(
+    kind = OneStreamTarget if one_stream else OctavoTarget
+    return kind(
         client,
         temperature=config.temperature,
         ignore_eos=config.ignore_eos,

@@ -59,6 +59,17 @@ class ServiceCommand(click.Command):
 
     _has_settings = False
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the flags; of one that both services have, and each for itself, say how it is set here."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.removeprefix("--").replace("-", "_")
+            if name not in _names_of_one_service():
+                raise
+            message = f"No such option {error.option_name!r}: each service has its own; for that of the scheduler:"
+            raise click.UsageError(f"{message} --set scheduler.{name}=VALUE", ctx) from error
+
     @property
     def params(self) -> list[click.Parameter]:
         """All parameters: those of the command, the settings, then --set and --verbose; click changes the list."""
@@ -144,6 +155,15 @@ def _plain_names() -> tuple[str, ...]:
     from octavo.service_settings import plain_names
 
     return (*_COMMON, *(name for name in plain_names() if name not in (*_COMMON, *_OWN)))
+
+
+def _names_of_one_service() -> list[str]:
+    """Return the settings that both services have, and that are given to each by itself."""
+    if importlib.util.find_spec("pydantic") is None:
+        return []
+    from octavo.service_settings import CONFIG_CLASSES, services_of, settable_names
+
+    return [name for name in settable_names(CONFIG_CLASSES[0]) if not services_of(name)]
 
 
 def _setting_option(name: str) -> _SettingOption:

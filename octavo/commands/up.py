@@ -1,6 +1,7 @@
 """`octavo up`: a scheduler and executors on this machine, until Ctrl-C or SIGTERM."""
 
 import asyncio
+import contextlib
 import json
 import signal
 from collections.abc import Mapping
@@ -11,9 +12,11 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from octavo.address import exposure_warning
+from octavo.admin_client import AdminClient
 from octavo.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Client
 from octavo.commands.options import check_listen, check_listen_or_off
 from octavo.commands.service_options import ServiceCommand, service_options
+from octavo.errors import OctavoError
 from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
 from octavo.taken_ports import check_ports, is_octavos_openai_port, is_taken
@@ -25,6 +28,9 @@ DEFAULT_OPENAI_ADDRESS = "127.0.0.1:8080"
 
 # A question and an answer of a few sentences.
 _SHORT_TOKENS = 256
+
+# To see whether somebody has to be waited for.
+_LOOK_TIMEOUT_S = 1.0
 
 
 @click.command(cls=ServiceCommand)
@@ -93,6 +99,12 @@ def up(
         listens["openai_listen"] = openai_listen
     options["scheduler"] = {**listens, **options["scheduler"]}
     local = LocalOptions(model, num_executors=num_executors, **options)
+    if local.num_shared_cores is not None and local.num_shared_cores < num_executors:
+        click.echo(
+            f"octavo: {num_executors} executors share the cores of this machine ({local.num_shared_cores}): each more "
+            "takes memory and time to start, and makes nothing faster",
+            err=True,
+        )
     config = local.scheduler.config
     asyncio.run(check_ports(config.listen, config.admin_listen, config.openai_listen))
     if lacks_openai:
@@ -160,7 +172,7 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
             else:
                 await say_how_to_use_openai(services.address, url)
         await services.run_beside(_wait_for(stop_wanted))
-        click.echo("stopping when the streams end, in 20 s at most; Ctrl-C again stops at once", err=True)
+        await say_how_it_stops(services.admin_address, is_open=not _access_flags(config))
     finally:
         await services.stop()
 
@@ -190,6 +202,22 @@ async def warn_if_short(scheduler: str, short_tokens: int = _SHORT_TOKENS) -> bo
             err=True,
         )
     return num_tokens < short_tokens
+
+
+async def say_how_it_stops(admin_address: str, *, is_open: bool) -> None:
+    """Say on stderr that the services stop, and what they wait for.
+
+    Args:
+        admin_address: Of the scheduler.
+        is_open: Whether it answers in plaintext and without a token.
+    """
+    num_live = None
+    with contextlib.suppress(OctavoError, TimeoutError):
+        if is_open:
+            async with asyncio.timeout(_LOOK_TIMEOUT_S), AdminClient(admin_address) as admin:
+                num_live = len(await admin.list_requests(1))
+    waits = "" if num_live == 0 else " when the streams end, in 20 s at most; Ctrl-C again stops at once"
+    click.echo(f"stopping{waits}", err=True)
 
 
 async def say_how_to_use_openai(scheduler: str, url: str) -> None:

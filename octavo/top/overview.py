@@ -149,6 +149,11 @@ def _request_counts(state: pb.GetSchedulerStateResponse, *, is_wide: bool) -> li
         f"{count_text(state.num_running_requests)} running",
         f"{count_text(state.num_swapped_requests)} swapped",
         f"{count_text(state.num_preempted_requests)} preempted",
+        *(
+            [f"{sum(front.is_ready for front in state.fronts)} of {counted(len(state.fronts), 'front')}"]
+            if state.fronts
+            else []
+        ),
     ]
 
 

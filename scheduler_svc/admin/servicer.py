@@ -4,13 +4,14 @@ It runs on the engine's event loop, so nothing moves while it looks. Next: `stat
 `explanation.py`, `steps.py`, `block_map.py`.
 """
 
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 import grpc.aio
 
 import octavo
+from octavo.admin.v1 import admin_pb2, admin_service_pb2_grpc
 from octavo.admin.v1 import admin_service_pb2 as pb
-from octavo.admin.v1 import admin_service_pb2_grpc
 from scheduler_svc.admin.block_map import block_states, describe_block
 from scheduler_svc.admin.explanation import explain, explain_ended, no_executor_text, queued_requests
 from scheduler_svc.admin.life import ended_state, milliseconds
@@ -33,10 +34,16 @@ DEFAULT_NUM_STEPS = 20
 
 
 class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
-    """Shows one engine."""
+    """Shows one engine.
 
-    def __init__(self, engine: Engine) -> None:
+    Args:
+        engine: What is shown.
+        fronts: Returns the front processes.
+    """
+
+    def __init__(self, engine: Engine, fronts: Callable[[], Sequence[admin_pb2.FrontState]] = tuple) -> None:
         self._engine = engine
+        self._fronts = fronts
 
     # The whole -----------------------------------------------------------------------------------
 
@@ -84,6 +91,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             num_refused_requests=engine.waiting.num_refused,
             has_mixed_numerics=len({core.numerics for core in engine.fleet.cores}) > 1,
             step_log_trouble=engine.step_log.trouble if engine.step_log is not None else "",
+            fronts=self._fronts(),
         )
 
     async def Drain(  # noqa: N802

@@ -183,7 +183,8 @@ class ExecutorCore:
         step = plan.to_step(self.epoch, self.last_scheduled_step_id + 1)
         layout = self.table.apply(step.delta, trusted=True)
         prompt_groups = self.batch.groups_with_prompt_logprobs(layout)
-        in_flight = StepInFlight(step, layout, plan.now_s, self.batch.num_vacated, prompt_groups)
+        num_chunk_tokens = layout.num_tokens - len(layout.slots)
+        in_flight = StepInFlight(step, layout, plan.now_s, self.batch.num_vacated, prompt_groups, num_chunk_tokens)
         self.in_flight.append(in_flight)
         self.last_scheduled_step_id = step.step_id
         self.groups.requeue()
@@ -289,6 +290,14 @@ class ExecutorCore:
         return longest_s is not None and running_s > longest_s + allowance_s + after_s
 
     @property
-    def load(self) -> int:
-        """Tokens computed here before a newcomer's: the rest of prefills, and a step of the others."""
+    def num_claimed_tokens(self) -> int:
+        """What those that run still want of the budget: the rest of prefills, and a token for each slot."""
         return self.prefills.num_remaining_tokens + self.limits.max_num_seqs - len(self.batch.free_slots)
+
+    @property
+    def load(self) -> int:
+        """Tokens computed here before a newcomer's: what those that run want, and the chunks in flight.
+
+        A chunk counts until its result is in, whoever wanted it: the executor computes it even if its client has left.
+        """
+        return self.num_claimed_tokens + sum(in_flight.num_chunk_tokens for in_flight in self.in_flight)

@@ -133,7 +133,11 @@ class SequenceGroup:
     @property
     def is_forked(self) -> bool:
         """Whether its sequences have gone their own ways; before, only the lead is computed."""
-        return any(len(sequence.token_ids) > self.num_prompt_tokens for sequence in self.live_sequences)
+        num_prompt_tokens = len(self.prompt_token_ids)
+        for sequence in self.sequences:
+            if sequence.status is not SequenceStatus.FINISHED and len(sequence.token_ids) > num_prompt_tokens:
+                return True
+        return False
 
     @property
     def sequences_to_compute(self) -> list[Sequence]:

@@ -98,7 +98,14 @@ class Engine:
         self.drivers = Drivers(membership, connect, self, settings.driver, self.meter, surroundings.draw)
         self.ended = EndedRequests()
         observers = [log_end, self.ended.add]
-        self.requests = LiveRequests(self.fleet, self.dispatch, self.meter, observers, unix_s=surroundings.unix_s)
+        self.requests = LiveRequests(
+            self.fleet,
+            self.dispatch,
+            self.meter,
+            observers,
+            unix_s=surroundings.unix_s,
+            on_room=lambda: self.drivers.wake(),
+        )
         self.fleet_model = FleetModel(
             self.fleet,
             lambda: self.drivers.membership.addresses,
@@ -141,41 +148,47 @@ class Engine:
         with self.waiting.counting(tenant):
             yield model
 
-    def submit(self, request: EngineRequest, sink: TokenSink, checked_for: ServedModel) -> None:
+    async def submit(self, request: EngineRequest, sink: TokenSink, checked_for: ServedModel) -> None:
         """Queue a request that was checked for a model, right after `checking`.
 
         Raises:
             UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it was not queued.
             CacheTooSmallError: no executor can ever hold it.
         """
+        await self.submit_checked(request, sink, checked_for.info.model_hash, checked_for.max_model_len)
+
+    async def submit_checked(
+        self, request: EngineRequest, sink: TokenSink, model_hash: str, max_model_len: int
+    ) -> None:
+        """Queue a request that was checked for the model of a hash and for its longest sequence; see `submit`."""
         model = self.admitting_model(request.request_id, request.tenant)
-        if model.info.model_hash != checked_for.info.model_hash:
+        if model.info.model_hash != model_hash:
             raise UnavailableError(
                 "the executor came back with another model, number format or quantization; send the request again"
             )
-        group = request.to_group(self._num_arrivals + 1, checked_for.max_model_len)
+        group = request.to_group(self._num_arrivals + 1, max_model_len)
         if self.drivers.is_complete and not self.fleet.can_ever_take(group):
             raise CacheTooSmallError(self.fleet.why_never(group))
         self._num_arrivals += 1
-        live = LiveRequest(group, sink, monotonic_s(), request.trace_id)
+        live = LiveRequest(group, sink, monotonic_s(), request.trace_id, has_stop_strings=request.has_stop_strings)
         self.requests.add(live)
         if not self.fleet.can_ever_take(group):
             self.orphans.add(live, live.times.arrived_at_s)
-
-    def tenant_of(self, request_id: str) -> str | None:
-        """Return the tenant of a live request; None: there is none."""
-        request = self.requests.get(request_id)
-        return None if request is None else request.group.tenant
 
     def abort(self, request_id: str, error: OctavoServiceError | None = None) -> bool:
         """End a live request with an error and free its blocks; return False if there is none."""
         request = self.requests.get(request_id)
         if request is None:
             return False
-        self.requests.fail(request, error or RequestAbortedError(f"request {request_id!r} was aborted"))
-        self.fleet.abort(request.group)
-        self.drivers.wake()
+        self.requests.abort(request, error or RequestAbortedError(f"request {request_id!r} was aborted"))
         return True
+
+    async def abort_request(self, request_id: str, tenant: str | None) -> bool:
+        """End a live request, whoever submitted it; False: there is none of this tenant. `tenant` None: of any."""
+        request = self.requests.get(request_id)
+        if request is None or (tenant is not None and request.group.tenant != tenant):
+            return False
+        return self.abort(request_id)
 
     def _waiting_requests(self) -> list[LiveRequest]:
         """Return the requests that no executor has: those in the queue, and those that are parked."""
@@ -242,6 +255,13 @@ class Engine:
             num_cache_tokens=sum(pool.num_blocks * block_size for pool, block_size in pools),
             num_used_cache_tokens=sum(pool.num_used_blocks * block_size for pool, block_size in pools),
         )
+
+    @property
+    def max_requests(self) -> int | None:
+        """Requests that one caller may have here at once, waiting and running; None: executors are missing."""
+        if not self.drivers.is_complete:
+            return None
+        return self.waiting.most_of_a_tenant + sum(core.limits.max_num_seqs for core in self.fleet.cores)
 
     @property
     def model(self) -> ServedModel | None:

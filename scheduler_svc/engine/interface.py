@@ -1,11 +1,12 @@
 """What the front and the engine know of each other: token ids, and no text.
 
-    front ── EngineRequest, abort ──> EngineClient   the engine
-      ^                                    │
-      └────────── TokenSink <──────────────┘   tokens and ends of one request
+    front ── EngineRequest, abort ──> EngineClient    the engine
+      ^  └── finish_output, abort ──> RequestHandle     │
+      └────────────────────────────── TokenSink <───────┘   tokens and ends of one request
 
-The front imports nothing else of `engine/`, `core/` and `executors/`; an import contract holds it. All calls are made
-on one event loop, and none of them waits.
+The front imports nothing else of `engine/`, `core/` and `executors/`; an import contract holds it. What the engine
+tells a front it tells by calls that do not wait and ask for no answer; a front that has something to say of a request,
+such as that its text holds a stop string, says it by the handle, at once or later.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from scheduler_svc.core.beams.beam_search import BeamSearchParams, EarlyStopping, Hypothesis
-from scheduler_svc.core.provenance import Numerics, Provenance
+from scheduler_svc.core.group_event import EventKind
+from scheduler_svc.core.provenance import Numerics, Progress, Provenance, Span
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.results import Alternatives
 from scheduler_svc.core.stopping import FinishReason, StopConditions
@@ -33,14 +35,18 @@ __all__ = [
     "EngineClient",
     "EngineLoad",
     "EngineRequest",
+    "EventKind",
     "FinishReason",
     "Hypothesis",
     "LifeEvent",
     "Numerics",
+    "Progress",
     "Provenance",
     "Reproducibility",
+    "RequestHandle",
     "RequestTimes",
     "ServedModel",
+    "Span",
     "StopConditions",
     "TokenSink",
 ]
@@ -50,6 +56,7 @@ __all__ = [
 class EngineRequest:
     """A checked request; the names are those of `SequenceGroup`.
 
+    `has_stop_strings`: whether the front looks for some; it then says of each sampled output how many tokens count.
     `trace_id`: the trace of its span, 32 hexadecimal digits, for the log; `traceparent`: the span, for the executors.
     """
 
@@ -64,6 +71,7 @@ class EngineRequest:
     cache_salt: int = 0
     token_rules: TokenRules | None = None
     num_prompt_logprobs: int = NO_LOGPROBS
+    has_stop_strings: bool = False
     trace_id: str | None = None
     traceparent: str | None = None
 
@@ -128,24 +136,39 @@ class EndedRequest:
         return f"{self.error_code}: {self.error_message}" if self.finish_reason is None else self.finish_reason.value
 
 
+class RequestHandle(Protocol):
+    """A live request, for the front that submitted it. Nothing happens once it has ended."""
+
+    def finish_output(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
+        """Say with how many tokens a sampled output ends, and why; only for a request with stop strings.
+
+        Either its text holds a stop string, and later tokens are dropped and never count, or the sink was told that it
+        has ended, for this reason.
+        """
+
+    def abort(self, error: OctavoServiceError) -> None:
+        """End it with an error and free its blocks."""
+
+
 class TokenSink(Protocol):
     """Takes the tokens of one request as steps bring them. No call waits, none of them raises."""
 
+    def begin(self, handle: RequestHandle) -> None:
+        """The request is queued: the first call."""
+
     def push(
         self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None
-    ) -> bool:
+    ) -> None:
         """Take the next token of a sampled output.
 
         `logprob` may be there because another request of the step asked for it.
-
-        Returns: Whether the output has ended with it, because its text holds a stop string now.
         """
 
     def push_prompt(self, logprobs: Sequence[float], alternatives: Alternatives) -> None:
         """Take the log-probabilities of the next tokens of the prompt."""
 
     def finish_output(self, output_index: int, reason: FinishReason) -> None:
-        """A sampled output has ended: its last token was pushed."""
+        """A sampled output has ended: its last token was pushed. The front of one with stop strings has to agree."""
 
     def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None:
         """The beam search has ended; its hypotheses, best first."""
@@ -195,13 +218,17 @@ class EngineClient(Protocol):
     def load(self) -> EngineLoad:
         """What it has to do now."""
 
+    @property
+    def max_requests(self) -> int | None:
+        """Requests that one caller may have here at once, waiting and running; None: executors are missing."""
+
     def checking(self, request_id: str, tenant: str) -> AbstractContextManager[ServedModel]:
         """Let a new request count as waiting while it is tokenized and checked; gives the model to check against.
 
         Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
         """
 
-    def submit(self, request: EngineRequest, sink: TokenSink, checked_for: ServedModel) -> None:
+    async def submit(self, request: EngineRequest, sink: TokenSink, checked_for: ServedModel) -> None:
         """Queue a request that was checked for a model, right after `checking`.
 
         Raises:
@@ -209,8 +236,5 @@ class EngineClient(Protocol):
             CacheTooSmallError: no executor can ever hold it.
         """
 
-    def abort(self, request_id: str, error: OctavoServiceError | None = None) -> bool:
-        """End a live request with an error and free its blocks; return False if there is none."""
-
-    def tenant_of(self, request_id: str) -> str | None:
-        """Return the tenant of a live request; None: there is none."""
+    async def abort_request(self, request_id: str, tenant: str | None) -> bool:
+        """End a live request, whoever submitted it; False: there is none of this tenant. `tenant` None: of any."""

@@ -24,7 +24,9 @@ class LiveRequest:
     Attributes:
         times: When what happened to it; kept by `LiveRequests`.
         life: What else happened to it.
-        num_output_tokens: Tokens made so far, over all sampled outputs; of beams, those in the answer, at the end.
+        num_tokens_of: Tokens of each sampled output that were given to the sink, or that count once it has ended.
+        num_answer_tokens: Of a beam search that has ended: those in the answer.
+        ends: Why sampled outputs have ended in the core whose front has not agreed yet, by output index.
         finish_reason: Why its first output ended; None: it has not.
         error: Why it failed; None: it has not.
         num_losses: How many losses of an executor that ran it were counted against it, since its last token.
@@ -33,19 +35,31 @@ class LiveRequest:
         num_lost_executors: How often one was lost that ran it, over its whole life.
     """
 
-    def __init__(self, group: SequenceGroup, sink: TokenSink, arrived_at_s: float, trace_id: str | None = None) -> None:
+    def __init__(
+        self,
+        group: SequenceGroup,
+        sink: TokenSink,
+        arrived_at_s: float,
+        trace_id: str | None = None,
+        *,
+        has_stop_strings: bool = False,
+    ) -> None:
         self.group = group
         self.sink = sink
         self.times = RequestTimes(arrived_at_s)
         self.life = RequestLife()
         self.trace_id = trace_id
-        self.num_output_tokens = 0
+        self.has_stop_strings = has_stop_strings
+        self.num_tokens_of = [0] * group.num_sequences
+        self.num_answer_tokens = 0
+        self.ends: dict[int, FinishReason] = {}
         self.finish_reason: FinishReason | None = None
         self.error: OctavoServiceError | None = None
         self.num_losses = 0
         self.unclear_losses: set[str] = set()
         self.num_lost_executors = 0
-        self._num_unfinished = group.num_sequences
+        self._finished: set[int] = set()
+        self._has_found = False
 
     @property
     def request_id(self) -> str:
@@ -53,21 +67,31 @@ class LiveRequest:
         return self.group.request_id
 
     @property
+    def num_output_tokens(self) -> int:
+        """Tokens made so far, over all sampled outputs; of beams, those in the answer, at the end."""
+        return sum(self.num_tokens_of) + self.num_answer_tokens
+
+    @property
     def has_ended(self) -> bool:
         """Whether all outputs are finished, or the request failed."""
-        return self._num_unfinished == 0 or self.error is not None
+        return self._has_found or len(self._finished) == self.group.num_sequences or self.error is not None
+
+    def is_finished(self, output_index: int) -> bool:
+        """Whether a sampled output has ended, and its front agrees."""
+        return output_index in self._finished
 
     def note_finished_output(self, output_index: int, reason: FinishReason) -> None:
         """A sampled output has ended: its last token was given to the sink."""
-        self._num_unfinished -= 1
+        assert output_index not in self._finished, "an output ends once"
+        self._finished.add(output_index)
         if output_index == 0:
             self.finish_reason = reason
 
     def note_finished_search(self, num_tokens: int, reason: FinishReason) -> None:
         """Its beam search has ended: how many tokens are in the answer, and why the best output ended."""
-        self.num_output_tokens = num_tokens
+        self.num_answer_tokens = num_tokens
         self.finish_reason = reason
-        self._num_unfinished = 0
+        self._has_found = True
 
     def note_loss(self, executor: str, *, counts: bool) -> None:
         """The executor at an address was lost, which ran it; `counts`: against the request, as far as is known now."""

@@ -39,6 +39,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
         observers: Each is called once for each request, right after it has ended, however it did.
         clock: Monotonic time in seconds.
         unix_s: Returns the seconds since 1970.
+        on_room: Called when a request has made room in its core.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
         observers: Sequence[EndObserver] = (),
         clock: Callable[[], float] = monotonic_s,
         unix_s: Callable[[], float] = time.time,
+        on_room: Callable[[], None] = lambda: None,
     ) -> None:
         self.suspects = Suspects()
         self._meter = meter
@@ -57,6 +59,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
         self._unix_s = unix_s
         self._fleet = fleet
         self._wake = wake
+        self._on_room = on_room
         self._requests: dict[str, LiveRequest] = {}
         self._all_ended = asyncio.Event()
         self._all_ended.set()
@@ -89,6 +92,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
         """Take a new request, and queue it."""
         self._requests[request.request_id] = request
         self._all_ended.clear()
+        request.sink.begin(_Handle(self, request))
         self.enqueue(request)
 
     def enqueue(self, request: LiveRequest) -> None:
@@ -115,11 +119,41 @@ class LiveRequests(Mapping[str, LiveRequest]):
         """The executor at an address does not work, whatever runs there: its loss is no request's fault."""
         for request in self.values():
             request.unclear_losses.discard(executor)
+        for request in self.suspects.absolve():
+            self._fleet.add(request.group)
+            self._wake()
 
     def fail(self, request: LiveRequest, error: OctavoServiceError) -> None:
         """End a request with an error; whoever calls ends its group."""
         request.error = error
         self._forget(request, self._clock())
+
+    def abort(self, request: LiveRequest, error: OctavoServiceError) -> None:
+        """End a request with an error, and its group; nothing happens if it has ended."""
+        if self._live(request.group) is not None:
+            self.fail(request, error)
+            self._fleet.abort(request.group)
+            self._on_room()
+
+    def finish_output(self, request: LiveRequest, output_index: int, num_tokens: int, reason: FinishReason) -> None:
+        """The front of a request with stop strings says with how many tokens a sampled output ends, and why."""
+        if self._live(request.group) is None or request.is_finished(output_index):
+            return
+        request.num_tokens_of[output_index] = num_tokens
+        request.note_finished_output(output_index, reason)
+        if request.ends.pop(output_index, None) is None:
+            self._finish_sequence(request.group, output_index)
+        if request.has_ended:
+            self._forget(request, self._clock())
+
+    def _finish_sequence(self, group: SequenceGroup, output_index: int) -> None:
+        """End a sequence whose text holds a stop string, where it is; one that waits ends with its next token."""
+        sequence = group.sequences[output_index]
+        if (core := self._fleet.core_of(group)) is not None:
+            self._fleet.finish(core, sequence)
+            self._on_room()
+        elif group.is_last(sequence):
+            self._fleet.abort(group)
 
     def _forgive_losses(self, request: LiveRequest) -> None:
         """A request got a token; executors that it lost before say nothing of it."""
@@ -153,7 +187,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
         """Give what a step of a core brought to its requests; end those that are complete.
 
         The next step may have been decided since: a request that was given up or aborted meanwhile gets nothing, and
-        one that ends here by a stop string has a surplus token on its way, as with several steps in flight.
+        one whose front finds a stop string has surplus tokens on their way, as with several steps in flight.
         """
         now_s = self._clock()
         last_tokens_at_s: list[float] = []
@@ -170,16 +204,18 @@ class LiveRequests(Mapping[str, LiveRequest]):
                 continue
             if group.lost_on:
                 self._forgive_losses(request)
-            request.num_output_tokens += 1
             index = sequence.index
-            if request.sink.push(index, token_id, logprob, alternatives_of.get(row)):
-                request.note_finished_output(index, FinishReason.STOP)
+            if request.is_finished(index):  # it waited for a core when its front found a stop string
                 if row not in finished:
                     self._fleet.finish(core, sequence)
-            elif row in finished:
-                request.sink.finish_output(index, finished[row])
-                request.note_finished_output(index, finished[row])
+                continue
             self._note_progress(request, core, now_s, last_tokens_at_s)
+            request.num_tokens_of[index] += 1
+            if row in finished:
+                request.ends[index] = finished[row]
+            request.sink.push(index, token_id, logprob, alternatives_of.get(row))
+            if row in finished:
+                self._end_output(request, index, now_s)
         for group in updates.advanced_searches:
             request = self._live(group)
             if request is None:
@@ -198,6 +234,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
             request.note_finished_search(num_found, hypotheses[0].finish_reason)
             num_tokens += num_found
             self._note_progress(request, core, now_s, last_tokens_at_s)
+            self._forget(request, now_s)
         self._meter.tokens_delivered(num_tokens, last_tokens_at_s, now_s)
 
     def note_events(self, events: Sequence[GroupEvent], executor: str, step_id: int | None, now_s: float) -> None:
@@ -214,7 +251,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
     def _note_progress(
         self, request: LiveRequest, core: ExecutorCore, now_s: float, last_tokens_at_s: list[float]
     ) -> None:
-        """A request got a token of a core, and may have ended with it; the time of the one before is added."""
+        """A request got a token of a core; the time of the one before is added."""
         times = request.times
         last_s, times.last_token_at_s = times.last_token_at_s, now_s
         if last_s is not None:
@@ -222,7 +259,30 @@ class LiveRequests(Mapping[str, LiveRequest]):
         else:
             times.first_scheduled_at_s, times.first_token_at_s = request.group.first_scheduled_at_s, now_s
             self._meter.first_token(request, core)
+        if self.suspects.current is not None:
+            self._clear_suspect(request)
+
+    def _end_output(self, request: LiveRequest, index: int, now_s: float) -> None:
+        """The core has ended a sampled output; if the request has stop strings, its front has to agree."""
+        if index not in request.ends:  # it did already, by a stop string in the last token
+            return
+        request.sink.finish_output(index, request.ends[index])
+        if request.has_stop_strings:
+            return
+        request.note_finished_output(index, request.ends.pop(index))
         if request.has_ended:
             self._forget(request, now_s)
-        elif self.suspects.current is not None:
-            self._clear_suspect(request)
+
+
+class _Handle:
+    """The handle of a request, for its front."""
+
+    def __init__(self, requests: LiveRequests, request: LiveRequest) -> None:
+        self._requests = requests
+        self._request = request
+
+    def finish_output(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
+        self._requests.finish_output(self._request, output_index, num_tokens, reason)
+
+    def abort(self, error: OctavoServiceError) -> None:
+        self._requests.abort(self._request, error)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from scheduler_svc.core.dispatch.fleet import Fleet
+from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine.live_request import LiveRequest
 from shared.clock import monotonic_s
 from shared.errors import UnavailableError
@@ -44,6 +45,7 @@ class Orphans:
         self._end = end
         self._since_s: dict[LiveRequest, float] = {}
         self._told: set[LiveRequest] = set()  # that the log has said to be too large
+        self._unplaceable: set[SequenceGroup] = set()  # at the last look at all that wait
         self._is_stale = False
 
     def note_change(self) -> None:
@@ -68,10 +70,13 @@ class Orphans:
     def look(self, now_s: float) -> None:
         """Note who is an orphan now; end those that have been for too long.
 
-        All that wait are only looked at when executors have come or gone: there may be very many.
+        All that wait are only looked at when executors have come or gone, or a request has grown too large for those
+        that are here while another is expected: there may be very many.
         """
-        if self._is_stale:
+        unplaceable = self._fleet.dispatcher.unplaceable
+        if self._is_stale or not unplaceable <= self._unplaceable:
             self._is_stale, former = False, self._since_s
+            self._unplaceable = set(unplaceable)
             orphans = [request for request in self._waiting() if not self._fleet.can_ever_take(request.group)]
             self._since_s = {request: former.get(request, now_s) for request in orphans}
             self._warn(orphans)

@@ -1,8 +1,9 @@
 """Requests that may break executors.
 
-A request that two losses in a row were counted against (`circuit_breaker.py` has the rules) is suspected to be the
-cause. Suspects are computed one at a time, so that the innocent are not counted out with the guilty; one that loses
-its executor once too often ends with an error instead of breaking executors for ever.
+A request that ran at two losses in a row is suspected to be the cause, whether they count against it or that is not
+known yet (`circuit_breaker.py` has the rules). Suspects are computed one at a time, so that the innocent are not
+counted out with the guilty; one that loses its executor once too often ends with an error instead of breaking executors
+for ever.
 """
 
 from scheduler_svc.engine.live_request import LiveRequest
@@ -24,7 +25,7 @@ class Suspects:
 
     def may_run(self, request: LiveRequest) -> bool:
         """Return whether the request may be queued now; if not, it is parked."""
-        if request.num_losses < LOSSES_OF_A_SUSPECT or self._current is request:
+        if not _is_suspect(request) or self._current is request:
             return True
         if self._current is None:
             self._current = request
@@ -41,3 +42,16 @@ class Suspects:
             return None
         self._current = self.parked.pop(0) if self.parked else None
         return self._current
+
+    def absolve(self) -> list[LiveRequest]:
+        """Losses were no request's fault; return those who may be queued now: the innocent, and the next suspect."""
+        released = [request for request in self.parked if not _is_suspect(request)]
+        self.parked = [request for request in self.parked if _is_suspect(request)]
+        if self._current is not None and not _is_suspect(self._current):
+            self._current = self.parked.pop(0) if self.parked else None
+            released += [] if self._current is None else [self._current]
+        return released
+
+
+def _is_suspect(request: LiveRequest) -> bool:
+    return request.num_losses + len(request.unclear_losses) >= LOSSES_OF_A_SUSPECT

@@ -34,6 +34,11 @@ class WaitingLimits:
         """Requests that wait for a place in a batch, an executor, or their tokens; the parked ones count."""
         return len(self._queue) + len(self._suspects.parked) + self._num_checked_of.total()
 
+    @property
+    def most_of_a_tenant(self) -> int:
+        """Requests of a tenant that may wait if no others do."""
+        return min(self.settings.max_waiting_requests, self.settings.max_waiting_requests_per_tenant)
+
     def require_room(self, tenant: str) -> None:
         """Raise QueueFullError if no other request of a tenant may wait."""
         settings, num_of_tenant = self.settings, self._queue.num_waiting_of(tenant) + self._num_checked_of[tenant]

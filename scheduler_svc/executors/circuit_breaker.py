@@ -16,8 +16,8 @@ say which. The rules:
     and have had no token since. Then the executor takes one request; when a step has finished, the breaker is closed.
  4. A request that lost its executor goes to another one, and to none that is half-open, as long as some other
     executor that is attached could hold it (`Fleet`). A token makes that good.
- 5. Losses are counted from token to token. With LOSSES_OF_A_SUSPECT a request is a suspect, and suspects run one at
-    a time (`suspects.py`); with more than `max_losses` it ends.
+ 5. Losses are counted from token to token. With LOSSES_OF_A_SUSPECT a request is a suspect, also if it is not known
+    yet whether they count, and suspects run one at a time (`suspects.py`); with more than `max_losses` it ends.
  6. A request that no attached executor can hold, or that finds none, waits; not for ever (`orphans.py`).
 
 So a broken executor costs no request more than time: what ran there at its first failure goes elsewhere, nothing

@@ -97,6 +97,7 @@ class ExecutorDriver:
         self._meter = meter
         self._breaker = breaker or CircuitBreaker()
         self._step_cost = StepCost()
+        self._answered_at_s: float | None = None  # a result came, and no step was sent since
         self._cost_of = ""  # the executor process that it was learned from
 
     @property
@@ -264,13 +265,17 @@ class ExecutorDriver:
                 self.step_log.add(logged)
                 self.in_flight.note_sent(logged.logged_at_s, is_alone=num_in_flight == 0)
                 logged.request_bytes = await session.send(step)
+                if self._answered_at_s is not None:
+                    self._meter.step_turnaround.observe(monotonic_s() - self._answered_at_s)
+                    self._answered_at_s = None
+            self._answered_at_s = None  # there was nothing to decide on it
             self._owner.dispatch()  # what this core preempted may run on another one
             await self.work.wait()
 
     async def _receive_results(self, core: ExecutorCore, session: ExecutorSession) -> None:
         while True:
             result = await session.receive()
-            answered_at_s = monotonic_s()
+            self._answered_at_s = answered_at_s = monotonic_s()
             updates = self._owner.fleet.process(core, result)
             self._note_answered(answered_at_s, result, updates)
             if not self._breaker.is_closed:

@@ -1,6 +1,7 @@
 """One output of a request while it is made, and what of it is new to its client."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler_svc.engine.interface import Alternatives, FinishReason
 from scheduler_svc.front.text.output_text import TextOptions
@@ -15,12 +16,16 @@ class AnswerOptions:
         num_sampled: Outputs that the group samples (best_of); 0: a beam search finds them.
         returns_logprobs: Whether the client asked for log-probabilities.
         text: How tokens become text.
+        returns_text: Whether the client gets text; without it, tokens become text only to look for stop strings.
+        min_delta_interval_s: Least time between two deltas, in seconds.
     """
 
     num_returned: int
     num_sampled: int
     returns_logprobs: bool
     text: TextOptions
+    returns_text: bool = True
+    min_delta_interval_s: float = 0.0
 
     @property
     def is_ranked(self) -> bool:
@@ -28,15 +33,18 @@ class AnswerOptions:
         return self.num_sampled != self.num_returned
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+_NO_LOGPROBS: list[float] = []
+_NO_ALTERNATIVES = Alternatives([], [])
+
+
+class Delta(NamedTuple):
     """New tokens and text of one output. `text` may lag behind `token_ids`."""
 
     output_index: int
     text: str
     token_ids: list[int]
     logprobs: list[float]
-    alternatives: Alternatives = field(default_factory=lambda: Alternatives([], []))
+    alternatives: Alternatives = _NO_ALTERNATIVES
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,9 @@ class Output:
     Args:
         output_index: Its place in the answer; of ranked outputs, once that is known. Until then which sequence it is.
         returns_logprobs: Whether to keep the log-probability of each token.
+
+    Attributes:
+        is_announced: Whether somebody was told that there is something to take.
     """
 
     __slots__ = (
@@ -65,6 +76,7 @@ class Output:
         "beam_score",
         "cumulative_logprob",
         "finish_reason",
+        "is_announced",
         "logprobs",
         "output_index",
         "sequence_index",
@@ -81,6 +93,7 @@ class Output:
         self.beam_score: float | None = None
         self.finish_reason: FinishReason | None = None
         self.stop_string: str | None = None
+        self.is_announced = False
         self._returns_logprobs = returns_logprobs
         self._pieces: list[str] = []
         self._num_taken_tokens = 0
@@ -98,11 +111,6 @@ class Output:
         ended_by_token = self.finish_reason is FinishReason.STOP and self.stop_string is None
         return self.token_ids[-1] if ended_by_token else None
 
-    @property
-    def has_news(self) -> bool:
-        """Whether there is something that `take` has not returned yet."""
-        return self._num_taken_tokens < len(self.token_ids) or self._num_taken_pieces < len(self._pieces)
-
     def append_token(self, token_id: int, logprob: float | None, alternatives: Alternatives | None = None) -> None:
         """Add a token; `logprob` None: it was not computed; `alternatives` None: they were not asked for."""
         self.token_ids.append(token_id)
@@ -118,15 +126,27 @@ class Output:
         if text:
             self._pieces.append(text)
 
+    @property
+    def has_only_token_ids(self) -> bool:
+        """Whether there has been nothing but token ids, neither text nor log-probabilities."""
+        return not (self._pieces or self.logprobs or self.alternatives.token_ids)
+
+    def take_token_ids(self) -> list[int]:
+        """Return the token ids that are new since the last time; as `take`, where there is nothing else."""
+        self.is_announced = False
+        begin, self._num_taken_tokens = self._num_taken_tokens, len(self.token_ids)
+        return self.token_ids[begin:]
+
     def take(self) -> Delta:
         """Return what is new since the last time."""
-        delta = Delta(
-            self.output_index,
-            "".join(self._pieces[self._num_taken_pieces :]),
-            self.token_ids[self._num_taken_tokens :],
-            self.logprobs[self._num_taken_tokens :],
-            self.alternatives.since(self._num_taken_alternatives),
-        )
-        self._num_taken_tokens, self._num_taken_pieces = len(self.token_ids), len(self._pieces)
-        self._num_taken_alternatives = len(self.alternatives.token_ids)
-        return delta
+        self.is_announced = False
+        begin, self._num_taken_tokens = self._num_taken_tokens, len(self.token_ids)
+        logprobs = self.logprobs[begin:] if self.logprobs else _NO_LOGPROBS
+        text, alternatives = "", _NO_ALTERNATIVES
+        if self._num_taken_pieces < len(self._pieces):
+            text = "".join(self._pieces[self._num_taken_pieces :])
+            self._num_taken_pieces = len(self._pieces)
+        if self._num_taken_alternatives < len(self.alternatives.token_ids):
+            alternatives = self.alternatives.since(self._num_taken_alternatives)
+            self._num_taken_alternatives = len(self.alternatives.token_ids)
+        return Delta(self.output_index, text, self.token_ids[begin:], logprobs, alternatives)

@@ -3,7 +3,8 @@
 The engine pushes tokens as steps are processed and never waits for a client; what a slow client has
 not taken yet piles up in one delta an output. The outputs end one by one, each by `push` (a stop
 string) or `finish_output`; those of a beam search together, by `finish_search`. Every response ends
-exactly once, by `end`; later calls change nothing.
+exactly once, by `end`; later calls change nothing. Of each output of a request with stop strings the engine is told
+with how many tokens it ends.
 
 Ranked outputs (best_of above n, beams) are not streamed. At the end they are put in order, the best
 ones become the answer, and only then are their tokens and text handed out. Where no stop string is looked for, they
@@ -11,8 +12,9 @@ have no text before, and the others never get one. Next: output.py.
 """
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from scheduler_svc.engine.interface import (
     Alternatives,
@@ -21,7 +23,9 @@ from scheduler_svc.engine.interface import (
     FinishReason,
     Hypothesis,
     Numerics,
+    RequestHandle,
 )
+from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.output import AnswerOptions, Delta, Output, PromptDelta
 from scheduler_svc.front.text.output_text import OutputText
 from scheduler_svc.front.text.tokenizer import Tokenizer
@@ -36,6 +40,9 @@ class Response:
         request: What the engine was asked for.
         options: What the answer consists of.
         tokenizer: Turns tokens into text.
+        listener: Called when something is about to be new, for who takes it by `take_prompt` and `take`; None: it is
+            waited for by `next_delta`.
+        pace: How long `next_delta` rests after a delta, at least; None: as long as `options` says.
 
     Attributes:
         request: As above.
@@ -43,7 +50,14 @@ class Response:
         error: Why it failed; None: it has not.
     """
 
-    def __init__(self, request: EngineRequest, options: AnswerOptions, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        options: AnswerOptions,
+        tokenizer: Tokenizer,
+        listener: Callable[[], None] | None = None,
+        pace: DeltaPace | None = None,
+    ) -> None:
         self.request = request
         self.ended: EndedRequest | None = None
         self.error: OctavoServiceError | None = None
@@ -53,13 +67,21 @@ class Response:
         self._options = options
         self._tokenizer = tokenizer
         self._made = [Output(index, options.returns_logprobs) for index in range(options.num_sampled)]
-        self._texts = [OutputText(tokenizer, options.text) for _ in self._made]
+        has_stop_strings = bool(options.text.stop_strings)
+        self._decodes_at_end = options.returns_text and options.is_ranked and not has_stop_strings
+        decodes = has_stop_strings or (options.returns_text and not self._decodes_at_end)
+        self._texts = [OutputText(tokenizer, options.text) for _ in self._made] if decodes else None
         self._num_unfinished = len(self._made)
         self._returned = [] if options.is_ranked else self._made
-        self._has_text_at_end_only = options.is_ranked and not options.text.stop_strings
+        self._is_streamed = not options.is_ranked
         self._has_logprobs = request.sampling.num_logprobs != NO_LOGPROBS
+        self._handle: RequestHandle | None = None
         self._news: deque[Output] = deque()
         self._changed = asyncio.Event()
+        self._tell = listener or self._changed.set
+        self._pace = pace
+        self._has_given = False
+        self._is_over = asyncio.Event()
 
     @property
     def request_id(self) -> str:
@@ -84,41 +106,48 @@ class Response:
             return True
         return any(len(self.provenance_of(output)) > 1 for output in self.outputs)
 
+    def begin(self, handle: RequestHandle) -> None:
+        """The request is queued."""
+        self._handle = handle
+
+    def abort(self, error: OctavoServiceError) -> None:
+        """End the request with an error, unless it has ended."""
+        if self.ended is None and self._handle is not None:
+            self._handle.abort(error)
+
     def push(
         self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None
-    ) -> bool:
+    ) -> None:
         """Take the next token of a sampled output.
 
         `logprob` may be there because another request of the step asked for it.
-
-        Returns:
-            Whether the output has ended with it, because its text holds a stop string now.
         """
         output = self._made[output_index]
         if self.ended is not None or output.finish_reason is not None:
-            return False
+            return
         text, stop_string = "", None
-        if not self._has_text_at_end_only:
+        if self._texts is not None:
             text, stop_string = self._texts[output_index].push(token_id)
-            self._announce(output)
+        if self._is_streamed and not output.is_announced:
+            output.is_announced = True
+            self._news.append(output)
+            self._tell()
         output.append_token(token_id, logprob if self._has_logprobs else None, alternatives)
         if text:
-            output.append_text(text)
-        if stop_string is None:
-            return False
-        output.stop_string = stop_string
-        self._end_output(output, FinishReason.STOP)
-        return True
+            self._append_text(output, text)
+        if stop_string is not None:
+            output.stop_string = stop_string
+            self._end_output(output, FinishReason.STOP)
 
     def finish_output(self, output_index: int, reason: FinishReason) -> None:
         """End a sampled output: its last token has been pushed."""
         output = self._made[output_index]
         if self.ended is not None or output.finish_reason is not None:
             return
-        rest = "" if self._has_text_at_end_only else self._texts[output_index].finish()
+        rest = "" if self._texts is None else self._texts[output_index].finish()
         if rest:
             self._announce(output)
-            output.append_text(rest)
+            self._append_text(output, rest)
         self._end_output(output, reason)
 
     def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None:
@@ -131,30 +160,44 @@ class Response:
         if self.ended is None:
             self.prompt_logprobs.extend(logprobs)
             self.prompt_alternatives.extend(alternatives)
-            self._changed.set()
+            self._tell()
 
     def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
         """The request has ended, with its last output or with an error."""
         if self.ended is None:
             self.ended, self.error = ended, error
-            self._changed.set()
+            self._is_over.set()
+            self._tell()
 
     async def next_delta(self) -> Delta | PromptDelta | None:
-        """Wait for something new; None once the request has ended and all of it was taken.
+        """Wait for something new, and for the pace of the stream; None once the request has ended and all was taken.
 
         Raises: OctavoServiceError: the request failed.
         """
+        if self._has_given:
+            await self._rest()
         while True:
-            if self._num_taken_prompt_logprobs < len(self.prompt_logprobs):
-                return self._take_prompt()
-            if self._news:
-                return self._news.popleft().take()
+            if (prompt := self.take_prompt()) is not None:
+                return prompt
+            if (delta := self.take()) is not None:
+                self._has_given = True
+                return delta
             if self.error is not None:
                 raise self.error
             if self.ended is not None:
                 return None
             self._changed.clear()
             await self._changed.wait()
+
+    async def _rest(self) -> None:
+        """Let what comes next grow together for a while; the end comes at once."""
+        rest_s = self._options.min_delta_interval_s
+        if self._pace is not None:
+            rest_s = max(rest_s, self._pace.rest_s)
+        if rest_s and not self._is_over.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await self._is_over.wait()
 
     async def wait_until_ended(self) -> None:
         """Return once the request has ended, for who takes no deltas.
@@ -167,16 +210,34 @@ class Response:
         if self.error is not None:
             raise self.error
 
-    def _take_prompt(self) -> PromptDelta:
+    def take(self) -> Delta | None:
+        """Return what is new in the output that changed first; None: nothing is new in any."""
+        return self._news.popleft().take() if self._news else None
+
+    def take_changed(self) -> list[Output]:
+        """Return the outputs in which something is new, which the caller takes from them."""
+        changed = list(self._news)
+        self._news.clear()
+        return changed
+
+    def take_prompt(self) -> PromptDelta | None:
+        """Return the log-probabilities of the prompt that are new; None: there are none."""
+        if self._num_taken_prompt_logprobs == len(self.prompt_logprobs):
+            return None
         first, self._num_taken_prompt_logprobs = self._num_taken_prompt_logprobs, len(self.prompt_logprobs)
         begin = first * max(0, self.request.num_prompt_logprobs)
         return PromptDelta(self.prompt_logprobs[first:], self.prompt_alternatives.since(begin))
 
     def _announce(self, output: Output) -> None:
-        """Put an output that is about to change in line for `next_delta`; those in front changed earlier."""
-        if not (self._options.is_ranked or output.has_news):
+        """Put an output that is about to change in line to be taken; those in front changed earlier."""
+        if self._is_streamed and not output.is_announced:
+            output.is_announced = True
             self._news.append(output)
-            self._changed.set()
+            self._tell()
+
+    def _append_text(self, output: Output, text: str) -> None:
+        if self._options.returns_text:
+            output.append_text(text)
 
     def _end_output(self, output: Output, reason: FinishReason) -> None:
         output.finish_reason = reason
@@ -184,17 +245,20 @@ class Response:
         if self._num_unfinished == 0 and self._options.is_ranked:
             best_first = sorted(self._made, key=_cumulative_logprob, reverse=True)  # stable: ties keep their order
             best = best_first[: self._options.num_returned]
-            if self._has_text_at_end_only:
+            if self._decodes_at_end:
                 for returned in best:
                     returned.append_text(self._decode(returned))
             self._return_ranked(best)
+        if self._options.text.stop_strings and self._handle is not None:
+            self._handle.finish_output(output.sequence_index, len(output.token_ids), reason)
 
     def _output_of(self, hypothesis: Hypothesis) -> Output:
         """Return a hypothesis as a finished output."""
         output = Output(0, self._options.returns_logprobs)
         for token_id, logprob in zip(hypothesis.token_ids.tolist(), hypothesis.logprobs.tolist(), strict=True):
             output.append_token(token_id, logprob)
-        output.append_text(self._decode(output))
+        if self._options.returns_text:
+            output.append_text(self._decode(output))
         output.beam_score = hypothesis.score
         output.finish_reason = hypothesis.finish_reason
         return output
@@ -205,10 +269,10 @@ class Response:
 
     def _return_ranked(self, outputs: Sequence[Output]) -> None:
         for rank, output in enumerate(outputs):
-            output.output_index = rank
+            output.output_index, output.is_announced = rank, True
         self._returned = list(outputs)
         self._news.extend(outputs)
-        self._changed.set()
+        self._tell()
 
 
 def _cumulative_logprob(output: Output) -> float:

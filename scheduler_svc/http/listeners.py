@@ -12,12 +12,13 @@ _BACKLOG = 1024
 _NOT_OURS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
-def open_listeners(listen: str, flag: str) -> list[socket.socket]:
+def open_listeners(listen: str, flag: str, *, is_shared: bool = False) -> list[socket.socket]:
     """Return sockets that listen on every address of a name, all on one port; an address may be listened on once.
 
     Args:
         listen: host:port. A wildcard of either family stands for both; port 0 takes a free one.
         flag: The setting that it comes from, for people.
+        is_shared: Whether other processes of ours listen there too, and the kernel deals connections to all.
 
     Raises: AddressError: one is taken, or none is ours.
     """
@@ -28,7 +29,7 @@ def open_listeners(listen: str, flag: str) -> list[socket.socket]:
         for family, address in _addresses(host.strip("[]")):
             port = listeners[0].getsockname()[1] if listeners else int(port_text)
             try:
-                listeners.append(_listener(family, address, port))
+                listeners.append(_listener(family, address, port, is_shared=is_shared))
             except OSError as error:
                 if error.errno not in _NOT_OURS:
                     raise
@@ -57,8 +58,10 @@ def _is_wildcard(host: str) -> bool:
         return False
 
 
-def _listener(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+def _listener(family: socket.AddressFamily, address: str, port: int, *, is_shared: bool) -> socket.socket:
     is_dual = family is socket.AF_INET6 and address == "::"
-    listener = socket.create_server((address, port), family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual)
+    listener = socket.create_server(
+        (address, port), family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual, reuse_port=is_shared
+    )
     listener.setblocking(False)
     return listener

@@ -6,7 +6,7 @@ from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.results import StepUpdates
-from scheduler_svc.engine.interface import Alternatives, EndedRequest, FinishReason, Hypothesis
+from scheduler_svc.engine.interface import Alternatives, EndedRequest, FinishReason, Hypothesis, RequestHandle
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.request_life import LifeEvent
 from scheduler_svc.replay.core_replay import CoreReplay
@@ -20,10 +20,13 @@ _ENDING_CALLS = ("group_aborted", "result_taken", "sequence_finished", "step_dec
 class _NoSink:
     """Takes what nobody wants to have."""
 
+    def begin(self, handle: RequestHandle) -> None:
+        pass
+
     def push(
         self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None
-    ) -> bool:
-        return False
+    ) -> None:
+        pass
 
     def push_prompt(self, logprobs: Sequence[float], alternatives: Alternatives) -> None:
         pass
@@ -92,9 +95,9 @@ class ReplayedRequests:
 
     def _note_updates(self, updates: StepUpdates, now_s: float) -> None:
         groups = [sequence.group for sequence in updates.sequences]
-        for group in groups:
-            if (request := self.live.get(group.arrival)) is not None:
-                request.num_output_tokens += 1
+        for sequence in updates.sequences:
+            if (request := self.live.get(sequence.group.arrival)) is not None:
+                request.num_tokens_of[sequence.index] += 1
         for index, reason in updates.finished.items():
             if (request := self.live.get(groups[index].arrival)) is not None and not updates.sequences[index].index:
                 request.finish_reason = reason
@@ -102,7 +105,7 @@ class ReplayedRequests:
             assert group.beams is not None
             hypotheses = group.beams.finished_hypotheses()
             if (request := self.live.get(group.arrival)) is not None and hypotheses:
-                request.num_output_tokens = sum(len(hypothesis.token_ids) for hypothesis in hypotheses)
+                request.num_answer_tokens = sum(len(hypothesis.token_ids) for hypothesis in hypotheses)
                 request.finish_reason = hypotheses[0].finish_reason
         for group in (*groups, *updates.advanced_searches, *updates.finished_searches):
             if (request := self.live.get(group.arrival)) is not None:

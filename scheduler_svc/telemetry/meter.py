@@ -38,6 +38,7 @@ class Meter:
         queue_time: From the arrival to the first step, in seconds.
         request_duration: Of requests that finished, in seconds.
         step_durations: Of each phase, in seconds.
+        step_turnaround: From the arrival of a result to the departure of the next step, in seconds.
         num_finished: Requests that finished, by the reason of their first output.
         num_errors: Requests that ended with an error, by its status code.
     """
@@ -48,6 +49,7 @@ class Meter:
         self.queue_time = Histogram(REQUEST_BOUNDS_S)
         self.request_duration = Histogram(REQUEST_BOUNDS_S)
         self.step_durations = {phase: Histogram(STEP_BOUNDS_S) for phase in PHASES}
+        self.step_turnaround = Histogram(STEP_BOUNDS_S)
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
         self.num_queried_tokens = 0

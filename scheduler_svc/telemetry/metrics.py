@@ -60,6 +60,11 @@ INTER_TOKEN_LATENCY = Metric(
     "histogram",
     "Time between two steps that brought a request tokens, in seconds; outputs of one request count together.",
 )
+STEP_TURNAROUND = Metric(
+    "octavo_step_turnaround_seconds",
+    "histogram",
+    "Time from the arrival of a step's result to the departure of the step that is decided on it, in seconds.",
+)
 QUEUE_TIME = Metric(
     "octavo_request_queue_seconds",
     "histogram",
@@ -164,6 +169,7 @@ METRICS = (
     QUEUE_TIME,
     REQUEST_DURATION,
     STEP_DURATION,
+    STEP_TURNAROUND,
     PROMPT_TOKENS,
     OUTPUT_TOKENS,
     FINISHED,
@@ -238,6 +244,7 @@ def _counted_families(engine: Engine) -> Iterator[Family]:
     yield QUEUE_TIME.histogram_family({(): meter.queue_time})
     yield REQUEST_DURATION.histogram_family({(): meter.request_duration})
     yield STEP_DURATION.histogram_family({(phase,): counts for phase, counts in meter.step_durations.items()})
+    yield STEP_TURNAROUND.histogram_family({(): meter.step_turnaround})
     yield FINISHED.family(by_label(dict.fromkeys(_FINISH_REASONS, 0) | meter.num_finished))
     yield ERRORS.family(by_label(dict.fromkeys(_ERROR_CODES, 0) | meter.num_errors))
     yield LOSSES.single(meter.num_executor_losses)

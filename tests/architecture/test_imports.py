@@ -27,6 +27,7 @@ NO_TORCH = "the scheduler and what both services share never import torch or tra
 INDEPENDENT = "the two services never import each other"
 PURE_CORE = "the scheduler's core is pure: no transport, clock, randomness or logging"
 FRONT_BY_INTERFACE = "the front knows the engine by its interface alone"
+FRONT_PROCESS_BY_INTERFACE = "so does a front in a process of its own, and all that it needs of the link"
 TOKENS_ONLY = "the engine, the core and the executors' sessions know no text and no clients"
 SHARED_BELOW = "what both services share imports neither of them"
 FAKE_WITHOUT_TORCH = "the fake executor runs without torch"
@@ -67,6 +68,15 @@ PLANTS = [
     (FRONT_BY_INTERFACE, "scheduler_svc/front/planted.py", "import scheduler_svc.core.sequence"),
     (FRONT_BY_INTERFACE, "scheduler_svc/front/api/planted.py", LAZY.format("import scheduler_svc.engine.engine")),
     (FRONT_BY_INTERFACE, "scheduler_svc/front/text/planted.py", "from scheduler_svc.executors import served_model"),
+    (FRONT_BY_INTERFACE, "scheduler_svc/front/planted.py", "from scheduler_svc.link.remote_core import RemoteCore"),
+    (FRONT_PROCESS_BY_INTERFACE, "scheduler_svc/front_process.py", "from scheduler_svc.engine.engine import Engine"),
+    (
+        FRONT_PROCESS_BY_INTERFACE,
+        "scheduler_svc/link/remote_core.py",
+        LAZY.format("import scheduler_svc.core.stopping"),
+    ),
+    (FRONT_PROCESS_BY_INTERFACE, "scheduler_svc/link/ends.py", "import scheduler_svc.link.front_session"),
+    (TOKENS_ONLY, "scheduler_svc/engine/planted.py", "from scheduler_svc.link import remote_core"),
     (TOKENS_ONLY, "scheduler_svc/engine/planted.py", "from scheduler_svc.front import response"),
     (TOKENS_ONLY, "scheduler_svc/executors/planted.py", "import scheduler_svc.admin.state"),
     (SHARED_BELOW, "shared/planted.py", "import scheduler_svc.core.sequence"),

@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,13 @@ import pytest
 from octavo.bench.errors import BenchError
 from octavo.bench.json_report import to_json
 from octavo.bench.octavo_target import OctavoTarget
+from octavo.bench.one_stream_target import OneStreamTarget
 from octavo.bench.openai_target import OpenAIApi, OpenAITarget
-from octavo.bench.record import Target
+from octavo.bench.record import PlannedRequest, RequestRecord, Target
 from octavo.bench.session import run_session
 from octavo.bench.summary import summarize
 from octavo.client import Client
+from octavo.errors import DeadlineError, OctavoError
 from tests.support.stack import running_stack, until
 from tests.unit.octavo.bench.openai_server import openai_server
 from tests.unit.octavo.bench.settings import bench_config
@@ -63,15 +65,22 @@ def octavo_target(address: str) -> OctavoTarget:
     return OctavoTarget(Client(address), temperature=0.0, ignore_eos=True, timeout_s=60.0, account={})
 
 
+def one_stream_target(address: str, timeout_s: float = 60.0, **account: Any) -> OneStreamTarget:
+    return OneStreamTarget(Client(address), temperature=0.0, ignore_eos=True, timeout_s=timeout_s, account=account)
+
+
 def openai_target(url: str, *, api: OpenAIApi = OpenAIApi.COMPLETIONS, ignore_eos: bool = True) -> OpenAITarget:
     return OpenAITarget(
         url, api=api, api_key="secret", model=None, temperature=0.0, ignore_eos=ignore_eos, timeout_s=60.0
     )
 
 
-async def test_an_open_loop_over_grpc_has_the_lengths_and_times_that_were_planned() -> None:
+@pytest.mark.parametrize("target_of", [octavo_target, one_stream_target])
+async def test_an_open_loop_over_grpc_has_the_lengths_and_times_that_were_planned(
+    target_of: Callable[[str], OctavoTarget | OneStreamTarget],
+) -> None:
     lengths: dict[str, Any] = {"input_len": "uniform:10:40", "output_len": "uniform:2:9", "shared_prefix_len": 32}
-    async with running_stack() as stack, octavo_target(stack.address) as target:
+    async with running_stack() as stack, target_of(stack.address) as target:
         report = await measured(target, rate=100.0, num_requests=40, warmup=2, **lengths)
     summary, samples = report["summary"], report["samples"]
     assert (summary["num_completed"], summary["num_failed"]) == (40, 0)
@@ -123,12 +132,52 @@ async def test_what_the_scheduler_refuses_is_said_of_the_flag() -> None:
     )
 
 
-async def test_failures_are_grouped_and_the_rest_counts() -> None:
-    async with running_stack(max_waiting_requests=1, max_num_seqs=1) as stack, octavo_target(stack.address) as target:
+@pytest.mark.parametrize("target_of", [octavo_target, one_stream_target])
+async def test_failures_are_grouped_and_the_rest_counts(
+    target_of: Callable[[str], OctavoTarget | OneStreamTarget],
+) -> None:
+    async with running_stack(max_waiting_requests=1, max_num_seqs=1) as stack, target_of(stack.address) as target:
         report = await measured(target, concurrency=8, num_requests=16, output_len="50")
     [error] = report["summary"]["errors"]
     assert "queue" in error["message"]
     assert report["summary"]["num_completed"] + error["num_requests"] == 16
+
+
+async def test_on_one_stream_a_time_limit_aborts_its_request_and_nothing_is_left() -> None:
+    async with running_stack() as stack:
+        async with one_stream_target(stack.address) as target:
+            target._timeout_s = 0.05
+            record = RequestRecord(PlannedRequest(0, [40, 41], 2, 8_000, None), None)
+            with pytest.raises(DeadlineError, match="the time limit passed before the answer was complete"):
+                await target.send(record)
+            await until(lambda: not stack.engine.requests)
+            target._timeout_s = 60.0
+            report = await measured(target, num_requests=4)
+            assert report["summary"]["num_completed"] == 4
+            assert report["target"]["api"] == "octavo-stream"
+        await until(lambda: not stack.engine.requests)
+
+
+async def test_a_stream_that_breaks_fails_all_its_requests() -> None:
+    async with running_stack(shutdown_grace_s=0.0) as stack, one_stream_target(stack.address) as target:
+        sending = [
+            asyncio.create_task(target.send(RequestRecord(PlannedRequest(index, [40 + index], 1, 8_000, None), None)))
+            for index in range(3)
+        ]
+        await until(lambda: len(stack.engine.requests) == 3)
+        await stack.service.stop("the test says so")
+        results = await asyncio.wait_for(asyncio.gather(*sending, return_exceptions=True), 10)
+        assert all(isinstance(result, OctavoError) for result in results), results
+        with pytest.raises(OctavoError):
+            await target.send(RequestRecord(PlannedRequest(3, [40], 1, 1, None), None))
+
+
+async def test_what_the_scheduler_refuses_on_one_stream_is_said_of_the_flag() -> None:
+    flags = ("--one-stream", "--priority", "3")
+    async with running_stack() as stack, started("--address", stack.address, *flags) as process:
+        found = await ended(process)
+    assert found.status == 1
+    assert f"the first request failed at {stack.address}: --priority is 3; " in found.stderr
 
 
 @pytest.mark.parametrize("api", list(OpenAIApi))

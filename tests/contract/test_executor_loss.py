@@ -146,6 +146,7 @@ async def test_a_bug_while_the_requests_of_a_lost_executor_are_taken_back_ends_t
 
     async with running_stack(FakeWorker(step_ms=2)) as stack:
         answers = [asyncio.create_task(collect(stack, token_request(30, 5000, first_id=i))) for i in range(3)]
+        await until(lambda: len(stack.engine.requests) == 3)
         await tokens_arrived(stack, 1)
         with monkeypatch.context() as patch:
             patch.setattr(stack.driver.core if broken == "evacuate" else stack.engine.requests, broken, fail)

@@ -411,7 +411,12 @@ async def test_an_executor_that_starts_late_joins_and_one_that_shuts_down_leaves
         second.worker = slow_worker()
         await second.start()
         await until(lambda: stack.driver_of(second).core is not None)
-        calls += [stack.generation.Generate(endless(first_id)) for first_id in range(2, 4)]
+        calls.append(stack.generation.Generate(endless(2)))
+        await until(lambda: stack.num_groups_on(second) == 1)
+        core = stack.driver_of(second).core
+        assert core is not None
+        await until(lambda: core.load == 1)  # its prompt is computed
+        calls.append(stack.generation.Generate(endless(3)))
         await until(lambda: stack.num_groups_on(second) == 2)
         await shut_down(stack, first)
         await until(lambda: stack.num_groups_on(second) == 4)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from typing import Any
 
 import grpc
@@ -288,7 +289,8 @@ async def test_draining_refuses_new_requests_and_finishes_live_ones() -> None:
         live = asyncio.create_task(collect(stack, token_request(4, 200)))
         await until(lambda: stack.engine.requests)
         drained = await stack.admin.Drain(admin.DrainRequest())
-        assert await readiness(stack) == health_pb2.HealthCheckResponse.NOT_SERVING
+        while await readiness(stack) != health_pb2.HealthCheckResponse.NOT_SERVING:
+            await asyncio.sleep(0.001)
         assert drained.num_live_requests == 1
         error = await refusal(stack, token_request(4, 5))
         assert error.code() is grpc.StatusCode.UNAVAILABLE
@@ -466,3 +468,51 @@ async def test_an_oversized_message_is_refused() -> None:
         error = await refusal(stack, pb.GenerateRequest(text="x" * 2**17))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert len((await collect(stack, token_request(4, 4))).token_ids) == 4
+
+
+# The pace of a stream -----------------------------------------------------------------------------------
+
+
+async def deltas_of(stack: Stack, request: pb.GenerateRequest) -> list[tuple[float, list[int]]]:
+    """Return when each delta came, in seconds since the first event, and its tokens."""
+    found, begin_s = [], 0.0
+    async for event in stack.generation.Generate(request):
+        begin_s = begin_s or time.perf_counter()
+        if event.HasField("delta"):
+            found.append((time.perf_counter() - begin_s, list(event.delta.token_ids)))
+    return found
+
+
+def tokens_of(deltas: list[tuple[float, list[int]]]) -> list[int]:
+    return [token_id for _, token_ids in deltas for token_id in token_ids]
+
+
+async def test_deltas_come_no_faster_than_a_request_says_and_the_first_and_the_end_at_once() -> None:
+    async with running_stack(FakeWorker(step_ms=2)) as stack:
+        request = token_request(4, 60)
+        plain = await deltas_of(stack, request)
+        request.min_delta_interval_ms = 5_000
+        begin_s = time.perf_counter()
+        paced = await deltas_of(stack, request)
+        assert time.perf_counter() - begin_s < 4, "the end does not wait"
+        assert [len(token_ids) for _, token_ids in paced][1:] == [60 - len(paced[0][1])]
+        assert len(plain) > 10
+        assert tokens_of(paced) == tokens_of(plain)
+
+
+async def test_a_front_that_falls_behind_sends_fewer_and_larger_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_stack(FakeWorker(step_ms=2)) as stack:
+        plain = await deltas_of(stack, token_request(4, 60))
+        stack.front.pace.rest_s = 0.1
+        monkeypatch.setattr(stack.front.pace, "note", lambda lag_s: None)  # it would see that the loop has time
+        rested = await deltas_of(stack, token_request(4, 60))
+        assert len(rested) < len(plain) / 2
+        assert tokens_of(rested) == tokens_of(plain)
+
+
+async def test_an_interval_that_is_too_long_is_refused() -> None:
+    async with running_stack() as stack:
+        request = token_request(4, 3)
+        request.min_delta_interval_ms = 10_001
+        error = await refusal(stack, request)
+        assert error.details() == "min_delta_interval_ms is 10001; it must be at most 10000"

@@ -17,9 +17,11 @@ from tests.support.stack import Stack, running_stack
 SERVICE = "/octavo.generation.v1.GenerationService"
 METHODS = {
     "Generate": pb.GenerateRequest.DESCRIPTOR,
+    "StreamRequests": pb.StreamRequestsRequest.DESCRIPTOR,
     "Tokenize": pb.TokenizeRequest.DESCRIPTOR,
     "Detokenize": pb.DetokenizeRequest.DESCRIPTOR,
 }
+CODES = {code.value[0]: code for code in grpc.StatusCode}
 BODY_BYTES = 4 * 2**20 - 64
 
 # So many characters are tokenized before it is known that they are too many.
@@ -68,18 +70,29 @@ def bodies(descriptor: Descriptor, num_bytes: int) -> Iterator[tuple[str, bytes]
 
 
 async def longest_gap_s(stack: Stack, body: bytes, method: str = "Generate") -> tuple[float, grpc.StatusCode]:
-    """Send a body; return how long the loop was kept at most until it was answered, and how."""
+    """Send a body; return how long the loop was kept at most until it was answered, and how.
+
+    On a stream of requests the end of the first one is the answer, or that of the stream.
+    """
     code = grpc.StatusCode.OK
     async with grpc.aio.insecure_channel(stack.address) as channel, loop_gaps() as gaps_s:
-        send: Any = channel.unary_stream(f"{SERVICE}/{method}")
-        call = send(body)
+        if method == "StreamRequests":
+            stream: Any = channel.stream_stream(f"{SERVICE}/{method}")
+            call = stream()
+            await call.write(body)
+        else:
+            send: Any = channel.unary_stream(f"{SERVICE}/{method}")
+            call = send(body)
         try:
-            async for _ in call:
+            async for answer in call:
+                if method == "StreamRequests":
+                    [failed] = pb.StreamRequestsResponse.FromString(answer).failed
+                    code = CODES[failed.code]
                 call.cancel()
         except grpc.aio.AioRpcError as error:
             code = error.code()
         except asyncio.CancelledError:
-            code = grpc.StatusCode.CANCELLED
+            code = grpc.StatusCode.CANCELLED if code is grpc.StatusCode.OK else code
     return max(gaps_s), code
 
 

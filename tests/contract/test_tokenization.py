@@ -142,15 +142,15 @@ async def test_without_a_tokenizer_there_is_no_text() -> None:
 async def test_a_role_that_the_template_passes_over_is_refused_in_both_calls() -> None:
     messages = chat(("user", "Hi"), ("x", "Hi"))
     sentence = (
-        "messages is a conversation with the role 'x' in message 1, from 0; it must be of roles that the model's chat "
-        "template puts into the prompt, such as user: it leaves this message out"
+        "messages[1].role is 'x'; it must be a role that the model's chat template puts into the prompt, such as user: "
+        "it leaves this message out"
     )
     async with running_stack(WithBos()) as stack:
         assert await refusal(stack, pb.TokenizeRequest(messages=messages)) == (
             grpc.StatusCode.INVALID_ARGUMENT,
             sentence,
         )
-        with pytest.raises(grpc.aio.AioRpcError, match="the role 'x' in message 1"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"messages\[1\].role is 'x'"):
             await collect(stack, pb.GenerateRequest(messages=messages))
 
 

@@ -220,7 +220,7 @@ async def test_abort_skips_empty_ids() -> None:
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_an_abort_while_the_end_is_written_adds_no_other_end(is_streamed: bool) -> None:
     async with running_gateway_stack() as gateway:
-        servicer = VllmEngineServicer(gateway.stack.service.generation, "")
+        servicer = VllmEngineServicer(gateway.stack.front.generation, "")
         reasons = []
         body = RequestBody(engine_request(stream=is_streamed).SerializeToString(), pb.GenerateRequest)
         async for response in servicer.Generate(body, cast("Any", None)):

@@ -47,7 +47,7 @@ FAULTS = (
     ),
     Fault(
         "a request that goes on at another kind is told nothing",
-        "scheduler_svc/front/api/servicer.py",
+        "scheduler_svc/front/api/generation_messages.py",
         "continued_on_other_numerics=response.was_continued_on_other_numerics,",
         "continued_on_other_numerics=False,",
         (f"{TOLD}::test_a_request_that_is_not_asked_says_only_that_it_was_continued",),

@@ -267,7 +267,7 @@ def test_the_kernels_in_use_are_told_in_one_line(
     [line] = [message for message in caplog.messages if message.startswith("event=kernels ")]
     [told] = [line for line in capsys.readouterr().out.splitlines() if "kernels" in line]
     assert re.fullmatch(f"octavo executor kernels: {words}", told)
-    assert told.removeprefix("octavo executor kernels: ")[:20] in line
+    assert told.removeprefix("octavo executor kernels: ")[:20].partition(";")[0] in line
 
 
 def test_one_openmp_runtime_is_loaded() -> None:

@@ -72,7 +72,8 @@ def test_torch_is_the_build_that_suits_the_machine(
         env=environment,
     )
     assert ended.returncode == 0, ended.stderr
-    first, second, *_ = ended.stdout.splitlines()
+    begin, first, second, *_ = ended.stdout.splitlines()
+    assert begin.startswith(f"installing: into {venv}")
     assert first.startswith(f"installing: {says}")
     assert second == "installing: Octavo and what it needs"
     expected = [] if call is None else [call.format(python=venv / "bin" / "python")]

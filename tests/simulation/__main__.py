@@ -13,7 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.simulation.campaign import FinishedRun, Limits, OtherCodeError, Run, RunFile, run_all
-from tests.simulation.plan import MODES, SAFETY, Plan, draw_plan
+from tests.simulation.draw import draw_plan
+from tests.simulation.plan import MODES, SAFETY, Plan, shortened
 from tests.simulation.plan_json import plan_to_json, read_plan
 from tests.simulation.report import Traced, report, traced
 from tests.simulation.run import simulate
@@ -37,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> int:
             plan = read_plan(arguments.plan) if arguments.plan else draw_plan(arguments.seed, _one_mode(arguments.mode))
         except (OSError, ValueError, TypeError, KeyError) as error:
             parser.error(f"--plan {arguments.plan}: {error!r}; it must be a file that --shrink wrote")
-        return _replay(plan, arguments)
+        return _replay(shortened(plan) if arguments.short else plan, arguments)
     modes = MODES if arguments.mode == BOTH else (arguments.mode,)
     runs = [Run(seed, mode) for seed in arguments.seed_list or arguments.seeds for mode in modes]
     try:
@@ -145,6 +146,9 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--seed-list", type=_seed_list, metavar="SEED,SEED", help="run these seeds")
     which.add_argument("--seed", type=int, help="replay one seed")
     which.add_argument("--plan", type=Path, metavar="FILE", help="replay the plan of a file")
+    parser.add_argument(
+        "--short", action="store_true", help="of one seed: with fewer requests and faults, as `make test`"
+    )
     parser.add_argument("--trace", action="store_true", help="of one run: print all that happens")
     parser.add_argument("--report", action="store_true", help="of one run: the last fault and the last steps")
     parser.add_argument("--shrink", type=Path, metavar="FILE", help="of one run: make it smaller, into a file")

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from tests.simulation.plan import SEEDS_OF_A_GROUP, draw_plan
+from tests.simulation.draw import SEEDS_OF_A_GROUP, draw_plan
 from tests.simulation.run import Outcome, simulate
 
 _ROOT = Path(__file__).parents[2]

@@ -4,20 +4,25 @@
 - Every token that is computed is charged to a tenant.
 - A request that no attached executor can hold waits `orphan_timeout_s` at most.
 - An executor that answers no heartbeat for a lease is given up.
+- Whoever lost its executor too often has ended.
 - Whoever is counted out for breaking executors did lose several: a broken one alone is no request's fault.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.interface import EndedRequest
-from tests.simulation.loop import START_S, SimulationLoop
+from scheduler_svc.engine.request_life import LifeEvent
+from tests.simulation.loop import SimulationLoop
 from tests.simulation.plan import BROKEN_AT_LEAST_S, Plan
+from tests.simulation.shapes import POISONED
 
 # What an orphan waits beyond its time: until somebody looks, and until we do.
 LATEST_LOOK_S = 3.0
@@ -27,6 +32,9 @@ LATEST_LOOK_S = 3.0
 LOSSES_TO_END = 4
 LOSSES_BY_A_BREAK = 2
 
+# What a request is told that seems to break executors.
+COUNTED_OUT = "while it ran this request"
+
 
 @dataclass(slots=True)
 class EngineChecks:
@@ -34,10 +42,14 @@ class EngineChecks:
 
     Args:
         engine: From before its first step on.
-        plan: Says which executors are broken, and when.
+        plan: Says which executors are broken.
         loop: Has the time.
         accuse: Told of a broken promise.
         accepted: Gets the lengths that requests were accepted for, by request id.
+        faults_at_s: When faults began, by number.
+
+    Attributes:
+        num_callbacks: How many of its callbacks have run.
     """
 
     engine: Engine
@@ -45,11 +57,14 @@ class EngineChecks:
     loop: SimulationLoop
     accuse: Callable[[str], None]
     accepted: dict[str, set[int]]
+    faults_at_s: Mapping[int, float]
+    num_callbacks: int = 0
     _num_arrivals: int = 0
     _num_computed_tokens: int = 0
     _last_callback_s: float = 0.0
     _awake_since_s: float = 0.0
-    _orphans_since_s: dict[tuple[SequenceGroup, frozenset[str]], float] = field(default_factory=dict)
+    _takers: list[ExecutorCore] = field(default_factory=list)
+    _orphans_since_s: dict[SequenceGroup, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         schedule = self.engine.schedule
@@ -64,11 +79,16 @@ class EngineChecks:
 
     def note_callback(self) -> None:
         """A callback of the scheduler has run."""
+        self.num_callbacks += 1
         now_s = self.loop.time()
         if now_s - self._last_callback_s > LATEST_LOOK_S:  # it was stalled, and could end nothing
             self._orphans_since_s.clear()
             self._awake_since_s = now_s
         self._last_callback_s = now_s
+        takers = self.engine.fleet._takers
+        if takers != self._takers:  # each change is seen, however soon the next one comes
+            self._takers = takers
+            self._look_at_orphans()
         if self._num_arrivals != self.engine._num_arrivals:
             self._num_arrivals = self.engine._num_arrivals
             for request in self.engine.requests.values():
@@ -79,6 +99,7 @@ class EngineChecks:
     def look(self) -> None:
         """Look at everything between two callbacks."""
         self._look_at_groups()
+        self._look_at_losses()
         self._look_at_shares()
         self._look_at_orphans()
         self._look_at_leases()
@@ -90,6 +111,11 @@ class EngineChecks:
                 if requests._live(group) is None:
                     self.accuse(f"{core.name} computes for {group.request_id}, which has ended")
 
+    def _look_at_losses(self) -> None:
+        for request in self.engine.requests.values():
+            if request.num_losses >= LOSSES_TO_END:
+                self.accuse(f"{request.request_id} lives, and {request.num_losses} losses count against it")
+
     def _look_at_shares(self) -> None:
         tenants = self.engine.queue._fair_share._tenants.values()
         num_charged = sum(tenant.served * tenant.weight for tenant in tenants)
@@ -97,18 +123,13 @@ class EngineChecks:
             self.accuse(f"{self._num_computed_tokens} tokens were computed, and {num_charged:.1f} charged to tenants")
 
     def _look_at_orphans(self) -> None:
-        now_s, fleet = self.loop.time(), self.engine.fleet
-        if not self.engine._waiting_requests():
-            self._orphans_since_s.clear()
-            return
-        cores = frozenset(f"{core.name} {core.epoch} {core.takes_groups}" for core in fleet.cores)
+        now_s, engine = self.loop.time(), self.engine
         former, self._orphans_since_s = self._orphans_since_s, {}
-        for request in self.engine._waiting_requests():
-            if fleet.can_ever_take(request.group):
+        for request in engine._waiting_requests():
+            if engine.fleet.can_ever_take(request.group):
                 continue
-            key = request.group, cores
-            since_s = self._orphans_since_s[key] = former.get(key, now_s)
-            if now_s - since_s > self.engine.orphans.timeout_s + LATEST_LOOK_S:
+            since_s = self._orphans_since_s[request.group] = former.get(request.group, now_s)
+            if now_s - since_s > engine.orphans.timeout_s + LATEST_LOOK_S:
                 self.accuse(f"{request.request_id} has found no executor that can hold it for {now_s - since_s:.1f} s")
 
     def _look_at_leases(self) -> None:
@@ -122,24 +143,26 @@ class EngineChecks:
                 self.accuse(f"{driver.address} has answered no heartbeat for {silent_s:.1f} s, and is not given up")
 
     def _look_at_end(self, ended: EndedRequest) -> None:
-        if "while it ran this request" not in ended.error_message:
+        if COUNTED_OUT not in ended.error_message:
             return
         losses = Counter(
-            self._break_at(event.executor, event.at_s) or number
+            self._break_at(event) or number
             for number, event in enumerate(ended.events, 1)
             if event.kind is EventKind.EXECUTOR_LOST
         )
         if sum(min(count, LOSSES_BY_A_BREAK) for count in losses.values()) < LOSSES_TO_END:
             self.accuse(f"{ended.request_id} was counted out, although it lost only broken executors: {dict(losses)}")
 
-    def _break_at(self, executor: str, at_s: float) -> str:
+    def _break_at(self, lost: LifeEvent) -> str:
         """Return which time in which an executor was broken a loss belongs to; empty: none."""
+        if POISONED in lost.cause:
+            return ""
         for fault in self.plan.faults:
             address = self.plan.executors[fault.target % len(self.plan.executors)].address
-            after_s = at_s - START_S - fault.at_s
+            after_s = lost.at_s - self.faults_at_s.get(fault.number, math.inf)
             if (
                 fault.kind == "break_executor"
-                and address == executor
+                and address == lost.executor
                 and 0 <= after_s <= fault.duration_s + BROKEN_AT_LEAST_S + 1.0
             ):
                 return f"fault {fault.number}"

@@ -4,8 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from tests.simulation.moments import wait_for_moment
 from tests.simulation.plan import BROKEN_AT_LEAST_S, FAULTS, NOTHING, FaultPlan
 from tests.simulation.world import NUMERICS, ExecutorMachine, Machine, SchedulerMachine, World
+
+# Before the name of a fault, where it is counted.
+FAULT = "fault: "
 
 Fault = Callable[[World, FaultPlan], Awaitable[bool]]
 
@@ -14,11 +18,15 @@ async def strike(world: World, plan: FaultPlan) -> None:
     """Let a fault happen, and note it if there was something that it could strike."""
     if plan.kind == NOTHING:
         return
-    watchers = world.checks.watchers
+    await wait_for_moment(world, plan)
+    checks, watchers = world.checks, world.checks.watchers
+    checks.faults_at_s[plan.number] = world.loop.time()
     for watcher in watchers:
         watcher.fault_begins(world, plan)
-    if await _TABLE[plan.kind](world, plan):
-        world.checks.seen[f"fault: {plan.kind}"] += 1
+    name = FAULT + plan.kind
+    checks.seen[name] += 1  # those that strike nothing say so at once, the others may last beyond the end of the run
+    if not await _TABLE[plan.kind](world, plan):
+        checks.seen[name] -= 1
     for watcher in watchers:
         watcher.fault_ended(plan)
 
@@ -133,7 +141,8 @@ async def _hang_step(world: World, plan: FaultPlan) -> bool:
         return False
     machine.worker.num_hanging += 1
     await asyncio.sleep(plan.duration_s + 5.0)
-    return await _kill(machine, plan, is_silent=False)
+    await _kill(machine, plan, is_silent=False)
+    return True
 
 
 async def _slow_steps(world: World, plan: FaultPlan) -> bool:

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from tests.simulation.plan import MODES, draw_plan
+from tests.simulation.draw import draw_plan
+from tests.simulation.plan import MODES
 from tests.simulation.run import simulate
 
 

@@ -59,24 +59,25 @@ class RealWorldError(SimulationError):
 
 
 class SimulatedTask(asyncio.Task[T]):
-    """A task whose place in a set does not depend on its address in memory."""
+    """A task of a process. Its place in a set is that of its number, and does not depend on its address in memory."""
 
-    def __init__(self, coro: Coroutine[Any, Any, T], number: int, **keywords: Any) -> None:
-        self._number = number
+    def __init__(self, coro: Coroutine[Any, Any, T], number: int, process: SimulatedProcess, **keywords: Any) -> None:
+        self.number = number
+        self.process = process
         super().__init__(coro, **keywords)
 
     def __hash__(self) -> int:
-        return self._number
+        return self.number
 
 
 class SimulatedFuture(asyncio.Future[T]):
-    """As `SimulatedTask`."""
+    """As `SimulatedTask`; few are ever in a set, so they get their number there."""
 
-    def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
-        self._number = number
-        super().__init__(loop=loop)
+    _number = 0
 
     def __hash__(self) -> int:
+        if not self._number:
+            self._number = next(self.get_loop()._numbers)  # type: ignore[attr-defined]
         return self._number
 
 
@@ -115,6 +116,11 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
     def add(self, process: SimulatedProcess) -> None:
         """A process begins."""
         self._processes.append(process)
+
+    def tasks_of(self, process: SimulatedProcess) -> list[asyncio.Task[Any]]:
+        """Return the tasks of a process that have not ended, the oldest one first."""
+        tasks = asyncio.all_tasks(self)
+        return sorted((task for task in tasks if isinstance(task, SimulatedTask) and task.process is process), key=hash)
 
     def note(self, words: str) -> None:
         """Let something that happened be part of the digest."""
@@ -166,13 +172,29 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
 
     def _run_once(self, main: asyncio.Task[T]) -> None:
         num_at_once = 0
-        ready, picks, draw = self._ready, self._picks, self._random.random
+        ready, picks, draw, is_fair = self._ready, self._picks, self._random.random, self._is_fair
         while ready:
-            index = 0 if self._is_fair else int(draw() * len(ready))
-            picks.append(index)
-            handle = self._take(index)
-            if not handle.cancelled():
-                handle.run()
+            if is_fair or len(ready) == 1:
+                item = ready.pop(0)
+            else:
+                index = int(draw() * len(ready))
+                picks.append(index)
+                item, ready[index] = ready[index], ready[-1]
+                ready.pop()
+            if isinstance(item, SimulatedHandle):
+                handle = item
+            else:
+                handle = item.callbacks.popleft()
+                if item.callbacks:
+                    ready.append(item)
+            callback = handle.callback
+            if callback is not None:
+                try:
+                    handle.context.run(callback, *handle.args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"exception in {handle!r}", "exception": error})
                 self.num_callbacks += 1
                 num_at_once += 1
                 watch = handle.process.watch
@@ -188,48 +210,38 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
         if not main.done():
             self._jump()
 
-    def _take(self, index: int) -> SimulatedHandle:
-        """Remove what is ready at an index, and return its handle."""
-        ready = self._ready
-        item = ready[index]
-        if self._is_fair:
-            del ready[index]
-        else:
-            ready[index] = ready[-1]
-            ready.pop()
-        if isinstance(item, SimulatedHandle):
-            return item
-        handle = item.callbacks.popleft()
-        if item.callbacks:
-            ready.append(item)
-        return handle
-
     def _jump(self) -> None:
         """Set the clock to the next timer, and make all ready that are due then."""
         timers = self._timers
-        while timers and (timers[0][2].cancelled() or timers[0][2].process.state is State.DEAD):
+        while timers:
+            when_s, _, handle = timers[0]
+            if handle.callback is not None and handle.process.state is not State.DEAD:
+                break
             heapq.heappop(timers)
-        if not timers:
+        else:
             raise DeadlockError(f"nothing can happen any more at {self._now_s:.6f} s")
-        self._now_s = max(self._now_s, timers[0][0])
-        self._jumps.append(self._now_s)
-        while timers and timers[0][0] <= self._now_s:
+        self._now_s = now_s = max(self._now_s, when_s)
+        self._jumps.append(now_s)
+        while timers and timers[0][0] <= now_s:
             handle = heapq.heappop(timers)[2]
-            if not handle.cancelled():
+            if handle.callback is not None:
                 self._add(handle)
 
     def _add(self, handle: SimulatedHandle) -> None:
         """Make a callback ready, unless its process is dead; one of a stalled process is held."""
         process = handle.process
-        if process.state is State.DEAD or self._is_over:
-            return
         item: SimulatedHandle | SimulatedProcess = handle
-        if type(handle.owner) is not SimulatedTask:
+        if type(getattr(handle.callback, "__self__", None)) is not SimulatedTask:
+            if process.state is State.DEAD:
+                return
             process.callbacks.append(handle)
             if len(process.callbacks) > 1:
                 return
             item = process
-        (self._ready if process.state is State.RUNNING else process.held).append(item)
+        if process.state is State.RUNNING:
+            self._ready.append(item)
+        elif process.state is State.STALLED:
+            process.held.append(item)
 
     def close(self) -> None:
         """Forget everything. What is left of tasks ends here, as garbage, and nobody hears of it."""
@@ -239,8 +251,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
         logging.disable()
         try:
             with warnings.catch_warnings(action="ignore"):
-                for process in self._processes:
-                    process.forget()
+                self._forget_processes()
                 for left in (self._processes, self._ready, self._timers):
                     left.clear()
                 self._end = None
@@ -248,6 +259,12 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
         finally:
             sys.unraisablehook = hook
             logging.disable(level)
+
+    def _forget_processes(self) -> None:
+        for task in asyncio.all_tasks(self):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        for process in self._processes:
+            process.forget()
 
     # What asyncio asks of a loop -------------------------------------------------------------------
 
@@ -266,7 +283,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> SimulatedHandle:
-        handle = SimulatedHandle(self, callback, args, context)
+        handle = SimulatedHandle(callback, args, context)
         self._add(handle)
         return handle
 
@@ -280,12 +297,12 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> SimulatedHandle:
-        handle = SimulatedHandle(self, callback, args, context, when)
+        handle = SimulatedHandle(callback, args, context, when)
         heapq.heappush(self._timers, (when, next(self._numbers), handle))
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
-        return SimulatedFuture(next(self._numbers), self)
+        return SimulatedFuture(loop=self)
 
     def create_task(  # type: ignore[override]
         self,
@@ -294,9 +311,10 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
         name: str | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
-        number = next(self._numbers)
-        task = SimulatedTask(coro, number, loop=self, name=name or f"task {number}", context=context)
-        (PROCESS.get() if context is None else context[PROCESS]).keep(task)
+        number, process = next(self._numbers), PROCESS.get() if context is None else context[PROCESS]
+        task = SimulatedTask(coro, number, process, loop=self, name=name or f"task {number}", context=context)
+        if process.is_dead:
+            process.unfinished.append(task)
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]

@@ -120,8 +120,21 @@ BUGS = (
     Bug(
         "the core is not told of a stop string",
         f"{ENGINE}/live_requests.py",
-        "                    self._fleet.finish(core, sequence)\n",
-        "                    pass\n",
+        "            self._fleet.finish(core, sequence)\n            self._on_room()\n",
+        "            pass\n",
+    ),
+    Bug(
+        "a stop string that is found while its group waits for a core ends nothing",
+        f"{ENGINE}/live_requests.py",
+        "        elif group.is_last(sequence):\n",
+        "        elif False:\n",
+    ),
+    Bug(
+        "a loss that is not clear yet makes no suspect: the innocent are counted out with the guilty",
+        f"{ENGINE}/suspects.py",
+        "request.num_losses + len(request.unclear_losses) >=",
+        "request.num_losses >=",
+        LIVENESS,
     ),
     # Requests
     Bug(

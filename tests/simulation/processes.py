@@ -40,6 +40,7 @@ class SimulatedProcess:
         callbacks: Its plain callbacks that are ready, in their order; the loop's.
         held: What became ready while it was stalled; the loop's.
         loop: As above.
+        unfinished: The tasks of a dead process, held until the end: nothing of them may run, no `finally`.
         watch: Called after each of its callbacks; None: nobody looks.
     """
 
@@ -51,7 +52,7 @@ class SimulatedProcess:
         self.watch: Callable[[], None] | None = None
         self.held: list[Any] = []
         self.loop = loop
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.unfinished: list[asyncio.Task[Any]] = []
         self._context = contextvars.Context()
         self._context.run(PROCESS.set, self)
         loop.add(self)
@@ -70,14 +71,9 @@ class SimulatedProcess:
         return self.state is State.DEAD
 
     @property
-    def num_tasks(self) -> int:
-        """How many tasks of it have not ended."""
-        return len(self._tasks)
-
-    @property
     def tasks(self) -> list[asyncio.Task[Any]]:
         """Its tasks that have not ended."""
-        return list(self._tasks)
+        return self.loop.tasks_of(self)
 
     def context(self) -> contextvars.Context:
         """Return a new context of the process, for a callback or a task."""
@@ -87,16 +83,10 @@ class SimulatedProcess:
         """Let the process run a coroutine."""
         return self.loop.create_task(coroutine, context=self.context())
 
-    def keep(self, task: asyncio.Task[Any]) -> None:
-        """Hold a task until it ends, also if the process dies before: nothing of it may run then, no `finally`."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard, context=self._context)
-
     def forget(self) -> None:
-        """Let go of all that it holds: the simulation is over."""
-        for task in self._tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-        self._tasks.clear()
+        """Let go of all that it holds, and hold nothing more: the simulation is over."""
+        self.state = State.DEAD
+        self.unfinished.clear()
         self.callbacks.clear()
         self.held.clear()
         self.watch = None
@@ -116,6 +106,7 @@ class SimulatedProcess:
     def kill(self) -> None:
         """End it without a word, as SIGKILL does. What becomes of its connections is the network's affair."""
         self.state = State.DEAD
+        self.unfinished = self.tasks
         self.held.clear()
         self.callbacks.clear()
         self.loop.drop(self)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.engine.interface import EndedRequest
+from tests.simulation.engine_checks import COUNTED_OUT
 from tests.simulation.rare import Rare
 
 _LETTERS = {
@@ -142,7 +143,7 @@ RARE_LIVES: tuple[Rare[Life], ...] = (
     Rare("aborted after a loss", "it was aborted, or its client left, and no executor had it", _is("L[^A]*[CG]$")),
     Rare("aborted within 50 ms of a loss", "a loss and an end met", _ended_by_loss),
     Rare("ended during a resume", "an abort met the resume of its executor's stream", lambda life: life.meets_resume),
-    Rare("counted out", "a request ended that seemed to break executors", _says("while it ran this request")),
+    Rare("counted out", "a request ended that seemed to break executors", _says(COUNTED_OUT)),
     Rare("orphan ended", "nobody came for so long that a request ended", _says("(--orphan-timeout-s)")),
     Rare("orphan waited", "a request found no executor at first, and finished", lambda life: _waited(life)),
     Rare("outgrew the fleet", "no executor could ever hold a request that had run", _is("A.*R$")),

@@ -29,7 +29,6 @@ class Decided:
 
 
 RARE_DECISIONS: tuple[Rare[Decided], ...] = (
-    Rare("swap both ways", "one step moved blocks out and in", lambda it: _moves(it.step) == (True, True)),
     Rare("block copied", "a step copied a shared block before it wrote", lambda it: bool(len(it.step.blocks_to_copy))),
     Rare(
         "fork behind a step in flight",
@@ -82,10 +81,6 @@ RARE_RESULTS: tuple[Rare[Processed], ...] = (
 )
 
 
-def _moves(step: Step) -> tuple[bool, bool]:
-    return len(step.blocks_to_swap_out) > 0, len(step.blocks_to_swap_in) > 0
-
-
 def _says(pattern: str) -> Callable[[Event], bool]:
     search = re.compile(pattern).search
     return lambda event: search(str(event)) is not None
@@ -112,7 +107,7 @@ RARE_LINES: tuple[tuple[str, Rare[Event]], ...] = (
         Rare("fenced off", "a scheduler's epoch had ended", _says("is not the current one|ended: scheduler")),
     ),
     ("no_executor", Rare("another instance", "a restarted executor answered a resume", _says("instance .* is gone"))),
-    ("step_stream_broke", Rare("executor left in order", "an executor shut down", _says("shutting down"))),
+    ("no_executor", Rare("executor left in order", "an executor shut down", _says("shutting down"))),
     ("step_failed", Rare("step failed", "an executor failed a step", _any)),
     ("no_executor", Rare("nonsense answered", "a result did not fit its step", _says("sampled|result|rows|tokens"))),
     ("no_executor", Rare("spare executor", "a scheduler had as many as it may", _says("--max-executors"))),

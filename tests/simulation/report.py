@@ -35,7 +35,7 @@ def report(plan: Plan, run: Callable[[Plan], Traced] = traced) -> Iterator[str]:
     failing = run(plan)
     yield f"seed {plan.seed}, {plan.mode}: {failing.outcome.broken or 'every promise was kept'}"
     yield ""
-    last = last_fault(plan)
+    last = last_fault(failing.outcome)
     if last is None:
         yield "No fault is left: it is broken without any."
     else:
@@ -44,9 +44,11 @@ def report(plan: Plan, run: Callable[[Plan], Traced] = traced) -> Iterator[str]:
     yield from _last_steps(failing)
 
 
-def last_fault(plan: Plan) -> FaultPlan | None:
-    """Return the fault that strikes last; None: there is none."""
-    return max((fault for fault in plan.faults if fault.kind != NOTHING), key=lambda fault: fault.at_s, default=None)
+def last_fault(outcome: Outcome) -> FaultPlan | None:
+    """Return the fault that struck last; None: none did."""
+    at_s = outcome.faults_at_s
+    began = [fault for fault in outcome.plan.faults if fault.number in at_s and fault.kind != NOTHING]
+    return max(began, key=lambda fault: at_s[fault.number], default=None)
 
 
 def without(plan: Plan, fault: FaultPlan) -> Plan:
@@ -63,7 +65,8 @@ def first_difference(ours: Sequence[TraceEvent], theirs: Sequence[TraceEvent]) -
 
 def _difference(last: FaultPlan, failing: Traced, other: Traced) -> Iterator[str]:
     what = other.outcome.broken or "every promise is kept"
-    yield f"Without its last fault, {last.kind} {last.number} at {last.at_s:.6f} s: {what}"
+    at_s = failing.outcome.faults_at_s[last.number]
+    yield f"Without its last fault, {last.kind} {last.number} at {at_s:.6f} s: {what}"
     ours, theirs = (_without_fault(side.trace.events, last) for side in (failing, other))
     place = first_difference(ours, theirs)
     if place is None:

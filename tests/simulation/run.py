@@ -4,17 +4,17 @@ import asyncio
 import gc
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tests.simulation.checks import Checks, PromiseBrokenError
 from tests.simulation.endless import watching_callbacks
-from tests.simulation.faults import strike
+from tests.simulation.faults import FAULT, strike
 from tests.simulation.loop import SimulationError, SimulationLoop
 from tests.simulation.network.client import RECONNECT_BACKOFF_S
 from tests.simulation.network.link import SERVER_KEEPALIVE_S
 from tests.simulation.operator import look_around
-from tests.simulation.plan import LIVENESS, Plan, RequestPlan
+from tests.simulation.plan import LIVENESS, FaultPlan, Plan, RequestPlan
 from tests.simulation.processes import SimulatedProcess
 from tests.simulation.real_world import fence
 from tests.simulation.shapes import POISON, shape
@@ -26,8 +26,20 @@ from tests.simulation.world import World
 # breaker and the time until a lost connection is noticed, one after the other, and the work itself.
 LIVENESS_BOUND_S = 240.0
 
+# Between two looks at whether a run has enough steps and faults, in virtual seconds.
+_LOOK_INTERVAL_S = 0.25
+
+# Between two looks at whether there are enough steps for the next fault.
+_FAULT_LOOK_INTERVAL_S = 0.02
+
 # Requests that are sent when all is well again, and must be answered.
 NUM_LAST_REQUESTS = 4
+
+# Then come so many requests that break executors, one at a time, each beside some that must be answered.
+NUM_LAST_POISONS = 4
+
+# Until executors have run so many steps, others of them follow.
+MIN_STEPS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +54,7 @@ class Outcome:
         virtual_s: How long it took inside.
         seen: How often things happened, by name.
         digest: Equal for equal plans.
+        faults_at_s: When faults began, by number.
     """
 
     plan: Plan
@@ -52,6 +65,7 @@ class Outcome:
     virtual_s: float
     seen: Counter[str]
     digest: str
+    faults_at_s: Mapping[int, float] = field(default_factory=dict)
 
 
 def simulate(plan: Plan, watchers: tuple[Watcher, ...] = ()) -> Outcome:
@@ -87,10 +101,14 @@ def _simulate(plan: Plan, loop: SimulationLoop, watchers: tuple[Watcher, ...]) -
     for watcher in checks.watchers:
         watcher.run_ended()
     checks.seen.update({PREFIX + name: count for name, count in world.network.counts.items()})
-    num_faults = sum(count for name, count in checks.seen.items() if name.startswith("fault: "))
     virtual_s = loop.time() - begin_s
-    counts = world.num_steps, num_faults, loop.num_callbacks
-    return Outcome(plan, checks.broken, *counts, virtual_s, checks.seen, loop.digest())
+    counts = world.num_steps, num_faults(checks.seen), loop.num_callbacks
+    return Outcome(plan, checks.broken, *counts, virtual_s, checks.seen, loop.digest(), checks.faults_at_s)
+
+
+def num_faults(seen: Counter[str]) -> int:
+    """Return how many faults struck in a run that saw these."""
+    return sum(count for name, count in seen.items() if name.startswith(FAULT))
 
 
 async def _play(world: World) -> None:
@@ -98,19 +116,20 @@ async def _play(world: World) -> None:
     begin_s = loop.time()
     for machine in (*world.executors, *world.schedulers):
         machine.start()
-    faults = [
-        loop.create_task(_strike_at(world, begin_s + fault.at_s, number)) for number, fault in enumerate(plan.faults)
-    ]
+    faults: list[asyncio.Task[None]] = []
+    faults.append(loop.create_task(_strike_all(world, faults)))
     for machine in world.schedulers:
         operator = SimulatedProcess(f"operator of {machine.name}", loop)
         operator.start(look_around(world.checks, world.network, machine.name, list(world.addresses), f"{plan.seed}"))
     last_id = ""
     for request in sorted(plan.requests, key=lambda request: request.at_s):
-        await asyncio.sleep(begin_s + request.at_s - loop.time())
+        if not (await _goes_on_until(world, begin_s + request.at_s) and await _has_room(world, begin_s)):
+            break
         request_id = last_id if request.is_duplicate and last_id else f"r{request.number}"
         world.clients[request.client].send(request, request_id)
         last_id = request_id
-    await asyncio.sleep(begin_s + plan.quiet_at_s - loop.time())
+    await _goes_on_until(world, begin_s + plan.quiet_at_s)
+    world.look_at_cores()
     if plan.mode != LIVENESS:
         return
     world.is_over = True
@@ -121,9 +140,40 @@ async def _play(world: World) -> None:
     await _end_all(world)
 
 
-async def _strike_at(world: World, at_s: float, number: int) -> None:
-    await asyncio.sleep(at_s - world.loop.time())
-    await strike(world, world.plan.faults[number])
+async def _goes_on_until(world: World, at_s: float) -> bool:
+    """Wait for a time; return False, and at once, when enough has happened."""
+    plan, loop, seen = world.plan, world.loop, world.checks.seen
+    while True:
+        if world.num_steps >= plan.num_steps and num_faults(seen) >= plan.num_faults:
+            return False
+        if (left_s := at_s - loop.time()) <= 0.0:
+            return True
+        await asyncio.sleep(min(left_s, _LOOK_INTERVAL_S))
+
+
+async def _has_room(world: World, begin_s: float) -> bool:
+    """Wait until fewer requests are open; return False when enough has happened, or it takes too long."""
+    plan, loop = world.plan, world.loop
+    while sum(client.num_open for client in world.clients) >= plan.num_open:
+        if loop.time() >= begin_s + plan.quiet_at_s or not await _goes_on_until(world, loop.time() + _LOOK_INTERVAL_S):
+            return False
+    return True
+
+
+async def _strike_all(world: World, tasks: list[asyncio.Task[None]]) -> None:
+    """Begin all faults, each in a task of its own."""
+    begin_s = world.loop.time()
+    for fault in world.plan.faults:
+        while world.num_steps < fault.after_steps and world.loop.time() < begin_s + fault.at_s:
+            await asyncio.sleep(_FAULT_LOOK_INTERVAL_S)
+        tasks.append(world.loop.create_task(_strike(world, fault)))
+
+
+async def _strike(world: World, fault: FaultPlan) -> None:
+    await asyncio.sleep(fault.delay_s)
+    world.look_at_cores()
+    if not world.checks.broken:
+        await strike(world, fault)
 
 
 async def _end_all(world: World) -> None:
@@ -138,18 +188,34 @@ async def _end_all(world: World) -> None:
     await asyncio.sleep(SERVER_KEEPALIVE_S + 2 * RECONNECT_BACKOFF_S)
     checks.is_quiet = True
     asked = [request for request in world.plan.requests if not request.is_duplicate]
-    good = [request for request in asked if shape(request.shape).kind != POISON][:NUM_LAST_REQUESTS]
-    bad = [request for request in asked if shape(request.shape).kind == POISON]
-    for requests in (good, bad):  # what breaks executors comes last, and ends: new ones are refused meanwhile
-        for request in requests:
-            last = RequestPlan(1000 + request.number, loop.time(), request.scheduler, request.shape, request.client)
-            world.clients[last.client].send(last, f"last{request.number}")
-        deadline_s = loop.time() + LIVENESS_BOUND_S
-        await _until(world, lambda: all(r.has_ended or r.left for r in checks.records), deadline_s, "a request goes on")
+    good = [request for request in asked if shape(request.shape).kind != POISON]
+    bad = [request for request in asked if shape(request.shape).kind == POISON][:NUM_LAST_POISONS]
+    begin = 0
+    while begin < len(good):
+        await _send_last(world, good[begin : begin + NUM_LAST_REQUESTS])
+        begin += NUM_LAST_REQUESTS
+        if world.num_steps >= min(MIN_STEPS, 2 * world.plan.num_steps):
+            break
+    for request in bad:
+        checks.is_poisoned = True
+        await _send_last(world, [request, *good[begin : begin + NUM_LAST_REQUESTS]])
+        begin += NUM_LAST_REQUESTS
     await asyncio.sleep(SERVER_KEEPALIVE_S + 1.0)  # until then a client may seem to be there that has gone
     for machine in world.schedulers:
         assert machine.scheduler is not None
         checks.check_empty(machine.scheduler.engine)
+
+
+async def _send_last(world: World, requests: Sequence[RequestPlan]) -> None:
+    """Send requests again and wait until they have ended."""
+    records = world.checks.records
+    num_records = len(records) + len(requests)
+    for request in requests:
+        last = RequestPlan(1000 + request.number, world.loop.time(), request.scheduler, request.shape, request.client)
+        world.clients[last.client].send(last, f"last{request.number}")
+    deadline_s = world.loop.time() + LIVENESS_BOUND_S
+    await _until(world, lambda: len(records) == num_records, deadline_s, "a request is not sent")
+    await _until(world, lambda: all(r.has_ended or r.left for r in records), deadline_s, "a request goes on")
 
 
 async def _until(world: World, condition: Callable[[], bool], deadline_s: float, what: str) -> None:

@@ -24,8 +24,9 @@ from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_body import KeepBodies
 from scheduler_svc.front.api.servicer import GenerationServicer
+from scheduler_svc.front.front import front_settings, prompt_methods
 from scheduler_svc.front.text.text_model import ModelTokenizer
-from scheduler_svc.service import HEARTBEATS_PER_LEASE, engine_settings, front_settings, prompt_methods
+from scheduler_svc.service import HEARTBEATS_PER_LEASE, engine_settings
 from shared.grpc_status import StatusInterceptor
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.network.client import SimulatedChannel
@@ -52,6 +53,7 @@ class SimulatedExecutor:
     worker: FakeWorker = field(init=False)
     thread: SimulatedStepThread = field(init=False)
     servicer: ExecutionServicer = field(init=False)
+    server: SimulatedServer = field(init=False)
 
     def start(self, load_s: float) -> None:
         """Let it load for so many seconds, and then serve."""
@@ -61,15 +63,17 @@ class SimulatedExecutor:
         self.thread = SimulatedStepThread(self.process.loop)
         self.worker = self.make_worker(self.thread, self.process.name)
         self.servicer = ExecutionServicer(thread=self.thread)
-        server: Any = SimulatedServer(self.process, self.address, [StatusInterceptor()])
-        execution_service_pb2_grpc.add_ExecutionServiceServicer_to_server(self.servicer, server)
-        self.network.listen(server)
+        self.server = SimulatedServer(self.process, self.address, [StatusInterceptor()])
+        added_to: Any = self.server
+        execution_service_pb2_grpc.add_ExecutionServiceServicer_to_server(self.servicer, added_to)
+        self.network.listen(self.server)
         await asyncio.sleep(load_s)
         await self.servicer.load(lambda: self.worker)
 
     async def drain(self) -> None:
         """End in order, as after SIGTERM."""
         await self.servicer.drain()
+        await self.server.stop(self.network.delay_s() * 4)
         self.process.kill()
         self.network.close(self.process)
 
@@ -86,6 +90,7 @@ class SimulatedScheduler:
     surroundings: Surroundings
     on_engine: Callable[[Engine], None] = lambda _: None
     engine: Engine = field(init=False)
+    generation: GenerationServicer = field(init=False)
     is_ready: bool = False
     has_begun: bool = False
 
@@ -104,11 +109,11 @@ class SimulatedScheduler:
             surroundings=self.surroundings,
         )
         self.on_engine(self.engine)
-        generation = GenerationServicer(Generation(self.engine, tokenizer, front_settings(config)))
+        self.generation = GenerationServicer(Generation(self.engine, tokenizer, front_settings(config)))
         server: Any = SimulatedServer(
             self.process, self.address, [KeepBodies(prompt_methods(config)), StatusInterceptor()]
         )
-        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(generation, server)
+        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, server)
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), server)
         self.network.listen(server)
         self.has_begun = True
@@ -119,6 +124,7 @@ class SimulatedScheduler:
         if not self.has_begun:
             return
         await self.engine.drain(timeout_s)
+        self.generation.shut_down()
         for task in self.process.tasks:
             if task is not asyncio.current_task():
                 task.cancel()

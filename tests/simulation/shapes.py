@@ -17,13 +17,15 @@ NUM_SHAPES = 400
 # Beyond those, requests that break each executor which admits them: their first token says so (`worker.py`).
 POISON = "poison"
 POISON_TOKEN = 1
+POISONED = "this prompt breaks executors"
 
 MAX_MODEL_LEN = 160
 LONGEST_PROMPT = 70
 LONGEST_OUTPUT = 48
 
 _PRINTABLE = (33, 127)
-_NUM_FAMILIES = 9
+# Prompts whose numbers have the same remainder may begin alike.
+NUM_FAMILIES = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def shape(number: int) -> Shape:
 
 def _prompt(draw: random.Random, number: int) -> tuple[int, ...]:
     """Return token ids: the beginning of a family, then the number, then anything."""
-    family = random.Random(f"family {number % _NUM_FAMILIES}")
+    family = random.Random(f"family {number % NUM_FAMILIES}")
     begin = [family.randrange(*_PRINTABLE) for _ in range(draw.choice((0, 4, 13, 32)))]
     own = [
         33 + number % 94,
@@ -172,8 +174,10 @@ __all__ = [
     "KINDS",
     "LONGEST_OUTPUT",
     "MAX_MODEL_LEN",
+    "NUM_FAMILIES",
     "NUM_SHAPES",
     "POISON",
+    "POISONED",
     "POISON_TOKEN",
     "Shape",
     "shape",

@@ -38,6 +38,7 @@ _NEARLY_S = 0.02
 # What needs more than one look.
 _OTHERS = {
     "stop string behind a surplus token": "a text had its stop string, and a later token was under way",
+    "stop string of a group that had left": "a text had its stop string, and its group was preempted meanwhile",
     "probe failed": "an executor in doubt did not work",
     "session survived": "a heartbeat failed, and a later result came in the same epoch",
     "step after a resume": "a result came over a stream that had been resumed, and tables were compared",
@@ -167,9 +168,11 @@ class Sometimes(Watcher):
                 self._resumed.discard(session)
                 self.count("step after a resume")
 
-    def stopped(self, process: str, core: ExecutorCore, sequence: TokenSequence) -> None:
+    def stopped(self, process: str, core: ExecutorCore | None, sequence: TokenSequence) -> None:
         """See `Watcher`."""
-        if sequence.slot >= 0 and any(sequence.slot in sent.layout.slots for sent in core.in_flight):
+        if core is None:
+            self.count("stop string of a group that had left")
+        elif sequence.slot >= 0 and any(sequence.slot in sent.layout.slots for sent in core.in_flight):
             self.count("stop string behind a surplus token")
 
     def probed(self, process: str, address: str, *, works: bool) -> None:

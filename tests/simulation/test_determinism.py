@@ -9,7 +9,8 @@ from functools import cache
 
 import pytest
 
-from tests.simulation.plan import MODES, Plan, draw_plan
+from tests.simulation.draw import draw_plan
+from tests.simulation.plan import MODES, Plan
 from tests.simulation.run import simulate
 
 SEEDS = (4, 11)
@@ -22,10 +23,7 @@ Seen = dict[str, object]
 
 def short_plan(seed: int, mode: str) -> Plan:
     plan = draw_plan(seed, mode)
-    scale = QUIET_AT_S / plan.quiet_at_s
-    requests = [replace(request, at_s=request.at_s * scale) for request in plan.requests[:NUM_REQUESTS]]
-    faults = [replace(fault, at_s=fault.at_s * scale) for fault in plan.faults[:NUM_FAULTS]]
-    return replace(plan, quiet_at_s=QUIET_AT_S, requests=tuple(requests), faults=tuple(faults))
+    return replace(plan, quiet_at_s=QUIET_AT_S, requests=plan.requests[:NUM_REQUESTS], faults=plan.faults[:NUM_FAULTS])
 
 
 def seen_of(plan: Plan) -> Seen:

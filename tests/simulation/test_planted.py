@@ -14,7 +14,7 @@ from tests.simulation.planted_bugs import BUGS, Bug
 
 QUICK = (
     "a fork does not count its references on the shared blocks",
-    "the names of blocks leave out tenant and salt",
+    "computed tokens are not charged to their tenant",
     "an abort does not reach the core",
 )
 

@@ -4,7 +4,9 @@ import pytest
 
 from scheduler_svc.core.executor_core import ExecutorCore
 from tests.simulation import checks
-from tests.simulation.plan import NOTHING, SAFETY, Plan, draw_plan
+from tests.simulation.draw import draw_plan
+from tests.simulation.loop import START_S
+from tests.simulation.plan import NOTHING, SAFETY, Plan
 from tests.simulation.report import Traced, concerned_core, first_difference, last_fault, report, without
 from tests.simulation.run import Outcome, simulate
 from tests.simulation.trace import Trace, TraceEvent
@@ -17,12 +19,12 @@ def _traced(plan: Plan, broken: str, *events: TraceEvent) -> Traced:
     trace = Trace()
     trace.events = list(events)
     trace.cores = {event.where for event in events if event.what.startswith("step")}
-    return Traced(Outcome(plan, broken, 0, 0, 0, 0.0, Counter(), ""), trace)
+    began = {fault.number: float(fault.number) for fault in plan.faults[:4]}
+    return Traced(Outcome(plan, broken, 0, 0, 0, 0.0, Counter(), "", began), trace)
 
 
 def test_a_report_names_the_first_event_that_differs_and_the_last_steps() -> None:
-    last = last_fault(PLAN)
-    assert last is not None
+    last = PLAN.faults[3]
     same = TraceEvent(1.0, CORE, "step 1 of epoch 1", ("  admit    r1 in slot 0, blocks 0",))
     struck = TraceEvent(2.0, "fault", f"{last.kind} {last.number} begins, target 0, for 1 s")
     lost = TraceEvent(2.5, CORE, "step 2 of epoch 1", ("  decode   r1 position 4, samples",))
@@ -56,16 +58,16 @@ def test_the_core_is_found_by_the_request_or_the_executor_that_is_named() -> Non
 
 def test_nothing_differs_before_a_fault_that_is_taken_away() -> None:
     plan = draw_plan(2, SAFETY)
-    last = last_fault(plan)
-    assert last is not None
     with_it, without_it = Trace(), Trace()
 
-    simulate(plan, (with_it,))
+    failing = simulate(plan, (with_it,))
+    last = last_fault(failing)
+    assert last is not None
     outcome = simulate(without(plan, last), (without_it,))
 
     place = first_difference(with_it.events, without_it.events)
     assert place is not None
-    assert with_it.events[place].at_s >= last.at_s - 1e-6
+    assert with_it.events[place].at_s >= failing.faults_at_s[last.number] - START_S - 1e-6
     assert any(fault.kind == NOTHING for fault in outcome.plan.faults)
 
 

@@ -2,25 +2,29 @@
 
 import pytest
 
-from tests.simulation.plan import MODES, draw_plan
+from tests.simulation.draw import draw_plan
+from tests.simulation.plan import MODES, Plan, shortened
 from tests.simulation.run import simulate
 
 # They share their shapes, whose answers are computed alone once.
 NUM_SEEDS = 20
 
 
-def _rows() -> list[object]:
-    """Each seed runs in one mode for every commit, and in the other one at night."""
-    return [
-        pytest.param(seed, mode, id=f"{mode}-{seed}", marks=() if seed % 2 == number else pytest.mark.slow)
-        for seed in range(NUM_SEEDS)
-        for number, mode in enumerate(MODES)
-    ]
+def _require_promises(plan: Plan, *options: str) -> None:
+    outcome = simulate(plan)
 
-
-@pytest.mark.parametrize(("seed", "mode"), _rows())
-def test_every_promise_is_kept(seed: int, mode: str) -> None:
-    outcome = simulate(draw_plan(seed, mode))
-
-    assert not outcome.broken, f"{outcome.broken}\nreplay it: python -m tests.simulation --mode {mode} --seed {seed}"
+    words = " ".join((f"--mode {plan.mode} --seed {plan.seed}", *options))
+    assert not outcome.broken, f"{outcome.broken}\nreplay it: python -m tests.simulation {words}"
     assert outcome.num_faults
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+def test_every_promise_is_kept_in_a_short_run(seed: int) -> None:
+    _require_promises(shortened(draw_plan(seed, MODES[seed % 2])), "--short")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+def test_every_promise_is_kept(seed: int, mode: str) -> None:
+    _require_promises(draw_plan(seed, mode))

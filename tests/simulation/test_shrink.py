@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.simulation.plan import LIVENESS, MODES, NOTHING, SAFETY, Plan, draw_plan
+from tests.simulation.draw import draw_plan
+from tests.simulation.plan import LIVENESS, MODES, NOTHING, SAFETY, Plan
 from tests.simulation.plan_json import plan_from_json, plan_to_json
 from tests.simulation.shrink import Shrinker, kind_of, smallest_parts
 

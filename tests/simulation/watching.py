@@ -5,14 +5,16 @@ Read next: `sometimes.py`, `trace.py`.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import Sequence as TokenSequence
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.interface import EndedRequest
+from scheduler_svc.engine.live_request import LiveRequest
 from shared.events import Event
 from shared.step import StepResult
 from tests.simulation.plan import FaultPlan
@@ -52,7 +54,7 @@ class Watcher:
     def processed(self, process: str, core: ExecutorCore, result: StepResult, updates: StepUpdates) -> None:
         """A core has taken a result."""
 
-    def stopped(self, process: str, core: ExecutorCore, sequence: TokenSequence) -> None:
+    def stopped(self, process: str, core: ExecutorCore | None, sequence: TokenSequence) -> None:
         """A sequence is about to end because its text holds a stop string."""
 
     def probed(self, process: str, address: str, *, works: bool) -> None:
@@ -71,10 +73,11 @@ def watch(engine: Engine, process: str, watchers: Sequence[Watcher]) -> None:
     for owner, name, told in (
         (fleet, "schedule", _tell_decision),
         (fleet, "process", _tell_result),
-        (fleet, "finish", _tell_stop),
         (engine, "on_probed", _tell_probe),
     ):
         setattr(owner, name, partial(told, getattr(owner, name), process, watchers))
+    finish_output = partial(_tell_stop, engine.requests.finish_output, process, watchers, fleet)
+    engine.requests.finish_output = finish_output  # type: ignore[method-assign]
     tell_end = partial(_tell_end, process, watchers, engine)
     engine.requests._observers = (*engine.requests._observers, tell_end)
 
@@ -103,11 +106,18 @@ def _tell_result(
 
 
 def _tell_stop(
-    finish: Callable[..., None], process: str, watchers: Sequence[Watcher], core: ExecutorCore, sequence: TokenSequence
+    finish_output: Callable[..., None],
+    process: str,
+    watchers: Sequence[Watcher],
+    fleet: Fleet,
+    request: LiveRequest,
+    output_index: int,
+    *said: Any,
 ) -> None:
-    for watcher in watchers:
-        watcher.stopped(process, core, sequence)
-    finish(core, sequence)
+    if output_index not in request.ends:  # its front has found a stop string
+        for watcher in watchers:
+            watcher.stopped(process, fleet.core_of(request.group), request.group.sequences[output_index])
+    finish_output(request, output_index, *said)
 
 
 def _tell_probe(

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.worker.interface import DoneStep, RunningStep
+from shared.batch_table import StepLayout
 from shared.errors import StepFailedError
 from shared.step import Step, StepResult
 from tests.simulation.alone import EOS_PROBABILITY
 from tests.simulation.plan import ExecutorPlan
-from tests.simulation.shapes import MAX_MODEL_LEN, POISON_TOKEN
+from tests.simulation.remembered import keys_of, remember, remembered
+from tests.simulation.shapes import MAX_MODEL_LEN, POISON_TOKEN, POISONED
 from tests.simulation.step_thread import SimulatedStepThread
 
 
@@ -70,7 +72,7 @@ class SimulatedWorker(FakeWorker):
             self.num_failing -= self.num_failing > 0
             raise StepFailedError("a fault of the simulation")
         if any(admission.token_ids[:1].tolist() == [POISON_TOKEN] for admission in step.delta.admissions):
-            raise StepFailedError("this prompt breaks executors")
+            raise StepFailedError(POISONED)
         try:
             running = super().launch(step)
         except Exception as error:
@@ -97,6 +99,16 @@ class SimulatedWorker(FakeWorker):
         self.is_broken = False
         self.num_failing = self.num_hanging = self.num_nonsense = 0
         self.slowness = 1.0
+
+    def _answer(self, step: Step, layout: StepLayout) -> StepResult:
+        if layout.num_prompt_logprobs is not None:
+            return super()._answer(step, layout)
+        keys = keys_of(self._table, layout, self._histories)
+        result = remembered(keys, step)
+        if result is None:
+            result = super()._answer(step, layout)
+            remember(keys, self._table.sampling[layout.sample_slots], result)
+        return result
 
     def _occupy(self, duration_s: float) -> None:
         if self._has_device:

@@ -3,13 +3,14 @@
 import asyncio
 import random
 from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from octavo.errors import OctavoError, OverloadedError, UnavailableError
-from octavo.outputs import Finished
+from octavo.outputs import Event, Finished
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.surroundings import PREFIX_KEY_BYTES, Surroundings
 from tests.simulation.checks import Checks, RequestRecord
 from tests.simulation.loop import SimulationLoop
@@ -17,14 +18,15 @@ from tests.simulation.network.link import Network
 from tests.simulation.plan import ExecutorPlan, Plan, RequestPlan
 from tests.simulation.processes import SimulatedProcess
 from tests.simulation.services import SimulatedClient, SimulatedExecutor, SimulatedScheduler, virtual_unix_s
+from tests.simulation.shared_stream import SharedStream
 from tests.simulation.step_thread import SimulatedStepThread
 from tests.simulation.watching import watch
 from tests.simulation.worker import SimulatedWorker
 
 EXECUTORS = "dns:///executors:1"
 NUMERICS = ("fake-a", "fake-b")
-DRAIN_S = 5.0
-RETRY_S = 1.0
+RETRY_S, LONGEST_RETRY_S = 1.0, 16.0
+REQUESTS_PER_STREAMED = 3  # one of so many is sent on a stream that it shares with others
 
 
 class Machine(ABC):
@@ -115,7 +117,7 @@ class ExecutorMachine(Machine):
         """End the process in order."""
         if self.executor is not None and self.process is not None and self.process.is_running and self.worker:
             self.is_leaving = True
-            await asyncio.wait({self.process.start(self.executor.drain())}, timeout=DRAIN_S)
+            await asyncio.wait({self.process.start(self.executor.drain())}, timeout=self._world.plan.drain_s)
         self.kill()
 
     def _make_worker(self, thread: SimulatedStepThread, instance_id: str) -> SimulatedWorker:
@@ -156,40 +158,44 @@ class SchedulerMachine(Machine):
         surroundings = Surroundings(
             chance.randbytes(PREFIX_KEY_BYTES), chance.random, lambda: virtual_unix_s(world.loop)
         )
-        on_engine = partial(watch, process=process.name, watchers=world.checks.watchers)
+
+        def on_engine(engine: Engine) -> None:
+            watch(engine, process.name, world.checks.watchers)
+            process.watch = world.checks.watch(engine)
+
         self.scheduler = SimulatedScheduler(
             world.network, self.name, process, config, world.resolve, surroundings, on_engine
         )
         self.scheduler.start()
-        process.watch = partial(_look, world, self.scheduler)
 
     async def drain(self) -> None:
         """End the process in order."""
         if self.scheduler is not None and self.process is not None and self.process.is_running:
             self.is_leaving = True
-            await asyncio.wait({self.process.start(self.scheduler.drain(DRAIN_S))}, timeout=2 * DRAIN_S)
+            drain_s = self._world.plan.drain_s
+            await asyncio.wait({self.process.start(self.scheduler.drain(drain_s))}, timeout=2 * drain_s)
         self.kill()
 
 
-def _look(world: "World", scheduler: SimulatedScheduler) -> None:
-    """A callback of a scheduler has run."""
-    if scheduler.has_begun:
-        world.checks.look_at(scheduler.engine)
-
-
 class ClientMachine(Machine):
-    """Where clients run, with a channel to each scheduler."""
+    """Where clients run, with a channel to each scheduler.
+
+    Attributes:
+        num_open: Requests that it has sent, or will send again.
+    """
 
     def __init__(self, world: "World", number: int) -> None:
         super().__init__(world, f"client{number}")
         self._channels: dict[str, SimulatedClient] = {}
+        self._streams: dict[SimulatedClient, SharedStream] = {}
         self._records: list[RequestRecord] = []
+        self.num_open = 0
         self.start()
 
     def start(self) -> None:
         """Start a process, without channels yet."""
         if not self.is_up:
-            self._channels = {}
+            self._channels, self._streams = {}, {}
             self.begin()
 
     def kill(self, *, is_silent: bool = False) -> None:
@@ -198,6 +204,7 @@ class ClientMachine(Machine):
         for record in self._records:
             record.left = True
         self._records.clear()
+        self.num_open = 0
 
     def send(self, plan: RequestPlan, request_id: str) -> None:
         """Send a request, unless nobody is there who would."""
@@ -206,11 +213,13 @@ class ClientMachine(Machine):
 
     async def _send(self, plan: RequestPlan, request_id: str) -> None:
         """Send a request, and send it again while nobody computes it."""
+        self.num_open += 1
         for number in range(plan.max_retries + 1):
             record = await self._send_once(plan, f"{request_id}.{number}" if number else request_id)
             if not isinstance(record.error, UnavailableError | OverloadedError) or self._world.is_over:
-                return
-            await asyncio.sleep(RETRY_S)
+                break
+            await asyncio.sleep(min(RETRY_S * 2**number, LONGEST_RETRY_S))
+        self.num_open -= 1
 
     async def _send_once(self, plan: RequestPlan, request_id: str) -> RequestRecord:
         checks = self._world.checks
@@ -227,7 +236,7 @@ class ClientMachine(Machine):
 
     async def _receive(self, client: SimulatedClient, plan: RequestPlan, record: RequestRecord) -> None:
         checks = self._world.checks
-        stream = client.stream(
+        stream = self._way(plan, client)(
             list(record.shape.prompt),
             request_id=record.request_id,
             priority=plan.priority if self._world.plan.settings["policy"] == "priority" else 0,
@@ -247,6 +256,14 @@ class ClientMachine(Machine):
                     asyncio.get_running_loop().create_task(self._abort(client, record))
                 if plan.reads_every_s:
                     await asyncio.sleep(plan.reads_every_s)
+
+    def _way(self, plan: RequestPlan, client: SimulatedClient) -> Callable[..., AsyncGenerator[Event, None]]:
+        """Return what runs a request: each by a call of its own, or some on a stream that they share."""
+        if plan.number % REQUESTS_PER_STREAMED != 0:
+            return client.stream
+        if client not in self._streams:
+            self._streams[client] = SharedStream(client)
+        return self._streams[client].events
 
     async def _abort(self, client: SimulatedClient, record: RequestRecord) -> None:
         with suppress(OctavoError):
@@ -298,6 +315,13 @@ class World:
     def num_steps(self) -> int:
         """How many steps the executors have run."""
         return sum(worker.num_steps for worker in self.workers)
+
+    def look_at_cores(self) -> None:
+        """Look at the cores of all schedulers that run; their last callback has ended."""
+        for machine in self.schedulers:
+            if machine.process is not None and machine.process.is_running and machine.process.watch is not None:
+                assert machine.scheduler is not None
+                self.checks.look_at_cores(machine.scheduler.engine)
 
     def heal(self) -> None:
         """End every fault: all processes run, and nothing is slow, small or cut off any more."""

@@ -10,6 +10,7 @@ from scheduler_svc.engine.interface import (
     EngineRequest,
     FinishReason,
     Hypothesis,
+    RequestHandle,
     TokenSink,
 )
 from scheduler_svc.engine.live_request import LiveRequest
@@ -31,14 +32,19 @@ class RecordingSink:
         self.prompt_logprobs: list[float] = []
         self.ended: EndedRequest | None = None
         self.error: OctavoServiceError | None = None
+        self.handle: RequestHandle = _NoHandle()
         self._stop_after = stop_after
+
+    def begin(self, handle: RequestHandle) -> None:
+        self.handle = handle
 
     def push(
         self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None
-    ) -> bool:
+    ) -> None:
         assert self.ended is None, "the end is the last call"
         self.token_ids[output_index].append(token_id)
-        return len(self.token_ids[output_index]) == self._stop_after
+        if len(self.token_ids[output_index]) == self._stop_after:
+            self.handle.finish_output(output_index, self._stop_after, FinishReason.STOP)
 
     def push_prompt(self, logprobs: Sequence[float], alternatives: Alternatives) -> None:
         self.prompt_logprobs.extend(logprobs)
@@ -59,7 +65,8 @@ def live_request(
     group: SequenceGroup | None = None, arrived_at_s: float = 0.0, *, num_losses: int = 0, stop_after: int | None = None
 ) -> LiveRequest:
     """Return a request that lost its executor so often."""
-    request = LiveRequest(group or make_group(0, 3), RecordingSink(stop_after), arrived_at_s)
+    sink = RecordingSink(stop_after)
+    request = LiveRequest(group or make_group(0, 3), sink, arrived_at_s, has_stop_strings=stop_after is not None)
     request.num_losses = num_losses
     return request
 
@@ -76,7 +83,7 @@ def ended_request(
     """Return what is known of a request that arrived at second 0 and ended at 2."""
     request = live_request()
     request.group.request_id = request_id
-    request.num_output_tokens = num_tokens
+    request.num_tokens_of = [num_tokens]
     request.num_lost_executors = num_losses
     request.times.ended_at_s = 2.0
     if error is None:
@@ -91,26 +98,29 @@ class PlayedEngineSide:
     Args:
         request: What was submitted.
         sink: Where its tokens go.
+
+    Attributes:
+        abort_errors: What its front ended it with.
     """
 
     def __init__(self, request: EngineRequest, sink: TokenSink) -> None:
         self.live = LiveRequest(request.to_group(arrival=1, max_model_len=32), sink, 0.0)
-        self._finished: set[int] = set()
+        self.abort_errors: list[OctavoServiceError] = []
+        sink.begin(_PlayedHandle(self))
 
     def push(
         self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None
     ) -> bool:
         """Give it a token; return whether the output has ended with it."""
-        self.live.num_output_tokens += output_index not in self._finished
-        has_stop_string = self.live.sink.push(output_index, token_id, logprob, alternatives)
-        if has_stop_string:
-            self._note_finished(output_index, FinishReason.STOP)
-        return has_stop_string
+        was_finished = self.live.is_finished(output_index)
+        self.live.num_tokens_of[output_index] += not was_finished
+        self.live.sink.push(output_index, token_id, logprob, alternatives)
+        return not was_finished and self.live.is_finished(output_index)
 
     def finish_output(self, output_index: int, reason: FinishReason) -> None:
         """End an output."""
         self.live.sink.finish_output(output_index, reason)
-        self._note_finished(output_index, reason)
+        self.note_finished(output_index, reason)
 
     def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None:
         """End its beam search."""
@@ -124,12 +134,36 @@ class PlayedEngineSide:
         self.live.error = error
         self._end()
 
-    def _note_finished(self, output_index: int, reason: FinishReason) -> None:
-        if output_index not in self._finished:
-            self._finished.add(output_index)
+    def note_finished(self, output_index: int, reason: FinishReason) -> None:
+        """An output has ended, as the engine or its front says."""
+        if not self.live.is_finished(output_index):
             self.live.note_finished_output(output_index, reason)
             if self.live.has_ended:
                 self._end()
 
     def _end(self) -> None:
         self.live.sink.end(self.live.summary(0.0), self.live.error)
+
+
+class _PlayedHandle:
+    """The handle of such a request."""
+
+    def __init__(self, side: PlayedEngineSide) -> None:
+        self._side = side
+
+    def finish_output(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
+        assert num_tokens == self._side.live.num_tokens_of[output_index]
+        self._side.note_finished(output_index, reason)
+
+    def abort(self, error: OctavoServiceError) -> None:
+        self._side.abort_errors.append(error)
+
+
+class _NoHandle:
+    """What a sink has that no request began with."""
+
+    def finish_output(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
+        raise AssertionError("no request has begun")
+
+    def abort(self, error: OctavoServiceError) -> None:
+        raise AssertionError("no request has begun")

@@ -23,9 +23,12 @@ from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.session import SessionTimings
+from scheduler_svc.front.front import Front
+from scheduler_svc.fronts import Fronts
 from scheduler_svc.service import SchedulerService
 from shared.executor_info import TokenizerFile
 from shared.grpc_server import GrpcServer
+from tests.support.fronts import NUM_FRONTS, fronts_in_this_process
 
 SERVICE = execution_service_pb2.DESCRIPTOR.services_by_name["ExecutionService"].full_name
 MAX_MESSAGE_BYTES = 8 * 2**20
@@ -84,6 +87,12 @@ class Stack:
     address: str
 
     @property
+    def front(self) -> Front:
+        """The front in the scheduler's process."""
+        assert self.service.front is not None, "the fronts are processes of their own"
+        return self.service.front
+
+    @property
     def engine(self) -> Engine:
         """The scheduler's engine, to look at."""
         return self.service.engine
@@ -105,6 +114,8 @@ class Stack:
     async def attached(self) -> None:
         """Return once some executor is attached."""
         await until(lambda: self.engine.fleet.cores)
+        if (fronts := self.service.fronts) is not None:
+            await until(lambda: all_ready(fronts, fronts.num_fronts))
 
     def num_groups_on(self, executor: ExecutorProcess) -> int:
         """Return how many groups an executor has now."""
@@ -142,6 +153,7 @@ async def running_stack(
     """
     async with AsyncExitStack() as stack:
         stack.enter_context(losing_soon(is_so=loses_soon))
+        stack.enter_context(fronts_in_this_process())
         executors = [ExecutorProcess(worker or FakeWorker()) for worker in workers or (None,)]
         for executor in executors:
             await executor.start()
@@ -153,6 +165,7 @@ async def running_stack(
                 "admin_listen": "127.0.0.1:0",
                 "executor": addresses,
                 "shutdown_grace_s": 1.0,
+                "fronts": NUM_FRONTS,
                 **settings,
             }
         )
@@ -175,8 +188,13 @@ async def running_stack(
         if ready:
             await running.attached()
         if ready and membership is None:
-            await until(lambda: len(running.engine.fleet.cores) == len(executors))
+            await until(lambda: len(running.engine.fleet.cores) >= len(executors))
         yield running
+
+
+def all_ready(fronts: Fronts, num_fronts: int) -> bool:
+    """Return whether so many fronts take calls."""
+    return sum(session.is_ready for session in fronts.sessions) == num_fronts
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -14,10 +14,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.client import Client
-from octavo.errors import PermissionDeniedError, UnauthenticatedError
+from octavo.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.generation.v1 import generation_service_pb2_grpc
-from octavo.outputs import Accepted
+from octavo.outputs import Accepted, FailedRequest
 from octavo.sampling_params import SamplingParams
 from scheduler_svc.front.api import generation
 from tests.support.certificates import PairFiles, replace
@@ -154,6 +154,23 @@ async def test_a_request_belongs_to_the_tenant_of_its_token(scheduler: Scheduler
     )
 
 
+async def test_each_request_of_a_stream_belongs_to_the_tenant_of_its_token(scheduler: Scheduler) -> None:
+    requests = scheduler.service.engine.requests
+    async with Client(scheduler.address, token=BLUE) as client, client.request_stream() as stream:
+        for tenant in ("blue", "", "green"):
+            await stream.submit("hello", LONG, tenant=tenant)
+        events = aiter(stream)
+        while not isinstance(event := (await anext(events))[1], FailedRequest):
+            pass
+        assert isinstance(event.error, PermissionDeniedError)
+        assert str(event.error).startswith("the token is of tenant 'blue', the request of tenant 'green'; ")
+        assert [request.group.tenant for request in requests.values()] == ["blue", "blue"]
+    async with Client(scheduler.address, token="unknown-token-0123") as client:
+        with pytest.raises(UnauthenticatedError, match="does not know the token"):
+            async for _ in client.stream_many(["hello"] * 50):
+                pass
+
+
 async def test_tenants_are_not_told_why_there_is_no_executor(tokens_file: Path) -> None:
     async with running_scheduler(tokens_file=tokens_file) as scheduler:
         await scheduler.trouble()
@@ -169,7 +186,16 @@ async def test_tenants_are_not_told_why_there_is_no_executor(tokens_file: Path) 
             async def tokenize(token: str) -> object:
                 return await stub.Tokenize(pb.TokenizeRequest(text="x"), metadata=bearer(token))
 
-            for call in (generate, get_model, tokenize):
+            async def generate_on_a_stream(token: str) -> object:
+                async with Client(scheduler.address, token=token) as client:
+                    [(_, failed)] = [pair async for pair in client.stream_many(["x"])]
+                assert isinstance(failed, FailedRequest)
+                assert isinstance(failed.error, UnavailableError)
+                raise grpc.aio.AioRpcError(
+                    grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details=str(failed.error)
+                )
+
+            for call in (generate, generate_on_a_stream, get_model, tokenize):
                 code, told = await failure(call(BLUE))
                 assert code is grpc.StatusCode.UNAVAILABLE
                 assert "no executor" in told
@@ -199,8 +225,14 @@ async def test_the_log_of_a_bug_names_the_request_behind_access_control(
         stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
         request = pb.GenerateRequest(request_id="unlucky", text="x")
         code, _ = await failure(stub.Generate(request, metadata=bearer(BLUE)).read())
-    assert code is grpc.StatusCode.INTERNAL
-    assert sum("event=rpc_failed" in line and "request_id=unlucky" in line for line in caplog.messages) == 1
+        assert code is grpc.StatusCode.INTERNAL
+        assert sum("event=rpc_failed" in line and "request_id=unlucky" in line for line in caplog.messages) == 1
+        call: Any = stub.StreamRequests(metadata=bearer(BLUE))
+        await call.write(pb.StreamRequestsRequest(number=1, submit=request))
+        [failed] = (await call.read()).failed
+        assert failed.code == grpc.StatusCode.INTERNAL.value[0]
+        assert sum("event=rpc_failed" in line and "request_id=unlucky" in line for line in caplog.messages) == 2
+        call.cancel()
 
 
 async def test_only_their_own_tenant_and_operators_end_a_request(scheduler: Scheduler) -> None:

@@ -73,7 +73,7 @@ def traced_stack(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> TracedS
         assert mode == "otlp"
         return recorder.tracing
 
-    monkeypatch.setattr("scheduler_svc.service.start_tracing", start_recording)
+    monkeypatch.setattr("scheduler_svc.front.front.start_tracing", start_recording)
 
     @asynccontextmanager
     async def run(*workers: TracedWorker, **settings: object) -> AsyncIterator[Stack]:

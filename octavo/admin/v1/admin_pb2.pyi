@@ -209,12 +209,50 @@ BLOCK_STATE_SHARED: BlockState.ValueType  # 4
 Global___BlockState: _TypeAlias = BlockState  # noqa: Y015
 
 @_typing.final
-class ExecutorState(_message.Message):
+class FrontState(_message.Message):
     """Numbers that are a name or an answer even when they are 0 (slots, blocks, positions, what is free)
     have presence, so that JSON shows them.
 
-    ExecutorState is one executor as the scheduler sees it. Counts are 0 while it is not attached.
+    FrontState is one front process as the scheduler sees it.
     """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRONT_ID_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    IS_READY_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_RESTARTS_FIELD_NUMBER: _builtins.int
+    front_id: _builtins.str
+    """Its name; a process that is started in its place keeps it."""
+    pid: _builtins.int
+    """Its process; 0: it has ended, and is started again."""
+    is_ready: _builtins.bool
+    """Whether it takes calls."""
+    num_requests: _builtins.int
+    """Live requests whose clients it holds."""
+    num_restarts: _builtins.int
+    """How often it was started again."""
+    def __init__(
+        self,
+        *,
+        front_id: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        is_ready: _builtins.bool = ...,
+        num_requests: _builtins.int = ...,
+        num_restarts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["front_id", b"front_id", "is_ready", b"is_ready", "num_requests", b"num_requests", "num_restarts", b"num_restarts", "pid", b"pid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FrontState: _TypeAlias = FrontState  # noqa: Y015
+
+@_typing.final
+class ExecutorState(_message.Message):
+    """ExecutorState is one executor as the scheduler sees it. Counts are 0 while it is not attached."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

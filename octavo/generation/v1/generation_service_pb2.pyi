@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from google.protobuf import any_pb2 as _any_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -37,6 +38,7 @@ class GenerateRequest(_message.Message):
     LEAN_FINISHED_FIELD_NUMBER: _builtins.int
     INCLUDE_PROVENANCE_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    MIN_DELTA_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request, unique among the live ones; at most 256 characters. Empty: the server makes
     one and tells it in `accepted`.
@@ -69,6 +71,12 @@ class GenerateRequest(_message.Message):
     """Whether `text` gets the special tokens that the tokenizer adds to a text, such as a token for its
     beginning. Refused with other prompts. Absent: true.
     """
+    min_delta_interval_ms: _builtins.int
+    """Least time between two deltas of the stream, in milliseconds; range 0 to 10,000. What comes meanwhile
+    goes out together; the first delta and the end never wait. Absent: the server lets a stream rest only
+    while it has more streams than it can serve one by one, and then at most 100 ms. StreamRequests has
+    credits for that, and this has no effect there.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, used as they are."""
@@ -96,17 +104,22 @@ class GenerateRequest(_message.Message):
         lean_finished: _builtins.bool = ...,
         include_provenance: _builtins.bool = ...,
         add_special_tokens: _builtins.bool | None = ...,
+        min_delta_interval_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "messages", b"messages", "prompt", b"prompt", "sampling_params", b"sampling_params", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_min_delta_interval_ms", b"_min_delta_interval_ms", "add_special_tokens", b"add_special_tokens", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "prompt", b"prompt", "sampling_params", b"sampling_params", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "include_provenance", b"include_provenance", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling_params", b"sampling_params", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_min_delta_interval_ms", b"_min_delta_interval_ms", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "include_provenance", b"include_provenance", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling_params", b"sampling_params", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_delta_interval_ms: _TypeAlias = _typing.Literal["min_delta_interval_ms"]  # noqa: Y015
+    _WhichOneofArgType__min_delta_interval_ms: _TypeAlias = _typing.Literal["_min_delta_interval_ms", b"_min_delta_interval_ms"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_delta_interval_ms) -> _WhichOneofReturnType__min_delta_interval_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
@@ -389,6 +402,303 @@ class RequestFinished(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestFinished: _TypeAlias = RequestFinished  # noqa: Y015
+
+@_typing.final
+class StreamRequestsRequest(_message.Message):
+    """StreamRequestsRequest is what a caller tells about its requests. All fields may come in one message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SUBMIT_FIELD_NUMBER: _builtins.int
+    INCLUDE_TEXT_FIELD_NUMBER: _builtins.int
+    ABORT_FIELD_NUMBER: _builtins.int
+    CREDITS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The number of the request in `submit`: larger than all before it on this stream."""
+    include_text: _builtins.bool
+    """Whether the deltas of this request bring text; without it they bring token ids, which costs least."""
+    credits: _builtins.int
+    """How many more messages the caller takes: each one that it gets uses one up, and while there is none
+    left, what is new waits and grows together. A stream without `credits` in its first message needs
+    none, nor does one whose caller has half-closed.
+    """
+    @_builtins.property
+    def submit(self) -> Global___GenerateRequest:
+        """A request to run. Its lean_finished has no effect: `finished` never repeats what deltas brought."""
+
+    @_builtins.property
+    def abort(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of requests to end, at most 1,024; those that have ended are fine."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        submit: Global___GenerateRequest | None = ...,
+        include_text: _builtins.bool = ...,
+        abort: _abc.Iterable[_builtins.int] | None = ...,
+        credits: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_credits", b"_credits", "credits", b"credits", "submit", b"submit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_credits", b"_credits", "abort", b"abort", "credits", b"credits", "include_text", b"include_text", "number", b"number", "submit", b"submit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__credits: _TypeAlias = _typing.Literal["credits"]  # noqa: Y015
+    _WhichOneofArgType__credits: _TypeAlias = _typing.Literal["_credits", b"_credits"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__credits) -> _WhichOneofReturnType__credits | None: ...
+
+Global___StreamRequestsRequest: _TypeAlias = StreamRequestsRequest  # noqa: Y015
+
+@_typing.final
+class StreamRequestsResponse(_message.Message):
+    """StreamRequestsResponse is what is new of all requests of a stream. What it has of one request came about
+    in the order of these fields.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    DELTAS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def accepted(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestAccepted]:
+        """Requests that have been checked and queued."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestPromptLogprobs]:
+        """The next tokens of prompts, for requests that asked for prompt_logprobs; as in GenerateResponse."""
+
+    @_builtins.property
+    def deltas(self) -> Global___RequestDeltas:
+        """New tokens and text."""
+
+    @_builtins.property
+    def finished(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestEnd]:
+        """Requests that have finished."""
+
+    @_builtins.property
+    def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestFailed]:
+        """Requests that were refused, or have failed."""
+
+    def __init__(
+        self,
+        *,
+        accepted: _abc.Iterable[Global___RequestAccepted] | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___RequestPromptLogprobs] | None = ...,
+        deltas: Global___RequestDeltas | None = ...,
+        finished: _abc.Iterable[Global___RequestEnd] | None = ...,
+        failed: _abc.Iterable[Global___RequestFailed] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "deltas", b"deltas", "failed", b"failed", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamRequestsResponse: _TypeAlias = StreamRequestsResponse  # noqa: Y015
+
+@_typing.final
+class RequestAccepted(_message.Message):
+    """RequestAccepted says that a request is queued."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The request's number."""
+    @_builtins.property
+    def accepted(self) -> Global___Accepted:
+        """As in GenerateResponse."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        accepted: Global___Accepted | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestAccepted: _TypeAlias = RequestAccepted  # noqa: Y015
+
+@_typing.final
+class RequestPromptLogprobs(_message.Message):
+    """RequestPromptLogprobs are log-probabilities of a request's prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The request's number."""
+    @_builtins.property
+    def prompt_logprobs(self) -> _generation_pb2.PromptLogprobs:
+        """As in GenerateResponse."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        prompt_logprobs: _generation_pb2.PromptLogprobs | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestPromptLogprobs: _TypeAlias = RequestPromptLogprobs  # noqa: Y015
+
+@_typing.final
+class RequestDeltas(_message.Message):
+    """RequestDeltas is what is new in outputs of several requests, as parallel arrays with one place for each
+    output; what an output has several of, such as tokens, stands place after place in an array of its own.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    OUTPUT_INDEXES_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNTS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROB_COUNTS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_COUNTS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The number of the request that each output belongs to."""
+
+    @_builtins.property
+    def output_indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Which output of its request each is. Empty: all are 0."""
+
+    @_builtins.property
+    def token_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many new tokens each has. Empty: each has 1."""
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The new token ids."""
+
+    @_builtins.property
+    def logprob_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many log-probabilities each has: as many as tokens, or none. Empty: all have none."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Log-probabilities of the tokens, for requests that asked for them."""
+
+    @_builtins.property
+    def alternative_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of the likeliest tokens each has, over all places of its tokens; see Output. Empty: all have none."""
+
+    @_builtins.property
+    def alternative_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The likeliest tokens."""
+
+    @_builtins.property
+    def alternative_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Log-probability of each of alternative_token_ids."""
+
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """New text of each; it may be empty, and lags behind as in OutputDelta. Empty: there is none."""
+
+    def __init__(
+        self,
+        *,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+        output_indexes: _abc.Iterable[_builtins.int] | None = ...,
+        token_counts: _abc.Iterable[_builtins.int] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprob_counts: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        alternative_counts: _abc.Iterable[_builtins.int] | None = ...,
+        alternative_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        alternative_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternative_counts", b"alternative_counts", "alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "logprob_counts", b"logprob_counts", "logprobs", b"logprobs", "numbers", b"numbers", "output_indexes", b"output_indexes", "texts", b"texts", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestDeltas: _TypeAlias = RequestDeltas  # noqa: Y015
+
+@_typing.final
+class RequestEnd(_message.Message):
+    """RequestEnd says that a request has finished."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The request's number."""
+    @_builtins.property
+    def finished(self) -> Global___RequestFinished:
+        """As in GenerateResponse, with lean_finished."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        finished: Global___RequestFinished | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestEnd: _TypeAlias = RequestEnd  # noqa: Y015
+
+@_typing.final
+class RequestFailed(_message.Message):
+    """RequestFailed says that a request was refused, or has failed: what a call of Generate would end with."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The request's number."""
+    code: _builtins.int
+    """The status, a value of google.rpc.Code."""
+    message: _builtins.str
+    """The reason, in one sentence."""
+    @_builtins.property
+    def details(self) -> _containers.RepeatedCompositeFieldContainer[_any_pb2.Any]:
+        """What a program can use, such as google.rpc.BadRequest and google.rpc.RetryInfo."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        code: _builtins.int = ...,
+        message: _builtins.str = ...,
+        details: _abc.Iterable[_any_pb2.Any] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "details", b"details", "message", b"message", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestFailed: _TypeAlias = RequestFailed  # noqa: Y015
 
 @_typing.final
 class AbortRequest(_message.Message):

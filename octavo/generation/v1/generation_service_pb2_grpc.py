@@ -44,6 +44,11 @@ class GenerationServiceStub(object):
                 request_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.StreamRequests = channel.stream_stream(
+                '/octavo.generation.v1.GenerationService/StreamRequests',
+                request_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.StreamRequestsRequest.SerializeToString,
+                response_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.StreamRequestsResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/octavo.generation.v1.GenerationService/Abort',
                 request_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.AbortRequest.SerializeToString,
@@ -82,6 +87,23 @@ class GenerationServiceServicer(object):
         queue is full, and the error has RetryInfo; or, without RetryInfo, the request is above --max-request-bytes, outgrew
         the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
         ABORTED: ended by Abort or an operator. INTERNAL: a bug.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamRequests(self, request_iterator, context):
+        """StreamRequests runs any number of requests on one stream: a request costs no call of its own, and one
+        message brings what a step made of all of them. The caller submits and aborts requests by number. Each
+        ends exactly once, in `finished` or in `failed`; a wrong one fails alone.
+
+        The caller half-closes when it has no more requests; the stream ends with OK after the last one has.
+        Cancelling the call, or its deadline, aborts all of them.
+
+        INVALID_ARGUMENT: a message that no request can be blamed for, such as a number used twice.
+        RESOURCE_EXHAUSTED: the caller took no message for a minute while there was something for it, or has
+        16,384 requests whose ends it has not taken, and sent another one. UNAVAILABLE: the scheduler shut down,
+        after all requests had ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,6 +156,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.GenerateRequest.FromString,
                     response_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.GenerateResponse.SerializeToString,
+            ),
+            'StreamRequests': grpc.stream_stream_rpc_method_handler(
+                    servicer.StreamRequests,
+                    request_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.StreamRequestsRequest.FromString,
+                    response_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.StreamRequestsResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -188,6 +215,33 @@ class GenerationService(object):
             '/octavo.generation.v1.GenerationService/Generate',
             octavo_dot_generation_dot_v1_dot_generation__service__pb2.GenerateRequest.SerializeToString,
             octavo_dot_generation_dot_v1_dot_generation__service__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamRequests(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/octavo.generation.v1.GenerationService/StreamRequests',
+            octavo_dot_generation_dot_v1_dot_generation__service__pb2.StreamRequestsRequest.SerializeToString,
+            octavo_dot_generation_dot_v1_dot_generation__service__pb2.StreamRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,19 @@ class GenerationServiceStub:
     the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
     ABORTED: ended by Abort or an operator. INTERNAL: a bug.
     """
+    StreamRequests: _grpc.StreamStreamMultiCallable[_generation_service_pb2.StreamRequestsRequest, _generation_service_pb2.StreamRequestsResponse]
+    """StreamRequests runs any number of requests on one stream: a request costs no call of its own, and one
+    message brings what a step made of all of them. The caller submits and aborts requests by number. Each
+    ends exactly once, in `finished` or in `failed`; a wrong one fails alone.
+
+    The caller half-closes when it has no more requests; the stream ends with OK after the last one has.
+    Cancelling the call, or its deadline, aborts all of them.
+
+    INVALID_ARGUMENT: a message that no request can be blamed for, such as a number used twice.
+    RESOURCE_EXHAUSTED: the caller took no message for a minute while there was something for it, or has
+    16,384 requests whose ends it has not taken, and sent another one. UNAVAILABLE: the scheduler shut down,
+    after all requests had ended.
+    """
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.AbortRequest, _generation_service_pb2.AbortResponse]
     """Abort ends a request. It is idempotent: unknown and finished ids are accepted.
 
@@ -90,6 +103,19 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     queue is full, and the error has RetryInfo; or, without RetryInfo, the request is above --max-request-bytes, outgrew
     the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
     ABORTED: ended by Abort or an operator. INTERNAL: a bug.
+    """
+    StreamRequests: _aio.StreamStreamMultiCallable[_generation_service_pb2.StreamRequestsRequest, _generation_service_pb2.StreamRequestsResponse]  # type: ignore[assignment]
+    """StreamRequests runs any number of requests on one stream: a request costs no call of its own, and one
+    message brings what a step made of all of them. The caller submits and aborts requests by number. Each
+    ends exactly once, in `finished` or in `failed`; a wrong one fails alone.
+
+    The caller half-closes when it has no more requests; the stream ends with OK after the last one has.
+    Cancelling the call, or its deadline, aborts all of them.
+
+    INVALID_ARGUMENT: a message that no request can be blamed for, such as a number used twice.
+    RESOURCE_EXHAUSTED: the caller took no message for a minute while there was something for it, or has
+    16,384 requests whose ends it has not taken, and sent another one. UNAVAILABLE: the scheduler shut down,
+    after all requests had ended.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.AbortRequest, _generation_service_pb2.AbortResponse]  # type: ignore[assignment]
     """Abort ends a request. It is idempotent: unknown and finished ids are accepted.
@@ -137,6 +163,25 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         queue is full, and the error has RetryInfo; or, without RetryInfo, the request is above --max-request-bytes, outgrew
         the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
         ABORTED: ended by Abort or an operator. INTERNAL: a bug.
+        """
+
+    @_abc_1.abstractmethod
+    def StreamRequests(
+        self,
+        request_iterator: _MaybeAsyncIterator[_generation_service_pb2.StreamRequestsRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_generation_service_pb2.StreamRequestsResponse], _abc.AsyncIterator[_generation_service_pb2.StreamRequestsResponse]]:
+        """StreamRequests runs any number of requests on one stream: a request costs no call of its own, and one
+        message brings what a step made of all of them. The caller submits and aborts requests by number. Each
+        ends exactly once, in `finished` or in `failed`; a wrong one fails alone.
+
+        The caller half-closes when it has no more requests; the stream ends with OK after the last one has.
+        Cancelling the call, or its deadline, aborts all of them.
+
+        INVALID_ARGUMENT: a message that no request can be blamed for, such as a number used twice.
+        RESOURCE_EXHAUSTED: the caller took no message for a minute while there was something for it, or has
+        16,384 requests whose ends it has not taken, and sent another one. UNAVAILABLE: the scheduler shut down,
+        after all requests had ended.
         """
 
     @_abc_1.abstractmethod

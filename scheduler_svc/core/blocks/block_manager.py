@@ -204,8 +204,8 @@ class BlockManager:
             return 0
         shortest = min(len(sequence.token_ids) for sequence in sequences)
         tokens = np.stack([sequence.token_ids[:shortest] for sequence in sequences])
-        differs = (tokens != tokens[0]).any(axis=0)
-        num_common = int(differs.argmax()) if differs.any() else shortest
+        differs = tokens != tokens[0]
+        num_common = int(differs.any(axis=0).argmax()) if np.count_nonzero(differs) else shortest
         return min(num_common, shortest - 1) // self.block_size
 
     def _num_fork_blocks(self, group: SequenceGroup) -> int:

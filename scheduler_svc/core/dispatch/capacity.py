@@ -104,7 +104,7 @@ class Capacity:
             number: Tells it from the others.
         """
         core = inbox.core
-        blocks, limits, load = core.blocks, core.limits, core.load
+        blocks, limits = core.blocks, core.limits
         num_free_blocks = blocks.allocator.num_free_blocks - inbox.num_blocks
         is_pool_used = num_free_blocks < blocks.allocator.num_blocks
         if is_pool_used:
@@ -114,10 +114,10 @@ class Capacity:
             inbox,
             core,
             0 if blocks.prefix_cache is None else blocks.prefix_cache.bit,
-            load + inbox.num_tokens + inbox.num_slots,
+            core.load + inbox.num_tokens + inbox.num_slots,
             core.batch.num_free_slots - inbox.num_slots,
             num_free_blocks,
-            _NO_LIMIT if is_serving else limits.max_num_batched_tokens - load - inbox.num_tokens,
+            _NO_LIMIT if is_serving else limits.max_num_batched_tokens - core.num_claimed_tokens - inbox.num_tokens,
             limits.max_long_prefills - core.prefills.num_long - inbox.num_long,
             min(group.order for group in returning)[0] if returning else None,
             is_pool_used,

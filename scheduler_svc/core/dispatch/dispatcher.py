@@ -140,6 +140,8 @@ class Dispatcher:
         takers = self.takers()
         if server is not None and server not in takers:
             return
+        if not self.queue.num_in_line and not any(inbox.assignments for inbox in self.inboxes):
+            return  # nobody waits, as in most steps
         now_s = self.judged_at_s(now_s)
         self._recall_stalled(server, now_s)
         placement = Placement(takers, self.holders, server, now_s)

@@ -92,13 +92,15 @@ class StepInFlight:
 
     `num_vacated` counts the slots that were vacated before it: if none was since, all its rows are current.
     `prompt_groups` are those whose prompt's log-probabilities it brings, by row of the layout, in order.
+    `num_chunk_tokens` counts those that it computes beyond one for each row.
     """
 
     step: Step
     layout: StepLayout
     scheduled_at_s: float
     num_vacated: int
-    prompt_groups: tuple[tuple[int, SequenceGroup], ...] = ()
+    prompt_groups: tuple[tuple[int, SequenceGroup], ...]
+    num_chunk_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

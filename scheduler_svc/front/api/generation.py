@@ -7,6 +7,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from octavo.generation.v1 import generation_service_pb2 as pb
@@ -22,6 +23,7 @@ from scheduler_svc.front.api.running_checks import RunningChecks
 from scheduler_svc.front.api.text_validation import refuse_text
 from scheduler_svc.front.api.token_rule_validation import tokenize_words
 from scheduler_svc.front.api.tokenization import Tokenization, tokenize_prompt
+from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
 from shared.errors import NoExecutorError, RequestAbortedError
@@ -45,6 +47,9 @@ class Generation:
         tokenizer: That of the served model.
         settings: The front's part of the configuration.
         tracer: Makes the spans of requests; None: nothing does.
+
+    Attributes:
+        pace: Of all streams; somebody has to run its `watch`.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Generation:
         self._tokenizer = tokenizer
         self._tracer = tracer
         self._checks = RunningChecks()
+        self.pace = DeltaPace()
 
     @property
     def model(self) -> TextModel | None:
@@ -97,34 +103,73 @@ class Generation:
 
         Raises: OctavoServiceError: it is refused.
         """
+        accepted = await self.accept(request, metadata)
+        try:
+            yield accepted.response
+        finally:
+            accepted.close(why_left)
+
+    async def accept(
+        self,
+        request: pb.GenerateRequest,
+        metadata: Metadata,
+        *,
+        returns_text: bool = True,
+        listener: Callable[[], None] | None = None,
+    ) -> "AcceptedRequest":
+        """Check and submit a request; the caller closes it.
+
+        Args:
+            request: Its tenant is filled in.
+            metadata: Of the call.
+            returns_text: Whether the answer is to have text.
+            listener: See `Response`.
+
+        Raises: OctavoServiceError: it is refused.
+        """
         request.tenant = current_identity().tenant_for(request.tenant)
         with private_deployment(), self.traced(request, metadata) as trace:
             with self.engine.checking(request.request_id, request.tenant) as served, self._checks.running(request):
                 model = self._tokenizer.model(served)
                 valid = await asyncio.to_thread(check_request, request, model, self.settings)
             asked = valid.engine if trace is None else trace.follow(valid.engine, model.name)
-            response = Response(asked, valid.answer_options, model.tokenizer)
-            self.engine.submit(asked, response, checked_for=served)
-        try:
-            yield response
-        finally:
-            if response.ended is None:
-                self.engine.abort(asked.request_id, RequestAbortedError(why_left()))
-            if trace is not None:
-                trace.end(response)
+            options = valid.answer_options if returns_text else replace(valid.answer_options, returns_text=False)
+            response = Response(asked, options, model.tokenizer, listener, self.pace)
+            await self.engine.submit(asked, response, checked_for=served)
+        return AcceptedRequest(response, trace)
 
     def traced(self, request: pb.GenerateRequest, metadata: Metadata) -> "RequestTrace | AbstractContextManager[None]":
         """Return what records whether the request is refused."""
         return nullcontext() if self._tracer is None else self._tracer.receive(request, metadata() or ())
 
-    def abort(self, request_id: str) -> bool:
+    async def abort(self, request_id: str) -> bool:
         """End a live request; False: there is none of this id for the caller, who may not act for other tenants."""
         if self._checks.abort(request_id):
             return True
-        tenant = self.engine.tenant_of(request_id)
-        if tenant is None or not current_identity().may_act_for(tenant):
-            return False
-        return self.engine.abort(request_id)
+        return await self.engine.abort_request(request_id, current_identity().tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedRequest:
+    """A request that was submitted.
+
+    Attributes:
+        response: Its answer.
+    """
+
+    response: Response
+    _trace: "RequestTrace | None"
+
+    def abort(self, why: str) -> None:
+        """End it with an error, unless it has ended."""
+        self.response.abort(RequestAbortedError(why))
+
+    def close(self, why_left: Callable[[], str] = lambda: CLIENT_LEFT) -> None:
+        """Nobody waits for it any more, and why: abort it if it has not ended."""
+        if self.response.ended is None:
+            self.abort(why_left())
+        if self._trace is not None:
+            self._trace.end(self.response)
 
 
 def check_request(request: pb.GenerateRequest, model: TextModel, settings: FrontSettings) -> ValidRequest:

@@ -8,7 +8,7 @@ milliseconds.
 Source: protobuf.dev/programming-guides/encoding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
@@ -69,10 +69,12 @@ class MessageScan:
 
     Args:
         limits: Of repeated fields, by path, such as `sampling_params.stop`.
+        opaque: Paths of messages whose inside is not counted: somebody else will.
     """
 
-    def __init__(self, limits: Mapping[str, CountLimit]) -> None:
+    def __init__(self, limits: Mapping[str, CountLimit], opaque: Collection[str] = ()) -> None:
         self._limits = limits
+        self._opaque = opaque
         self._counts: dict[str, int] = {}
         self._excess = ""  # the first field with too many
 
@@ -108,7 +110,11 @@ class MessageScan:
             elif field.number in seen:
                 raise InvalidFieldError(prefix + field.name, "there more than once", "there once")
             seen.add(field.number)
-            if field.message_type is not None and wire_type == _LENGTH_DELIMITED:
+            if (
+                field.message_type is not None
+                and wire_type == _LENGTH_DELIMITED
+                and prefix + field.name not in self._opaque
+            ):
                 self._scan(content, begin, position, field.message_type, f"{prefix}{field.name}.")
 
     def _count(self, path: str, num: int) -> None:
@@ -126,6 +132,21 @@ class MessageScan:
         raise InvalidFieldError(
             limit.field or path, f"{shown} {limit.noun}", f"at most {limit.most} {limit.noun}{cause}"
         )
+
+
+def cut(content: bytes, number: int) -> tuple[bytes, bytes | None]:
+    """Take a field out of a message that has passed a scan: return the message without it, and the field's value.
+
+    The value is that of a field with a length, such as a message; None: the field is not there.
+    """
+    position = 0
+    while position < len(content):
+        start = position
+        tag, position = _varint(content, position)
+        begin, position = _value(content, position, tag & 7)
+        if tag >> 3 == number and tag & 7 == _LENGTH_DELIMITED:
+            return content[:start] + content[position:], content[begin:position]
+    return content, None
 
 
 def _value(content: bytes, position: int, wire_type: int) -> tuple[int, int]:

@@ -38,6 +38,11 @@ class RequestBody(Generic[M]):
         self.request_id = ""
 
     @property
+    def content(self) -> bytes:
+        """The bytes."""
+        return self._content
+
+    @property
     def is_small(self) -> bool:
         """Whether it may be decoded on the event loop."""
         return len(self._content) <= SMALL_BODY_BYTES

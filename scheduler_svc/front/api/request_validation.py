@@ -31,6 +31,7 @@ MAX_REQUEST_ID_LENGTH = 256
 MAX_CHAT_MESSAGES = 16_384
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
+MAX_DELTA_INTERVAL_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,16 @@ def validate_request(
         tenant=request.tenant,
         cache_salt=hash_cache_salt(request.tenant, request.cache_salt),
         token_rules=token_rules(params, banned_words, limits),
+        has_stop_strings=bool(params.stop),
         num_prompt_logprobs=NO_LOGPROBS if num_prompt_logprobs is None else num_prompt_logprobs,
     )
-    answer_options = AnswerOptions(num_returned, num_sampled, params.HasField("logprobs"), text_options(params))
+    answer_options = AnswerOptions(
+        num_returned,
+        num_sampled,
+        params.HasField("logprobs"),
+        text_options(params),
+        min_delta_interval_s=request.min_delta_interval_ms / 1000,
+    )
     return ValidRequest(engine_request, answer_options)
 
 
@@ -100,6 +108,9 @@ def check_request_fields(request: generation_service_pb2.GenerateRequest) -> Non
     )
     if request.WhichOneof("prompt") is None:
         raise InvalidFieldError("prompt", "absent", "one of text, token_ids and messages")
+    interval_ms = request.min_delta_interval_ms
+    limit = f"at most {MAX_DELTA_INTERVAL_MS}"
+    require(interval_ms <= MAX_DELTA_INTERVAL_MS, "min_delta_interval_ms", interval_ms, limit)
     unsupported = "unset: this release does not support it"
     require(not request.lora_adapter, "lora_adapter", request.lora_adapter, unsupported)
     params = request.sampling_params

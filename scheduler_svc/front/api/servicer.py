@@ -1,7 +1,7 @@
 """GenerationService: what clients call. Checks, submits to the engine, streams what comes back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import grpc.aio
@@ -9,26 +9,20 @@ from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.engine.interface import Alternatives, EngineClient, FinishReason
+from scheduler_svc.engine.interface import EngineClient
 from scheduler_svc.front.api.generation import CLIENT_LEFT, Generation
+from scheduler_svc.front.api.generation_messages import event_message, finished_message
 from scheduler_svc.front.api.message_scan import CountLimit
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.request_counts import generate_request_limits
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
-from scheduler_svc.front.output import Delta, Output, PromptDelta
-from scheduler_svc.front.response import Response
+from scheduler_svc.front.api.request_stream import RequestStream, slow_caller_deadline_s, slow_caller_limit
 from scheduler_svc.front.text.text_model import TextModel
 from shared.errors import InvalidFieldError, OctavoServiceError
-from shared.step import NO_LOGPROBS
 
 M = TypeVar("M", bound=Message)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-
-FINISH_REASONS = {
-    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
-}
 
 DEADLINE_PASSED = "the deadline that the client had set for the call passed"
 
@@ -42,6 +36,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
+        self._streams: set[RequestStream] = set()
         self._reading = asyncio.Lock()  # one at a time: each thread that runs Python makes the event loop wait
 
     @property
@@ -99,13 +94,39 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             async with self._reading:
                 return await asyncio.to_thread(body.decode, limits_of(limits))
 
+    async def StreamRequests(  # type: ignore[override]  # noqa: N802 (gets bodies)
+        self,
+        requests: AsyncIterator[RequestBody[pb.StreamRequestsRequest]],
+        context: grpc.aio.ServicerContext[pb.StreamRequestsRequest, pb.StreamRequestsResponse],
+    ) -> None:
+        """Run the requests of one stream; its end, however it comes, ends them."""
+
+        def read(body: RequestBody[pb.GenerateRequest]) -> Awaitable[pb.GenerateRequest]:
+            return self.read(body, generate_request_limits)
+
+        await context.send_initial_metadata(())  # the caller may write: the call is not refused
+        stream = RequestStream(self._generation, read, lambda: context.invocation_metadata())
+        self._streams.add(stream)
+        try:
+            async with stream.served(requests, lambda: _why_left(context)):
+                while (message := await stream.next_message()) is not None:
+                    async with slow_caller_limit(slow_caller_deadline_s()):
+                        await context.write(message)
+        finally:
+            self._streams.discard(stream)
+
+    def shut_down(self) -> None:
+        """No request is live any more: let streams end that their callers keep open."""
+        for stream in self._streams:
+            stream.shut_down()
+
     async def Abort(  # noqa: N802
         self, request: pb.AbortRequest, context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
     ) -> pb.AbortResponse:
         """End a live request. To a caller who may not act for its tenant it is unknown."""
         if not request.request_id:
             raise InvalidFieldError("request_id", "empty", "the id of a request")
-        return pb.AbortResponse(was_live=self._generation.abort(request.request_id))
+        return pb.AbortResponse(was_live=await self._generation.abort(request.request_id))
 
     async def GetModel(  # noqa: N802
         self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext[pb.GetModelRequest, pb.GetModelResponse]
@@ -147,77 +168,3 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
 def _why_left(context: Context) -> str:
     remaining_s = context.time_remaining()
     return DEADLINE_PASSED if remaining_s is not None and remaining_s <= 0 else CLIENT_LEFT
-
-
-def event_message(delta: Delta | PromptDelta) -> pb.GenerateResponse:
-    """Return the event of something new."""
-    if isinstance(delta, PromptDelta):
-        return pb.GenerateResponse(prompt_logprobs=prompt_message(delta.logprobs, delta.alternatives))
-    message = pb.OutputDelta(
-        output_index=delta.output_index,
-        text=delta.text,
-        token_ids=delta.token_ids,
-        logprobs=delta.logprobs,
-        alternative_token_ids=delta.alternatives.token_ids,
-        alternative_logprobs=delta.alternatives.logprobs,
-    )
-    return pb.GenerateResponse(delta=message)
-
-
-def prompt_message(logprobs: list[float], alternatives: Alternatives) -> generation_pb2.PromptLogprobs:
-    """Return the message of log-probabilities of the prompt."""
-    return generation_pb2.PromptLogprobs(
-        logprobs=logprobs,
-        alternative_token_ids=alternatives.token_ids,
-        alternative_logprobs=alternatives.logprobs,
-    )
-
-
-def finished_message(response: Response, *, is_lean: bool, shows_provenance: bool = False) -> pb.RequestFinished:
-    """Return the last event of a request that has finished; a lean one leaves out what the deltas brought."""
-    ended = response.ended
-    assert ended is not None, "it has finished"
-    usage = generation_pb2.Usage(
-        num_prompt_tokens=ended.num_prompt_tokens,
-        num_output_tokens=ended.num_output_tokens,
-        num_cached_tokens=ended.num_cached_tokens,
-    )
-    finished = pb.RequestFinished(
-        outputs=[output_message(output, is_lean=is_lean) for output in response.outputs],
-        usage=usage,
-        continued_on_other_numerics=response.was_continued_on_other_numerics,
-    )
-    if shows_provenance:
-        for message, output in zip(finished.outputs, response.outputs, strict=True):
-            message.provenance.extend(
-                generation_pb2.Provenance(first_token=first_token, **numerics._asdict())
-                for first_token, numerics in response.provenance_of(output)
-            )
-    has_prompt_logprobs = response.request.num_prompt_logprobs != NO_LOGPROBS
-    if has_prompt_logprobs and is_lean:
-        finished.prompt_logprobs.SetInParent()
-    elif has_prompt_logprobs:
-        finished.prompt_logprobs.CopyFrom(prompt_message(response.prompt_logprobs, response.prompt_alternatives))
-    return finished
-
-
-def output_message(output: Output, *, is_lean: bool) -> generation_pb2.Output:
-    """Return a finished output's message; a lean one leaves out what the deltas brought."""
-    assert output.finish_reason is not None, "a request ends after its last output"
-    message = generation_pb2.Output(
-        output_index=output.output_index,
-        finish_reason=FINISH_REASONS[output.finish_reason],
-        cumulative_logprob=output.cumulative_logprob,
-        beam_score=output.beam_score,
-    )
-    if not is_lean:
-        message.text = output.text
-        message.token_ids.extend(output.token_ids)
-        message.logprobs.extend(output.logprobs)
-        message.alternative_token_ids.extend(output.alternatives.token_ids)
-        message.alternative_logprobs.extend(output.alternatives.logprobs)
-    if output.stop_string is not None:
-        message.stop_string = output.stop_string
-    elif output.stop_token_id is not None:
-        message.stop_token_id = output.stop_token_id
-    return message

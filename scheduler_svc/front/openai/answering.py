@@ -69,6 +69,10 @@ class Answering:
     @asynccontextmanager
     async def running(self, call: Call, answer_id: str, asked: Asked) -> AsyncIterator[list[Response]]:
         """Run the requests of a call; who leaves ends them. Raises OctavoServiceError: one is refused."""
+        num_prompts, most = len(asked.requests), self._generation.engine.max_requests
+        if most is not None and num_prompts > most:
+            limit = f"at most {most} prompts: so many can wait (--max-waiting-requests) and run at once"
+            raise InvalidFieldError("prompt", f"{num_prompts} prompts", limit)
         async with AsyncExitStack() as stack:
             responses = []
             for place, request in enumerate(asked.requests):

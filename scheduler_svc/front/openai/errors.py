@@ -1,6 +1,7 @@
 """Errors in the shape of OpenAI's: a status, and {"error": {"message", "type", "param", "code"}}."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -41,6 +42,13 @@ _STATUSES = {
     grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
     grpc.StatusCode.ABORTED: HTTPStatus.CONFLICT,
 }
+
+# What the native API advises, and what that is here.
+_ADVICE = (
+    ("send text or token_ids", "send a prompt to /v1/completions"),
+    ("send token_ids", "send token ids to /v1/completions"),
+)
+_NAMED_IN_LIMIT = re.compile(r"\((\w+)\)")
 
 # What the native API calls the prompt.
 _PROMPT_FIELDS = ("text", "token_ids", "prompt")
@@ -93,7 +101,7 @@ def api_error(error: Exception, names: Mapping[str, str] = MappingProxyType({}))
     if isinstance(error, InvalidFieldError):
         param = openai_name(error.field, names)
         code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
-        value, limit = str(error.value), error.limit
+        value, limit = _in_json(error.value), _in_openai_words(error.limit, names)
         if param == "logit_bias":  # a list in the native API
             value, limit = value.replace("a list", "an object"), limit.replace("a list", "an object")
         return replace(answer, message=str(InvalidFieldError(param, value, limit)), param=param, code=code)
@@ -109,6 +117,18 @@ def api_error(error: Exception, names: Mapping[str, str] = MappingProxyType({}))
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return replace(answer, headers={"Retry-After": str(math.ceil(_RETRY_AFTER_S))})
     return answer
+
+
+def _in_json(value: object) -> str:
+    """Return a value as it stands in JSON, if it is a truth value; the native API shows Python's."""
+    return str(value).lower() if str(value) in ("True", "False") else str(value)
+
+
+def _in_openai_words(limit: str, names: Mapping[str, str]) -> str:
+    """Return a rule of the native API with the fields and endpoints of this one."""
+    for native, advice in _ADVICE:
+        limit = limit.replace(native, advice)
+    return _NAMED_IN_LIMIT.sub(lambda match: f"({openai_name(match[1], names)})", limit)
 
 
 def openai_name(native_field: str, names: Mapping[str, str]) -> str:

@@ -17,7 +17,6 @@ _EMPTY: tuple[object, ...] = (None, "", [], {})
 CONVERSATION_NAMES = {
     "messages.tools_json": "tools",
     "messages.template_kwargs_json": "chat_template_kwargs",
-    "messages.tool_calls_json": "messages.tool_calls",
 }
 
 TEXT_PARTS = ("text", "refusal")

@@ -29,10 +29,12 @@ class OpenAIServer:
         listen: Address to bind, host:port; port 0 takes a free one.
         routes: Answers the requests.
         tls: Of the port; None: it speaks plaintext.
+        is_shared: Whether other processes serve there too.
     """
 
-    def __init__(self, listen: str, routes: Routes, tls: HttpTls | None) -> None:
+    def __init__(self, listen: str, routes: Routes, tls: HttpTls | None, *, is_shared: bool = False) -> None:
         self._listen = listen
+        self._is_shared = is_shared
         self._routes = routes
         self._tls = tls
         self._exits = AsyncExitStack()
@@ -48,7 +50,7 @@ class OpenAIServer:
         Raises: AddressError: it cannot be bound.
         """
         async with AsyncExitStack() as exits:
-            listeners = open_listeners(self._listen, FLAG)
+            listeners = open_listeners(self._listen, FLAG, is_shared=self._is_shared)
             for listener in listeners:
                 exits.callback(listener.close)
             connections = HttpConnections(self._routes.answer, self._tls, TIMES, _refuse)

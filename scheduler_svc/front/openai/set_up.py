@@ -22,6 +22,8 @@ def openai_server(
     generation: Generation,
     access: AccessControl | None,
     collect: Callable[[], Iterable[Family]],
+    *,
+    is_shared: bool = False,
 ) -> OpenAIServer | None:
     """Return the port; None: --openai-listen is not set.
 
@@ -30,6 +32,7 @@ def openai_server(
         generation: Runs the requests.
         access: Who may call; None: everybody.
         collect: Returns the metrics of the scheduler.
+        is_shared: Whether other processes serve at the address too.
 
     Raises: TlsFileError: a file cannot be used.
     """
@@ -48,4 +51,4 @@ def openai_server(
     settings = RouteSettings(
         max_bytes=config.max_request_bytes, is_local=is_loopback(listen), speaks_tls=tls is not None
     )
-    return OpenAIServer(listen, Routes(routes, access, settings), tls)
+    return OpenAIServer(listen, Routes(routes, access, settings), tls, is_shared=is_shared)

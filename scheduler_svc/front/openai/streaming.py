@@ -97,7 +97,7 @@ class Pieces(ABC):
         index = self._first_index + delta.output_index * self.num_copies
         events = b"".join([self.piece(delta, index + copy) for copy in range(self.num_copies)])
         output = self.response.outputs[delta.output_index]
-        return events + self._end(output) if output.finish_reason is not None and not output.has_news else events
+        return events + self._end(output) if output.finish_reason is not None and not output.is_announced else events
 
     def _end(self, output: Output) -> bytes:
         """Return the events that end the choices of an output, once."""

@@ -135,9 +135,9 @@ class ChatTemplate:
             return
         for place, word in words.items():
             if word not in probe:
-                shown = f"a conversation with the role {messages[place]['role'][:32]!r} in message {place}, from 0"
-                limit = "of roles that the model's chat template puts into the prompt, such as user"
-                raise InvalidFieldError("messages", shown, f"{limit}: it leaves this message out")
+                limit = "a role that the model's chat template puts into the prompt, such as user"
+                shown = repr(messages[place]["role"][:32])
+                raise InvalidFieldError(f"messages[{place}].role", shown, f"{limit}: it leaves this message out")
         for place, word in calls.items():
             if word not in probe:
                 rule = "unset: the model's chat template leaves tool calls out; write such a call as text in `content`"

@@ -49,7 +49,7 @@ class Conversation:
                 rule = "an object whose names are new to the chat template"
                 raise InvalidFieldError("messages.template_kwargs_json", f"an object with the name {name[:64]!r}", rule)
         return cls(
-            _in_call_order([_turn(message) for message in chat.messages]),
+            _in_call_order([_turn(message, place) for place, message in enumerate(chat.messages)]),
             parse_json(chat.tools_json, "messages.tools_json", list),
             chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
             kwargs,
@@ -66,11 +66,11 @@ def _num_characters(message: pb.ChatMessage) -> int:
     return len(message.tool_calls_json) + sum(map(len, texts))
 
 
-def _turn(message: pb.ChatMessage) -> dict[str, Any]:
+def _turn(message: pb.ChatMessage, place: int) -> dict[str, Any]:
     for label, name in (("name", message.name), ("tool_call_id", message.tool_call_id)):
         if len(name) > MAX_NAME_LENGTH:
             rule = f"at most {MAX_NAME_LENGTH} characters long"
-            raise InvalidFieldError(f"messages.{label}", f"{len(name)} characters long", rule)
+            raise InvalidFieldError(f"messages[{place}].{label}", f"{len(name)} characters long", rule)
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     optional = {
         "name": message.name,
@@ -79,7 +79,7 @@ def _turn(message: pb.ChatMessage) -> dict[str, Any]:
     }
     turn |= {name: value for name, value in optional.items() if value}
     if message.tool_calls_json:
-        calls = parse_json(message.tool_calls_json, "messages.tool_calls_json", list)
+        calls = parse_json(message.tool_calls_json, f"messages[{place}].tool_calls_json", list)
         turn["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
     return turn
 

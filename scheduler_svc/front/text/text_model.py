@@ -70,7 +70,9 @@ class ModelTokenizer:
         tokenizer = self._own
         if tokenizer is None:
             files = tuple(await fetch())
-            tokenizer = await asyncio.to_thread(Tokenizer, files)
+            tokenizer = self._current
+            if tokenizer is None or tokenizer.files != files:
+                tokenizer = await asyncio.to_thread(Tokenizer, files)
         if tokenizer.is_absent:
             log.warning(Event("no_tokenizer", model=info.model_id, serves="token ids only", fix=TOKENIZER_FIX))
         elif tokenizer.largest_id >= info.vocab_size:  # texts of unknown tokens are refused one by one

@@ -48,6 +48,7 @@ OF_BOTH: list[tuple[Json, str, str]] = [
     ({"length_penalty": 1}, "length_penalty", "1; it must be unset without beam_width"),
     ({"use_beam_search": True}, "beam_width", "1; it must be from 2 to 16"),
     ({"use_beam_search": True, "n": 2, "temperature": 1.5}, "temperature", "1.5; it must be 0 or unset"),
+    ({"early_stopping": True}, "early_stopping", "true; it must be unset without beam_width"),
     ({"early_stopping": "maybe"}, "early_stopping", ""),
     (
         {"response_format": {"type": "json_object"}},
@@ -124,6 +125,8 @@ OF_CHATS: list[tuple[Json, str, str]] = [
         "5; it must be a text",
     ),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "3; it must be unset with max_completion_tokens"),
+    ({"min_tokens": 9, "max_completion_tokens": 4}, "min_tokens", "9; it must be from 0 to 4 (max_completion_tokens)"),
+    ({"messages": [*HELLO, {**HELLO[0], "name": "x" * 300}]}, "messages[1].name", "300 characters long; it must be"),
     ({"max_completion_tokens": 0}, "max_completion_tokens", "0; it must be"),
     ({"top_logprobs": 1}, "top_logprobs", "1; it must be 0 or unset without logprobs true"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "21; it must be from 0 to 20"),

@@ -82,7 +82,7 @@ async def test_bodies_that_are_on_their_way_are_bounded_together(monkeypatch: py
     async with running_api(max_request_bytes=2**16) as api:
         headers = {"Content-Type": "application/json"}
         slow_ones = [asyncio.create_task(api.send("POST", "/tokenize", data=slow(), headers=headers)) for _ in range(2)]
-        [bodies] = [api.stack.service._openai._routes._bodies]  # type: ignore[union-attr]
+        [bodies] = [api.stack.front.openai._routes._bodies]  # type: ignore[union-attr]
         await until(lambda: bodies._num_bytes_left == 2 * (2**16 - 60_000))
         refused = await api.complete(prompt="x" * 20_000)
         small = await api.complete(max_tokens=1)

@@ -82,7 +82,7 @@ async def test_no_bytes_disturb_the_port(monkeypatch: pytest.MonkeyPatch, caplog
     monkeypatch.setattr(body, "BODY_TIMEOUT_S", 0.1)
     monkeypatch.setattr(server, "TIMES", QUICK)
     async with running_api(FakeWorker(step_ms=5)) as api, neighbour(api) as events:
-        bodies = api.stack.service._openai._routes._bodies  # type: ignore[union-attr]
+        bodies = api.stack.front.openai._routes._bodies  # type: ignore[union-attr]
         num_bytes_left, num_before = bodies._num_bytes_left, len(events)
         assert await wrong_rows(api.address, ROWS) == {}
         await until(lambda: len(events) > num_before)

@@ -175,6 +175,7 @@ async def test_a_model_without_tokenizer_takes_token_ids() -> None:
     assert (taken.status, len(taken.json["choices"][0]["token_ids"])) == (200, 2)
     assert (text.status, text.error["param"]) == (400, "prompt")
     assert (chat.status, chat.error["param"]) == (400, "messages")
+    assert "no tokenizer; send token ids to /v1/completions, or" in chat.error["message"]
     assert "no tokenizer" in tokens.error["message"]
     assert (info.json["eos_token"], info.json["chat_template"]) == (None, None)
 
@@ -193,6 +194,16 @@ async def test_a_full_queue_says_when_to_come_again() -> None:
         await until(lambda: not api.stack.engine.requests)
     assert (answer.status, answer.headers["retry-after"]) == (429, "1")
     assert (answer.error["type"], answer.error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+
+
+async def test_more_prompts_than_can_ever_be_here_are_refused_for_good() -> None:
+    async with running_api(FakeWorker(step_ms=1), max_num_seqs=1, max_waiting_requests=2) as api:
+        answer = await api.complete(prompt=[[65]] * 4)
+        fewer = await api.complete(prompt=[[65]] * 3, max_tokens=1)
+        assert not api.stack.engine.requests
+    assert (answer.status, answer.error["param"]) == (400, "prompt")
+    assert answer.error["message"].startswith("prompt is 4 prompts; it must be at most 3 prompts: ")
+    assert fewer.status in (200, 429), "whether it fits depends on how soon the first one is admitted"
 
 
 async def test_a_live_request_keeps_its_id_and_who_is_aborted_hears_it() -> None:

@@ -13,7 +13,7 @@ import grpc.aio
 
 from tests.simulation.network.link import Link, Network
 from tests.simulation.network.pipe import Pipe
-from tests.simulation.network.server import Cancelled, HalfClose, Start, Status
+from tests.simulation.network.server import Cancelled, HalfClose, Headers, Start, Status
 from tests.simulation.processes import PROCESS, SimulatedProcess
 
 # gRPC's defaults.
@@ -204,6 +204,7 @@ class ClientCall:
         self._deserialize = deserialize
         self._inbox: deque[bytes] = deque()
         self._status: Status | None = None
+        self._has_headers = asyncio.Event()
         self._changed: asyncio.Future[None] | None = None
         self._unsent: list[tuple[Any, int]] | None = []  # None: it has begun
         self._has_half_closed = False
@@ -243,9 +244,12 @@ class ClientCall:
         for item, num_bytes in unsent:
             self._up.send(item, num_bytes)
 
-    def _arrive(self, item: bytes | Status) -> None:
+    def _arrive(self, item: bytes | Headers | Status) -> None:
         """Something came from the server."""
         if self._status is not None:
+            return
+        self._has_headers.set()
+        if isinstance(item, Headers):
             return
         if isinstance(item, Status):
             self._end(item)
@@ -258,6 +262,7 @@ class ClientCall:
         if self._status is not None:
             return
         self._status = status
+        self._has_headers.set()
         if self._deadline is not None:
             self._deadline.cancel()
         if self._beginning is not None and self._beginning is not asyncio.current_task(self._loop):
@@ -295,6 +300,11 @@ class ClientCall:
     def done(self) -> bool:
         """Return whether the call has ended, and all of it was read."""
         return self._status is not None and not self._inbox
+
+    async def initial_metadata(self) -> grpc.aio.Metadata:
+        """Return the headers, which have nothing in them, once they have come or the call has ended."""
+        await self._has_headers.wait()
+        return grpc.aio.Metadata()
 
     # Messages ----------------------------------------------------------------------------------------
 

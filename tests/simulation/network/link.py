@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # As the servers ask for it in shared/grpc_server.py: keepalive_time and keepalive_timeout.
 SERVER_KEEPALIVE_S = 30.0
 
+# Of messages that one side of a call sends at the same time, such as a request and the end of the requests.
+SHARE_OF_JOINED_PACKETS = 0.8
+
 CONNECTION_RESET = "recvmsg:Connection reset by peer"
 
 
@@ -54,12 +57,14 @@ class Network:
 
     Attributes:
         counts: How often something rare happened, by name.
+        chance: Draws from 0 to 1.
     """
 
     def __init__(self, loop: SimulationLoop, seed: str, weather: Weather) -> None:
         self.weather = weather
         self.loop = loop
         self._random = random.Random(f"network {seed}")
+        self.chance = self._random.random
         self._carrier_context = SimulatedProcess("network", loop).context()
         self._servers: dict[str, SimulatedServer] = {}
         self._links: dict[Link, None] = {}
@@ -171,6 +176,7 @@ class Link:
     """One connection; made by `Network.connect`.
 
     Attributes:
+        loop: Carries the messages.
         channel: The client's end.
         server: The other end.
         is_going_away: Whether the client knows that the server takes no new calls.
@@ -186,6 +192,7 @@ class Link:
         self.is_open_at_server = True
         self.num_silences = 0
         self.is_going_away = False
+        self.loop = network.loop
         self._network = network
         self._held: list[tuple[Callable[[], None], bool]] = []
         self._last_arrivals_s = {True: 0.0, False: 0.0}  # by `is_up`
@@ -212,24 +219,30 @@ class Link:
         """A call has ended, as the server sees it."""
         self.server_calls.pop(call, None)
 
-    def arrival_s(self, *, is_up: bool) -> float:
-        """Draw when a message arrives that is sent now; `is_up`: to the server."""
-        return self._network.loop.time() + self._network.delay_s()
+    def arrival_s(self) -> float:
+        """Draw when a message arrives that is sent now."""
+        return self.loop.time() + self._network.delay_s()
 
-    def at(self, when_s: float, callback: Callable[[], None], *, is_up: bool) -> None:
-        """Let something arrive, if the way is open then; whose own end is broken sends nothing."""
+    def joins_packets(self) -> bool:
+        """Draw whether a message goes in one packet with the one that was sent at the same time."""
+        return self._network.chance() < SHARE_OF_JOINED_PACKETS
+
+    def at(self, when_s: float, callback: Callable[[], object], *, is_up: bool) -> None:
+        """Call something, mostly `pass_on`; `is_up`: the client sends it. Whose own end is broken sends nothing."""
         if self.is_open_at_client if is_up else self.is_open_at_server:
-            self._last_arrivals_s[is_up] = max(self._last_arrivals_s[is_up], when_s)
-            self._network.at(when_s, lambda: self._pass(callback, is_up=is_up))
+            if when_s > self._last_arrivals_s[is_up]:
+                self._last_arrivals_s[is_up] = when_s
+            self._network.at(when_s, callback)
 
-    def _pass(self, callback: Callable[[], None], *, is_up: bool) -> None:
+    def pass_on(self, callback: Callable[[], None], is_up: bool) -> None:
+        """Let something arrive, if the way is open."""
         if self._held or not self._network.reaches(self.client, self.server.process):
             self._held.append((callback, is_up))
-        elif (is_up and self.is_open_at_server) or (not is_up and self.is_open_at_client):
+        elif self.is_open_at_server if is_up else self.is_open_at_client:
             callback()
         else:  # the receiver's kernel knows no such connection, and says so
             self._network.counts["message to nobody"] += 1
-            self._network.at(self.arrival_s(is_up=not is_up), self._break_client if is_up else self._break_server)
+            self._network.at(self.arrival_s(), self._break_client if is_up else self._break_server)
 
     def go_on(self) -> None:
         """The way may be open again: let pass what has waited, in its order."""
@@ -237,7 +250,7 @@ class Link:
             self.num_silences += 1
             held, self._held = self._held, []
             for callback, is_up in held:
-                self._pass(callback, is_up=is_up)
+                self.pass_on(callback, is_up)
 
     def time_out_client(self, num_silences: int) -> None:
         """The client's keepalive has had no answer, unless the way was open again since."""
@@ -266,10 +279,11 @@ class Link:
         def take_notice() -> None:
             self.is_going_away = True
 
-        self.at(self.arrival_s(is_up=False), take_notice, is_up=False)
+        self.at(self.arrival_s(), partial(self.pass_on, take_notice, False), is_up=False)
 
     def _send_last(self, callback: Callable[[], None], *, is_up: bool) -> None:
-        self.at(max(self._last_arrivals_s[is_up], self.arrival_s(is_up=is_up)), callback, is_up=is_up)
+        when_s = max(self._last_arrivals_s[is_up], self.arrival_s())
+        self.at(when_s, partial(self.pass_on, callback, is_up), is_up=is_up)
 
     def note_full_window(self) -> None:
         """A writer has to wait until the other side reads."""
@@ -278,7 +292,7 @@ class Link:
     def break_both(self) -> None:
         """Both kernels are told that it is broken."""
         for tell in (self._break_client, self._break_server):
-            self._network.at(self.arrival_s(is_up=True), tell)
+            self._network.at(self.arrival_s(), tell)
 
     def _break_client(self, details: str = CONNECTION_RESET) -> None:
         if self.is_open_at_client:

@@ -6,6 +6,7 @@ A pipe holds a few bytes, as a window of HTTP/2 does. Whoever writes into a full
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -26,20 +27,31 @@ class Pipe(Generic[T]):
 
     def __init__(self, link: "Link", *, is_up: bool, deliver: Callable[[T], None], window_bytes: int) -> None:
         self._link = link
+        self._loop = link.loop
         self._is_up = is_up
         self._deliver = deliver
+        self._pass = partial(link.pass_on, self._arrive, is_up)
         self._free_bytes = window_bytes
-        self._last_arrival_s = 0.0
-        self._under_way: deque[T] = deque()
+        self._sent_at_s = self._last_arrival_s = 0.0
+        self._under_way: deque[list[T]] = deque()
         self._room: asyncio.Future[None] | None = None
 
     def send(self, item: T, num_bytes: int = 0) -> None:
-        """Send something; it arrives, unless the connection breaks before."""
+        """Send something; it arrives, unless the connection breaks before.
+
+        What is sent at the same time mostly comes at the same time.
+        """
         self._free_bytes -= num_bytes
-        self._under_way.append(item)
-        arrival_s = max(self._last_arrival_s, self._link.arrival_s(is_up=self._is_up))
-        self._last_arrival_s = arrival_s
-        self._link.at(arrival_s, self._arrive, is_up=self._is_up)
+        now_s = self._loop.time()
+        if self._under_way and now_s == self._sent_at_s and self._link.joins_packets():
+            self._under_way[-1].append(item)
+            return
+        self._sent_at_s = now_s
+        self._under_way.append([item])
+        arrival_s = self._link.arrival_s()
+        if arrival_s > self._last_arrival_s:
+            self._last_arrival_s = arrival_s
+        self._link.at(self._last_arrival_s, self._pass, is_up=self._is_up)
 
     async def room(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Return once the window is open, or the call is over."""
@@ -61,4 +73,5 @@ class Pipe(Generic[T]):
             self._room.set_result(None)
 
     def _arrive(self) -> None:
-        self._deliver(self._under_way.popleft())
+        for item in self._under_way.popleft():
+            self._deliver(item)

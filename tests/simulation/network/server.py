@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Never
 import grpc
 import grpc.aio
 
+from tests.simulation.handle import SimulatedHandle
 from tests.simulation.network.pipe import Pipe
 from tests.simulation.processes import SimulatedProcess
 
@@ -34,6 +35,11 @@ class HalfClose:
 @dataclass(frozen=True, slots=True)
 class Cancelled:
     """The client has ended the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """The server has taken the call, and said so before its first message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +131,11 @@ class ServerCall:
     def __init__(self, server: SimulatedServer, link: "Link", down: Pipe[Any]) -> None:
         self.pipe: Pipe[Any] | None = None
         self._server = server
+        self._loop = server.process.loop
         self._link = link
         self._down = down
         self._start: Start | None = None
+        self._deadline: SimulatedHandle | None = None
         self._inbox: deque[bytes] = deque()
         self._is_half_closed = False
         self._is_over = False
@@ -151,7 +159,7 @@ class ServerCall:
             self._link.add_server_call(self)
             self.task = process.start(self._serve())
             if item.deadline_s is not None:
-                process.loop.call_at(item.deadline_s, self.cancel, context=process.context())
+                self._deadline = process.loop.call_at(item.deadline_s, self.cancel, context=process.context())
         elif isinstance(item, Cancelled):
             self.cancel()
         else:
@@ -180,6 +188,8 @@ class ServerCall:
         """The call is over as the server sees it, though its handler may still run."""
         if not self._is_over:
             self._is_over = True
+            if self._deadline is not None:
+                self._deadline.cancel()
             self._link.remove_server_call(self)
             self._down.send(status)
 
@@ -193,6 +203,8 @@ class ServerCall:
             return
         except asyncio.CancelledError:
             status = Status(grpc.StatusCode.CANCELLED, "Cancelled on the server side")
+            if self.time_remaining() == 0.0:
+                status = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
         except Exception as error:
             status = Status(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
         self._end(status)
@@ -210,10 +222,12 @@ class ServerCall:
             (True, False): handler.stream_unary,
             (True, True): handler.stream_stream,
         }
-        requests = self._requests(handler.request_deserializer)
-        request = requests if streams_in else await anext(requests, None)
-        if request is None:
-            return  # the client left before it came
+        request: Any = self._requests(handler.request_deserializer)
+        if not streams_in:
+            content = await self._next()
+            if content is None:
+                raise asyncio.CancelledError  # the client left before it came
+            request = content if handler.request_deserializer is None else handler.request_deserializer(content)
         answer = kinds[streams_in, streams_out](request, self)
         if isinstance(answer, AsyncGeneratorType):
             async for response in answer:
@@ -225,22 +239,31 @@ class ServerCall:
 
     async def _requests(self, deserialize: Callable[[bytes], Any]) -> AsyncIterator[Any]:
         """Yield the client's messages until it half-closes."""
+        while (content := await self._next()) is not None:
+            yield content if deserialize is None else deserialize(content)
+
+    async def _next(self) -> bytes | None:
+        """Return the client's next message; None: it has half-closed."""
         assert self.pipe is not None
-        while True:
-            while self._inbox:
-                content = self._inbox.popleft()
-                self.pipe.note_read(len(content))
-                yield content if deserialize is None else deserialize(content)
+        while not self._inbox:
             if self._is_half_closed:
-                return
-            self._changed = asyncio.get_running_loop().create_future()
+                return None
+            self._changed = self._loop.create_future()
             try:
                 await self._changed
             finally:
                 if self._is_cancelled and self.task is not None:
-                    asyncio.get_running_loop().call_soon(self.task.cancel)
+                    self._loop.call_soon(self.task.cancel)
+        content = self._inbox.popleft()
+        self.pipe.note_read(len(content))
+        return content
 
     # The context, as handlers know it ------------------------------------------------------------------
+
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        """Send the headers of the answer; they have nothing in them."""
+        if not self._is_over:
+            self._down.send(Headers())
 
     async def write(self, message: Any) -> None:
         """Send a message as soon as the client has room for it."""

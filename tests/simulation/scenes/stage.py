@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -73,6 +74,9 @@ class Stage(Protocol):
     def silence(self) -> None:
         """Let nothing pass any more on the connections that there are, nor any word of that."""
 
+    async def stand_still(self, duration_s: float) -> None:
+        """Let the client's process do nothing for so long, as if it were stopped."""
+
     async def close(self) -> None:
         """End what is left."""
 
@@ -115,6 +119,10 @@ class RealStage:
         """See `Stage`."""
         self._proxy.is_silent = True
 
+    async def stand_still(self, duration_s: float) -> None:
+        """See `Stage`; the server's callbacks stand still, too."""
+        time.sleep(duration_s)  # noqa: ASYNC251 -- the loop is what is to stand still
+
     async def close(self) -> None:
         """See `Stage`."""
         for channel in self._channels:
@@ -156,6 +164,12 @@ class SimulatedStage:
     def silence(self) -> None:
         """See `Stage`."""
         self._network.cut("client", "server")
+
+    async def stand_still(self, duration_s: float) -> None:
+        """See `Stage`."""
+        self._loop.call_at(self._loop.time() + duration_s, self._client.resume, context=self._server.context())
+        self._client.stall()
+        await asyncio.sleep(0.0)
 
     async def close(self) -> None:
         """See `Stage`."""

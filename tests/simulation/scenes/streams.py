@@ -77,6 +77,22 @@ async def there_and_back(stage: Stage) -> None:
     stage.notes["client"].append(await end_of(call.done_writing()))
 
 
+async def headers_before_the_first_message(stage: Stage) -> None:
+    async def serve(requests: Requests, context: Any) -> AsyncGenerator[bytes, None]:
+        await context.send_initial_metadata(())
+        async for request in requests:
+            yield request
+
+    await stage.serve({"Echo": both(serve)})
+    call = method(stage.channel(), "Echo", "stream_stream")()
+    stage.notes["client"].append(len(await call.initial_metadata()))
+    await call.write(b"a")
+    stage.notes["client"].append(await end_of(call.read()))
+    await call.done_writing()
+    stage.notes["client"].append(await end_of(call.read()))
+    stage.notes["client"].append(len(await call.initial_metadata()))
+
+
 async def all_written_before_the_first_read(stage: Stage) -> None:
     await stage.serve({"Echo": both(echo)})
     call = method(stage.channel(), "Echo", "stream_stream")()
@@ -349,6 +365,7 @@ SCENES: tuple[Scene, ...] = (
     no_message,
     there_and_back,
     all_written_before_the_first_read,
+    headers_before_the_first_message,
     two_streams_at_once,
     handler_writes_by_itself,
     _named(partial(ends_with_an_error, error=None, by_hand=True), "ends_with_an_abort"),

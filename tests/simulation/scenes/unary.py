@@ -122,6 +122,53 @@ async def deadline(stage: Stage) -> None:
     await has_ended.wait()
 
 
+class _NoteCalls(grpc.aio.ServerInterceptor):
+    """Sets an event when a call has come; its request may not have."""
+
+    def __init__(self) -> None:
+        self.has_come = asyncio.Event()
+
+    async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        self.has_come.set()
+        return await continuation(details)
+
+
+async def deadline_while_the_client_stands_still(stage: Stage) -> None:
+    """The server ends the call, and its word may be there before the client looks at the clock."""
+    calls = _NoteCalls()
+
+    async def wait(request: bytes, context: Any) -> None:
+        await asyncio.Event().wait()
+
+    await stage.serve({"Wait": unary(wait)}, [calls])
+    channel = await connected(stage)
+    for request in (b"", None):  # who calls it as a stream may send no request
+        calls.has_come.clear()
+        call = method(channel, "Wait", "stream_stream")(timeout=LONG_ENOUGH_S)
+        if request is not None:
+            await call.write(request)
+        await calls.has_come.wait()
+        await stage.stand_still(2 * LONG_ENOUGH_S)
+        stage.notes["client"].append(await end_of(call.read()))
+
+
+async def ended_before_its_request_came(stage: Stage) -> None:
+    calls = _NoteCalls()
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        stage.notes["handler"].append(request)
+        return request
+
+    await stage.serve({"Answer": unary(answer)}, [calls])
+    channel = await connected(stage)
+    for end in (lambda call: call.cancel(), lambda _: stage.reset()):
+        calls.has_come.clear()
+        call = method(channel, "Answer", "stream_stream")()
+        reading = asyncio.create_task(end_of(call.read()))
+        await calls.has_come.wait()
+        stage.notes["client"] += [end(call), await reading]
+
+
 async def deadline_of_zero(stage: Stage) -> None:
     async def answer(request: bytes, context: Any) -> bytes:
         return b""
@@ -218,6 +265,8 @@ SCENES: tuple[Scene, ...] = (
     raised_within_interceptors,
     unknown_method,
     deadline,
+    deadline_while_the_client_stands_still,
+    ended_before_its_request_came,
     deadline_of_zero,
     cancelled_by_client,
     cancelled_before_it_begins,

@@ -1,4 +1,4 @@
-"""What OpenAI's API costs: the arithmetic of pairs, the table, and a run that is too short to say anything."""
+"""What each way of asking costs: the arithmetic of pairs, the table, and a run that is too short to say anything."""
 
 import os
 
@@ -34,19 +34,26 @@ def turn(request_us: float, message_us: float) -> Turn:
 
 def test_the_table_has_differences_and_ratios_of_pairs() -> None:
     pairs = [
-        {NATIVE: turn(1000 * n, 100), "completions": turn(3000 * n, 90 + n), "chat": turn(500 * n, 50)}
+        {
+            NATIVE: turn(1000 * n, 100),
+            "one stream": turn(500 * n, 25),
+            "completions": turn(3000 * n, 90 + n),
+            "chat": turn(500 * n, 50),
+        }
         for n in range(1, MIN_PAIRS + 1)
     ]
     table = comparison(Result(machine="A CPU", pairs=pairs))
     assert table.splitlines() == [
-        "| | native | OpenAI's | difference (95 %) | ratio (95 %) |",
+        "| | native | other | difference (95 %) | ratio (95 %) |",
         "|---|---:|---:|---:|---:|",
+        "| a streamed message, one stream | 100 µs | 25 µs | -75 µs (-75 to -75) | 0.25 (0.25 to 0.25) |",
+        "| a request, one stream | 3.50 ms | 1.75 ms | -1.75 ms (-3.00 to -0.50) | 0.50 (0.50 to 0.50) |",
         "| a streamed message, completions | 100 µs | 94 µs | -6 µs (-9 to -4) | 0.94 (0.91 to 0.96) |",
         "| a request, completions | 3.50 ms | 10.50 ms | +7.00 ms (+2.00 to +12.00) | 3.00 (3.00 to 3.00) |",
         "| a streamed message, chat | 100 µs | 50 µs | -50 µs (-50 to -50) | 0.50 (0.50 to 0.50) |",
         "| a request, chat | 3.50 ms | 1.75 ms | -1.75 ms (-3.00 to -0.50) | 0.50 (0.50 to 0.50) |",
         "",
-        "Messages per token: native 0.50, completions 0.50, chat 0.50. 6 pairs. A CPU.",
+        "Messages per token: native 0.50, one stream 0.50, completions 0.50, chat 0.50. 6 pairs. A CPU.",
     ]
 
 

@@ -1,6 +1,7 @@
 """The benchmark of the time between two steps: its arithmetic, its record, and the proxy that adds a round trip."""
 
 import io
+import math
 import socket
 import threading
 import time
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.step_gap.__main__ import Case, gap_table, gaps_of
+from benchmarks.step_gap.__main__ import Case, Used, gap_table, gaps_of
 from benchmarks.step_gap.delay_proxy import serve
 from benchmarks.step_gap.executor import STEP_TIMES, SleepingWorker, open_record
 from executor_svc.fake.worker import FakeWorker
@@ -18,17 +19,23 @@ from shared.step import Step, TableDelta
 
 CASE = Case(step_ms=3, round_trip_ms=1, num_sequences=32, steps_in_flight="2")
 
+NOTHING = Used(0.0, 0.0, 0.0, {math.inf: 0})
+
 
 def test_idle_is_the_share_of_the_time_between_steps() -> None:
     steps = np.array([(0, 800, 32), (1000, 1700, 32), (2000, 2900, 32)], STEP_TIMES)
     steps["begin_ns"] *= 1000
     steps["end_ns"] *= 1000
 
-    gaps = gaps_of(CASE, steps, scheduler_s=0.003, executor_s=0.006)
+    before = Used(1.0, 0.0, 2.0, {0.001: 10, 0.01: 11, math.inf: 11})
+    after = Used(1.003, 0.006, 2.006, {0.001: 19, 0.01: 21, math.inf: 21})
+
+    gaps = gaps_of(CASE, steps, before, after)
 
     assert gaps.idle_share == pytest.approx((200 + 300) / (2900 - 800))
     assert gaps.gap_us == pytest.approx(250)
-    assert (gaps.scheduler_us, gaps.executor_us) == pytest.approx((1000, 2000))
+    assert (gaps.scheduler_us, gaps.fronts_us, gaps.executor_us) == pytest.approx((1000, 2000, 2000))
+    assert gaps.turnaround_p99_ms == 10.0
 
 
 def test_a_worker_records_each_step_before_the_last_one(tmp_path: Path) -> None:
@@ -68,7 +75,7 @@ def test_the_proxy_delays_each_way_and_holds_nothing_up_behind_it() -> None:
 
 
 def test_the_table_shows_each_case() -> None:
-    gaps = gaps_of(CASE, np.array([(0, 9, 32), (10, 19, 32)], STEP_TIMES), 0.0, 0.0)
+    gaps = gaps_of(CASE, np.array([(0, 9, 32), (10, 19, 32)], STEP_TIMES), NOTHING, NOTHING)
     output = io.StringIO()
 
     Console(file=output, width=200).print(gap_table([gaps, gaps]))

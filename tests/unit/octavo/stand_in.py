@@ -75,6 +75,51 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
         finally:
             self.call_ended.set()
 
+    async def StreamRequests(  # noqa: N802
+        self, requests: AsyncIterator[generation_service_pb2.StreamRequestsRequest], context: Context
+    ) -> AsyncIterator[generation_service_pb2.StreamRequestsResponse]:
+        """Answer each request as Generate does, one after the other."""
+        await context.send_initial_metadata(())
+        async for asked in requests:
+            if asked.HasField("submit"):
+                async for response in self._numbered(asked, context):
+                    yield response
+
+    async def _numbered(
+        self, asked: generation_service_pb2.StreamRequestsRequest, context: Context
+    ) -> AsyncIterator[generation_service_pb2.StreamRequestsResponse]:
+        number, inner = asked.number, _CallInStream()
+        response = generation_service_pb2.StreamRequestsResponse
+        try:
+            async for event in self.Generate(asked.submit, inner):  # type: ignore[arg-type]
+                match event.WhichOneof("event"):
+                    case "accepted":
+                        yield response(
+                            accepted=[generation_service_pb2.RequestAccepted(number=number, accepted=event.accepted)]
+                        )
+                    case "delta":
+                        deltas = generation_service_pb2.RequestDeltas(
+                            numbers=[number],
+                            output_indexes=[event.delta.output_index],
+                            token_ids=event.delta.token_ids,
+                            texts=[event.delta.text],
+                        )
+                        yield response(deltas=deltas)
+                    case "finished":
+                        yield response(
+                            finished=[generation_service_pb2.RequestEnd(number=number, finished=event.finished)]
+                        )
+        except _EndedError:
+            if inner.status.code == grpc.StatusCode.UNAVAILABLE.value[0]:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, inner.status.message)
+            failed = generation_service_pb2.RequestFailed(
+                number=number,
+                code=inner.status.code,
+                message=inner.status.message,
+                details=inner.status.details,
+            )
+            yield response(failed=[failed])
+
     async def Abort(  # noqa: N802
         self, request: generation_service_pb2.AbortRequest, context: Context
     ) -> generation_service_pb2.AbortResponse:
@@ -134,6 +179,22 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
         if wish in failures:
             code, text, detail = failures[wish]
             await context.abort(code, text, _details_metadata(code, text, detail))
+
+
+class _EndedError(Exception):
+    """A request of a stream was ended."""
+
+
+class _CallInStream:
+    """The context of one request of a stream: keeps the status that it ends with."""
+
+    def __init__(self) -> None:
+        self.status = status_pb2.Status()
+
+    async def abort(self, code: grpc.StatusCode, text: str, metadata: tuple[tuple[str, bytes], ...] = ()) -> None:
+        self.status = status_pb2.Status.FromString(metadata[0][1]) if metadata else status_pb2.Status()
+        self.status.code, self.status.message = code.value[0], text
+        raise _EndedError
 
 
 @pytest_asyncio.fixture

@@ -59,6 +59,17 @@ def test_a_name_of_another_server_is_answered_with_the_one_here(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_a_flag_that_each_service_has_for_itself_is_answered_with_how_it_is_set(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, "--tls-cert", "x"]) == 2
+    assert capsys.readouterr().err == (
+        "octavo: No such option '--tls-cert': each service has its own; for that of the scheduler: --set "
+        f'scheduler.tls_cert=VALUE; see "octavo {command} --help"\n'
+    )
+
+
 def test_names_of_other_servers_lead_to_flags_that_there_are() -> None:
     [up, asking] = [cli.get_command(click.Context(cli), name) for name in ("up", "generate")]
     assert up is not None

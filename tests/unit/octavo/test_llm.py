@@ -93,13 +93,13 @@ async def test_a_full_queue_is_waited_out(stand_in: StandIn, monkeypatch: pytest
     waits: list[float] = []
 
     async def sleep(wait_s: float) -> None:
-        waits.append(wait_s)
+        waits.extend([wait_s] if wait_s else [])
 
     fail = stand_in._fail_if_asked
     monkeypatch.setattr(
         stand_in, "_fail_if_asked", lambda wish, context: fail("full" if wish == "b" and not waits else wish, context)
     )
-    monkeypatch.setattr("octavo.prompt_batch.asyncio.sleep", sleep)
+    monkeypatch.setattr("octavo.request_stream.asyncio.sleep", sleep)
     outputs = await ask(stand_in, monkeypatch, lambda llm: llm.generate(["a", "b"], progress=False))
     assert [output.error for output in outputs] == [None, None]
     assert waits == [2.5]

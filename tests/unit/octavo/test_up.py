@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 
+from executor_svc.device.cpus import AvailableCpus
+from executor_svc.fake.worker import FakeWorker
 from octavo.command_line import run
-from octavo.commands.up import warn_if_short
+from octavo.commands.up import say_how_it_stops, warn_if_short
 from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
+from tests.support.stack import running_stack, token_request, until
 from tests.unit.octavo.stand_in import StandIn
+
+WAITS = "stopping when the streams end, in 20 s at most; Ctrl-C again stops at once"
 
 
 class ServicesThatStop(LocalServices):
@@ -140,6 +145,32 @@ def test_the_model_may_be_named_without_its_flag(
     assert capsys.readouterr().out.startswith("serving some/model on ")
     assert run([command, "some/model", "--model", "another"]) == 2
     assert "the model is named twice: some/model and --model another" in capsys.readouterr().err
+
+
+def test_more_executors_than_cores_are_said_to_be_of_no_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("executor_svc.device.cpus.read_cpus", lambda: AvailableCpus(4, 2, None))
+    monkeypatch.setattr(LocalServices, "from_options", lambda *_, **__: ServicesThatStop("localhost:1", "localhost:2"))
+    for num_executors in (2, 60):
+        assert run(["up", "some/model", "--executors", str(num_executors)]) == 0
+        told = capsys.readouterr().err
+        assert told.startswith("octavo: 60 executors share the cores of this machine (2): ") == (num_executors == 60)
+
+
+@pytest.mark.parametrize(
+    ("is_open", "is_busy", "said"), [(True, False, "stopping"), (True, True, WAITS), (False, False, WAITS)]
+)
+async def test_streams_are_spoken_of_only_if_there_may_be_some(
+    is_open: bool, is_busy: bool, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running_stack(FakeWorker(step_ms=1)) as stack:
+        call = stack.generation.Generate(token_request(5, 4000)) if is_busy else None
+        await until(lambda: len(stack.engine.requests) == is_busy)
+        await say_how_it_stops(stack.service.other_addresses["admin"], is_open=is_open)
+        if call is not None:
+            call.cancel()
+    assert capsys.readouterr().err == f"{said}\n"
 
 
 @pytest.mark.parametrize(("short_tokens", "is_said"), [(65, True), (64, False)])

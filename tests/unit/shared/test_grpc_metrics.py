@@ -54,6 +54,14 @@ class Servicer(pb_grpc.GenerationServiceServicer):
     ) -> pb.TokenizeResponse:
         return pb.TokenizeResponse()
 
+    async def StreamRequests(  # noqa: N802
+        self,
+        requests: AsyncIterator[pb.StreamRequestsRequest],
+        context: "grpc.aio.ServicerContext[pb.StreamRequestsRequest, pb.StreamRequestsResponse]",
+    ) -> AsyncIterator[pb.StreamRequestsResponse]:
+        async for _ in requests:
+            yield pb.StreamRequestsResponse()
+
     async def Detokenize(  # noqa: N802
         self,
         request: pb.DetokenizeRequest,

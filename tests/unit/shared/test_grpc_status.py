@@ -22,6 +22,8 @@ EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.CacheTooSmallError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.AddressError("--listen", "a:1"), grpc.StatusCode.UNAVAILABLE),
     (errors.NoExecutorError("none", "it loads"), grpc.StatusCode.UNAVAILABLE),
+    (errors.SlowCallerError(60), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.TooManyUntakenError(16_384), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.RequestAbortedError("aborted"), grpc.StatusCode.ABORTED),
     (errors.InvalidStepError("slot 9"), grpc.StatusCode.INVALID_ARGUMENT),
     (errors.StepGapError("step 2 is missing"), grpc.StatusCode.OUT_OF_RANGE),

@@ -97,8 +97,15 @@ def test_else_the_memory_counts() -> None:
 
 @pytest.mark.parametrize("free", [-5 * GIB, 0, SHAPE.bytes_per_block - 1])
 def test_no_room_for_a_block_is_refused(free: int) -> None:
-    with pytest.raises(ModelLoadError, match="no room for even one block of 16384 bytes"):
+    with pytest.raises(
+        ModelLoadError, match=r"no room for even one block; choose at least --kv-cache-gib 0\.000016, or"
+    ):
         count_blocks(config(), SHAPE, lambda: free)
+
+
+@pytest.mark.usefixtures("memory")
+def test_the_size_that_a_refusal_names_has_room_for_a_block() -> None:
+    assert count_blocks(config(kv_cache_gib=0.000016), SHAPE, never).device == 1
 
 
 @pytest.mark.usefixtures("memory")

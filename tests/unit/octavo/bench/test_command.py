@@ -51,6 +51,7 @@ def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
         ("--openai-api chat", "--openai-api needs --openai"),
         ("--openai http://x/v1 --address a:1", "--address is for an Octavo scheduler, not for --openai"),
         ("--openai http://x/v1 --tenant red", "--tenant is for an Octavo scheduler, not for --openai"),
+        ("--openai http://x/v1 --one-stream", "--one-stream is for an Octavo scheduler, not for --openai"),
         ("--openai gpu:8000", "--openai: 'gpu:8000' is not a URL of an API, such as http://127.0.0.1:8080/v1"),
     ],
 )

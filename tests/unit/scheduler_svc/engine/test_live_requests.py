@@ -24,8 +24,10 @@ class Stage:
         self.ended: list[EndedRequest] = []
         self.bench = Bench(small_limits())
         self.meter = Meter()
+        fleet = Fleet(self.bench.queue, self.bench.policy)
+        fleet.cores.append(self.bench.core)
         self.live = LiveRequests(
-            Fleet(self.bench.queue, self.bench.policy),
+            fleet,
             lambda: None,
             self.meter,
             [self.ended.append, self._check_end],
@@ -150,3 +152,66 @@ def test_a_stop_string_found_after_the_next_decision_ends_the_sequence_and_drops
     assert stage.ended[0].finish_reason is FinishReason.STOP
     assert len(core.groups) == 0
     check_integrity(core)
+
+
+# The front finds stop strings, at once or later --------------------------------------------------------
+
+
+def test_a_stop_string_that_is_found_late_takes_the_tokens_behind_it_back(stage: Stage) -> None:
+    request = stage.add(group(0, prompt(4), max_tokens(9)), stop_after=100)
+    for step in range(3):
+        stage.step(scheduled_at_s=step, delivered_at_s=step + 0.5)
+    assert request.num_output_tokens == 3
+    sink_of(request).handle.finish_output(0, 2, FinishReason.STOP)
+    assert [(ended.num_output_tokens, ended.finish_reason) for ended in stage.ended] == [(2, FinishReason.STOP)]
+    assert not stage.bench.core.batch.running, "its blocks are free"
+    sink_of(request).handle.finish_output(0, 1, FinishReason.STOP)  # it has ended
+    sink_of(request).handle.abort(RequestAbortedError("late"))
+    assert len(stage.ended) == 1
+
+
+@pytest.mark.parametrize(("num_tokens", "reason"), [(3, FinishReason.LENGTH), (2, FinishReason.STOP)])
+def test_a_request_with_stop_strings_ends_when_its_front_has_said_how_many_tokens_count(
+    stage: Stage, num_tokens: int, reason: FinishReason
+) -> None:
+    request = stage.add(group(0, prompt(4), max_tokens(3)), stop_after=100)
+    for step in range(3):
+        stage.step(scheduled_at_s=step, delivered_at_s=step + 0.5)
+    assert sink_of(request).reasons == {0: FinishReason.LENGTH}
+    assert not stage.ended
+    stage.now_s = 7.0
+    sink_of(request).handle.finish_output(0, num_tokens, reason)
+    assert [(ended.num_output_tokens, ended.finish_reason) for ended in stage.ended] == [(num_tokens, reason)]
+
+
+def test_an_output_that_ends_while_its_request_waits_for_a_core_costs_a_token_and_ends(stage: Stage) -> None:
+    core = stage.bench.core
+    request = stage.add(group(0, prompt(4), max_tokens(9), num_sequences=2), stop_after=100)
+    for step in range(2):
+        stage.step(scheduled_at_s=step, delivered_at_s=step + 0.5)
+    [evacuated] = core.evacuate()
+    sink_of(request).handle.finish_output(0, 2, FinishReason.STOP)
+    assert not request.has_ended
+    stage.bench.queue.add(evacuated)
+    stage.step(scheduled_at_s=3.0, delivered_at_s=3.5)
+    stage.step(scheduled_at_s=4.0, delivered_at_s=4.5)
+    assert request.num_tokens_of[0] == 2, "what comes behind the stop string does not count"
+    assert len(evacuated.live_sequences) == 1
+    sink_of(request).handle.finish_output(1, request.num_tokens_of[1], FinishReason.STOP)
+    assert [ended.finish_reason for ended in stage.ended] == [FinishReason.STOP]
+    assert not core.batch.running
+
+
+def test_suspects_are_queued_again_when_their_executor_is_found_to_be_broken(stage: Stage) -> None:
+    queue = stage.bench.queue
+    requests = [live_request(group(arrival, prompt(4))) for arrival in range(3)]
+    for request in requests:
+        for address in ("a:1", "b:1"):
+            request.note_loss(address, counts=False)
+        stage.live.add(request)
+    assert list(queue) == [requests[0].group]
+
+    stage.live.forget_losses("a:1")
+
+    assert list(queue) == [request.group for request in requests]
+    assert stage.live.suspects.current is None

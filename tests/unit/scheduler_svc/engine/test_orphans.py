@@ -59,6 +59,19 @@ def test_an_executor_that_came_and_went_between_two_looks_leaves_orphans() -> No
     )
 
 
+def test_what_outgrows_those_that_are_there_waits_no_longer_for_one_that_is_expected() -> None:
+    idle = IdleEngine(["a"], small_limits(max_num_seqs=2))
+    idle.engine.drivers.add("b")  # which never comes
+    look(idle, 0.0, has_changed=True)
+    grown = idle.add(group(0, 4, num_sequences=3))
+    grown.group.has_run = True
+    idle.engine.schedule(idle.cores[0], "a", 1.0)
+    look(idle, 1.0)
+    assert idle.engine.orphans.left_s(grown, 1.0) == TIMEOUT_S
+    look(idle, 1.0 + TIMEOUT_S)
+    assert str(grown.error).startswith("the request needs 3 slots of the batch, which has 2; no larger one came within")
+
+
 def test_a_parked_request_is_an_orphan_too_and_one_that_ended_is_none() -> None:
     idle = IdleEngine(["a"], None)
     requests = [idle.add(group(arrival, 5), num_losses=2) for arrival in range(3)]

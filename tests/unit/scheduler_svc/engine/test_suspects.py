@@ -16,6 +16,19 @@ def test_who_lost_an_executor_once_is_no_suspect() -> None:
     assert not suspects.parked
 
 
+def test_losses_that_are_not_clear_yet_make_suspects_and_are_forgotten_with_them() -> None:
+    suspects, first, second, third, fourth = Suspects(), *(request(arrival, 1) for arrival in range(4))
+    for each in (first, second, third, fourth):
+        each.note_loss("a:1", counts=False)
+    assert [suspects.may_run(each) for each in (first, second, third, fourth)] == [True, False, False, False]
+    third.note_loss("b:1", counts=True)
+    for each in (first, second, third, fourth):
+        each.unclear_losses.discard("a:1")
+    assert suspects.absolve() == [second, fourth, third]
+    assert suspects.current is third
+    assert not suspects.parked
+
+
 def test_suspects_run_one_at_a_time_and_the_innocent_beside_them() -> None:
     suspects, first, second = Suspects(), request(1), request(2)
     assert suspects.may_run(first)

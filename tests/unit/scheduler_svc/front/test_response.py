@@ -251,7 +251,7 @@ def test_deltas_add_up_to_the_answer_whatever_the_interleaving(
         first_tokens = [(output, ord("a"), False) for output in range(num_sampled)]
         for position, (output, token_id, takes) in enumerate(first_tokens + moves):
             request.push(output % num_sampled, token_id, -1.0 / (1 + position))
-            if takes and not num_dropped and any(output.has_news for output in request.outputs):
+            if takes and not num_dropped and any(output.is_announced for output in request.outputs):
                 taken.append(await next_delta(request) or pytest.fail("the request has not ended"))
         for output in range(num_sampled):
             request.finish_output(output, LENGTH)
@@ -360,9 +360,7 @@ def test_an_output_that_is_still_made_has_no_stop_token() -> None:
     output = Output(0, returns_logprobs=False)
     output.append_token(97, None)
     assert output.stop_token_id is None
-    assert output.has_news
     assert output.take() == Delta(0, "", [97], [])
-    assert not output.has_news
 
 
 async def test_prompt_logprobs_come_before_the_tokens_each_once_and_stay_readable() -> None:

@@ -129,8 +129,16 @@ def test_an_idle_core_takes_what_another_one_is_too_busy_for() -> None:
     bench = busy_bench()
     bench.step(bench.members[1])
 
-    assert bench.fleet.core_of(bench.groups[1]) is bench.members[1].core
-    assert inboxes_of(bench) == [["c"], []], "which has its first token no later where it is"
+    assert {bench.fleet.core_of(bench.groups[arrival]) for arrival in (1, 2)} == {bench.members[1].core}
+
+
+def test_a_core_leaves_to_another_one_what_has_its_first_token_no_later_there() -> None:
+    bench = busy_bench()
+    bench.add(group(3, 12))
+    bench.step(bench.members[1])
+
+    assert {bench.fleet.core_of(bench.groups[arrival]) for arrival in (1, 3)} == {bench.members[1].core}
+    assert inboxes_of(bench) == [["c"], []]
 
 
 def test_a_lost_core_gives_back_what_was_dispatched_to_it() -> None:

@@ -31,6 +31,18 @@ def test_a_group_goes_where_less_is_to_be_computed_before_it() -> None:
     assert bench.fleet.place(group(1, 2), now_s=0.0) is second.core
 
 
+def test_a_chunk_in_flight_counts_though_its_request_has_ended() -> None:
+    bench, first, second = two_cores()
+    bench.add(group(0, 20))
+    bench.step(first)  # 16 of its 20 tokens
+    bench.abort(bench.groups[0])
+
+    assert bench.fleet.place(group(1, 2), now_s=0.0) is second.core
+
+    bench.process(first)
+    assert (first.core.load, second.core.load) == (0, 0)
+
+
 def test_each_decode_of_a_core_counts() -> None:
     bench, first, second = two_cores()
     bench.add(group(0, 2, num_sequences=2))

@@ -55,9 +55,9 @@ def test_decodes_and_prefills_of_others_are_added() -> None:
     bench.step(member)
     bench.process(member)
     bench.add(group(1, 16))
-    bench.step(member)  # computes 6 of its tokens
+    bench.step(member)  # computes 6 of its tokens: one is that of its slot
 
-    assert cost_of(bench, group(2, 3)) == 3 + 10 + 3
+    assert cost_of(bench, group(2, 3)) == 3 + 10 + 3 + 5
 
 
 def test_what_was_dispatched_counts_for_the_next_one() -> None:

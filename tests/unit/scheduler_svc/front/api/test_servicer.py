@@ -21,7 +21,7 @@ from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.servicer import DEADLINE_PASSED, GenerationServicer
 from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
-from shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError, RequestAbortedError, RequestExistsError
+from shared.errors import InvalidFieldError, QueueFullError, RequestAbortedError, RequestExistsError
 from shared.executor_info import ExecutorInfo
 from tests.support.live_requests import PlayedEngineSide
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
@@ -41,8 +41,7 @@ class PlayedEngine:
         )
         self.model = ServedModel(cast("ExecutorInfo", info), max_model_len=64, max_num_seqs=8)
         self.submitted: asyncio.Queue[PlayedEngineSide] = asyncio.Queue()
-        self.aborted: list[str] = []
-        self.abort_errors: list[OctavoServiceError | None] = []
+        self.sides: list[PlayedEngineSide] = []
         self.crowded_tenant: str | None = None
         self.num_checked = 0
 
@@ -56,18 +55,19 @@ class PlayedEngine:
         finally:
             self.num_checked -= 1
 
-    def submit(self, request: EngineRequest, sink: TokenSink, checked_for: ServedModel) -> None:
+    async def submit(self, request: EngineRequest, sink: TokenSink, checked_for: ServedModel) -> None:
         assert checked_for is self.model
         assert not self.num_checked, "it counts as checked and as submitted"
-        self.submitted.put_nowait(PlayedEngineSide(request, sink))
+        self.sides.append(PlayedEngineSide(request, sink))
+        self.submitted.put_nowait(self.sides[-1])
 
-    def tenant_of(self, request_id: str) -> str | None:
-        return None
+    @property
+    def aborted(self) -> list[str]:
+        """What requests were ended with."""
+        return [str(error) for side in self.sides for error in side.abort_errors]
 
-    def abort(self, request_id: str, error: OctavoServiceError | None = None) -> bool:
-        self.aborted.append(request_id)
-        self.abort_errors.append(error)
-        return True
+    async def abort_request(self, request_id: str, tenant: str | None) -> bool:
+        return False
 
 
 class PlayedTokenizer:
@@ -274,8 +274,7 @@ async def test_a_client_that_leaves_before_the_last_output_aborts_the_request(
     request.finish_output(0, LENGTH)
     await anext(events)
     await cast("Any", events).aclose()
-    assert engine.aborted == ["a"]
-    assert [str(error) for error in engine.abort_errors] == [cause]
+    assert engine.aborted == [cause]
 
 
 @pytest.mark.parametrize(

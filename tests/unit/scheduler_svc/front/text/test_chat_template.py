@@ -133,7 +133,7 @@ def test_a_message_that_the_template_leaves_out_is_refused(
     if left_out is None:
         render(source, messages)
         return
-    with pytest.raises(InvalidFieldError, match=f"the role '{left_out}' in message"):
+    with pytest.raises(InvalidFieldError, match=f"role is '{left_out}'; it must be a role that"):
         render(source, messages)
 
 

@@ -82,5 +82,7 @@ def test_what_is_no_such_json_is_refused(fields: dict[str, str], field: str, wor
 @pytest.mark.parametrize("field", ["name", "tool_call_id"])
 def test_a_long_name_is_refused(field: str) -> None:
     message = pb.ChatMessage(role="user", content="a", **{field: "x" * 257})
-    with pytest.raises(InvalidFieldError, match=f"messages.{field} is 257 characters long; it must be at most 256"):
+    with pytest.raises(
+        InvalidFieldError, match=rf"messages\[0\].{field} is 257 characters long; it must be at most 256"
+    ):
         Conversation.of_message(pb.ChatMessages(messages=[message]))

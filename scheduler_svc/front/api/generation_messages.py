@@ -1,0 +1,87 @@
+"""The messages of GenerationService that an answer is made of."""
+
+from octavo.generation.v1 import generation_pb2
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.engine.interface import Alternatives, FinishReason
+from scheduler_svc.front.output import Delta, Output, PromptDelta
+from scheduler_svc.front.response import Response
+from shared.step import NO_LOGPROBS
+
+FINISH_REASONS = {
+    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+}
+
+
+def event_message(delta: Delta | PromptDelta) -> pb.GenerateResponse:
+    """Return the event of something new."""
+    if isinstance(delta, PromptDelta):
+        return pb.GenerateResponse(prompt_logprobs=prompt_message(delta.logprobs, delta.alternatives))
+    message = pb.OutputDelta(
+        output_index=delta.output_index,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        logprobs=delta.logprobs,
+        alternative_token_ids=delta.alternatives.token_ids,
+        alternative_logprobs=delta.alternatives.logprobs,
+    )
+    return pb.GenerateResponse(delta=message)
+
+
+def prompt_message(logprobs: list[float], alternatives: Alternatives) -> generation_pb2.PromptLogprobs:
+    """Return the message of log-probabilities of the prompt."""
+    return generation_pb2.PromptLogprobs(
+        logprobs=logprobs,
+        alternative_token_ids=alternatives.token_ids,
+        alternative_logprobs=alternatives.logprobs,
+    )
+
+
+def finished_message(response: Response, *, is_lean: bool, shows_provenance: bool = False) -> pb.RequestFinished:
+    """Return the last event of a request that has finished; a lean one leaves out what the deltas brought."""
+    ended = response.ended
+    assert ended is not None, "it has finished"
+    usage = generation_pb2.Usage(
+        num_prompt_tokens=ended.num_prompt_tokens,
+        num_output_tokens=ended.num_output_tokens,
+        num_cached_tokens=ended.num_cached_tokens,
+    )
+    finished = pb.RequestFinished(
+        outputs=[output_message(output, is_lean=is_lean) for output in response.outputs],
+        usage=usage,
+        continued_on_other_numerics=response.was_continued_on_other_numerics,
+    )
+    if shows_provenance:
+        for message, output in zip(finished.outputs, response.outputs, strict=True):
+            message.provenance.extend(
+                generation_pb2.Provenance(first_token=first_token, **numerics._asdict())
+                for first_token, numerics in response.provenance_of(output)
+            )
+    has_prompt_logprobs = response.request.num_prompt_logprobs != NO_LOGPROBS
+    if has_prompt_logprobs and is_lean:
+        finished.prompt_logprobs.SetInParent()
+    elif has_prompt_logprobs:
+        finished.prompt_logprobs.CopyFrom(prompt_message(response.prompt_logprobs, response.prompt_alternatives))
+    return finished
+
+
+def output_message(output: Output, *, is_lean: bool) -> generation_pb2.Output:
+    """Return a finished output's message; a lean one leaves out what the deltas brought."""
+    assert output.finish_reason is not None, "a request ends after its last output"
+    message = generation_pb2.Output(
+        output_index=output.output_index,
+        finish_reason=FINISH_REASONS[output.finish_reason],
+        cumulative_logprob=output.cumulative_logprob,
+        beam_score=output.beam_score,
+    )
+    if not is_lean:
+        message.text = output.text
+        message.token_ids.extend(output.token_ids)
+        message.logprobs.extend(output.logprobs)
+        message.alternative_token_ids.extend(output.alternatives.token_ids)
+        message.alternative_logprobs.extend(output.alternatives.logprobs)
+    if output.stop_string is not None:
+        message.stop_string = output.stop_string
+    elif output.stop_token_id is not None:
+        message.stop_token_id = output.stop_token_id
+    return message

@@ -1,0 +1,260 @@
+"""One call of `StreamRequests`: any number of requests of one caller, and one stream of messages for all of them.
+
+    bodies ──> read ──> submissions ──> Generation.accept, one at a time
+                │ abort, credits              │ Response, which says that something is new
+                v                             v
+            RequestStream ── next_message ──> what is new of all requests, as one message
+
+The engine gives what a step brought to all requests in one go, so a message has all of it. The writer waits for nobody
+but its own caller: while that one takes nothing, what is new waits in the responses, and the next message is larger.
+Next: `stream_batch.py`.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.front.api.generation import Generation, Metadata
+from scheduler_svc.front.api.message_scan import MessageScan, cut
+from scheduler_svc.front.api.request_body import RequestBody, decode
+from scheduler_svc.front.api.stream_batch import StreamBatch
+from scheduler_svc.front.api.streamed_request import StreamedRequest
+from shared.errors import (
+    InvalidFieldError,
+    OctavoServiceError,
+    QueueFullError,
+    RequestAbortedError,
+    SlowCallerError,
+    TooManyUntakenError,
+    UnavailableError,
+)
+from shared.events import Event
+
+log = logging.getLogger(__name__)
+
+# How long a caller may take nothing while there is something for it.
+SLOW_CALLER_S = 60.0
+
+# Requests of one stream that wait for their check, and their bytes unless it is one; what comes beyond is refused.
+MAX_UNCHECKED_REQUESTS = 1024
+MAX_UNCHECKED_BYTES = 32 * 2**20
+RETRY_AFTER_S = 1.0
+
+# Requests of one stream whose end the caller has not taken, however they ended; it holds what they brought.
+MAX_UNTAKEN_REQUESTS = 16_384
+
+# A message is sent once it has so many values: what is left waits for the next one, behind other callers' messages.
+MAX_VALUES_PER_MESSAGE = 16_384
+
+_SUBMIT = pb.StreamRequestsRequest.DESCRIPTOR.fields_by_name["submit"].number
+
+
+# Returns the request in a body.
+ReadRequest: TypeAlias = Callable[[RequestBody[pb.GenerateRequest]], Awaitable[pb.GenerateRequest]]
+
+Bodies: TypeAlias = AsyncIterable[RequestBody[pb.StreamRequestsRequest]]
+
+
+class RequestStream:
+    """Runs the requests of one call.
+
+    Args:
+        generation: Runs them.
+        read: Returns the request in a body.
+        metadata: Of the call.
+    """
+
+    def __init__(self, generation: Generation, read: ReadRequest, metadata: Metadata) -> None:
+        self._generation = generation
+        self._read = read
+        self._metadata = metadata
+        self._requests: dict[int, StreamedRequest] = {}  # those whose end the caller has not been told
+        self._unchecked: asyncio.Queue[StreamedRequest] = asyncio.Queue()
+        self._num_unchecked_bytes = 0
+        self._news: deque[StreamedRequest] = deque()
+        self._changed = asyncio.Event()
+        self._last_number = -1
+        self._credits: int | None = None
+        self._is_half_closed = False
+        self._is_shut_down = False
+        self._error: BaseException | None = None
+
+    @asynccontextmanager
+    async def served(self, bodies: Bodies, why_left: Callable[[], str]) -> AsyncIterator[None]:
+        """Take what the caller sends, while this is open; who leaves ends all requests."""
+        tasks = [asyncio.create_task(self._take(bodies)), asyncio.create_task(self._check_all())]
+        for task in tasks:
+            task.add_done_callback(self._on_end)
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for request in self._requests.values():
+                if request.accepted is not None:
+                    request.accepted.close(why_left)
+            self._requests.clear()
+
+    def shut_down(self) -> None:
+        """End once the caller has taken the ends of all requests, though it may have more: the scheduler goes away."""
+        self._is_shut_down = True
+        self._changed.set()
+
+    async def next_message(self) -> pb.StreamRequestsResponse | None:
+        """Wait for something new, and until the caller takes it; None: all requests have ended, and none will come.
+
+        Raises: OctavoServiceError: the caller broke a rule of the stream, or the scheduler goes away.
+        """
+        deadline_s: float | None = None
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._news and self._credits != 0:
+                if self._credits is not None:
+                    self._credits -= 1
+                return self._message()
+            if self._is_half_closed and not self._requests:
+                return None
+            if self._is_shut_down and not self._requests:
+                raise UnavailableError("the scheduler shut down; send further requests to another one")
+            if self._news and deadline_s is None:
+                deadline_s = slow_caller_deadline_s()  # whatever else the caller sends
+            self._changed.clear()
+            async with slow_caller_limit(deadline_s):
+                await self._changed.wait()
+
+    # What the caller sends ------------------------------------------------------------------------------------------
+
+    async def _take(self, bodies: Bodies) -> None:
+        is_first = True
+        async for body in bodies:
+            message, submitted = split(body) if body.is_small else await asyncio.to_thread(split, body)
+            if message.HasField("credits") and (is_first or self._credits is not None):
+                self._credits = (self._credits or 0) + message.credits
+                self._changed.set()
+            is_first = False
+            if submitted is not None:
+                self._submit(message, submitted)
+            elif message.number or message.include_text:
+                raise InvalidFieldError("submit", "absent", "set with number and include_text")
+            for number in message.abort:
+                self._abort(number)
+        self._is_half_closed, self._credits = True, None
+        self._changed.set()
+
+    def _submit(self, message: pb.StreamRequestsRequest, body: RequestBody[pb.GenerateRequest]) -> None:
+        if message.number <= self._last_number:
+            raise InvalidFieldError("number", message.number, f"larger than {self._last_number}, the one before it")
+        if len(self._requests) >= MAX_UNTAKEN_REQUESTS:
+            raise TooManyUntakenError(MAX_UNTAKEN_REQUESTS)
+        self._last_number = message.number
+        request = StreamedRequest(message.number, body, includes_text=message.include_text, tell=self._announced)
+        self._requests[request.number] = request
+        num_waiting, num_bytes = self._unchecked.qsize(), self._num_unchecked_bytes + len(body.content)
+        if num_waiting >= MAX_UNCHECKED_REQUESTS or (num_waiting and num_bytes > MAX_UNCHECKED_BYTES):
+            request.fail(QueueFullError(num_waiting, RETRY_AFTER_S, queue="the queue of this stream"))
+        else:
+            self._num_unchecked_bytes = num_bytes
+            self._unchecked.put_nowait(request)
+
+    def _abort(self, number: int) -> None:
+        request = self._requests.get(number)
+        if request is None or request.error is not None:
+            return
+        request.is_aborted = True
+        if request.accepted is not None:
+            request.accepted.abort(_aborted(number))
+
+    async def _check_all(self) -> None:
+        """Check and submit the requests in their order: one at a time, so that all callers have their turn."""
+        while True:
+            request = await self._unchecked.get()
+            try:
+                await self._check(request)
+            except OctavoServiceError as error:
+                request.fail(error)
+            except Exception as error:
+                request_id = "" if request.asked is None else request.asked.request_id
+                log.exception(
+                    Event("rpc_failed", method="StreamRequests", request_id=request_id, number=request.number)
+                )
+                request.fail(error)
+
+    async def _check(self, request: StreamedRequest) -> None:
+        body, request.body = request.body, None
+        assert body is not None, "a request is checked once"
+        self._num_unchecked_bytes -= len(body.content)
+        if not request.is_aborted:
+            request.asked = asked = await self._read(body)
+            request.accepted = await self._generation.accept(
+                asked, self._metadata, returns_text=request.includes_text, listener=request.announce
+            )
+            request.announce()
+        if request.is_aborted and request.accepted is None:
+            raise RequestAbortedError(_aborted(request.number))
+        if request.is_aborted and request.accepted is not None:
+            request.accepted.abort(_aborted(request.number))
+
+    def _on_end(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._error = error
+            self._changed.set()
+
+    # What the caller gets -------------------------------------------------------------------------------------------
+
+    def _announced(self, request: StreamedRequest) -> None:
+        self._news.append(request)
+        if len(self._news) == 1:  # whoever waits although there are others waits for a credit
+            self._changed.set()
+
+    def _message(self) -> pb.StreamRequestsResponse:
+        """Return what is new, of those that have waited for longest, up to the size of a message."""
+        batch = StreamBatch()
+        while self._news and batch.num_values < MAX_VALUES_PER_MESSAGE:
+            request = self._news.popleft()
+            request.is_announced = False
+            if batch.add(request):
+                del self._requests[request.number]
+                if request.accepted is not None:
+                    request.accepted.close()
+        return batch.message()
+
+
+def split(
+    body: RequestBody[pb.StreamRequestsRequest],
+) -> tuple[pb.StreamRequestsRequest, RequestBody[pb.GenerateRequest] | None]:
+    """Return the message in a body without the request that it submits, and the body of this one; None: there is none.
+
+    Raises: InvalidFieldError, MalformedMessageError: it is no such message.
+    """
+    MessageScan({}, opaque=("submit",)).check(body.content, pb.StreamRequestsRequest)
+    rest, submitted = cut(body.content, _SUBMIT)
+    message = decode(pb.StreamRequestsRequest.FromString, rest)
+    return message, None if submitted is None else RequestBody(submitted, pb.GenerateRequest)
+
+
+def slow_caller_deadline_s() -> float:
+    """Return until when, by the event loop's clock, a caller has to take what there is for it now."""
+    return asyncio.get_running_loop().time() + SLOW_CALLER_S
+
+
+@asynccontextmanager
+async def slow_caller_limit(deadline_s: float | None) -> AsyncIterator[None]:
+    """Bound how long a caller takes to take something; None: there is nothing for it.
+
+    Raises: SlowCallerError: it took longer.
+    """
+    try:
+        async with asyncio.timeout_at(deadline_s):
+            yield
+    except TimeoutError as error:
+        raise SlowCallerError(SLOW_CALLER_S) from error
+
+
+def _aborted(number: int) -> str:
+    return f"the caller aborted request {number}"

@@ -1,0 +1,126 @@
+"""What is new of many requests, as one message of `StreamRequests`."""
+
+from typing import TypeVar
+
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.front.api.generation_messages import finished_message, prompt_message
+from scheduler_svc.front.api.streamed_request import StreamedRequest
+from scheduler_svc.front.output import Delta
+from shared.grpc_status import rpc_status
+
+V = TypeVar("V")
+
+
+class StreamBatch:
+    """Collects what is new, request by request; a protobuf message takes whole lists faster than single numbers.
+
+    Each list that most messages leave empty is filled up, from the first place that has something in it.
+
+    Attributes:
+        num_values: How large it is: numbers, and events of requests.
+    """
+
+    def __init__(self) -> None:
+        self.num_values = 0
+        self._response = pb.StreamRequestsResponse()
+        self._numbers: list[int] = []
+        self._output_indexes: list[int] = []
+        self._token_counts: list[int] = []
+        self._token_ids: list[int] = []
+        self._logprob_counts: list[int] = []
+        self._logprobs: list[float] = []
+        self._alternative_counts: list[int] = []
+        self._alternative_token_ids: list[int] = []
+        self._alternative_logprobs: list[float] = []
+        self._texts: list[str] = []
+
+    def add(self, request: StreamedRequest) -> bool:
+        """Add what is new of a request; return whether that is all that there will ever be."""
+        if request.accepted is None:
+            assert request.error is not None, "a request has news once it is accepted or refused"
+            self._add_failure(request.number, request.error)
+            return True
+        response, number = request.accepted.response, request.number
+        if not request.was_told:
+            request.was_told = True
+            self.num_values += 1
+            accepted = pb.Accepted(
+                request_id=response.request_id, num_prompt_tokens=len(response.request.prompt_token_ids)
+            )
+            self._response.accepted.add(number=number, accepted=accepted)
+        if response.prompt_logprobs and (prompt := response.take_prompt()) is not None:
+            self.num_values += len(prompt.logprobs) + 2 * len(prompt.alternatives.token_ids)
+            logprobs = prompt_message(prompt.logprobs, prompt.alternatives)
+            self._response.prompt_logprobs.add(number=number, prompt_logprobs=logprobs)
+        for output in response.take_changed():
+            if output.has_only_token_ids:  # as most have, and it costs half as much
+                self._add_token_ids(number, output.output_index, output.take_token_ids())
+            else:
+                self._add_delta(number, output.take())
+        if response.ended is None:
+            return False
+        if response.error is not None:
+            self._add_failure(number, response.error)
+        else:
+            assert request.asked is not None, "an accepted request was decoded"
+            finished = finished_message(response, is_lean=True, shows_provenance=request.asked.include_provenance)
+            self.num_values += len(finished.outputs)
+            self._response.finished.add(number=number, finished=finished)
+        return True
+
+    def message(self) -> pb.StreamRequestsResponse:
+        """Return all of it."""
+        num_places, deltas, counts = len(self._numbers), self._response.deltas, self._token_counts
+        if not num_places:
+            return self._response
+        deltas.numbers.extend(self._numbers)
+        if counts.count(1) != num_places:
+            deltas.token_counts.extend(counts)
+        deltas.token_ids.extend(self._token_ids)
+        if self._output_indexes:
+            deltas.output_indexes.extend(_filled(self._output_indexes, num_places, 0))
+        if self._logprob_counts:
+            deltas.logprob_counts.extend(_filled(self._logprob_counts, num_places, 0))
+            deltas.logprobs.extend(self._logprobs)
+        if self._alternative_counts:
+            deltas.alternative_counts.extend(_filled(self._alternative_counts, num_places, 0))
+            deltas.alternative_token_ids.extend(self._alternative_token_ids)
+            deltas.alternative_logprobs.extend(self._alternative_logprobs)
+        if self._texts:
+            deltas.texts.extend(_filled(self._texts, num_places, ""))
+        return self._response
+
+    def _add_token_ids(self, number: int, output_index: int, token_ids: list[int]) -> None:
+        if output_index:
+            _filled(self._output_indexes, len(self._numbers), 0).append(output_index)
+        self._numbers.append(number)
+        self._token_counts.append(len(token_ids))
+        self._token_ids += token_ids
+        self.num_values += 1 + len(token_ids)
+
+    def _add_delta(self, number: int, delta: Delta) -> None:
+        output_index, text, token_ids, logprobs, alternatives = delta
+        place = len(self._numbers)
+        self._add_token_ids(number, output_index, token_ids)
+        if text:
+            _filled(self._texts, place, "").append(text)
+        if logprobs:
+            _filled(self._logprob_counts, place, 0).append(len(logprobs))
+            self._logprobs += logprobs
+            self.num_values += len(logprobs)
+        if alternatives.token_ids:
+            _filled(self._alternative_counts, place, 0).append(len(alternatives.token_ids))
+            self._alternative_token_ids += alternatives.token_ids
+            self._alternative_logprobs += alternatives.logprobs
+            self.num_values += 2 * len(alternatives.token_ids)
+
+    def _add_failure(self, number: int, error: Exception) -> None:
+        self.num_values += 1
+        status = rpc_status(error)
+        self._response.failed.add(number=number, code=status.code, message=status.message, details=status.details)
+
+
+def _filled(values: list[V], length: int, nothing: V) -> list[V]:
+    """Return a list after making it so long by what stands for nothing."""
+    values += [nothing] * (length - len(values))
+    return values

@@ -1,0 +1,67 @@
+"""One request of a stream of `StreamRequests`, from the message that submits it to its end."""
+
+from collections.abc import Callable
+
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.front.api.generation import AcceptedRequest
+from scheduler_svc.front.api.request_body import RequestBody
+
+
+class StreamedRequest:
+    """One request of a stream.
+
+    Args:
+        number: As its caller calls it.
+        body: The request.
+        includes_text: Whether the caller wants text.
+        tell: Called with it when something of it is new.
+
+    Attributes:
+        accepted: The request, once it is queued.
+        asked: As its caller asked for it; once it is decoded.
+        error: Why it was refused.
+        was_told: Whether the caller knows that it is queued.
+        is_aborted: Whether the caller has ended it.
+        is_announced: Whether it is among those that have news.
+    """
+
+    __slots__ = (
+        "_tell",
+        "accepted",
+        "asked",
+        "body",
+        "error",
+        "includes_text",
+        "is_aborted",
+        "is_announced",
+        "number",
+        "was_told",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        body: RequestBody[pb.GenerateRequest],
+        *,
+        includes_text: bool,
+        tell: "Callable[[StreamedRequest], None]",
+    ) -> None:
+        self.number = number
+        self.body: RequestBody[pb.GenerateRequest] | None = body
+        self.includes_text = includes_text
+        self.accepted: AcceptedRequest | None = None
+        self.asked: pb.GenerateRequest | None = None
+        self.error: Exception | None = None
+        self.was_told = self.is_aborted = self.is_announced = False
+        self._tell = tell
+
+    def announce(self) -> None:
+        """Something of it is new, or about to be."""
+        if not self.is_announced:
+            self.is_announced = True
+            self._tell(self)
+
+    def fail(self, error: Exception) -> None:
+        """It was refused."""
+        self.error, self.body = error, None
+        self.announce()

@@ -1,0 +1,135 @@
+"""All that clients meet, put together from the configuration: the gRPC port, OpenAI's, and what stands behind both.
+
+It runs in the core's process, or in one of its own; the engine is the same to it. The core's process has one more port,
+for operators.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import Message
+
+from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.engine.interface import EngineClient
+from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
+from scheduler_svc.front.api.generation import Generation
+from scheduler_svc.front.api.request_body import KeepBodies
+from scheduler_svc.front.api.request_limits import FrontSettings
+from scheduler_svc.front.api.servicer import GenerationServicer
+from scheduler_svc.front.api.vllm_engine import SERVICE_NAME as VLLM_ENGINE_SERVICE
+from scheduler_svc.front.api.vllm_engine import add_vllm_engine, generate_request_class
+from scheduler_svc.front.openai.set_up import openai_server
+from scheduler_svc.front.text.text_model import ModelTokenizer
+from shared.grpc_metrics import CallMetrics
+from shared.grpc_server import GrpcServer
+from shared.health import Health
+from shared.metric import Family
+from shared.tls import server_tls
+from shared.tracing import Tracing, start_tracing
+
+if TYPE_CHECKING:  # imports opentelemetry
+    from scheduler_svc.telemetry.request_tracing import RequestTracer
+
+GENERATION_SERVICE = generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+
+class Front:
+    """The ports of clients.
+
+    Args:
+        config: Of the scheduler.
+        engine: Computes requests.
+        tokenizer: Of the served model.
+        health: What the ports say of the process.
+        collect: Returns the metrics of the process, for OpenAI's port.
+        call_metrics: Counts the calls.
+        is_shared: Whether other fronts serve at the same addresses.
+
+    Attributes:
+        main: The gRPC port.
+        tls: Of its ports; None: they speak plaintext.
+        pace: Of the streams; whoever runs the front runs its `watch`.
+        openai: The port of OpenAI's API; None: there is none.
+
+    Raises: OctavoServiceError: --vllm-engine or --tracing lacks what it needs, or a file of TLS or of tokens cannot be
+        used.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        engine: EngineClient,
+        tokenizer: ModelTokenizer,
+        health: Health,
+        collect: Callable[[], list[Family]],
+        *,
+        call_metrics: CallMetrics,
+        is_shared: bool = False,
+    ) -> None:
+        self.tls = tls = server_tls(config)
+        access = access_control(config)
+        self._tracing = start_tracing(config.tracing, "octavo-scheduler")
+        generation = Generation(engine, tokenizer, front_settings(config), request_tracer(self._tracing))
+        self.generation = GenerationServicer(generation)
+        self.pace = generation.pace
+        self.openai = openai_server(config, generation, access, collect, is_shared=is_shared)
+        # Whoever calls it sees and runs requests of all tenants.
+        interceptors = [] if access is None else [AccessInterceptor(access, (VLLM_ENGINE_SERVICE,))]
+        self.main = GrpcServer(
+            listen=config.listen,
+            max_message_bytes=config.max_message_bytes,
+            max_request_bytes=config.max_request_bytes,
+            service_names=client_services(config),
+            health=health,
+            credentials=None if tls is None else tls.credentials(),
+            interceptors=[*interceptors, KeepBodies(prompt_methods(config))],
+            call_metrics=call_metrics,
+            is_shared=is_shared,
+        )
+        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, self.main.server)
+        if config.vllm_engine:
+            add_vllm_engine(self.main.server, self.generation, config.gateway_tenant)
+
+    async def close(self, timeout_s: float) -> None:
+        """Send what is left of traces, within so many seconds."""
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close, timeout_s)
+
+
+def request_tracer(tracing: Tracing | None) -> "RequestTracer | None":
+    """Return what makes the spans of requests; None: nothing does, and opentelemetry is not imported."""
+    if tracing is None:
+        return None
+    from scheduler_svc.telemetry.request_tracing import RequestTracer
+
+    return RequestTracer(tracing.tracer)
+
+
+def client_services(config: SchedulerConfig) -> list[str]:
+    """Return the full names of the services at --listen."""
+    return [GENERATION_SERVICE, VLLM_ENGINE_SERVICE] if config.vllm_engine else [GENERATION_SERVICE]
+
+
+def prompt_methods(config: SchedulerConfig) -> dict[str, type[Message]]:
+    """Return the methods whose requests may be large, with the class of the request."""
+    methods: dict[str, type[Message]] = {
+        f"/{GENERATION_SERVICE}/Generate": generation_service_pb2.GenerateRequest,
+        f"/{GENERATION_SERVICE}/StreamRequests": generation_service_pb2.StreamRequestsRequest,
+        f"/{GENERATION_SERVICE}/Tokenize": generation_service_pb2.TokenizeRequest,
+        f"/{GENERATION_SERVICE}/Detokenize": generation_service_pb2.DetokenizeRequest,
+    }
+    if config.vllm_engine:
+        methods[f"/{VLLM_ENGINE_SERVICE}/Generate"] = generate_request_class()
+    return methods
+
+
+def front_settings(config: SchedulerConfig) -> FrontSettings:
+    """Return the front's part of the configuration."""
+    return FrontSettings(
+        max_beam_width=config.max_beam_width,
+        tenants=frozenset(config.weights_of_tenants) or None,
+        has_priorities=config.policy == "priority",
+        has_model_defaults=config.generation_config == "auto",
+    )

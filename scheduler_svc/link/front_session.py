@@ -1,0 +1,248 @@
+"""One front as the core has it: its requests, what it wants, and what it is told."""
+
+import asyncio
+from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+
+from octavo.core.v1 import core_service_pb2 as pb
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.interface import (
+    Alternatives,
+    EndedRequest,
+    EngineRequest,
+    FinishReason,
+    Hypothesis,
+    RequestHandle,
+)
+from scheduler_svc.link.core_batch import CoreBatch
+from scheduler_svc.link.ends import REASONS, decode_reason, encode_ended, encode_search_end
+from scheduler_svc.link.failures import decode_failure, encode_failure
+from scheduler_svc.link.state import CoreState, encode_state
+from scheduler_svc.link.submissions import decode_submission
+from shared.credit_gate import CreditGate
+from shared.errors import CallerError, OctavoServiceError, UnavailableError
+
+# How long a front may take nothing.
+SLOW_FRONT_S = 10.0
+
+# Requests that are queued without letting others run: each takes some ten microseconds.
+SUBMISSIONS_AT_ONCE = 8
+
+# How often the state of the core is looked at, and told if it has changed.
+STATE_INTERVAL_S = 0.05
+
+FRONT_GONE = "the front that held the client's call ended"
+
+
+class FrontSession:
+    """Runs the requests of one front.
+
+    Args:
+        engine: Computes them.
+        state: Returns how the core is now.
+        name: The front, for people.
+        on_readiness: Called when the front takes calls, or does no more.
+        on_metrics: Called with what the front has counted.
+
+    Attributes:
+        is_listening: Whether its ports are open.
+        is_ready: Whether it takes calls.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        state: Callable[[], CoreState],
+        name: str,
+        on_readiness: Callable[[], None],
+        on_metrics: Callable[[bytes], None],
+    ) -> None:
+        self.name = name
+        self.is_listening = False
+        self.is_ready = False
+        self._on_readiness = on_readiness
+        self._on_metrics = on_metrics
+        self._engine = engine
+        self._state = state
+        self._told_state: CoreState | None = None
+        self._batch = CoreBatch()
+        self._gate = CreditGate(0, SLOW_FRONT_S)
+        self._requests: dict[int, _RemoteSink] = {}
+        self._last_number = 0
+
+    @property
+    def num_requests(self) -> int:
+        """Its live requests."""
+        return len(self._requests)
+
+    def end(self, error: OctavoServiceError) -> None:
+        """End all its requests, and the stream with an error."""
+        self._abort_all()
+        self._gate.end(error)
+
+    async def run(
+        self,
+        welcome: pb.CoreWelcome,
+        num_credits: int,
+        requests: AsyncIterable[pb.JoinRequest],
+        write: Callable[[pb.JoinResponse], Awaitable[None]],
+    ) -> None:
+        """Serve the front until its stream ends.
+
+        Raises: SlowCallerError: it takes nothing. CallerError: it sends nonsense. What `end` was given.
+        """
+        self._batch.response.welcome.CopyFrom(welcome)
+        self._gate.grant(num_credits)
+        self.tell_state()
+        tasks = [asyncio.create_task(self._read(requests)), asyncio.create_task(self._tell_state())]
+        for task in tasks:
+            task.add_done_callback(self._on_end)
+        try:
+            while await self._gate.wait():
+                batch, self._batch = self._batch, CoreBatch()
+                async with self._gate.limit():
+                    await write(batch.message())
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._abort_all()
+
+    # What the front says ---------------------------------------------------------------------------------------
+
+    async def _read(self, requests: AsyncIterable[pb.JoinRequest]) -> None:
+        async for message in requests:
+            await self.take(message)
+        self._gate.end()
+
+    async def take(self, message: pb.JoinRequest) -> None:
+        """Do what a message asks for. Raises CallerError: it is nonsense."""
+        for place, submission in enumerate(message.submissions):
+            await self._submit(submission)
+            if place % SUBMISSIONS_AT_ONCE == SUBMISSIONS_AT_ONCE - 1:
+                await asyncio.sleep(0)  # the step loop goes first
+        try:
+            for end in message.output_ends:
+                if (sink := self._requests.get(end.number)) is not None:
+                    sink.finish_by_front(end.output_index, end.num_tokens, decode_reason(end.reason))
+            for abort in message.aborts:
+                if (sink := self._requests.get(abort.number)) is not None:
+                    sink.handle.abort(decode_failure(abort.failure))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise CallerError(f"the front {self.name} ends an output that cannot end so") from error
+        for call in message.abort_calls:
+            tenant = call.tenant if call.HasField("tenant") else None
+            was_live = await self._engine.abort_request(call.request_id, tenant)
+            self.batch().response.abort_answers.add(call=call.call, was_live=was_live)
+        if message.credits:
+            self._gate.grant(message.credits)
+        if message.metrics:
+            self._on_metrics(message.metrics)
+        if message.HasField("is_ready"):
+            self.is_listening, self.is_ready = True, message.is_ready
+            self._on_readiness()
+
+    async def _submit(self, submission: pb.Submission) -> None:
+        number = submission.number
+        if number <= self._last_number:
+            raise CallerError(f"the front {self.name} uses the number {number} again")
+        self._last_number = number
+        try:
+            request = decode_submission(submission)
+            sink = self._requests[number] = _RemoteSink(self, number, request)
+            await self._engine.submit_checked(request, sink, submission.model_hash, submission.max_model_len)
+        except OctavoServiceError as error:
+            self.refuse(number, error)
+        except (ValueError, AssertionError) as error:
+            self._requests.pop(number, None)
+            raise CallerError(f"the front {self.name} submits what is no request") from error
+
+    def refuse(self, number: int, error: OctavoServiceError) -> None:
+        """A request was not queued."""
+        self._requests.pop(number, None)
+        self.batch().response.ended.add(number=number, failure=encode_failure(error))
+
+    # What the front is told ------------------------------------------------------------------------------------
+
+    def batch(self) -> CoreBatch:
+        """Return where news goes; the front is told soon."""
+        if not self._batch.is_announced:
+            self._batch.is_announced = True
+            self._gate.note_news()
+        return self._batch
+
+    def forget(self, number: int) -> None:
+        """A request has ended."""
+        self._requests.pop(number, None)
+
+    def tell_state(self) -> None:
+        """Tell how the core is, if that has changed."""
+        state = self._state()
+        if state != self._told_state:
+            self._told_state = state
+            self.batch().response.state.CopyFrom(encode_state(state))
+
+    async def _tell_state(self) -> None:
+        while True:
+            self.tell_state()
+            await asyncio.sleep(STATE_INTERVAL_S)
+
+    def _on_end(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._gate.end(error)
+
+    def _abort_all(self) -> None:
+        for sink in list(self._requests.values()):
+            sink.handle.abort(UnavailableError(FRONT_GONE))
+        self._requests.clear()
+
+
+class _RemoteSink:
+    """The sink of a request whose front is another process."""
+
+    __slots__ = ("_has_stop_strings", "_num_tokens_of", "_session", "handle", "number")
+
+    def __init__(self, session: FrontSession, number: int, request: EngineRequest) -> None:
+        self.number = number
+        self._has_stop_strings = request.has_stop_strings
+        self.handle: RequestHandle
+        self._session = session
+        self._num_tokens_of = [0] * request.num_sequences
+
+    def finish_by_front(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
+        """The front says with how many tokens an output ends.
+
+        Raises: IndexError, ValueError: it has not so many, or the request no stop strings.
+        """
+        if not self._has_stop_strings or num_tokens > self._num_tokens_of[output_index]:
+            raise ValueError(num_tokens)
+        self.handle.finish_output(output_index, num_tokens, reason)
+
+    def begin(self, handle: RequestHandle) -> None:
+        self.handle = handle
+        self._session.batch().response.accepted.append(self.number)
+
+    def push(
+        self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None
+    ) -> None:
+        position = self._num_tokens_of[output_index]
+        self._num_tokens_of[output_index] = position + 1
+        self._session.batch().add_token(self.number, output_index, position, token_id, logprob, alternatives)
+
+    def push_prompt(self, logprobs: Sequence[float], alternatives: Alternatives) -> None:
+        self._session.batch().add_prompt(self.number, logprobs, alternatives)
+
+    def finish_output(self, output_index: int, reason: FinishReason) -> None:
+        self._session.batch().response.output_ends.add(
+            number=self.number,
+            output_index=output_index,
+            num_tokens=self._num_tokens_of[output_index],
+            reason=REASONS[reason],
+        )
+
+    def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None:
+        self._session.batch().response.search_ends.append(encode_search_end(self.number, hypotheses))
+
+    def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
+        failure = None if error is None else encode_failure(error)
+        self._session.batch().response.ended.add(number=self.number, failure=failure, ended=encode_ended(ended))
+        self._session.forget(self.number)

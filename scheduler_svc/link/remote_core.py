@@ -1,0 +1,402 @@
+"""The core as a front in a process of its own has it: `EngineClient` over the wire.
+
+One stream carries all requests of the front. When it breaks, the requests that are live end with an error, and the
+front joins again, as a new session, at whichever core answers. Until then it refuses new requests.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import repeat
+
+import grpc
+import grpc.aio
+
+from octavo.core.v1 import core_service_pb2 as pb
+from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
+from scheduler_svc.engine.interface import (
+    Alternatives,
+    EngineLoad,
+    EngineRequest,
+    FinishReason,
+    ServedModel,
+    TokenSink,
+)
+from scheduler_svc.link.ends import REASONS, decode_reason, decode_search_end
+from scheduler_svc.link.failures import encode_failure
+from scheduler_svc.link.front_metrics import encode_families
+from scheduler_svc.link.remote_request import RemoteRequest
+from scheduler_svc.link.state import UNREACHABLE, CoreState, decode_state
+from scheduler_svc.link.submissions import encode_submission
+from scheduler_svc.link.tokenizer_fetch import fetch_tokenizer
+from shared.errors import (
+    NoExecutorError,
+    OctavoServiceError,
+    QueueFullError,
+    RequestAbortedError,
+    UnavailableError,
+)
+from shared.events import Event
+from shared.executor_info import ExecutorInfo, TokenizerFile
+from shared.grpc_status import failure_text
+from shared.metric import Family
+
+log = logging.getLogger(__name__)
+
+MIN_VERSION = MAX_VERSION = 1
+
+# Messages of the core that may be on their way: a step each, so that the core never waits for a word of ours.
+MAX_MESSAGES_ON_THEIR_WAY = 32
+
+# Prompts in one message, in bytes, but for the last of them: a message has a limit.
+MAX_PROMPT_BYTES = 4 * 2**20
+
+LEAVING = "this front of the scheduler is shutting down"
+
+# From one attempt to join to the next one, in seconds.
+RETRY_S = 0.2
+
+# From one word about metrics to the next one, in seconds: Prometheus asks every 15 s by default.
+METRICS_INTERVAL_S = 2.0
+
+LoadTokenizer = Callable[[ExecutorInfo, Callable[[], Awaitable[tuple[TokenizerFile, ...]]]], Awaitable[None]]
+
+
+class RemoteCore:
+    """See `EngineClient`.
+
+    Args:
+        open_channel: Opens a channel to the core.
+        front_id: Our name.
+        load_tokenizer: Called before a model is served whose tokenizer is another one.
+        set_ready: Called with whether new requests find an executor, when that changes.
+        collect: Returns what this front has counted, for the metrics of the scheduler.
+    """
+
+    def __init__(
+        self,
+        open_channel: Callable[[], grpc.aio.Channel],
+        front_id: str,
+        load_tokenizer: LoadTokenizer,
+        set_ready: Callable[[bool], Awaitable[None]],
+        collect: Callable[[], Iterable[Family]] = tuple,
+    ) -> None:
+        self._collect = collect
+        self.front_id = front_id
+        self._open_channel = open_channel
+        self._load_tokenizer = load_tokenizer
+        self._set_ready = set_ready
+        self._takes_calls = False
+        self._is_leaving = False
+        self._is_ready: bool | None = None  # None: this session has not said it
+        self._is_told = asyncio.Event()
+        self._state = UNREACHABLE
+        self._model: ServedModel | None = None  # the last one, also while the core is away
+        self._tokenizer_of = ""
+        self._tokenizer_trouble = ""
+        self._loading: asyncio.Task[None] | None = None
+        self._outgoing = pb.JoinRequest()
+        self._num_prompt_bytes = 0  # in `_outgoing`
+        self._full: deque[pb.JoinRequest] = deque()  # before `_outgoing`
+        self._has_outgoing = asyncio.Event()
+        self._numbers = itertools.count(1)
+        self._calls = itertools.count(1)
+        self._requests: dict[int, RemoteRequest] = {}
+        self._num_checked = 0
+        self._abort_calls: dict[int, asyncio.Future[bool]] = {}
+        self._num_taken = 0
+        self._has_news = asyncio.Event()
+
+    # EngineClient ----------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ServedModel | None:
+        """See `EngineClient`."""
+        return self._model
+
+    @property
+    def why_not_ready(self) -> str:
+        """See `EngineClient`."""
+        if self._is_leaving:
+            return LEAVING
+        is_loading = self._model is None and self._state.model is not None
+        return (
+            self._tokenizer_trouble or self._state.why_not_ready or ("the tokenizer is loading" if is_loading else "")
+        )
+
+    @property
+    def is_draining(self) -> bool:
+        """See `EngineClient`."""
+        return self._state.is_draining
+
+    @property
+    def last_trouble(self) -> str:
+        """See `EngineClient`."""
+        return self._tokenizer_trouble or self._state.last_trouble or self.why_not_ready
+
+    @property
+    def load(self) -> EngineLoad:
+        """See `EngineClient`."""
+        return self._state.load
+
+    @property
+    def max_requests(self) -> int | None:
+        """See `EngineClient`."""
+        return self._state.max_requests
+
+    @contextmanager
+    def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
+        """See `EngineClient`: from what the core has told; the share of a tenant is for the core to say."""
+        state = self._state
+        self._require_core()
+        if self._is_leaving and not state.is_draining:
+            raise UnavailableError(f"{LEAVING}; connect again, and send the request there")
+        if state.is_draining:
+            raise UnavailableError(f"{state.why_not_ready}; send the request to another scheduler")
+        if not state.has_executor or self._model is None or self._tokenizer_trouble:
+            raise NoExecutorError("no executor is attached", self.last_trouble)
+        num_waiting = state.num_waiting + self._num_checked
+        if num_waiting >= state.max_waiting:
+            raise QueueFullError(num_waiting, state.retry_after_s)
+        self._num_checked += 1
+        try:
+            yield self._model
+        finally:
+            self._num_checked -= 1
+
+    async def submit(self, request: EngineRequest, sink: TokenSink, checked_for: ServedModel) -> None:
+        """See `EngineClient`."""
+        self._require_core()
+        number = next(self._numbers)
+        remote = RemoteRequest(self, number, request, sink)
+        self._requests[number] = remote
+        submission = encode_submission(number, request, checked_for.info.model_hash, checked_for.max_model_len)
+        self._outgoing.submissions.append(submission)
+        self._num_prompt_bytes += len(submission.prompt_token_ids)
+        if self._num_prompt_bytes >= MAX_PROMPT_BYTES:
+            self._full.append(self._take_outgoing())
+        self._has_outgoing.set()
+        try:
+            await remote.queued
+        except asyncio.CancelledError:
+            remote.abort(RequestAbortedError("the client ended the call, or its connection broke"))
+            raise
+
+    async def abort_request(self, request_id: str, tenant: str | None) -> bool:
+        """See `EngineClient`. Raises UnavailableError: the core does not answer, or goes away before it does."""
+        self._require_core()
+        call = next(self._calls)
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._abort_calls[call] = answer
+        self._outgoing.abort_calls.add(call=call, request_id=request_id, tenant=tenant)
+        self._has_outgoing.set()
+        return await answer
+
+    def _require_core(self) -> None:
+        if self._state is UNREACHABLE:
+            raise UnavailableError(f"{UNREACHABLE.why_not_ready}; send the request again in a moment")
+
+    @property
+    def num_requests(self) -> int:
+        """Live requests of this front."""
+        return len(self._requests)
+
+    async def leave(self) -> None:
+        """Take no new requests, and return once none is live: this front ends, and the scheduler may not."""
+        self._is_leaving = True
+        await self._tell_readiness()
+        while self._requests:
+            self._has_news.clear()
+            await self._has_news.wait()
+
+    async def wait_until_told(self) -> None:
+        """Return once the core has said how it is."""
+        await self._is_told.wait()
+
+    async def take_calls(self) -> None:
+        """Clients reach us from now on."""
+        self._takes_calls = True
+        await self._tell_readiness()
+
+    # What requests say -----------------------------------------------------------------------------------------
+
+    def finish_output(self, number: int, output_index: int, num_tokens: int, reason: FinishReason) -> None:
+        """A request says with how many tokens an output ends."""
+        self._outgoing.output_ends.add(
+            number=number, output_index=output_index, num_tokens=num_tokens, reason=REASONS[reason]
+        )
+        self._has_outgoing.set()
+
+    def abort(self, number: int, error: OctavoServiceError) -> None:
+        """A request is to end."""
+        self._outgoing.aborts.add(number=number, failure=encode_failure(error))
+        self._has_outgoing.set()
+
+    # The stream ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Be joined to the core, and join again whenever the stream breaks; until cancelled."""
+        told = ""
+        while True:
+            trouble = "it closed the stream"
+            try:
+                async with self._open_channel() as channel:
+                    await self._run_session(pb_grpc.CoreServiceStub(channel))
+            except grpc.aio.AioRpcError as error:
+                trouble = failure_text(error)
+            finally:
+                await self._lose(trouble)
+            if trouble != told:
+                told = trouble
+                log.warning(Event("core_lost", front=self.front_id, cause=trouble))
+            await asyncio.sleep(RETRY_S)
+
+    async def _run_session(self, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
+        self._take_outgoing()
+        self._full.clear()
+        self._num_taken, self._is_ready = 0, None
+        call = stub.Join()
+        hello = pb.FrontHello(
+            min_version=MIN_VERSION, max_version=MAX_VERSION, front_id=self.front_id, session=time.time_ns()
+        )
+        await call.write(pb.JoinRequest(hello=hello, credits=MAX_MESSAGES_ON_THEIR_WAY))
+        tasks = [asyncio.create_task(self._write(call)), asyncio.create_task(self._tell_metrics())]
+        try:
+            async for message in call:
+                await self._take(message, stub)
+        finally:
+            if self._loading is not None:
+                tasks.append(self._loading)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            call.cancel()
+
+    async def _write(self, call: "grpc.aio.StreamStreamCall[pb.JoinRequest, pb.JoinResponse]") -> None:
+        while True:
+            await self._has_outgoing.wait()
+            self._has_outgoing.clear()
+            while self._full:
+                await call.write(self._full.popleft())
+            await call.write(self._take_outgoing())
+
+    def _take_outgoing(self) -> pb.JoinRequest:
+        outgoing, self._outgoing, self._num_prompt_bytes = self._outgoing, pb.JoinRequest(), 0
+        return outgoing
+
+    async def _tell_metrics(self) -> None:
+        while True:
+            self._outgoing.metrics = encode_families(self._collect())
+            self._has_outgoing.set()
+            await asyncio.sleep(METRICS_INTERVAL_S)
+
+    async def _lose(self, trouble: str) -> None:
+        """The core is gone: what was asked of it ends."""
+        self._state = UNREACHABLE
+        error = UnavailableError(f"the scheduler's core went away ({trouble}); send the request again in a moment")
+        requests, self._requests = self._requests, {}
+        self._has_news.set()
+        for request in requests.values():
+            request.lose(error)
+        calls, self._abort_calls = self._abort_calls, {}
+        for call in calls.values():
+            if not call.done():
+                call.set_exception(error)
+        await self._tell_readiness()
+
+    # What the core says ----------------------------------------------------------------------------------------
+
+    async def _take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
+        if message.HasField("welcome"):
+            log.info(Event("core_joined", front=self.front_id, version=message.welcome.version))
+        if message.HasField("state"):
+            await self._take_state(decode_state(message.state), stub)
+        for number in message.accepted:
+            if (request := self._requests.get(number)) is not None:
+                request.begin()
+        for prompt in message.prompt_logprobs:
+            if (request := self._requests.get(prompt.number)) is not None:
+                alternatives = Alternatives(list(prompt.alternative_token_ids), list(prompt.alternative_logprobs))
+                request.sink.push_prompt(list(prompt.logprobs), alternatives)
+        if message.HasField("tokens"):
+            self._take_tokens(message.tokens)
+        for end in message.output_ends:
+            if (request := self._requests.get(end.number)) is not None:
+                request.sink.finish_output(end.output_index, decode_reason(end.reason))
+        for search in message.search_ends:
+            if (request := self._requests.get(search.number)) is not None:
+                request.sink.finish_search(decode_search_end(search))
+        for ended in message.ended:
+            if (request := self._requests.pop(ended.number, None)) is not None:
+                request.end(ended)
+        for answer in message.abort_answers:
+            if (waiting := self._abort_calls.pop(answer.call, None)) is not None and not waiting.done():
+                waiting.set_result(answer.was_live)
+        self._has_news.set()
+        self._grant()
+
+    def _take_tokens(self, tokens: pb.Tokens) -> None:
+        """Give tokens to their requests, in the order in which they came."""
+        num_tokens, requests = len(tokens.numbers), self._requests
+        rows = zip(
+            tokens.numbers,
+            tokens.output_indexes or repeat(0, num_tokens),
+            tokens.token_ids,
+            tokens.logprobs or repeat(None, num_tokens),
+            tokens.alternative_counts or repeat(0, num_tokens),
+            strict=True,
+        )
+        first = 0
+        for number, output_index, token_id, logprob, num_alternatives in rows:
+            alternatives = None
+            if num_alternatives:
+                ends = first + num_alternatives
+                alternatives = Alternatives(
+                    list(tokens.alternative_token_ids[first:ends]), list(tokens.alternative_logprobs[first:ends])
+                )
+                first = ends
+            request = requests.get(number)
+            if request is not None:
+                known = None if logprob is None or logprob != logprob else logprob  # NaN: not computed
+                request.sink.push(output_index, token_id, known, alternatives)
+
+    async def _take_state(self, state: CoreState, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
+        """Take how the core is; a model with another tokenizer is served once we have that one."""
+        self._state = state
+        if state.model is not None:
+            if self._tokenizer_of == state.model.info.instance_id:
+                self._model = state.model
+            elif self._loading is None or self._loading.done():  # streams go on meanwhile
+                self._loading = asyncio.create_task(self._load(state.model, stub), name="tokenizer")
+        self._is_told.set()
+        await self._tell_readiness()
+
+    async def _load(self, model: ServedModel, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
+        try:
+            await self._load_tokenizer(model.info, lambda: fetch_tokenizer(stub))
+        except OctavoServiceError as error:
+            if str(error) != self._tokenizer_trouble:
+                log.warning(Event("no_tokenizer", front=self.front_id, cause=str(error)))
+            self._tokenizer_trouble = str(error)
+        else:
+            self._tokenizer_of, self._tokenizer_trouble, self._model = model.info.instance_id, "", model
+        await self._tell_readiness()
+
+    async def _tell_readiness(self) -> None:
+        is_ready = not self.why_not_ready
+        if self._takes_calls and is_ready != self._is_ready:
+            self._is_ready = is_ready
+            await self._set_ready(is_ready)
+            self._outgoing.is_ready = is_ready
+            self._has_outgoing.set()
+
+    def _grant(self) -> None:
+        self._num_taken += 1
+        if self._num_taken >= MAX_MESSAGES_ON_THEIR_WAY // 2:
+            self._outgoing.credits += self._num_taken
+            self._num_taken = 0
+            self._has_outgoing.set()

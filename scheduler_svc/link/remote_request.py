@@ -1,0 +1,88 @@
+"""A request as a front in a process of its own has it."""
+
+import asyncio
+from typing import Protocol
+
+from octavo.core.v1 import core_service_pb2 as pb
+from scheduler_svc.engine.interface import EngineRequest, FinishReason, TokenSink
+from scheduler_svc.link.ends import decode_ended
+from scheduler_svc.link.failures import decode_failure
+from shared.clock import monotonic_s
+from shared.errors import OctavoServiceError
+
+
+class RequestsOfCore(Protocol):
+    """What a core is told of the requests of a front."""
+
+    def finish_output(self, number: int, output_index: int, num_tokens: int, reason: FinishReason) -> None:
+        """A request says with how many tokens an output ends."""
+
+    def abort(self, number: int, error: OctavoServiceError) -> None:
+        """A request is to end."""
+
+
+class RemoteRequest:
+    """A live request of a front; its own handle.
+
+    Args:
+        core: Where it runs.
+        number: Its number in the session.
+        request: What was submitted.
+        sink: Takes what comes.
+
+    Attributes:
+        queued: Done once the core has queued it, or refused it.
+    """
+
+    __slots__ = ("_core", "_number", "queued", "request", "sink")
+
+    def __init__(self, core: RequestsOfCore, number: int, request: EngineRequest, sink: TokenSink) -> None:
+        self.request = request
+        self.sink = sink
+        self.queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._core = core
+        self._number = number
+
+    def begin(self) -> None:
+        """The core has queued it."""
+        self.sink.begin(self)
+        if not self.queued.done():
+            self.queued.set_result(None)
+
+    def finish_output(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
+        """See `RequestHandle`."""
+        self._core.finish_output(self._number, output_index, num_tokens, reason)
+
+    def abort(self, error: OctavoServiceError) -> None:
+        """See `RequestHandle`."""
+        self._core.abort(self._number, error)
+
+    def end(self, message: pb.RequestEnd) -> None:
+        """The core has ended it, or refused it."""
+        error = decode_failure(message.failure) if message.HasField("failure") else None
+        if not message.HasField("ended"):
+            assert error is not None, "what was refused has a reason"
+            if not self.queued.done():
+                self.queued.set_exception(error)
+            return
+        self._end(message.ended, error)
+
+    def lose(self, error: OctavoServiceError) -> None:
+        """The core is gone."""
+        if not self.queued.done():
+            self.queued.set_exception(error)
+        else:
+            self._end(pb.EndedRequest(num_prompt_tokens=len(self.request.prompt_token_ids)), error)
+
+    def _end(self, message: pb.EndedRequest, error: OctavoServiceError | None) -> None:
+        request = self.request
+        ended = decode_ended(
+            message,
+            monotonic_s(),
+            error,
+            request_id=request.request_id,
+            tenant=request.tenant,
+            priority=request.priority,
+            trace_id=request.trace_id,
+        )
+        self.sink.end(ended, error)

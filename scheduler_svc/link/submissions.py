@@ -1,0 +1,77 @@
+"""Checked requests on their way from a front to the core."""
+
+import numpy as np
+
+from octavo.core.v1 import core_service_pb2 as pb
+from scheduler_svc.engine.interface import BeamSearchParams, EarlyStopping, EngineRequest, StopConditions
+from shared.step import NO_LOGPROBS
+from shared.wire import INT32, decode_sampling, encode_sampling
+from shared.wire_rules import decode_rules, encode_rules
+
+
+def encode_submission(number: int, request: EngineRequest, model_hash: str, max_model_len: int) -> pb.Submission:
+    """Return the message of a request that was checked for a model and its longest sequence."""
+    conditions, search = request.stop_conditions, request.beam_search
+    return pb.Submission(
+        number=number,
+        request_id=request.request_id,
+        tenant=request.tenant,
+        prompt_token_ids=request.prompt_token_ids.astype(INT32, copy=False).tobytes(),
+        sampling=encode_sampling(request.sampling),
+        token_rules=None if request.token_rules is None else encode_rules(request.token_rules),
+        max_tokens=conditions.max_tokens,
+        stop_token_ids=sorted(conditions.stop_token_ids),
+        ignore_eos=conditions.ignore_eos,
+        num_sequences=request.num_sequences,
+        beam_search=None if search is None else _encode_search(search),
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        num_prompt_logprobs=None if request.num_prompt_logprobs == NO_LOGPROBS else request.num_prompt_logprobs,
+        has_stop_strings=request.has_stop_strings,
+        trace_id=request.trace_id or "",
+        traceparent=request.traceparent or "",
+        model_hash=model_hash,
+        max_model_len=max_model_len,
+    )
+
+
+def decode_submission(message: pb.Submission) -> EngineRequest:
+    """Return the request in a message. Raises ValueError, AssertionError: it is none."""
+    return EngineRequest(
+        request_id=message.request_id,
+        prompt_token_ids=np.frombuffer(message.prompt_token_ids, INT32).astype(np.int32),
+        sampling=decode_sampling(message.sampling),
+        stop_conditions=StopConditions(
+            max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+            stop_token_ids=frozenset(message.stop_token_ids),
+            ignore_eos=message.ignore_eos,
+        ),
+        num_sequences=message.num_sequences,
+        beam_search=_decode_search(message.beam_search) if message.HasField("beam_search") else None,
+        priority=message.priority,
+        tenant=message.tenant,
+        cache_salt=message.cache_salt,
+        token_rules=decode_rules(message.token_rules) if message.HasField("token_rules") else None,
+        num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else NO_LOGPROBS,
+        has_stop_strings=message.has_stop_strings,
+        trace_id=message.trace_id or None,
+        traceparent=message.traceparent or None,
+    )
+
+
+def _encode_search(search: BeamSearchParams) -> pb.BeamSearch:
+    return pb.BeamSearch(
+        beam_width=search.beam_width,
+        num_outputs=search.num_outputs,
+        length_penalty=search.length_penalty,
+        early_stopping=search.early_stopping.value,
+    )
+
+
+def _decode_search(message: pb.BeamSearch) -> BeamSearchParams:
+    return BeamSearchParams(
+        beam_width=message.beam_width,
+        num_outputs=message.num_outputs,
+        length_penalty=message.length_penalty,
+        early_stopping=EarlyStopping(message.early_stopping),
+    )

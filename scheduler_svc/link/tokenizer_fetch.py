@@ -1,0 +1,24 @@
+"""How a front gets the tokenizer's files, which the core keeps."""
+
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from octavo.core.v1 import core_service_pb2 as pb
+from shared.errors import UnavailableError
+from shared.executor_info import TokenizerFile
+from shared.grpc_status import failure_text
+
+if TYPE_CHECKING:
+    from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
+
+
+async def fetch_tokenizer(stub: "pb_grpc.CoreServiceAsyncStub") -> tuple[TokenizerFile, ...]:
+    """Fetch the files. Raises UnavailableError: the core does not give them."""
+    contents: dict[str, bytearray] = {}
+    try:
+        async for chunk in stub.GetTokenizer(pb.GetTokenizerRequest()):
+            contents.setdefault(chunk.name, bytearray()).extend(chunk.content)
+    except grpc.aio.AioRpcError as error:
+        raise UnavailableError(f"the core does not give the tokenizer's files: {failure_text(error)}") from error
+    return tuple(TokenizerFile(name, bytes(content)) for name, content in contents.items())

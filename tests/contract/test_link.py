@@ -1,0 +1,389 @@
+"""Fronts on a core: sessions, numbers, ends that both sides find, nonsense, and a front that is slow."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from executor_svc.fake.worker import FakeWorker
+from octavo.admin.v1 import admin_service_pb2 as admin
+from octavo.client import Client
+from octavo.core.v1 import core_service_pb2 as pb
+from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
+from octavo.errors import UnavailableError
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.engine.interface import EngineRequest, StopConditions
+from scheduler_svc.front.text.text_model import ModelTokenizer
+from scheduler_svc.link import front_session, remote_core
+from scheduler_svc.link.remote_core import RemoteCore
+from scheduler_svc.link.submissions import encode_submission
+from shared.errors import UnavailableError as UnavailableOfServiceError
+from shared.step import SamplingRow
+from tests.support.fronts import FrontInProcess
+from tests.support.stack import Stack, collect, running_stack, token_request, until
+
+
+@dataclass(slots=True)
+class RawFront:
+    """A front in the hands of a test."""
+
+    call: Any
+    model_hash: str = ""
+    max_model_len: int = 0
+
+    async def say(self, **fields: Any) -> None:
+        await self.call.write(pb.JoinRequest(**fields))
+
+    async def submit(self, number: int, *, max_tokens: int = 4, **fields: Any) -> None:
+        prompt = np.array([40 + number, 41, 42], np.int32)
+        request = EngineRequest(
+            f"r{number}", prompt, SamplingRow(), StopConditions(max_tokens, **fields.pop("ends", {}))
+        )
+        message = encode_submission(number, request, self.model_hash, self.max_model_len)
+        message.MergeFrom(pb.Submission(**fields))
+        await self.say(submissions=[message])
+
+    async def until(self, wanted: str) -> pb.JoinResponse:
+        """Return all that came up to the first message that has a field, as one."""
+        found = pb.JoinResponse()
+        while wanted not in {field.name for field, _ in found.ListFields()}:
+            response = await self.call.read()
+            assert response is not grpc.aio.EOF, await self.call.details()
+            found.MergeFrom(response)
+        return found
+
+
+@asynccontextmanager
+async def joined(
+    stack: Stack,
+    *,
+    front_id: str = "raw",
+    session: int = 1,
+    num_credits: int = 1000,
+    versions: tuple[int, int] = (1, 1),
+) -> AsyncIterator[RawFront]:
+    """Join the core of a stack."""
+    assert stack.service.fronts is not None
+    async with grpc.aio.insecure_channel(stack.service.fronts.link) as channel:
+        front = RawFront(pb_grpc.CoreServiceStub(channel).Join())
+        hello = pb.FrontHello(min_version=versions[0], max_version=versions[1], front_id=front_id, session=session)
+        await front.say(hello=hello, credits=num_credits)
+        yield front
+        front.call.cancel()
+
+
+@asynccontextmanager
+async def welcomed(stack: Stack, **fields: Any) -> AsyncIterator[RawFront]:
+    """Join, and know what is served."""
+    async with joined(stack, **fields) as front:
+        state = (await front.until("state")).state
+        front.model_hash, front.max_model_len = state.model.info.model_hash, state.model.max_model_len
+        yield front
+
+
+async def status(front: RawFront) -> tuple[grpc.StatusCode, str]:
+    """Return what the stream ends with, behind all messages."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while await front.call.read() is not grpc.aio.EOF:
+            pass
+    return await front.call.code(), await front.call.details()
+
+
+async def test_tokens_come_with_their_places_and_the_end_with_its_counts() -> None:
+    async with running_stack(fronts=1) as stack, welcomed(stack) as front:
+        await front.submit(1, max_tokens=5)
+        found = await front.until("ended")
+        assert list(found.accepted) == [1]
+        assert list(found.tokens.positions) == [0, 1, 2, 3, 4]
+        assert set(found.tokens.numbers) == {1}
+        assert [(end.num_tokens, end.reason) for end in found.output_ends] == [(5, pb.END_REASON_LENGTH)]
+        [ended] = found.ended
+        assert (ended.ended.num_prompt_tokens, ended.ended.num_output_tokens) == (3, 5)
+        assert not ended.HasField("failure")
+
+
+async def test_what_a_front_cannot_have_is_refused_and_others_go_on() -> None:
+    async with running_stack(fronts=1) as stack, welcomed(stack) as front:
+        await front.submit(1, max_tokens=10_000)
+        await front.until("accepted")
+        await front.submit(2, request_id="r1")
+        await front.submit(3, model_hash="another")
+        found = await front.until("ended")
+        while len(found.ended) < 2:
+            found.MergeFrom(await front.until("ended"))
+        assert {end.number: end.failure.kind for end in found.ended} == {2: "RequestExistsError", 3: "UnavailableError"}
+        assert "r1" in stack.engine.requests
+
+
+async def test_an_output_ends_where_its_front_says_and_the_request_when_it_has_said_it() -> None:
+    async with running_stack(fronts=1) as stack, welcomed(stack) as front:
+        await front.submit(1, max_tokens=6, has_stop_strings=True)
+        found = await front.until("output_ends")
+        assert [end.num_tokens for end in found.output_ends] == [6]
+        assert stack.engine.requests, "it waits for the front"
+        await front.say(output_ends=[pb.OutputEnd(number=1, num_tokens=4, reason=pb.END_REASON_STOP)])
+        [ended] = (await front.until("ended")).ended
+        assert (ended.ended.num_output_tokens, ended.ended.reason) == (4, pb.END_REASON_STOP)
+
+
+async def test_a_front_ends_its_own_requests_and_by_name_those_of_others() -> None:
+    async with running_stack(fronts=1) as stack, welcomed(stack) as front, Client(stack.address) as client:
+        await front.submit(1, max_tokens=10_000)
+        await front.until("tokens")
+        failure = pb.Failure(kind="RequestAbortedError", message="the client left")
+        await front.say(aborts=[pb.RequestAbort(number=1, failure=failure), pb.RequestAbort(number=9)])
+        [ended] = (await front.until("ended")).ended
+        assert (ended.failure.kind, ended.failure.message) == ("RequestAbortedError", "the client left")
+        other = asyncio.create_task(collect(stack, token_request(4, 10_000, request_id="other")))
+        await until(lambda: "other" in stack.engine.requests)
+        calls = [(1, "other", "red"), (2, "other", ""), (3, "nobody", None)]
+        await front.say(abort_calls=[pb.AbortCall(call=call, request_id=name, tenant=of) for call, name, of in calls])
+        answers = (await front.until("abort_answers")).abort_answers
+        assert {answer.call: answer.was_live for answer in answers} == {1: False, 2: True, 3: False}
+        with pytest.raises(grpc.aio.AioRpcError):
+            await other
+        assert not await client.abort("other")
+
+
+async def test_a_newer_session_of_a_front_ends_the_older_one_and_its_requests_first() -> None:
+    async with running_stack(fronts=1) as stack, welcomed(stack, session=5) as old:
+        await old.submit(1, max_tokens=10_000)
+        await old.until("accepted")
+        async with welcomed(stack, session=6) as new:
+            assert await status(old) == (grpc.StatusCode.FAILED_PRECONDITION, "session 6 of front 'raw' has begun")
+            await new.submit(1, max_tokens=3)  # numbers begin again, and the id is free
+            assert not (await new.until("ended")).ended[0].HasField("failure")
+        async with welcomed(stack, session=8), joined(stack, session=7) as late:
+            assert await status(late) == (
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "session 7 of front 'raw' is not newer than 8",
+            )
+
+
+async def test_a_front_that_leaves_takes_its_requests_with_it() -> None:
+    async with running_stack(fronts=1) as stack:
+        async with welcomed(stack) as front:
+            for number in (1, 2, 3):
+                await front.submit(number, max_tokens=10_000)
+            await front.until("tokens")
+        await until(lambda: not stack.engine.requests)
+        assert all(core.blocks.allocator.num_used_blocks == 0 for core in stack.engine.fleet.cores)
+
+
+NONSENSE: dict[str, list[pb.JoinRequest]] = {
+    "the number 3 again": [pb.JoinRequest(submissions=[pb.Submission(number=3, num_sequences=1)])] * 2,
+    "submits what is no request": [pb.JoinRequest(submissions=[pb.Submission(number=1, prompt_token_ids=b"abc")])],
+}
+
+
+@pytest.mark.parametrize(("words", "messages"), NONSENSE.items(), ids=NONSENSE)
+async def test_a_front_that_sends_nonsense_is_cut_and_named(words: str, messages: list[pb.JoinRequest]) -> None:
+    async with running_stack(fronts=1) as stack, welcomed(stack) as front:
+        for message in messages:
+            await front.call.write(message)
+        code, details = await status(front)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert details.startswith("the front raw ")
+        assert words in details
+        assert (await collect(stack, token_request(4, 3))).finished is not None, "others go on"
+
+
+async def test_a_front_whose_request_the_core_cannot_hold_is_cut() -> None:
+    async with running_stack(fronts=1) as stack, welcomed(stack) as front:
+        request = EngineRequest("r1", np.array([40], np.int32), SamplingRow(), StopConditions(4), num_sequences=0)
+        await front.say(submissions=[encode_submission(1, request, front.model_hash, front.max_model_len)])
+        assert await status(front) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "the front raw submits what is no request",
+        )
+        assert (await collect(stack, token_request(4, 3))).finished is not None, "others go on"
+
+
+@pytest.mark.parametrize(("has_stop_strings", "num_tokens"), [(True, 10**6), (False, 1)])
+async def test_a_front_that_ends_an_output_with_tokens_that_it_has_not_or_without_stop_strings_is_cut(
+    has_stop_strings: bool, num_tokens: int
+) -> None:
+    async with running_stack(fronts=1) as stack, welcomed(stack) as front:
+        await front.submit(1, max_tokens=10_000, has_stop_strings=has_stop_strings)
+        await front.until("tokens")
+        await front.say(output_ends=[pb.OutputEnd(number=1, num_tokens=num_tokens, reason=pb.END_REASON_STOP)])
+        assert (await status(front))[0] is grpc.StatusCode.INVALID_ARGUMENT
+        await until(lambda: not stack.engine.requests)
+
+
+async def test_streams_go_on_while_the_tokenizer_of_another_executor_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_load, num_loads = asyncio.Event(), 0
+    load = ModelTokenizer.load
+
+    async def load_slowly(self: ModelTokenizer, *arguments: Any) -> None:
+        nonlocal num_loads
+        num_loads += 1
+        if num_loads > 1:
+            await may_load.wait()
+        await load(self, *arguments)
+
+    monkeypatch.setattr(ModelTokenizer, "load", load_slowly)
+    async with running_stack(FakeWorker(step_ms=1), fronts=1, loses_soon=True) as stack:
+        answer = asyncio.create_task(collect(stack, token_request(4, 200)))
+        await until(lambda: any(request.num_output_tokens for request in stack.engine.requests.values()))
+        await stack.executor.kill()
+        stack.executor.worker = FakeWorker(step_ms=1)
+        await stack.executor.start()
+        assert len((await answer).token_ids) == 200
+        assert num_loads == 2
+        assert len((await collect(stack, token_request(4, 3))).token_ids) == 3, "the old one is as good"
+        may_load.set()
+
+
+async def test_the_health_of_the_core_is_not_ready_while_no_front_takes_calls() -> None:
+    async with running_stack(fronts=1, health_listen="127.0.0.1:0") as stack:
+        assert stack.service.fronts is not None
+        [session] = stack.service.fronts.sessions
+        async with grpc.aio.insecure_channel(stack.service.other_addresses["health"]) as channel:
+            health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+            for takes_calls, status in ((True, "SERVING"), (False, "NOT_SERVING"), (True, "SERVING")):
+                session.is_ready = takes_calls
+                request = health_pb2.HealthCheckRequest(service="readiness")
+                while (await health.Check(request)).status != getattr(health_pb2.HealthCheckResponse, status):
+                    await asyncio.sleep(0.01)
+
+
+async def test_operators_see_each_front_and_how_many_requests_it_has() -> None:
+    async with running_stack(fronts=2) as stack, welcomed(stack, front_id="1", session=2**63) as front:
+        await front.submit(1, max_tokens=10_000)
+        await front.until("accepted")
+        state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
+        assert [(seen.front_id, seen.is_ready, seen.num_requests) for seen in state.fronts] == [
+            ("0", True, 0),
+            ("1", False, 1),
+        ]
+
+
+async def test_the_metrics_of_the_scheduler_have_the_calls_of_its_fronts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_core, "METRICS_INTERVAL_S", 0.01)
+    async with running_stack(fronts=1) as stack:
+        await collect(stack, token_request(4, 3))
+
+        def num_calls() -> float:
+            families = {family.name: family for family in stack.service._metrics()}
+            samples = families["grpc_server_handled"].samples
+            return sum(s.value for s in samples if s.labels["grpc_method"] == "Generate")
+
+        await until(lambda: num_calls() == 1)
+
+
+async def test_versions_that_do_not_meet_are_refused_in_words() -> None:
+    async with running_stack(fronts=1) as stack:
+        async with joined(stack, versions=(2, 3)) as front:
+            assert await status(front) == (
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "front 'raw' speaks versions 2 to 3 of octavo.core.v1; this core speaks 1 to 1",
+            )
+        async with joined(stack, versions=(0, 9)) as front:
+            assert (await front.until("welcome")).welcome.version == 1
+        assert stack.service.fronts is not None
+        async with grpc.aio.insecure_channel(stack.service.fronts.link) as channel:
+            silent: Any = pb_grpc.CoreServiceStub(channel).Join()
+            await silent.write(pb.JoinRequest(credits=1))
+            assert await silent.details() == "a front says hello first"
+
+
+async def test_news_waits_for_credits_in_one_message_and_a_front_that_takes_nothing_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_stack(fronts=1) as stack, welcomed(stack, num_credits=1) as front:
+        await front.submit(1, max_tokens=20)
+        await until(lambda: stack.engine.requests)
+        await until(lambda: not stack.engine.requests)
+        await front.say(credits=1)
+        found = await front.call.read()
+        assert len(found.tokens.token_ids) == 20
+        assert [end.number for end in found.ended] == [1]
+    monkeypatch.setattr(front_session, "SLOW_FRONT_S", 0.2)
+    async with running_stack(fronts=1) as stack, welcomed(stack, num_credits=1) as front:
+        await front.submit(1, max_tokens=100_000)
+        assert (await status(front))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await until(lambda: not stack.engine.requests)
+
+
+async def test_a_call_whose_core_goes_away_ends_with_unavailable_and_the_front_joins_again() -> None:
+    async with running_stack(fronts=1) as stack, Client(stack.address) as client:
+        reading = asyncio.create_task(client.generate([40, 41], max_tokens=100_000, ignore_eos=True))
+        await until(lambda: stack.engine.requests)
+        assert stack.service.fronts is not None
+        [session] = stack.service.fronts.sessions
+        session.end(ConnectionError("the test cuts it"))  # type: ignore[arg-type]
+        with pytest.raises(UnavailableError, match="the scheduler's core went away"):
+            await reading
+        await client.wait_until_ready(timeout_s=30)
+        assert len((await client.generate([40, 41], max_tokens=3)).outputs[0].token_ids) == 3
+
+
+async def test_a_front_that_is_started_again_opens_its_ports_once_it_knows_the_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_stack(fronts=1) as stack:
+        fronts = stack.service.fronts
+        assert fronts is not None
+        [killed] = fronts._processes.values()
+        killed.kill()
+        await until(lambda: not fronts.sessions)
+        is_told = asyncio.Event()
+        take_state = RemoteCore._take_state
+
+        async def take_state_late(self: RemoteCore, *args: Any) -> None:
+            await is_told.wait()
+            await take_state(self, *args)
+
+        monkeypatch.setattr(RemoteCore, "_take_state", take_state_late)
+        config = SchedulerConfig(listen=stack.address, shutdown_grace_s=1.0)
+        again = FrontInProcess(fronts.link, 0, config.model_dump_json())
+        try:
+            await until(lambda: fronts.sessions)
+            host, _, port = stack.address.rpartition(":")
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection(host, int(port))
+            is_told.set()
+            await fronts.wait_until_ready()
+            async with Client(stack.address) as client:
+                assert len((await client.generate([40, 41], max_tokens=3)).outputs[0].token_ids) == 3
+        finally:
+            again.terminate()
+            await again.task
+
+
+async def test_a_front_whose_link_fails_by_a_bug_ends_and_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_stack(fronts=1) as stack:
+        assert stack.service.fronts is not None
+        [front] = stack.service.fronts._processes.values()
+        monkeypatch.setattr(RemoteCore, "_grant", lambda self: 1 / 0)
+        [session] = stack.service.fronts.sessions
+        session.batch()
+        with pytest.raises(ZeroDivisionError):
+            async with asyncio.timeout(30):
+                await front.task  # type: ignore[attr-defined]
+
+
+async def test_a_front_without_its_core_refuses_at_once() -> None:
+    core = RemoteCore(lambda: grpc.aio.insecure_channel("unix:/nonexistent"), "raw", load_nothing, set_nothing)
+    with pytest.raises(UnavailableOfServiceError, match="the core does not answer"):
+        async with asyncio.timeout(5):
+            await core.abort_request("r1", None)
+    with pytest.raises(UnavailableOfServiceError, match="the core does not answer"), core.checking("r1", ""):
+        pass
+
+
+async def load_nothing(*_: object) -> None:
+    """Stand for the tokenizer."""
+
+
+async def set_nothing(_: bool) -> None:
+    """Stand for the health."""

@@ -1,0 +1,173 @@
+"""Fronts as processes: their answers, their death, their core's death, the end of all."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from octavo.client import Client
+from octavo.errors import UnavailableError
+from octavo.outputs import Delta, Finished
+from tests.support.processes import Service, running_service
+
+PROMPTS = [[40 + number, 41, 42] for number in range(8)]
+
+
+@dataclass(slots=True)
+class Running:
+    """A scheduler with fronts, and its executor."""
+
+    scheduler: Service
+    executor: Service
+
+    def fronts(self) -> list[int]:
+        """The processes of its fronts."""
+        pid = self.scheduler.process.pid
+        children = Path(f"/proc/{pid}/task").glob("*/children")
+        return sorted(int(child) for path in children for child in path.read_text(encoding="ascii").split())
+
+
+@asynccontextmanager
+async def running(num_fronts: int, *flags: str, step_ms: int = 5) -> AsyncIterator[Running]:
+    """Run both services until the end of the block; the scheduler serves."""
+    async with running_service("executor_svc.fake", "--step-ms", str(step_ms), "--log-level", "warning") as executor:
+        flags = ("--executor", executor.address, "--fronts", str(num_fronts), "--log-level", "warning", *flags)
+        async with running_service("scheduler_svc", *flags) as scheduler:
+            async with Client(scheduler.address) as client:
+                await client.wait_until_ready(timeout_s=60)
+            yield Running(scheduler, executor)
+
+
+def runs(pid: int) -> bool:
+    """Return whether a process is there."""
+    return Path(f"/proc/{pid}").exists()
+
+
+async def answers(address: str) -> list[object]:
+    """Return what a client gets for some requests, without their ids."""
+    async with Client(address) as client:
+        outputs = [await client.generate(prompt, max_tokens=12, temperature=0.0) for prompt in PROMPTS[:2]]
+        outputs.append(
+            await client.generate("Hello", max_tokens=40, temperature=1.0, seed=3, n=2, stop=["a", "e", "i"])
+        )
+        outputs.append(await client.generate("Bees", max_tokens=6, beam_width=3, n=2, logprobs=0))
+        many = [event async for _, event in client.stream_many(PROMPTS[2:5], max_tokens=9, temperature=0.0, logprobs=2)]
+        refused = [event.outputs for event in many if isinstance(event, Finished)]
+        return [[output.outputs for output in outputs], sorted(map(repr, refused))]
+
+
+async def test_the_answers_are_those_of_a_scheduler_without_fronts() -> None:
+    async with running(0) as alone, running(2, "--openai-listen", "127.0.0.1:0") as joined:
+        assert await answers(joined.scheduler.address) == await answers(alone.scheduler.address)
+        url = f"http://{joined.scheduler.other_addresses['openai']}/v1/completions"
+        body = {"model": "fake", "prompt": [40, 41, 42], "max_tokens": 4, "temperature": 0}
+        async with aiohttp.ClientSession() as session:
+            models = await (await session.get(url.replace("completions", "models"))).json()
+            body["model"] = models["data"][0]["id"]
+            answer = await (await session.post(url, json=body)).json()
+        assert answer["usage"]["completion_tokens"] == 4
+
+
+async def read_all(client: Client, prompt: list[int]) -> list[int]:
+    """Return the tokens of a long answer."""
+    token_ids: list[int] = []
+    async for event in client.stream(prompt, max_tokens=400, temperature=0.0, ignore_eos=True):
+        if isinstance(event, Delta):
+            token_ids += event.token_ids
+    return token_ids
+
+
+async def test_a_front_that_is_killed_takes_its_own_calls_with_it_and_nothing_else() -> None:
+    async with running(2) as services:
+        address, [killed, _] = services.scheduler.address, services.fronts()
+        clients = [Client(address) for _ in PROMPTS]  # a connection each: the kernel deals them to both fronts
+        tasks = []
+        for client, prompt in zip(clients, PROMPTS, strict=True):
+            await client.__aenter__()
+            tasks.append(asyncio.create_task(read_all(client, prompt)))
+        await asyncio.sleep(0.5)
+        os.kill(killed, signal.SIGKILL)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for client in clients:
+            await client.close()
+        whole = [result for result in results if isinstance(result, list)]
+        broken = [result for result in results if not isinstance(result, list)]
+        assert all(isinstance(error, UnavailableError) for error in broken), broken
+        assert all(len(token_ids) == 400 for token_ids in whole)
+        while len(services.fronts()) < 2 or killed in services.fronts():  # it is started again
+            await asyncio.sleep(0.02)
+        async with Client(address) as client:
+            await client.wait_until_ready(timeout_s=60)
+            assert len((await client.generate([40], max_tokens=3, temperature=0.0)).outputs[0].token_ids) == 3
+
+
+@pytest.mark.slow
+async def test_a_front_that_is_told_to_end_lets_its_streams_finish_and_another_one_comes() -> None:
+    async with running(1) as services, Client(services.scheduler.address) as client:
+        reading = asyncio.create_task(read_all(client, PROMPTS[0]))
+        await asyncio.sleep(0.5)
+        [front] = services.fronts()
+        os.kill(front, signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        with pytest.raises(UnavailableError, match="shutting down"):
+            await client.generate([40], max_tokens=3)
+        assert len(await reading) == 400
+        while services.fronts() in ([], [front]):
+            await asyncio.sleep(0.02)
+        await client.wait_until_ready(timeout_s=60)
+        assert len((await client.generate([40], max_tokens=3)).outputs[0].token_ids) == 3
+
+
+@pytest.mark.slow
+async def test_fronts_end_with_their_core() -> None:
+    async with running(1) as services:
+        [front] = services.fronts()
+        await services.scheduler.kill()
+        async with asyncio.timeout(30):
+            while runs(front):
+                await asyncio.sleep(0.02)
+
+
+async def test_a_scheduler_that_is_told_to_end_lets_streams_through_fronts_finish() -> None:
+    async with running(1) as services:
+        async with Client(services.scheduler.address) as client:
+            reading = asyncio.create_task(read_all(client, PROMPTS[0]))
+            await asyncio.sleep(0.5)
+            [front] = services.fronts()
+            ending = asyncio.create_task(services.scheduler.terminate())
+            assert len(await reading) == 400
+        assert await ending == 0
+        assert not runs(front)
+
+
+def refused_start(*flags: str) -> str:
+    """Return what a scheduler with a front says that cannot start."""
+    flags = ("--fronts", "1", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", *flags)
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "scheduler_svc", *flags], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["--listen", "--openai-listen"])
+def test_an_address_that_is_taken_is_refused(flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert f"cannot listen on {address}" in refused_start(flag, address)
+
+
+def test_what_only_a_front_finds_wrong_ends_the_start_with_its_sentence(tmp_path: Path) -> None:
+    words = refused_start("--tokenizer", str(tmp_path))
+    assert f"octavo scheduler: front 0: {tmp_path}/tokenizer.json does not exist" in words

@@ -1,0 +1,290 @@
+"""Plans are drawn from seeds.
+
+A swarm (Groce et al. 2012, "Swarm testing"): each seed leaves some kinds of requests and of faults out, so that the
+others meet undisturbed. A plan is a value (`plan.py`); `shrink.py` takes parts of it away.
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.network.link import Weather
+from tests.simulation.plan import (
+    FAULTS,
+    LIVENESS,
+    MOMENTS,
+    NO_MOMENT,
+    SAFETY,
+    SCHEDULER_FAULTS,
+    WHILE_DRAINED,
+    WHILE_RESUMED,
+    ExecutorPlan,
+    FaultPlan,
+    Plan,
+    RequestPlan,
+)
+from tests.simulation.shapes import KINDS, MAX_MODEL_LEN, NUM_FAMILIES, NUM_SHAPES, shape
+
+# Seeds that follow each other share shapes, whose answers are then computed alone once.
+SEEDS_OF_A_GROUP = 25
+_SHAPES_OF_A_GROUP = 50
+
+# A run has enough of both sooner or later, and ends then: how much is drawn.
+LONGEST_S = 400.0
+_NUM_STEPS = {SAFETY: (300, 400), LIVENESS: (150, 250)}  # what has not ended goes on when all is healed
+_NUM_FAULTS = (10, 14)
+_MOST_FAULTS = 60  # not all of them find what they would strike
+
+# What comes right after some faults, if their target is struck twice, and when.
+_AFTER = {
+    "drain_executor": ("kill_executor", "power_off_executor", "stall_executor"),
+    "drain_scheduler": ("kill_scheduler", "power_off_scheduler", "stall_scheduler"),
+    "stall_scheduler": ("reset_link", "reset_link", "cut_client"),
+    "reset_link": ("kill_executor", "stall_executor", "cut_link", "reset_link"),
+    "cut_link": ("kill_executor", "stall_scheduler"),
+}
+_MOMENT_AFTER = {
+    "drain_executor": WHILE_DRAINED,
+    "drain_scheduler": WHILE_DRAINED,
+    "reset_link": WHILE_RESUMED,
+}
+
+# How long a fault lasts; and a stall in which a lease may run out.
+_DURATIONS_S = (0.02, 0.3, 0.3, 1.0, 1.0, 2.5, 2.5, 6.0, 12.0)
+_LONGER_S = (2.5, 6.0, 6.0, 12.0)
+
+# The mean between two faults: of steps, and of time at most, which has doubled after a while: then some work is done.
+_FAULT_GAPS_STEPS = (12, 18, 25)
+_FAULT_GAPS_S = (2.0, 3.0, 5.0)
+_CALMER_AFTER_S = 20.0
+
+# How many different requests break executors.
+_NUM_POISONS = 3
+
+# Output tokens of a request that fills a small cache while it runs, all its sequences together.
+_MANY_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a seed puts its executors under.
+
+    Attributes:
+        is_tight: Small caches, and bursts of requests that grow: some make room for others.
+        swaps: They do so by way of the host pool.
+        is_alike: Most prompts begin alike: much is shared, also with those that were moved to the host pool.
+        is_choppy: Outputs end at stop strings, while their groups are preempted and move: small caches, no host pool.
+        poison_share: Of the requests break executors.
+        has_rivals: Two schedulers would have more executors than there are; one takes over what the other one loses.
+    """
+
+    is_tight: bool
+    swaps: bool
+    is_alike: bool
+    is_choppy: bool
+    poison_share: float
+    has_rivals: bool
+
+
+def draw_plan(seed: int, mode: str) -> Plan:
+    """Return the plan of a seed."""
+    workload, faults = random.Random(f"workload {seed}"), random.Random(f"faults {seed} {mode}")
+    is_choppy = workload.random() < 0.1
+    load = Load(
+        is_tight=is_choppy or workload.random() < 0.5,
+        swaps=not is_choppy and workload.random() < 0.4,
+        is_alike=not is_choppy and workload.random() < 0.3,
+        is_choppy=is_choppy,
+        poison_share=workload.choice((0.0, 0.0, 0.0, 0.03, 0.1)),
+        has_rivals=not is_choppy and workload.random() < 0.15,
+    )
+    executors = _draw_executors(workload, load)
+    num_schedulers = 2 if load.has_rivals else min(len(executors), workload.choice((1, 1, 1, 2)))
+    num_clients = workload.randint(1, 4)
+    return Plan(
+        seed=seed,
+        mode=mode,
+        quiet_at_s=LONGEST_S,
+        num_steps=faults.randint(*_NUM_STEPS[mode]),
+        num_faults=faults.randint(*_NUM_FAULTS),
+        num_open=workload.choice((8, 12) if load.is_tight or load.is_alike else (12, 20, 40)),
+        is_fair=workload.random() < 0.15,
+        num_schedulers=num_schedulers,
+        num_clients=num_clients,
+        sliding_window_tokens=workload.choice((0, 0, 0, 24)),
+        drain_s=workload.choice((0.2, 1.0, 5.0)),
+        settings=_draw_settings(workload, load, len(executors), num_schedulers),
+        weather=_draw_weather(workload),
+        executors=executors,
+        requests=_draw_requests(workload, load, seed, num_schedulers, num_clients),
+        faults=_draw_faults(faults, load),
+    )
+
+
+def _draw_executors(draw: random.Random, load: Load) -> tuple[ExecutorPlan, ...]:
+    num_executors = draw.choice((1, 1, 2, 2, 2, 3, 3, 4, 5, 8))
+    if load.has_rivals or load.is_choppy:
+        num_executors = draw.choice((2, 2, 3) if load.is_choppy else (3, 3, 4, 5))
+    are_equal = draw.random() < 0.4
+    step_ms = draw.choice((20.0, 40.0) if load.is_tight else (5.0, 10.0, 20.0, 40.0))
+    block_size = draw.choice((4,) if load.is_alike else (4, 8, 16))
+    # The smallest pool holds the longest sequence once, and little more.
+    pools_tokens: tuple[int, ...] = (MAX_MODEL_LEN, 200) if load.is_tight else (200, 320, 1200)
+    if load.is_choppy:
+        pools_tokens = (MAX_MODEL_LEN,)
+    host_blocks = draw.choice((12, 24, 48) if load.swaps else (0,) if load.is_choppy else (0, 0, 16))
+    first: dict[str, Any] = {}
+    executors = []
+    for number in range(num_executors):
+        if not first or not are_equal:
+            own_size = block_size if draw.random() < 0.8 else draw.choice((4, 8, 16))
+            first = {
+                "block_size_tokens": own_size,
+                "num_device_blocks": draw.choice(pools_tokens) // own_size + draw.randint(1, 3),
+                "num_host_blocks": host_blocks,
+                "max_num_seqs": 16 if load.is_choppy else draw.choice((8, 16) if load.is_tight else (4, 6, 8, 16)),
+                "max_num_batched_tokens": draw.choice((16, 32, 64, 256)),
+                "step_ms": step_ms * draw.choice((0.5, 1.0, 2.0)),
+                "token_us": draw.choice((0.0, 100.0)),
+                "has_device": draw.random() < 0.3,
+            }
+        executors.append(ExecutorPlan(f"executor{number}:1", load_s=draw.uniform(0.05, 1.0), **first))
+    return tuple(executors)
+
+
+def _draw_settings(draw: random.Random, load: Load, num_executors: int, num_schedulers: int) -> dict[str, Any]:
+    # Each finds one executor at least; if they may have more than their part, they take what another one loses.
+    may_have_more = load.has_rivals or (num_executors > 2 and draw.random() < 0.5)
+    most = None if num_schedulers == 1 else num_executors // num_schedulers + may_have_more
+    return {
+        "policy": draw.choice(("fcfs", "priority")),
+        "preemption_mode": draw.choice(("auto", "swap", "swap") if load.swaps else ("auto", "recompute")),
+        "prefill_mode": draw.choice(("chunked", "chunked", "first")),
+        "prefix_caching": load.is_alike or draw.random() < 0.8,
+        "steps_in_flight": draw.choice(("auto", "1", "2", "4")),
+        "check_batch_table": draw.random() < 0.8,
+        "lease_s": 2.0 if load.has_rivals else draw.choice((2.0, 5.0, 10.0)),
+        "orphan_timeout_s": draw.choice((5.0, 30.0)),
+        "max_waiting_requests": draw.choice((4, 1000, 1000)),
+        "tenant_weights": draw.choice(((), ("a=1", "b=3", "c=0.5"))),
+        "long_prefill_threshold": draw.choice((0, 16)),
+        "watermark": draw.choice((0.0, 0.01, 0.1)),
+        "resolve_interval_s": 1.0,
+        "max_executors": most,
+        "max_beam_width": 8,
+        "step_timeout_s": 60.0,
+    }
+
+
+def _draw_weather(draw: random.Random) -> Weather:
+    return Weather(
+        latency_s=draw.choice((0.0001, 0.0005, 0.005)),
+        jitter_s=draw.choice((0.0001, 0.001, 0.01)),
+        rare_delay_s=draw.choice((0.0, 0.2, 2.0)),
+        rare_one_in=draw.choice((50, 200, 1000)),
+        window_bytes=draw.choice((400, 4_000, 65_536)),
+    )
+
+
+def _draw_requests(
+    draw: random.Random, load: Load, seed: int, num_schedulers: int, num_clients: int
+) -> tuple[RequestPlan, ...]:
+    shapes = _draw_shapes(draw, load, seed)
+    is_bursty, has_deadlines, has_leavers = (draw.random() < 0.4 for _ in range(3))
+    has_slow_readers, has_aborts = (draw.random() < 0.3 for _ in range(2))
+    requests: list[RequestPlan] = []
+    for number, at_s in enumerate(_draw_times(draw, is_bursty=is_bursty or load.is_tight)):
+        is_poison = draw.random() < load.poison_share
+        requests.append(
+            RequestPlan(
+                number=number,
+                at_s=at_s,
+                scheduler=draw.randrange(num_schedulers),
+                shape=NUM_SHAPES + draw.randrange(_NUM_POISONS) if is_poison else draw.choice(shapes),
+                client=draw.randrange(num_clients),
+                priority=draw.choice((0, 0, 1, 5)),
+                leaves_after=draw.randint(1, 12) if has_leavers and draw.random() < 0.2 else 0,
+                aborts_after=draw.randint(1, 12) if has_aborts and draw.random() < 0.2 else 0,
+                timeout_s=draw.choice((0.05, 0.5, 3.0)) if has_deadlines and draw.random() < 0.3 else None,
+                reads_every_s=draw.choice((0.05, 0.5)) if has_slow_readers and draw.random() < 0.2 else 0.0,
+                is_duplicate=number > 0 and draw.random() < 0.02,
+                max_retries=0 if is_poison else draw.choice((0, 8, 20)),
+            )
+        )
+    return tuple(requests)
+
+
+def _draw_shapes(draw: random.Random, load: Load, seed: int) -> list[int]:
+    group = random.Random(f"group {seed // SEEDS_OF_A_GROUP}")
+    kinds = {kind for kind in KINDS if draw.random() < 0.7} or {"plain"}
+    shapes = [number for number in group.sample(range(NUM_SHAPES), _SHAPES_OF_A_GROUP) if shape(number).kind in kinds]
+    shapes = shapes or [number for number in range(NUM_SHAPES) if shape(number).kind in kinds][:20]
+    if load.is_choppy:
+        return group.sample(
+            [number for number in range(NUM_SHAPES) if len(shape(number).options.get("stop", ())) > 3], 20
+        )
+    if load.is_alike:
+        counts = Counter(number % NUM_FAMILIES for number in shapes)
+        families = [family for family, _ in counts.most_common(2)]
+        shapes = [number for number in shapes if number % NUM_FAMILIES in families]
+        endless = [number for number in range(NUM_SHAPES) if shape(number).kind == "unbounded"]
+        shapes += group.sample(endless, 2)  # they fill a pool for themselves
+    if load.is_tight:
+        return [number for number in shapes if shape(number).num_output_tokens >= _MANY_TOKENS] or shapes
+    return shapes
+
+
+def _draw_times(draw: random.Random, *, is_bursty: bool) -> list[float]:
+    """Return when requests are sent, ascending: at any time, or many at once and then none."""
+    gap_s, times, at_s = draw.choice((0.2, 0.4, 0.7)), [], 0.0
+    while at_s < LONGEST_S:
+        burst = draw.randint(5, 30) if is_bursty else 1
+        times += [at_s + abs(draw.gauss(0.0, 0.1)) for _ in range(burst)]
+        at_s += draw.expovariate(1.0 / (burst * gap_s))
+    return sorted(times)
+
+
+def _draw_faults(draw: random.Random, load: Load) -> tuple[FaultPlan, ...]:
+    kinds = [kind for kind in FAULTS if draw.random() < 0.4] or ["kill_executor"]
+    kinds += ["stall_scheduler"] * 6 if load.has_rivals else []
+    others = [kind for kind in kinds if kind not in SCHEDULER_FAULTS] or kinds  # nobody works without a scheduler
+    gap_s, gap_steps = draw.choice(_FAULT_GAPS_S), draw.choice(_FAULT_GAPS_STEPS)
+    waits, comes_twice = draw.random() < 0.5, load.has_rivals or draw.random() < 0.5
+    faults: list[FaultPlan] = []
+    at_s, after_steps = 0.0, 0.0
+    while len(faults) < _MOST_FAULTS:
+        former = faults[-1] if faults and comes_twice and draw.random() < 0.4 else None
+        if former is None:
+            kind = draw.choice(kinds if draw.random() < 0.5 else others)
+            at_s += draw.expovariate(1.0 / gap_s) * (1.0 + at_s / _CALMER_AFTER_S)
+            after_steps += draw.expovariate(1.0 / gap_steps)
+        else:
+            kind = draw.choice(_AFTER.get(former.kind, kinds))
+        faults.append(
+            FaultPlan(
+                number=len(faults),
+                at_s=at_s,
+                after_steps=int(after_steps),
+                delay_s=_draw_delay(draw, former),
+                moment=_draw_moment(draw, load, former, waits=waits),
+                kind=kind,
+                target=draw.randrange(8) if former is None else former.target,
+                duration_s=draw.choice(_LONGER_S if load.has_rivals and kind == "stall_scheduler" else _DURATIONS_S),
+            )
+        )
+    return tuple(faults)
+
+
+def _draw_delay(draw: random.Random, former: FaultPlan | None) -> float:
+    if former is None:
+        return draw.uniform(0.0, 0.1)
+    return 0.0 if former.kind in _MOMENT_AFTER else draw.uniform(0.0, 0.5)
+
+
+def _draw_moment(draw: random.Random, load: Load, former: FaultPlan | None, *, waits: bool) -> str:
+    if former is not None:
+        return _MOMENT_AFTER.get(former.kind, NO_MOMENT)
+    if not waits or draw.random() < 0.5:
+        return NO_MOMENT
+    return draw.choice(MOMENTS[:2] if load.swaps and draw.random() < 0.5 else MOMENTS)

@@ -1,0 +1,63 @@
+"""Moments in which a target is busy with something rare: a fault may wait for one, so that both meet more often."""
+
+import asyncio
+from collections.abc import Callable
+
+from scheduler_svc.core.executor_core import ExecutorCore
+from tests.simulation.plan import MOMENTS, NO_MOMENT, SCHEDULER_FAULTS, FaultPlan
+from tests.simulation.rare_faults import Strike
+from tests.simulation.world import World
+
+# A fault waits so long at most, and looks so often, in seconds.
+LONGEST_WAIT_S = 3.0
+LOOK_INTERVAL_S = 0.005
+
+
+async def wait_for_moment(world: World, plan: FaultPlan) -> None:
+    """Return when the moment of a fault has come, or none came."""
+    if plan.moment == NO_MOMENT:
+        return
+    has_come, strike = _TABLE[plan.moment], Strike(world, plan, 0)
+    until_s = world.loop.time() + LONGEST_WAIT_S
+    while not has_come(strike) and world.loop.time() < until_s:
+        await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+def _cores(strike: Strike) -> list[ExecutorCore]:
+    """Return those of the target: that of an executor, or all of a scheduler."""
+    if strike.fault.kind not in SCHEDULER_FAULTS:
+        return list(strike.cores())
+    return [] if strike.engine is None else list(strike.engine.fleet.cores)
+
+
+def _any_core(sees: Callable[[ExecutorCore], object]) -> Callable[[Strike], bool]:
+    return lambda strike: any(sees(core) for core in _cores(strike))
+
+
+def _is_drained(strike: Strike) -> bool:
+    machine = strike.scheduler if strike.fault.kind in SCHEDULER_FAULTS else strike.executor
+    return machine.is_up and machine.is_leaving
+
+
+def _is_resumed(strike: Strike) -> bool:
+    return any(driver.session is not None and driver.session.is_resuming for driver in strike.drivers())
+
+
+def _has_parked(strike: Strike) -> bool:
+    return strike.engine is not None and bool(strike.engine.requests.suspects.parked)
+
+
+_TABLE: dict[str, Callable[[Strike], bool]] = dict(
+    zip(
+        MOMENTS,
+        (
+            _any_core(lambda core: len(core.swapped)),
+            _any_core(lambda core: core.preempted.groups),
+            _any_core(lambda core: len(core.in_flight) > 1),
+            _is_drained,
+            _is_resumed,
+            _has_parked,
+        ),
+        strict=True,
+    )
+)

@@ -1,0 +1,158 @@
+"""What goes over the link comes back as it was."""
+
+import inspect
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from executor_svc.fake.worker import FakeWorker
+from octavo.core.v1 import core_service_pb2 as pb
+from scheduler_svc.engine.interface import (
+    BeamSearchParams,
+    EarlyStopping,
+    EndedRequest,
+    EngineLoad,
+    EngineRequest,
+    EventKind,
+    FinishReason,
+    Hypothesis,
+    LifeEvent,
+    Numerics,
+    Progress,
+    Provenance,
+    Reproducibility,
+    RequestTimes,
+    ServedModel,
+    Span,
+    StopConditions,
+)
+from scheduler_svc.link.ends import decode_ended, decode_search_end, encode_ended, encode_search_end
+from scheduler_svc.link.failures import decode_failure, encode_failure
+from scheduler_svc.link.state import UNREACHABLE, CoreState, decode_state, encode_state
+from scheduler_svc.link.submissions import decode_submission, encode_submission
+from shared import errors
+from shared.errors import (
+    InvalidFieldError,
+    NoExecutorError,
+    OctavoServiceError,
+    QueueFullError,
+    RequestExistsError,
+    UnavailableError,
+)
+from shared.grpc_status import rpc_status
+from shared.step import SamplingRow
+from shared.token_rules import TokenRules
+
+PLAIN = EngineRequest("a", np.arange(5, dtype=np.int32), SamplingRow(), StopConditions())
+
+REQUESTS = {
+    "plain": PLAIN,
+    "all": replace(
+        PLAIN,
+        sampling=SamplingRow(temperature=0.5, top_k=3, seed=7, num_logprobs=2),
+        stop_conditions=StopConditions(max_tokens=9, stop_token_ids=frozenset({1, 4}), ignore_eos=True),
+        num_sequences=3,
+        priority=-2,
+        tenant="red",
+        cache_salt=2**63 + 1,
+        num_prompt_logprobs=0,
+        has_stop_strings=True,
+        trace_id="0" * 32,
+        traceparent="00-1-2-01",
+    ),
+    "no limit of tokens": replace(PLAIN, stop_conditions=StopConditions(max_tokens=None)),
+    "a search": replace(PLAIN, beam_search=BeamSearchParams(4, 2, -0.5, EarlyStopping.NEVER)),
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+def test_a_submission_is_the_request(request_: EngineRequest) -> None:
+    message = pb.Submission.FromString(encode_submission(7, request_, "hash", 99).SerializeToString())
+    assert (message.number, message.model_hash, message.max_model_len) == (7, "hash", 99)
+    decoded = decode_submission(message)
+    assert decoded.prompt_token_ids.tolist() == request_.prompt_token_ids.tolist()
+    assert replace(decoded, prompt_token_ids=PLAIN.prompt_token_ids) == replace(
+        request_, prompt_token_ids=PLAIN.prompt_token_ids
+    )
+
+
+def test_a_submission_has_the_rules_on_tokens() -> None:
+    rules = TokenRules(banned_token_ids=np.array([3, 5], np.int32), allowed_mask=b"\xff")
+    decoded = decode_submission(encode_submission(1, replace(PLAIN, token_rules=rules), "", 9)).token_rules
+    assert decoded is not None
+    assert (decoded.banned_token_ids.tolist(), decoded.allowed_mask) == ([3, 5], b"\xff")
+
+
+ERRORS = [
+    InvalidFieldError("sampling_params.top_p", 2.0, "at most 1"),
+    QueueFullError(4, 1.5, "red"),
+    RequestExistsError("mine"),
+    NoExecutorError("no executor is attached", "127.0.0.1:1: refused"),
+    UnavailableError("gone"),
+    *(
+        kind("a sentence")
+        for _, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, OctavoServiceError) and kind.__init__ is OctavoServiceError.__init__
+    ),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_error_ends_a_call_as_it_would_have_without_the_link(error: OctavoServiceError) -> None:
+    decoded = decode_failure(pb.Failure.FromString(encode_failure(error).SerializeToString()))
+    assert type(decoded) is type(error)
+    assert (str(decoded), vars(decoded)) == (str(error), vars(error))
+    assert rpc_status(decoded) == rpc_status(error)
+
+
+def test_an_error_of_a_later_release_is_one_of_ours() -> None:
+    decoded = decode_failure(pb.Failure(kind="LaterError", message="a sentence"))
+    assert (type(decoded), str(decoded)) == (OctavoServiceError, "a sentence")
+
+
+def test_what_a_search_found() -> None:
+    found = Hypothesis(np.array([3, 4], np.int32), np.array([-0.5, -1.0], np.float32), -0.75, FinishReason.LENGTH)
+    [decoded] = decode_search_end(pb.SearchEnd.FromString(encode_search_end(3, [found]).SerializeToString()))
+    assert decoded.token_ids.tolist() == [3, 4]
+    assert decoded.logprobs.tolist() == [-0.5, -1.0]
+    assert (decoded.score, decoded.finish_reason) == (found.score, found.finish_reason)
+
+
+@pytest.mark.parametrize("error", [None, UnavailableError("gone")])
+def test_the_end_of_a_request_on_another_clock(error: OctavoServiceError | None) -> None:
+    provenance = Provenance()
+    provenance.spans = [Span(Numerics("id", "digest"), Progress((0, 2), 3))]
+    ended = EndedRequest(
+        "a",
+        "red",
+        1,
+        num_prompt_tokens=5,
+        num_output_tokens=6,
+        num_cached_tokens=4,
+        num_preemptions=1,
+        num_losses=2,
+        times=RequestTimes(10.0, 11.0, None, 12.5, 14.0),
+        events=(LifeEvent(EventKind.PARKED, 10.5, "127.0.0.1:1"),),
+        ended_at_unix_s=1e9,
+        finish_reason=None if error is not None else FinishReason.STOP,
+        error_code=None if error is None else "UNAVAILABLE",
+        error_message="" if error is None else "gone",
+        trace_id="0" * 32,
+        provenance=provenance,
+    )
+    message = pb.EndedRequest.FromString(encode_ended(ended).SerializeToString())
+    decoded = decode_ended(message, 114.0, error, request_id="a", tenant="red", priority=1, trace_id="0" * 32)
+    assert decoded.times == RequestTimes(110.0, 111.0, None, 112.5, 114.0)
+    assert decoded.events == (LifeEvent(EventKind.PARKED, 110.5, "127.0.0.1:1"),)
+    assert decoded.provenance.spans == provenance.spans
+    same = {"times": ended.times, "events": ended.events, "provenance": ended.provenance}
+    assert replace(decoded, **same) == ended  # type: ignore[arg-type]
+
+
+def test_the_state_of_a_core() -> None:
+    info = FakeWorker().info
+    model = ServedModel(info, 99, 8, "mine", Reproducibility(("id",), "digest", "why"))
+    load = EngineLoad(1, 2, 3, 4, 5, 6, 7)
+    for state in (CoreState(model, "", False, "trouble", True, 3, 9, 1.5, load, 12), UNREACHABLE):
+        assert decode_state(pb.CoreState.FromString(encode_state(state).SerializeToString())) == state

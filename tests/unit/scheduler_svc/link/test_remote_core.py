@@ -1,0 +1,55 @@
+"""The front's side of the link: what it writes."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from executor_svc.fake.worker import FakeWorker
+from octavo.core.v1 import core_service_pb2 as pb
+from scheduler_svc.engine.interface import EngineRequest, Reproducibility, ServedModel, StopConditions
+from scheduler_svc.link import remote_core
+from scheduler_svc.link.remote_core import RemoteCore
+from scheduler_svc.link.state import UNREACHABLE
+from shared.step import SamplingRow
+
+
+class Call:
+    """A stream that is written to."""
+
+    def __init__(self) -> None:
+        self.messages: list[pb.JoinRequest] = []
+
+    async def write(self, message: pb.JoinRequest) -> None:
+        """Keep a message."""
+        self.messages.append(message)
+
+
+async def nothing(*_: object) -> None:
+    """Stand for what is of no interest here."""
+
+
+async def test_no_message_is_larger_than_the_link_takes_and_their_order_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_core, "MAX_PROMPT_BYTES", 1000)
+    model = ServedModel(FakeWorker().info, 99, 8, None, Reproducibility((), "", ""))
+    core = RemoteCore(Mock(), "0", nothing, nothing)
+    core._state = replace(UNREACHABLE, why_not_ready="")
+    prompt = np.zeros(100, np.int32)
+    requests = [EngineRequest(f"r{n}", prompt, SamplingRow(), StopConditions()) for n in range(7)]
+    tasks = [asyncio.create_task(core.submit(request, Mock(), model)) for request in requests]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    await asyncio.sleep(0)
+    call: Any = Call()
+    tasks.append(asyncio.create_task(core._write(call)))
+    while sum(len(message.submissions) for message in call.messages) < 7:
+        await asyncio.sleep(0)
+    assert [len(message.submissions) for message in call.messages] == [3, 3, 1]
+    assert [[abort.number for abort in message.aborts] for message in call.messages] == [[], [], [1]]
+    for task in tasks:
+        task.cancel()
