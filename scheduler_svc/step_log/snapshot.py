@@ -29,7 +29,8 @@ from scheduler_svc.core.beams.beam_search import BeamSearch, Candidates
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
-from scheduler_svc.core.stopping import StopChecker, StopConditions
+from scheduler_svc.core.stopping import StopChecker
+from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.step_log.masking import TokenMask
 from shared.batch_table import BatchTable
 from shared.executor_info import ExecutorInfo
