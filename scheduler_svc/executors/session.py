@@ -1,9 +1,9 @@
 """One attachment of an executor: keep the lease, carry steps over one stream.
 
 A stream that breaks is opened again and resumed by step id: the executor sends the responses that got lost,
-the session sends the later steps again byte for byte. An address that refuses connections has no process any more,
-so nothing is waited for. Whatever cannot be resumed raises `ExecutorLostError`; the caller attaches anew and computes its sequences again. Read next:
-`stream.py` for a single stream, `driver.py` for the caller.
+the session sends the later steps again byte for byte. An address that refuses connections has no process any
+more, so nothing is waited for. Whatever cannot be resumed raises `ExecutorLostError`; the caller attaches anew
+and computes its sequences again. Read next: `stream.py` for a single stream, `driver.py` for the caller.
 """
 
 import asyncio
