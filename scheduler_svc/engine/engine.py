@@ -162,6 +162,7 @@ class Engine:
         self, request: EngineRequest, sink: TokenSink, model_hash: str, max_model_len: int
     ) -> None:
         """Queue a request that was checked for the model of a hash and for its longest sequence; see `submit`."""
+        self._supersede(request)
         model = self.admitting_model(request.request_id, request.tenant)
         if model.info.model_hash != model_hash:
             raise UnavailableError(
@@ -173,8 +174,16 @@ class Engine:
         self._num_arrivals += 1
         live = LiveRequest(group, sink, monotonic_s(), request.trace_id, has_stop_strings=request.has_stop_strings)
         self.requests.add(live)
-        if not self.fleet.can_ever_take(group):
+        if not (live.has_ended or self.fleet.can_ever_take(group)):
             self.orphans.add(live, live.times.arrived_at_s)
+
+    def _supersede(self, request: EngineRequest) -> None:
+        """End the call that a continuation takes a request from: its client has left it, and it does not know yet."""
+        live = self.requests.get(request.request_id)
+        if live is None or request.continuation is None or live.group.tenant != request.tenant:
+            return
+        if request.continuation.attempt > live.attempt:
+            self.requests.abort(live, RequestAbortedError("another call goes on with this request"))
 
     def abort(self, request_id: str, error: OctavoServiceError | None = None) -> bool:
         """End a live request with an error and free its blocks; return False if there is none."""

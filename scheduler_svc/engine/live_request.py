@@ -5,6 +5,7 @@ What its client gets is made elsewhere, by the `TokenSink` that came with it (`r
 
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine.request_life import RequestLife
+from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_client import TokenSink
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest, RequestTimes
@@ -61,11 +62,25 @@ class LiveRequest:
         self.num_lost_executors = 0
         self._finished: set[int] = set()
         self._has_found = False
+        if group.continuation is not None:
+            self._go_on_behind(group.continuation)
+
+    def _go_on_behind(self, continuation: Continuation) -> None:
+        """Count the tokens and ends that were there before."""
+        for index, output in enumerate(continuation.outputs):
+            self.num_tokens_of[index] = len(output.token_ids)
+            if output.finish_reason is not None:
+                self.note_finished_output(index, output.finish_reason)
 
     @property
     def request_id(self) -> str:
         """The id that the client knows."""
         return self.group.request_id
+
+    @property
+    def attempt(self) -> int:
+        """How often it has been continued; 0: it began here."""
+        return 0 if self.group.continuation is None else self.group.continuation.attempt
 
     @property
     def num_output_tokens(self) -> int:
@@ -154,4 +169,5 @@ def group_of(request: EngineRequest, arrival: int, max_model_len: int) -> Sequen
         token_rules=request.token_rules,
         num_prompt_logprobs=request.num_prompt_logprobs,
         traceparent=request.traceparent,
+        continuation=request.continuation,
     )

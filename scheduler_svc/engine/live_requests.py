@@ -92,7 +92,11 @@ class LiveRequests(Mapping[str, LiveRequest]):
         self._requests[request.request_id] = request
         self._all_ended.clear()
         request.sink.begin(_Handle(self, request))
-        self.enqueue(request)
+        if request.has_ended:  # all its outputs had, before its call was cut
+            request.group.end()
+            self._forget(request, self._clock())
+        else:
+            self.enqueue(request)
 
     def enqueue(self, request: LiveRequest) -> None:
         """Queue a live request, or park it: a suspect behind other suspects."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from scheduler_svc.front.continued import ContinuedText
 from scheduler_svc.front.text.output_text import TextOptions
 from scheduler_svc.request.outputs import Alternatives, FinishReason
 
@@ -18,6 +19,7 @@ class AnswerOptions:
         text: How tokens become text.
         returns_text: Whether the client gets text; without it, tokens become text only to look for stop strings.
         min_delta_interval_s: Least time between two deltas, in seconds.
+        max_output_tokens: Most tokens of an output, as its request and the model's length have it.
     """
 
     num_returned: int
@@ -26,6 +28,7 @@ class AnswerOptions:
     text: TextOptions
     returns_text: bool = True
     min_delta_interval_s: float = 0.0
+    max_output_tokens: int = 0
 
     @property
     def is_ranked(self) -> bool:
@@ -110,6 +113,23 @@ class Output:
         """The token that ended it, if a token did."""
         ended_by_token = self.finish_reason is FinishReason.STOP and self.stop_string is None
         return self.token_ids[-1] if ended_by_token else None
+
+    def restore(self, continued: ContinuedText) -> None:
+        """Take what the client has of it from a call that was cut: it is there, and not new."""
+        for place, token_id in enumerate(continued.token_ids):
+            self.append_token(token_id, continued.logprobs[place] if continued.logprobs else None)
+        self.alternatives.extend(continued.alternatives)
+        text, num_characters = continued.text, continued.num_characters
+        self._pieces = [text[:num_characters]]
+        self.append_text(text[num_characters:])
+        self._num_taken_tokens, self._num_taken_pieces = len(self.token_ids), 1
+        self._num_taken_alternatives = len(self.alternatives.token_ids)
+        self.finish_reason, self.stop_string = continued.finish_reason, continued.stop_string
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to take."""
+        return self._num_taken_tokens < len(self.token_ids) or self._num_taken_pieces < len(self._pieces)
 
     def append_token(self, token_id: int, logprob: float | None, alternatives: Alternatives | None = None) -> None:
         """Add a token; `logprob` None: it was not computed; `alternatives` None: they were not asked for."""

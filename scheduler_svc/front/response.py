@@ -16,6 +16,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from scheduler_svc.front.continued import ContinuedAnswer
 from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.output import AnswerOptions, Delta, Output, PromptDelta
 from scheduler_svc.front.text.output_text import OutputText
@@ -85,6 +86,11 @@ class Response:
         return self.request.request_id
 
     @property
+    def max_output_tokens(self) -> int:
+        """Most tokens of an output."""
+        return self._options.max_output_tokens
+
+    @property
     def outputs(self) -> Sequence[Output]:
         """The outputs in the answer, by output index; ranked ones are there once the last one has finished."""
         return self._returned
@@ -101,6 +107,21 @@ class Response:
         if self.ended.provenance.has_mixed_prompt_logprobs(len(self.prompt_logprobs)):
             return True
         return any(len(self.provenance_of(output)) > 1 for output in self.outputs)
+
+    def go_on_behind(self, answer: ContinuedAnswer) -> None:
+        """Take what the client has of the answer, from a call that was cut; before the request is submitted."""
+        self.prompt_logprobs.extend(answer.prompt_logprobs)
+        self.prompt_alternatives.extend(answer.prompt_alternatives)
+        self._num_taken_prompt_logprobs = len(self.prompt_logprobs)
+        for index, continued in enumerate(answer.outputs):
+            output = self._made[index]
+            output.restore(continued)
+            if self._texts is not None:
+                self._texts[index] = continued.decoder
+            if output.finish_reason is not None:
+                self._num_unfinished -= 1
+            if output.has_news:  # the call was cut before the text was delivered that its tokens had made
+                self._announce(output)
 
     def begin(self, handle: RequestHandle) -> None:
         """The request is queued."""

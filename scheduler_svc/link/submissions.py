@@ -3,6 +3,7 @@
 import numpy as np
 
 from octavo.core.v1 import core_service_pb2 as pb
+from scheduler_svc.request.continuation_message import decode_continuation, encode_continuation
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from shared.step import NO_LOGPROBS
@@ -33,6 +34,7 @@ def encode_submission(number: int, request: EngineRequest, model_hash: str, max_
         traceparent=request.traceparent or "",
         model_hash=model_hash,
         max_model_len=max_model_len,
+        continuation=None if request.continuation is None else encode_continuation(request.continuation),
     )
 
 
@@ -55,6 +57,7 @@ def decode_submission(message: pb.Submission) -> EngineRequest:
         token_rules=decode_rules(message.token_rules) if message.HasField("token_rules") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else NO_LOGPROBS,
         has_stop_strings=message.has_stop_strings,
+        continuation=decode_continuation(message.continuation) if message.HasField("continuation") else None,
         trace_id=message.trace_id or None,
         traceparent=message.traceparent or None,
     )

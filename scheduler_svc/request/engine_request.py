@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from shared.step import NO_LOGPROBS, Int32Array, SamplingRow
 from shared.token_rules import TokenRules
@@ -12,6 +13,7 @@ class EngineRequest:
     """A checked request; the names are those of `SequenceGroup`.
 
     `has_stop_strings`: whether the front looks for some; it then says of each sampled output how many tokens count.
+    `continuation`: what is known of its answer, which was cut; None: it begins.
     `trace_id`: the trace of its span, 32 hexadecimal digits, for the log; `traceparent`: the span, for the executors.
     """
 
@@ -27,5 +29,6 @@ class EngineRequest:
     token_rules: TokenRules | None = None
     num_prompt_logprobs: int = NO_LOGPROBS
     has_stop_strings: bool = False
+    continuation: Continuation | None = None
     trace_id: str | None = None
     traceparent: str | None = None

@@ -30,6 +30,7 @@ from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.stopping import StopChecker
+from scheduler_svc.request.continuation import ContinuedOutput
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.step_log.masking import TokenMask
 from shared.batch_table import BatchTable
@@ -133,6 +134,7 @@ def _masking_reducers(mask: TokenMask) -> dict[type, Callable[[Any], _Reduced]]:
     masked_fields: dict[type, dict[str, Callable[[Any], Any]]] = {
         SequenceGroup: {"prompt_token_ids": ids},
         Sequence: {"token_ids": ids},
+        ContinuedOutput: {"token_ids": ids},
         StopConditions: {"stop_token_ids": mask.id_set},
         StopChecker: {"_eos_token_ids": mask.id_tuple, "_stop_token_ids": lambda sets: list(map(mask.id_set, sets))},
         CoreLimits: {"eos_token_ids": mask.id_tuple},

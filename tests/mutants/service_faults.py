@@ -69,7 +69,7 @@ FAULTS = (
     Fault(
         "a filter is asked of beams",
         f"{SERVICE}/front/api/sampling_validation.py",
-        "parameter.stage in (Stage.FILTER, Stage.DRAW)",
+        "parameter.stage in BEAMLESS_STAGES",
         "parameter.stage in (Stage.DRAW,)",
         (f"{UNIT}/front/api/test_sampling_validation.py",),
     ),

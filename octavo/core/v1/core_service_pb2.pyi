@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from octavo.core.v1 import continuation_pb2 as _continuation_pb2
 from octavo.execution.v1 import execution_service_pb2 as _execution_service_pb2
 from octavo.execution.v1 import sampling_params_pb2 as _sampling_params_pb2
 from octavo.execution.v1 import step_pb2 as _step_pb2
@@ -167,6 +168,7 @@ class Submission(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     MODEL_HASH_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
+    CONTINUATION_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Its number: larger than all before it in this session."""
     request_id: _builtins.str
@@ -213,6 +215,10 @@ class Submission(_message.Message):
     def beam_search(self) -> Global___BeamSearch:
         """A beam search in place of sampling."""
 
+    @_builtins.property
+    def continuation(self) -> _continuation_pb2.Continuation:
+        """What is known of its answer, which was cut. Absent: it begins."""
+
     def __init__(
         self,
         *,
@@ -235,13 +241,16 @@ class Submission(_message.Message):
         traceparent: _builtins.str = ...,
         model_hash: _builtins.str = ...,
         max_model_len: _builtins.int = ...,
+        continuation: _continuation_pb2.Continuation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling", "token_rules", b"token_rules"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling", "token_rules", b"token_rules"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "trace_id", b"trace_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "trace_id", b"trace_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beam_search: _TypeAlias = _typing.Literal["beam_search"]  # noqa: Y015
     _WhichOneofArgType__beam_search: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search"]  # noqa: Y015
+    _WhichOneofReturnType__continuation: _TypeAlias = _typing.Literal["continuation"]  # noqa: Y015
+    _WhichOneofArgType__continuation: _TypeAlias = _typing.Literal["_continuation", b"_continuation"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
@@ -250,6 +259,8 @@ class Submission(_message.Message):
     _WhichOneofArgType__token_rules: _TypeAlias = _typing.Literal["_token_rules", b"_token_rules"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__beam_search) -> _WhichOneofReturnType__beam_search | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__continuation) -> _WhichOneofReturnType__continuation | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload

@@ -129,12 +129,16 @@ class Generation:
         """
         request.tenant = current_identity().tenant_for(request.tenant)
         with private_deployment(), self.traced(request, metadata) as trace:
-            with self.engine.checking(request.request_id, request.tenant) as served, self._checks.running(request):
+            # A continuation takes the place of a call that still has the request.
+            new_id = "" if request.HasField("continuation") else request.request_id
+            with self.engine.checking(new_id, request.tenant) as served, self._checks.running(request):
                 model = self._tokenizer.model(served)
                 valid = await asyncio.to_thread(check_request, request, model, self.settings)
             asked = valid.engine if trace is None else trace.follow(valid.engine, model.name)
             options = valid.answer_options if returns_text else replace(valid.answer_options, returns_text=False)
             response = Response(asked, options, model.tokenizer, listener, self.pace)
+            if valid.continued is not None:
+                response.go_on_behind(valid.continued)
             await self.engine.submit(asked, response, checked_for=served)
         return AcceptedRequest(response, trace)
 
@@ -180,7 +184,7 @@ def check_request(request: pb.GenerateRequest, model: TextModel, settings: Front
     check_request_fields(request)
     limits = RequestLimits.of(model, settings)
     prompt_token_ids, banned_words = tokenize(request, model, limits)
-    return validate_request(request, prompt_token_ids, limits, banned_words)
+    return validate_request(request, prompt_token_ids, limits, model.tokenizer, banned_words)
 
 
 def tokenize(

@@ -7,11 +7,12 @@ that this release does not know at all by message_scan.py. Next: group_validatio
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
+from scheduler_svc.front.api.continuation_validation import validate_continuation
 from scheduler_svc.front.api.group_validation import beam_search_params, check_account, hash_cache_salt, output_counts
 from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits, require, require_param
 from scheduler_svc.front.api.sampling_validation import number, sampling_row
@@ -20,8 +21,10 @@ from scheduler_svc.front.api.token_rule_validation import (
     check_token_ids,
     token_rules,
 )
+from scheduler_svc.front.continued import ContinuedAnswer
 from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.text.output_text import TextOptions
+from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
 from shared.errors import InvalidFieldError
@@ -41,12 +44,14 @@ class ValidRequest:
 
     engine: EngineRequest
     answer_options: AnswerOptions
+    continued: ContinuedAnswer | None = None
 
 
 def validate_request(
     request: generation_service_pb2.GenerateRequest,
     prompt_token_ids: Sequence[int] | Int32Array,
     limits: RequestLimits,
+    tokenizer: Tokenizer,
     banned_words: Sequence[Sequence[int]] = (),
 ) -> ValidRequest:
     """Return the checked request: the second half of the checks, those behind tokenizing.
@@ -55,6 +60,7 @@ def validate_request(
         request: A request that has passed `check_request_fields`, which is not called again.
         prompt_token_ids: Its prompt after tokenizing.
         limits: What bounds it.
+        tokenizer: Makes the text of a continuation again.
         banned_words: Its banned words after tokenizing.
 
     Raises: InvalidFieldError: the first wrong field.
@@ -95,8 +101,12 @@ def validate_request(
         params.HasField("logprobs"),
         text_options(params),
         min_delta_interval_s=request.min_delta_interval_ms / 1000,
+        max_output_tokens=conditions.length_limit(len(prompt), limits.max_len) - len(prompt),
     )
-    return ValidRequest(engine_request, answer_options)
+    if not request.HasField("continuation"):
+        return ValidRequest(engine_request, answer_options)
+    continuation, continued = validate_continuation(request, engine_request, answer_options, limits, tokenizer)
+    return ValidRequest(replace(engine_request, continuation=continuation), answer_options, continued)
 
 
 def check_request_fields(request: generation_service_pb2.GenerateRequest) -> None:

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.front.api.generation import CLIENT_LEFT, Generation
-from scheduler_svc.front.api.generation_messages import event_message, finished_message
+from scheduler_svc.front.api.generation_messages import accepted_message, event_message, finished_message
 from scheduler_svc.front.api.message_scan import CountLimit
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.request_counts import generate_request_limits
@@ -72,10 +72,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         async with self._generation.running(
             request, lambda: context.invocation_metadata(), lambda: _why_left(context)
         ) as response:
-            asked = response.request
-            yield pb.GenerateResponse(
-                accepted=pb.Accepted(request_id=asked.request_id, num_prompt_tokens=len(asked.prompt_token_ids))
-            )
+            yield pb.GenerateResponse(accepted=accepted_message(request, response))
             while (delta := await response.next_delta()) is not None:
                 yield event_message(delta)
             finished = finished_message(

@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.front.api.generation_messages import finished_message, prompt_message
+from scheduler_svc.front.api.generation_messages import accepted_message, finished_message, prompt_message
 from scheduler_svc.front.api.streamed_request import StreamedRequest
 from scheduler_svc.front.output import Delta
 from shared.grpc_status import rpc_status
@@ -44,9 +44,9 @@ class StreamBatch:
         if not request.was_told:
             request.was_told = True
             self.num_values += 1
-            accepted = pb.Accepted(
-                request_id=response.request_id, num_prompt_tokens=len(response.request.prompt_token_ids)
-            )
+            assert request.asked is not None, "an accepted request was decoded"
+            accepted = accepted_message(request.asked, response)
+            self.num_values += len(accepted.prompt_token_ids)
             self._response.accepted.add(number=number, accepted=accepted)
         if response.prompt_logprobs and (prompt := response.take_prompt()) is not None:
             self.num_values += len(prompt.logprobs) + 2 * len(prompt.alternatives.token_ids)

@@ -31,7 +31,7 @@ def request(prompt: list[int] = PROMPT, **params: Any) -> pb.GenerateRequest:
 
 def validate(sent: pb.GenerateRequest, limits: RequestLimits = LIMITS) -> ValidRequest:
     check_request_fields(sent)
-    return validate_request(sent, list(sent.token_ids.ids), limits)
+    return validate_request(sent, list(sent.token_ids.ids), limits, TOKENIZER)
 
 
 # What is valid ---------------------------------------------------------------------------------------
