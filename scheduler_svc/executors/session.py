@@ -1,9 +1,9 @@
 """One attachment of an executor: keep the lease, carry steps over one stream.
 
 A stream that breaks is opened again and resumed by step id: the executor sends the responses that got lost,
-the session sends the later steps again byte for byte. Whatever cannot be resumed raises
-`ExecutorLostError`; the caller attaches anew and computes its sequences again. Read next:
-`stream.py` for a single stream, `driver.py` for the caller.
+the session sends the later steps again byte for byte. An address that refuses connections has no process any
+more, so nothing is waited for. Whatever cannot be resumed raises `ExecutorLostError`; the caller attaches anew
+and computes its sequences again. Read next: `stream.py` for a single stream, `driver.py` for the caller.
 """
 
 import asyncio
@@ -257,6 +257,8 @@ class ExecutorSession:
             except StreamBrokenError as broken:
                 if not broken.may_resume:
                     raise ExecutorLostError(f"its step stream broke, and then it answered {broken}") from broken
+                if broken.is_refused:
+                    raise ExecutorLostError(f"its step stream broke, and its process is gone: {broken}") from broken
             await asyncio.sleep(self._timings.resume_interval_s)
 
     async def _start_stream(self) -> StepStream:

@@ -2,8 +2,11 @@
 
 import asyncio
 import itertools
+import os
+import socket
+import stat
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -65,10 +68,16 @@ class ExecutorProcess:
         """End it as a crash would: every call breaks at once."""
         await self.server.stop(0)
 
-    async def break_connections(self) -> None:
-        """Cut every connection; the process lives on with all it knows."""
-        await self.server.stop(0)
-        await self._serve()
+    def break_connections(self) -> None:
+        """Cut every connection to it that this process has; it lives on with all it knows, and still listens."""
+        port = int(self.address.rpartition(":")[2])
+        for number in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):
+                if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                    continue
+                with socket.socket(fileno=os.dup(number)) as connection:
+                    if connection.getpeername() == ("127.0.0.1", port):
+                        connection.shutdown(socket.SHUT_RDWR)
 
     async def _serve(self) -> None:
         self.server = GrpcServer(listen=self.listen, max_message_bytes=MAX_MESSAGE_BYTES, service_names=[SERVICE])
