@@ -26,9 +26,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from scheduler_svc.core.beams.beam_search import BeamSearch, BeamSearchParams
-from scheduler_svc.core.provenance import ENDED, Progress, Provenance
-from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.core.beams.beam_search import BeamSearch
+from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
+from scheduler_svc.request.provenance import ENDED, Progress, Provenance
 from shared.step import NO_LOGPROBS, Int32Array, SamplingRow
 from shared.token_rules import TokenRules
 

@@ -24,8 +24,7 @@ from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.ended_requests import EndedRequests
-from scheduler_svc.engine.interface import EngineLoad, EngineRequest, TokenSink
-from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.engine.live_request import LiveRequest, group_of
 from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.engine.orphans import Orphans
 from scheduler_svc.engine.readiness import Readiness
@@ -38,8 +37,10 @@ from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.drivers import Drivers
 from scheduler_svc.executors.fleet_model import FleetModel, LoadTokenizer
 from scheduler_svc.executors.membership import Membership
-from scheduler_svc.executors.served_model import ServedModel
 from scheduler_svc.executors.session import ExecutorSession
+from scheduler_svc.request.engine_client import EngineLoad, TokenSink
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.served_model import ServedModel
 from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from scheduler_svc.step_log.writer import StepLogWriter
 from scheduler_svc.telemetry.meter import Meter
@@ -166,7 +167,7 @@ class Engine:
             raise UnavailableError(
                 "the executor came back with another model, number format or quantization; send the request again"
             )
-        group = request.to_group(self._num_arrivals + 1, max_model_len)
+        group = group_of(request, self._num_arrivals + 1, max_model_len)
         if self.drivers.is_complete and not self.fleet.can_ever_take(group):
             raise CacheTooSmallError(self.fleet.why_never(group))
         self._num_arrivals += 1

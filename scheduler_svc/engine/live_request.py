@@ -1,13 +1,14 @@
 """A live request as the engine sees it: tokens, times, losses; no text.
 
-What its client gets is made elsewhere, by the `TokenSink` that came with it (`interface.py`).
+What its client gets is made elsewhere, by the `TokenSink` that came with it (`request/engine_client.py`).
 """
 
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stopping import FinishReason
-from scheduler_svc.engine.interface import EndedRequest, TokenSink
 from scheduler_svc.engine.request_life import RequestLife
-from scheduler_svc.engine.request_times import RequestTimes
+from scheduler_svc.request.engine_client import TokenSink
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.life import EndedRequest, RequestTimes
+from scheduler_svc.request.outputs import FinishReason
 from shared.errors import OctavoServiceError
 from shared.grpc_status import status_code
 
@@ -135,3 +136,22 @@ class LiveRequest:
             trace_id=self.trace_id,
             provenance=group.provenance,
         )
+
+
+def group_of(request: EngineRequest, arrival: int, max_model_len: int) -> SequenceGroup:
+    """Return a request in the core's terms, where sequences of at most `max_model_len` tokens are served."""
+    return SequenceGroup(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling=request.sampling,
+        stop_conditions=request.stop_conditions.accept(len(request.prompt_token_ids), max_model_len),
+        arrival=arrival,
+        num_sequences=request.num_sequences,
+        beam_search=request.beam_search,
+        priority=request.priority,
+        tenant=request.tenant,
+        cache_salt=request.cache_salt,
+        token_rules=request.token_rules,
+        num_prompt_logprobs=request.num_prompt_logprobs,
+        traceparent=request.traceparent,
+    )

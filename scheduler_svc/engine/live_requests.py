@@ -13,14 +13,13 @@ from typing import TypeAlias
 
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.group_event import EventKind, GroupEvent, GroupFailure
+from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.results import StepUpdates
-from scheduler_svc.core.stopping import FinishReason
-from scheduler_svc.engine.interface import EndedRequest
 from scheduler_svc.engine.live_request import LiveRequest
-from scheduler_svc.engine.request_life import LifeEvent
 from scheduler_svc.engine.suspects import Suspects
+from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent
+from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
 from shared.clock import monotonic_s
 from shared.errors import CacheTooSmallError, OctavoServiceError

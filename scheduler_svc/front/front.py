@@ -12,7 +12,6 @@ from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.engine.interface import EngineClient
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_body import KeepBodies
@@ -22,6 +21,7 @@ from scheduler_svc.front.api.vllm_engine import SERVICE_NAME as VLLM_ENGINE_SERV
 from scheduler_svc.front.api.vllm_engine import add_vllm_engine, generate_request_class
 from scheduler_svc.front.openai.set_up import openai_server
 from scheduler_svc.front.text.text_model import ModelTokenizer
+from scheduler_svc.request.engine_client import EngineClient
 from shared.grpc_metrics import CallMetrics
 from shared.grpc_server import GrpcServer
 from shared.health import Health

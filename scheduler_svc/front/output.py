@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from scheduler_svc.engine.interface import Alternatives, FinishReason
 from scheduler_svc.front.text.output_text import TextOptions
+from scheduler_svc.request.outputs import Alternatives, FinishReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,19 +16,15 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from scheduler_svc.engine.interface import (
-    Alternatives,
-    EndedRequest,
-    EngineRequest,
-    FinishReason,
-    Hypothesis,
-    Numerics,
-    RequestHandle,
-)
 from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.output import AnswerOptions, Delta, Output, PromptDelta
 from scheduler_svc.front.text.output_text import OutputText
 from scheduler_svc.front.text.tokenizer import Tokenizer
+from scheduler_svc.request.engine_client import RequestHandle
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.life import EndedRequest
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.provenance import Numerics
 from shared.errors import OctavoServiceError
 from shared.step import NO_LOGPROBS
 

@@ -5,18 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.core.v1 import core_service_pb2 as pb
-from scheduler_svc.engine.interface import (
-    EndedRequest,
-    EventKind,
-    FinishReason,
-    Hypothesis,
-    LifeEvent,
-    Numerics,
-    Progress,
-    Provenance,
-    RequestTimes,
-    Span,
-)
+from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
+from scheduler_svc.request.outputs import FinishReason, Hypothesis
+from scheduler_svc.request.provenance import Numerics, Progress, Provenance, Span
 from shared.errors import OctavoServiceError
 from shared.grpc_status import status_code
 from shared.wire import FLOAT32, INT32

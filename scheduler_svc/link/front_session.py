@@ -5,19 +5,15 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 
 from octavo.core.v1 import core_service_pb2 as pb
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.interface import (
-    Alternatives,
-    EndedRequest,
-    EngineRequest,
-    FinishReason,
-    Hypothesis,
-    RequestHandle,
-)
 from scheduler_svc.link.core_batch import CoreBatch
 from scheduler_svc.link.ends import REASONS, decode_reason, encode_ended, encode_search_end
 from scheduler_svc.link.failures import decode_failure, encode_failure
 from scheduler_svc.link.state import CoreState, encode_state
 from scheduler_svc.link.submissions import decode_submission
+from scheduler_svc.request.engine_client import RequestHandle
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.life import EndedRequest
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from shared.credit_gate import CreditGate
 from shared.errors import CallerError, OctavoServiceError, UnavailableError
 

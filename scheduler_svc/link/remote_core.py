@@ -18,14 +18,6 @@ import grpc.aio
 
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
-from scheduler_svc.engine.interface import (
-    Alternatives,
-    EngineLoad,
-    EngineRequest,
-    FinishReason,
-    ServedModel,
-    TokenSink,
-)
 from scheduler_svc.link.ends import REASONS, decode_reason, decode_search_end
 from scheduler_svc.link.failures import encode_failure
 from scheduler_svc.link.front_metrics import encode_families
@@ -33,6 +25,10 @@ from scheduler_svc.link.remote_request import RemoteRequest
 from scheduler_svc.link.state import UNREACHABLE, CoreState, decode_state
 from scheduler_svc.link.submissions import encode_submission
 from scheduler_svc.link.tokenizer_fetch import fetch_tokenizer
+from scheduler_svc.request.engine_client import EngineLoad, TokenSink
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.outputs import Alternatives, FinishReason
+from scheduler_svc.request.served_model import ServedModel
 from shared.errors import (
     NoExecutorError,
     OctavoServiceError,

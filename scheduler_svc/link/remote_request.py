@@ -4,9 +4,11 @@ import asyncio
 from typing import Protocol
 
 from octavo.core.v1 import core_service_pb2 as pb
-from scheduler_svc.engine.interface import EngineRequest, FinishReason, TokenSink
 from scheduler_svc.link.ends import decode_ended
 from scheduler_svc.link.failures import decode_failure
+from scheduler_svc.request.engine_client import TokenSink
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.outputs import FinishReason
 from shared.clock import monotonic_s
 from shared.errors import OctavoServiceError
 

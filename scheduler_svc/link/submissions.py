@@ -3,7 +3,8 @@
 import numpy as np
 
 from octavo.core.v1 import core_service_pb2 as pb
-from scheduler_svc.engine.interface import BeamSearchParams, EarlyStopping, EngineRequest, StopConditions
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from shared.step import NO_LOGPROBS
 from shared.wire import INT32, decode_sampling, encode_sampling
 from shared.wire_rules import decode_rules, encode_rules

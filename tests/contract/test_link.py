@@ -20,11 +20,12 @@ from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
 from octavo.errors import UnavailableError
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.engine.interface import EngineRequest, StopConditions
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link import front_session, remote_core
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.submissions import encode_submission
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.parameters import StopConditions
 from shared.errors import UnavailableError as UnavailableOfServiceError
 from shared.step import SamplingRow
 from tests.support.fronts import FrontInProcess

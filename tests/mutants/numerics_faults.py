@@ -3,7 +3,7 @@
 from tests.mutants.fault import Fault
 
 KINDS = ("tests/unit/scheduler_svc/core/dispatch/test_kinds.py",)
-SPANS = ("tests/unit/scheduler_svc/core/test_provenance.py",)
+SPANS = ("tests/unit/scheduler_svc/request/test_provenance.py",)
 ID = "tests/numerics/test_numerics_id.py"
 TOLD = "tests/contract/test_numerics.py"
 CODE = ("tests/unit/executor_svc/native/test_compiled_code.py",)
@@ -33,14 +33,14 @@ FAULTS = (
     ),
     Fault(
         "an executor that brought nothing made a span",
-        "scheduler_svc/core/provenance.py",
+        "scheduler_svc/request/provenance.py",
         "if span.begin != progress]",
         "]",
         SPANS,
     ),
     Fault(
         "executors that promise nothing are reproducible",
-        "scheduler_svc/executors/served_model.py",
+        "scheduler_svc/request/served_model.py",
         "if not (info.numerics_id and info.is_invariant)",
         "if not info.numerics_id",
         (f"{TOLD}::test_an_executor_that_is_not_invariant_is_not_reproducible",),

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.core.group_event import EventKind
-from scheduler_svc.engine.interface import EndedRequest, RequestTimes
-from scheduler_svc.engine.request_life import LifeEvent
+from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
 from tests.simulation.__main__ import main
 from tests.simulation.campaign import FinishedRun, Limits, OtherCodeError, Run, RunFile, run_all
 from tests.simulation.plan import MODES

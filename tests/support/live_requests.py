@@ -4,16 +4,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.engine.interface import (
-    Alternatives,
-    EndedRequest,
-    EngineRequest,
-    FinishReason,
-    Hypothesis,
-    RequestHandle,
-    TokenSink,
-)
-from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.engine.live_request import LiveRequest, group_of
+from scheduler_svc.request.engine_client import RequestHandle, TokenSink
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.life import EndedRequest
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from shared.errors import OctavoServiceError
 from tests.support.driving import group as make_group
 
@@ -104,7 +99,7 @@ class PlayedEngineSide:
     """
 
     def __init__(self, request: EngineRequest, sink: TokenSink) -> None:
-        self.live = LiveRequest(request.to_group(arrival=1, max_model_len=32), sink, 0.0)
+        self.live = LiveRequest(group_of(request, arrival=1, max_model_len=32), sink, 0.0)
         self.abort_errors: list[OctavoServiceError] = []
         sink.begin(_PlayedHandle(self))
 

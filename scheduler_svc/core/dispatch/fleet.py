@@ -19,7 +19,6 @@ from scheduler_svc.core.dispatch.inbox import Inbox
 from scheduler_svc.core.dispatch.placement import avoids
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
-from scheduler_svc.core.provenance import UNKNOWN, Numerics
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.admission import Obstacle, Wait
 from scheduler_svc.core.step.results import StepUpdates
@@ -27,6 +26,7 @@ from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.request.provenance import UNKNOWN, Numerics
 from shared.executor_info import ExecutorInfo
 from shared.step import StepResult
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.engine.interface import EngineClient
 from scheduler_svc.front.access.identity import current_identity, private_deployment
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.request_validation import (
@@ -26,6 +25,7 @@ from scheduler_svc.front.api.tokenization import Tokenization, tokenize_prompt
 from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
+from scheduler_svc.request.engine_client import EngineClient
 from shared.errors import NoExecutorError, RequestAbortedError
 from shared.step import Int32Array
 

@@ -2,9 +2,9 @@
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.engine.interface import Alternatives, FinishReason
 from scheduler_svc.front.output import Delta, Output, PromptDelta
 from scheduler_svc.front.response import Response
+from scheduler_svc.request.outputs import Alternatives, FinishReason
 from shared.step import NO_LOGPROBS
 
 FINISH_REASONS = {

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
-from scheduler_svc.engine.interface import EngineRequest, StopConditions
 from scheduler_svc.front.api.group_validation import beam_search_params, check_account, hash_cache_salt, output_counts
 from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits, require, require_param
 from scheduler_svc.front.api.sampling_validation import number, sampling_row
@@ -23,6 +22,8 @@ from scheduler_svc.front.api.token_rule_validation import (
 )
 from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.text.output_text import TextOptions
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.parameters import StopConditions
 from shared.errors import InvalidFieldError
 from shared.step import INT32_MAX, NO_LOGPROBS, Int32Array
 from shared.token_rules import MAX_STOP_TOKEN_IDS

@@ -8,29 +8,17 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.core.v1 import core_service_pb2 as pb
-from scheduler_svc.engine.interface import (
-    BeamSearchParams,
-    EarlyStopping,
-    EndedRequest,
-    EngineLoad,
-    EngineRequest,
-    EventKind,
-    FinishReason,
-    Hypothesis,
-    LifeEvent,
-    Numerics,
-    Progress,
-    Provenance,
-    Reproducibility,
-    RequestTimes,
-    ServedModel,
-    Span,
-    StopConditions,
-)
 from scheduler_svc.link.ends import decode_ended, decode_search_end, encode_ended, encode_search_end
 from scheduler_svc.link.failures import decode_failure, encode_failure
 from scheduler_svc.link.state import UNREACHABLE, CoreState, decode_state, encode_state
 from scheduler_svc.link.submissions import decode_submission, encode_submission
+from scheduler_svc.request.engine_client import EngineLoad
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
+from scheduler_svc.request.outputs import FinishReason, Hypothesis
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
+from scheduler_svc.request.provenance import Numerics, Progress, Provenance, Span
+from scheduler_svc.request.served_model import Reproducibility, ServedModel
 from shared import errors
 from shared.errors import (
     InvalidFieldError,

@@ -10,10 +10,12 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.core.v1 import core_service_pb2 as pb
-from scheduler_svc.engine.interface import EngineRequest, Reproducibility, ServedModel, StopConditions
 from scheduler_svc.link import remote_core
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.state import UNREACHABLE
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.parameters import StopConditions
+from scheduler_svc.request.served_model import Reproducibility, ServedModel
 from shared.step import SamplingRow
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.core.beams.beam_search import BeamSearchParams, EarlyStopping
-from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.engine.live_request import group_of
 from scheduler_svc.front.api.group_validation import hash_cache_salt
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.api.request_validation import ValidRequest, check_request_fields, validate_request
 from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.text.output_text import TextOptions
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from shared.errors import InvalidFieldError
 from shared.step import NO_LOGPROBS, SamplingRow
 
@@ -104,7 +104,7 @@ def test_a_group_gets_all_that_was_asked_for() -> None:
     sent = request(n=2, best_of=3, max_tokens=7)
     sent.request_id, sent.priority, sent.tenant, sent.cache_salt = "mine", -5, "red", "secret"
     valid = validate(sent)
-    group = valid.engine.to_group(arrival=11, max_model_len=32)
+    group = group_of(valid.engine, arrival=11, max_model_len=32)
     assert (group.request_id, group.prompt_token_ids.tolist(), group.arrival) == ("mine", PROMPT, 11)
     assert group.prompt_token_ids.dtype == np.int32
     assert (group.sampling, group.stop_conditions) == (
@@ -116,7 +116,7 @@ def test_a_group_gets_all_that_was_asked_for() -> None:
 
 
 def test_a_group_of_beams_gets_its_search() -> None:
-    group = validate(request(beam_width=2)).engine.to_group(arrival=0, max_model_len=32)
+    group = group_of(validate(request(beam_width=2)).engine, arrival=0, max_model_len=32)
     assert (group.num_sequences, group.beam_search) == (1, BeamSearchParams(2))
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.engine.interface import EngineClient, EngineRequest, FinishReason, Hypothesis, ServedModel, TokenSink
 from scheduler_svc.front.access import identity
 from scheduler_svc.front.api import generation
 from scheduler_svc.front.api.generation import CLIENT_LEFT, Generation
@@ -21,6 +20,10 @@ from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.servicer import DEADLINE_PASSED, GenerationServicer
 from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
+from scheduler_svc.request.engine_client import EngineClient, TokenSink
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.outputs import FinishReason, Hypothesis
+from scheduler_svc.request.served_model import ServedModel
 from shared.errors import InvalidFieldError, QueueFullError, RequestAbortedError, RequestExistsError
 from shared.executor_info import ExecutorInfo
 from tests.support.live_requests import PlayedEngineSide

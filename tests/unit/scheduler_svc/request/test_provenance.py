@@ -1,6 +1,6 @@
 """Which kind of executor made which tokens: spans begin where another kind goes on."""
 
-from scheduler_svc.core.provenance import ENDED, Numerics, Progress, Provenance
+from scheduler_svc.request.provenance import ENDED, Numerics, Progress, Provenance
 
 ONE, OTHER = Numerics("1"), Numerics("2")
 
