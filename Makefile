@@ -167,7 +167,7 @@ mutants: $(INSTALLED) monitoring-tools
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 coverage: $(INSTALLED)
-	$(BIN)/coverage run --branch --source=scheduler_svc/core,shared -m pytest -q tests/unit tests/property tests/traces -m "not slow and not gpu"
+	$(BIN)/coverage run --branch --source=scheduler_svc/core,scheduler_svc/request,shared -m pytest -q tests/unit tests/property tests/traces -m "not slow and not gpu"
 	$(BIN)/coverage report --show-missing
 
 # checkov pins what other packages need newer, so it has an environment of its own.
