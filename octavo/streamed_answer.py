@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from octavo.generation.v1 import generation_pb2
+from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.outputs import Delta, Event, Finished, Output, PromptLogprobs, TokenLogprob
 
 
@@ -25,6 +27,35 @@ class StreamedAnswer:
                     event, outputs=tuple(map(self._completed, event.outputs)), prompt_logprobs=prompt_logprobs
                 )
         return event
+
+    @property
+    def has_deltas(self) -> bool:
+        """Whether something of the answer has come."""
+        return bool(self._deltas or self._prompt)
+
+    def continuation(self, attempt: int) -> pb.Continuation:
+        """Return the message that has the answer go on behind what has come of it; see `pb.Continuation`."""
+        prompt = self._joined()
+        return pb.Continuation(
+            attempt=attempt,
+            outputs=map(self._continued, range(max(self._deltas, default=-1) + 1)),
+            prompt_logprobs=generation_pb2.PromptLogprobs(
+                logprobs=prompt.logprobs,
+                alternative_token_ids=(token.token_id for place in prompt.alternatives for token in place),
+                alternative_logprobs=(token.logprob for place in prompt.alternatives for token in place),
+            ),
+        )
+
+    def _continued(self, index: int) -> pb.ContinuedOutput:
+        output = pb.ContinuedOutput()
+        for delta in self._deltas.get(index, ()):
+            output.token_ids.extend(delta.token_ids)
+            output.logprobs.extend(delta.logprobs)
+            for place in delta.alternatives:
+                output.alternative_token_ids.extend(token.token_id for token in place)
+                output.alternative_logprobs.extend(token.logprob for token in place)
+            output.num_characters += len(delta.text)
+        return output
 
     def _completed(self, output: Output) -> Output:
         deltas = self._deltas.get(output.output_index, [])

@@ -169,12 +169,13 @@ class Engine:
                 "the executor came back with another model, number format or quantization; send the request again"
             )
         group = group_of(request, self._num_arrivals + 1, max_model_len)
-        if self.drivers.is_complete and not self.fleet.can_ever_take(group):
+        live = LiveRequest(group, sink, monotonic_s(), request.trace_id, has_stop_strings=request.has_stop_strings)
+        is_taken = live.has_ended or self.fleet.can_ever_take(group)
+        if self.drivers.is_complete and not is_taken:
             raise CacheTooSmallError(self.fleet.why_never(group))
         self._num_arrivals += 1
-        live = LiveRequest(group, sink, monotonic_s(), request.trace_id, has_stop_strings=request.has_stop_strings)
         self.requests.add(live)
-        if not (live.has_ended or self.fleet.can_ever_take(group)):
+        if not is_taken:
             self.orphans.add(live, live.times.arrived_at_s)
 
     def _supersede(self, request: EngineRequest) -> None:

@@ -261,7 +261,9 @@ class LiveRequests(Mapping[str, LiveRequest]):
             last_tokens_at_s.append(last_s)
         else:
             times.first_scheduled_at_s, times.first_token_at_s = request.group.first_scheduled_at_s, now_s
-            self._meter.first_token(request, core)
+            continuation = request.group.continuation
+            if continuation is None or not continuation.num_tokens:  # else it was counted in the call that was cut
+                self._meter.first_token(request, core)
         if self.suspects.current is not None:
             self._clear_suspect(request)
 

@@ -35,9 +35,17 @@ class ContinuedText:
 
 @dataclass(frozen=True, slots=True)
 class ContinuedAnswer:
-    """All of it; `outputs` has one for each output that is sampled, or none if the answer begins anew."""
+    """All of it.
+
+    Attributes:
+        outputs: One for each output that is sampled; none of a ranked answer, which begins anew.
+        num_ranked: How many outputs of a ranked answer the client has, the best ones.
+        prompt_logprobs: Of the prompt, those that the client has.
+        prompt_alternatives: The likeliest tokens in the place of each.
+    """
 
     outputs: Sequence[ContinuedText]
+    num_ranked: int
     prompt_logprobs: list[float]
     prompt_alternatives: Alternatives
 

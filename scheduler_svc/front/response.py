@@ -70,6 +70,7 @@ class Response:
         self._texts = [OutputText(tokenizer, options.text) for _ in self._made] if decodes else None
         self._num_unfinished = len(self._made)
         self._returned = [] if options.is_ranked else self._made
+        self._num_delivered_ranks = 0  # before the call was cut
         self._is_streamed = not options.is_ranked
         self._has_logprobs = request.sampling.num_logprobs != NO_LOGPROBS
         self._handle: RequestHandle | None = None
@@ -113,6 +114,7 @@ class Response:
         self.prompt_logprobs.extend(answer.prompt_logprobs)
         self.prompt_alternatives.extend(answer.prompt_alternatives)
         self._num_taken_prompt_logprobs = len(self.prompt_logprobs)
+        self._num_delivered_ranks = answer.num_ranked
         for index, continued in enumerate(answer.outputs):
             output = self._made[index]
             output.restore(continued)
@@ -288,7 +290,9 @@ class Response:
         for rank, output in enumerate(outputs):
             output.output_index, output.is_announced = rank, True
         self._returned = list(outputs)
-        self._news.extend(outputs)
+        for delivered in outputs[: self._num_delivered_ranks]:
+            delivered.take()
+        self._news.extend(outputs[self._num_delivered_ranks :])
         self._tell()
 
 

@@ -148,7 +148,7 @@ class FrontSession:
             await self._engine.submit_checked(request, sink, submission.model_hash, submission.max_model_len)
         except OctavoServiceError as error:
             self.refuse(number, error)
-        except (ValueError, AssertionError) as error:
+        except (IndexError, ValueError, AssertionError) as error:
             self._requests.pop(number, None)
             raise CallerError(f"the front {self.name} submits what is no request") from error
 
@@ -203,6 +203,9 @@ class _RemoteSink:
         self.handle: RequestHandle
         self._session = session
         self._num_tokens_of = [0] * request.num_sequences
+        if request.continuation is not None:
+            for index, output in enumerate(request.continuation.outputs):
+                self._num_tokens_of[index] = len(output.token_ids)
 
     def finish_by_front(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
         """The front says with how many tokens an output ends.

@@ -45,7 +45,7 @@ _SHARED_SOURCES = (
     *("batch_table", "delta_check", "executor_info", "sampling_row", "step", "step_layout", "step_size"),
     *("table_columns", "token_rules"),
 )
-_REQUEST_SOURCES = ("life", "outputs", "parameters", "provenance")
+_REQUEST_SOURCES = ("continuation", "life", "outputs", "parameters", "provenance")
 _OTHER_MODULES = {
     *(f"shared.{name}" for name in _SHARED_SOURCES),
     *(f"scheduler_svc.request.{name}" for name in _REQUEST_SOURCES),

@@ -20,6 +20,7 @@ LEFT_OUT = {
         "test_an_executor_that_starts_late_joins_and_one_that_shuts_down_leaves",
         "test_what_is_served_does_not_depend_on_who_attaches_first",
     ],
+    "test_continuation": [],
     "test_generation_service": ["test_a_front_that_falls_behind_sends_fewer_and_larger_deltas"],
     "test_lean_finished": [],
     "test_model_defaults": ["test_the_defaults_hold_beside_an_executor_that_does_not_tell_them"],

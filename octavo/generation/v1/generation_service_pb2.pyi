@@ -144,9 +144,7 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class Continuation(_message.Message):
-    """Continuation is what a client has of an answer that was cut. An answer that nothing of is delivered before the end
-    (best_of above n, beams) begins anew, and is the same with the same seed: its `outputs` are empty.
-    """
+    """Continuation is what a client has of an answer that was cut."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -167,7 +165,9 @@ class Continuation(_message.Message):
     """Digest of the weights that made it (Provenance.weights_digest). Empty: it is not known."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContinuedOutput]:
-        """The outputs, by output_index; those behind the last one have nothing yet."""
+        """The outputs, by output_index; those behind the last one have nothing yet. Ranked ones (best_of above n, beams) are
+        made anew, and are the same with the same seed; of those that are here nothing comes again.
+        """
 
     @_builtins.property
     def prompt_logprobs(self) -> _generation_pb2.PromptLogprobs:

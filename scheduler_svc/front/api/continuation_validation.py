@@ -48,11 +48,10 @@ def validate_continuation(
     is_drawn = engine.beam_search is None and engine.sampling.temperature > 0
     if is_drawn and not request.sampling_params.HasField("seed"):
         raise InvalidFieldError("sampling_params.seed", "unset", "what `accepted` told, to continue an answer")
-    most = 0 if options.is_ranked else options.num_sampled
-    cause = "the answer is only known at its end, and begins anew" if options.is_ranked else "n"
-    rule = f"at most {most} outputs ({cause})"
-    require(len(message.outputs) <= most, f"{_FIELD}.outputs", f"{len(message.outputs)} outputs", rule)
-    given = [*message.outputs, *[pb.ContinuedOutput()] * (most - len(message.outputs))]
+    most = options.num_returned
+    require(len(message.outputs) <= most, f"{_FIELD}.outputs", f"{len(message.outputs)} outputs", f"at most {most} (n)")
+    num_ranked = len(message.outputs) if options.is_ranked else 0
+    given = [] if options.is_ranked else [*message.outputs, *[pb.ContinuedOutput()] * (most - len(message.outputs))]
     texts = [
         _Check(f"{_FIELD}.outputs[{index}]", output, engine, options, limits).text(tokenizer)
         for index, output in enumerate(given)
@@ -65,7 +64,7 @@ def validate_continuation(
         numerics=Numerics(message.numerics_id, message.weights_digest),
         attempt=message.attempt,
     )
-    return continuation, ContinuedAnswer(texts, prompt_logprobs, prompt_alternatives)
+    return continuation, ContinuedAnswer(texts, num_ranked, prompt_logprobs, prompt_alternatives)
 
 
 class _Check:

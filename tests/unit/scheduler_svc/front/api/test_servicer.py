@@ -111,7 +111,8 @@ def generate(
 
 async def accepted(engine: PlayedEngine, events: AsyncIterator[pb.GenerateResponse]) -> PlayedEngineSide:
     """Take the first event; return the live request behind it."""
-    assert (await anext(events)).accepted == pb.Accepted(request_id="a", num_prompt_tokens=4)
+    told = (await anext(events)).accepted
+    assert (told.request_id, told.num_prompt_tokens, told.sampling_params.max_tokens) == ("a", 4, 60)
     return engine.submitted.get_nowait()
 
 
