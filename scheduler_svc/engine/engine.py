@@ -123,6 +123,9 @@ class Engine:
 
     # Requests ------------------------------------------------------------------------------------
 
+    async def wait_until_reachable(self) -> None:
+        """Return at once: it is here."""
+
     def admitting_model(self, request_id: str, tenant: str) -> ServedModel:
         """Return the model that a new request is to be checked against.
 
@@ -130,13 +133,17 @@ class Engine:
 
         Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
         """
+        model = self._admitting_model(request_id)
+        self.waiting.require_room(tenant)
+        return model
+
+    def _admitting_model(self, request_id: str) -> ServedModel:
         if self.readiness.is_draining:
             raise UnavailableError(f"{self.readiness.why_not}; send the request to another scheduler")
         if not self.fleet.cores or self.model is None:
             raise NoExecutorError("no executor is attached", self.last_trouble)
         if request_id in self.requests:
             raise RequestExistsError(request_id)
-        self.waiting.require_room(tenant)
         return self.model
 
     @contextmanager
@@ -159,11 +166,22 @@ class Engine:
         await self.submit_checked(request, sink, checked_for.info.model_hash, checked_for.max_model_len)
 
     async def submit_checked(
-        self, request: EngineRequest, sink: TokenSink, model_hash: str, max_model_len: int
+        self,
+        request: EngineRequest,
+        sink: TokenSink,
+        model_hash: str,
+        max_model_len: int,
+        *,
+        was_queued: bool = False,
     ) -> None:
-        """Queue a request that was checked for the model of a hash and for its longest sequence; see `submit`."""
+        """Queue a request that was checked for the model of a hash and for its longest sequence; see `submit`.
+
+        `was_queued`: by a core before this one, so it is not new.
+        """
         self._supersede(request)
-        model = self.admitting_model(request.request_id, request.tenant)
+        model = self._admitting_model(request.request_id)
+        if not was_queued:
+            self.waiting.require_room(request.tenant)
         if model.info.model_hash != model_hash:
             raise UnavailableError(
                 "the executor came back with another model, number format or quantization; send the request again"
@@ -179,11 +197,16 @@ class Engine:
             self.orphans.add(live, live.times.arrived_at_s)
 
     def _supersede(self, request: EngineRequest) -> None:
-        """End the call that a continuation takes a request from: its client has left it, and it does not know yet."""
+        """End the call that a continuation takes a request from.
+
+        Its client has left it, and it does not know yet; or it is another request that took the id while nobody knew
+        of this one, and it has brought nothing.
+        """
         live = self.requests.get(request.request_id)
         if live is None or request.continuation is None or live.group.tenant != request.tenant:
             return
-        if request.continuation.attempt > live.attempt:
+        is_fresh = live.group.continuation is None and not live.num_output_tokens
+        if request.continuation.attempt > live.attempt or is_fresh:
             self.requests.abort(live, RequestAbortedError("another call goes on with this request"))
 
     def abort(self, request_id: str, error: OctavoServiceError | None = None) -> bool:

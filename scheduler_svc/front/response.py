@@ -16,16 +16,19 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from scheduler_svc.front.continued import ContinuedAnswer
 from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.output import AnswerOptions, Delta, Output, PromptDelta
 from scheduler_svc.front.text.output_text import OutputText
 from scheduler_svc.front.text.tokenizer import Tokenizer
+from scheduler_svc.request.continuation import Continuation, ContinuedOutput
 from scheduler_svc.request.engine_client import RequestHandle
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
-from scheduler_svc.request.provenance import Numerics
+from scheduler_svc.request.provenance import UNKNOWN, Numerics
 from shared.errors import OctavoServiceError
 from shared.step import NO_LOGPROBS
 
@@ -180,6 +183,18 @@ class Response:
             self.prompt_logprobs.extend(logprobs)
             self.prompt_alternatives.extend(alternatives)
             self._tell()
+
+    def so_far(self) -> Continuation:
+        """See `AnswerSink`."""
+        earlier = self.request.continuation
+        return Continuation(
+            outputs=tuple(
+                ContinuedOutput(np.array(output.token_ids, np.int32), output.finish_reason) for output in self._made
+            ),
+            num_prompt_logprobs=len(self.prompt_logprobs),
+            numerics=UNKNOWN if earlier is None else earlier.numerics,
+            attempt=0 if earlier is None else earlier.attempt,
+        )
 
     def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
         """The request has ended, with its last output or with an error."""

@@ -76,6 +76,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             raise CallerError("a front says hello first")
         hello = first.hello
         version = agreed_version(hello)
+        self._keep_order(hello)
         number = next(self._numbers)
         session = FrontSession(
             self._engine,
@@ -105,6 +106,20 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         for file in self._tokenizer.files():
             for begin in range(0, max(1, len(file.content)), CHUNK_BYTES):
                 yield pb.GetTokenizerResponse(name=file.name, content=file.content[begin : begin + CHUNK_BYTES])
+
+    def _keep_order(self, hello: pb.FrontHello) -> None:
+        """Be later than every core that the front has joined.
+
+        Raises: FencedError: we are not, and have executors or fronts already: another core has taken our place.
+        """
+        if hello.incarnation <= self.incarnation:
+            return
+        if self._sessions or self._engine.fleet.cores:
+            raise FencedError(
+                f"front {hello.front_id!r} has joined a core of incarnation {hello.incarnation}; this one has "
+                f"{self.incarnation}"
+            )
+        self.incarnation = hello.incarnation + 1
 
     def _begin(self, hello: pb.FrontHello, session: FrontSession) -> None:
         """Let a session begin; an older one of the same front ends first, with all its requests."""

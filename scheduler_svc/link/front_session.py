@@ -145,7 +145,13 @@ class FrontSession:
         try:
             request = decode_submission(submission)
             sink = self._requests[number] = _RemoteSink(self, number, request)
-            await self._engine.submit_checked(request, sink, submission.model_hash, submission.max_model_len)
+            await self._engine.submit_checked(
+                request,
+                sink,
+                submission.model_hash,
+                submission.max_model_len,
+                was_queued=submission.was_queued,
+            )
         except OctavoServiceError as error:
             self.refuse(number, error)
         except (IndexError, ValueError, AssertionError) as error:

@@ -1,7 +1,7 @@
 """The core as a front in a process of its own has it: `EngineClient` over the wire.
 
-One stream carries all requests of the front. When it breaks, the requests that are live end with an error, and the
-front joins again, as a new session, at whichever core answers. Until then it refuses new requests.
+One stream carries all requests of the front. When it breaks, the front joins again, as a new session, at whichever
+core answers, and has it go on with the requests that are live: their clients notice nothing. New ones wait meanwhile.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ import grpc.aio
 
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
+from scheduler_svc.link.absence import Absence
 from scheduler_svc.link.ends import REASONS, decode_reason, decode_search_end
 from scheduler_svc.link.failures import encode_failure
 from scheduler_svc.link.front_metrics import encode_families
 from scheduler_svc.link.remote_request import RemoteRequest
 from scheduler_svc.link.state import UNREACHABLE, CoreState, decode_state
-from scheduler_svc.link.submissions import encode_submission
 from scheduler_svc.link.tokenizer_fetch import fetch_tokenizer
-from scheduler_svc.request.engine_client import EngineLoad, TokenSink
+from scheduler_svc.request.engine_client import AnswerSink, EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason
 from scheduler_svc.request.served_model import ServedModel
@@ -54,7 +54,7 @@ MAX_PROMPT_BYTES = 4 * 2**20
 LEAVING = "this front of the scheduler is shutting down"
 
 # From one attempt to join to the next one, in seconds.
-RETRY_S = 0.2
+RETRY_S = 0.05
 
 # From one word about metrics to the next one, in seconds: Prometheus asks every 15 s by default.
 METRICS_INTERVAL_S = 2.0
@@ -103,7 +103,10 @@ class RemoteCore:
         self._calls = itertools.count(1)
         self._requests: dict[int, RemoteRequest] = {}
         self._num_checked = 0
-        self._abort_calls: dict[int, asyncio.Future[bool]] = {}
+        self._abort_calls: dict[int, tuple[pb.AbortCall, asyncio.Future[bool]]] = {}
+        self._absence = Absence(self._give_up)
+        self._incarnation = 0
+        self._trouble = ""  # that broke the last stream
         self._num_taken = 0
         self._has_news = asyncio.Event()
 
@@ -164,18 +167,13 @@ class RemoteCore:
         finally:
             self._num_checked -= 1
 
-    async def submit(self, request: EngineRequest, sink: TokenSink, checked_for: ServedModel) -> None:
+    async def submit(self, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel) -> None:
         """See `EngineClient`."""
+        await self.wait_until_reachable()
         self._require_core()
         number = next(self._numbers)
-        remote = RemoteRequest(self, number, request, sink)
-        self._requests[number] = remote
-        submission = encode_submission(number, request, checked_for.info.model_hash, checked_for.max_model_len)
-        self._outgoing.submissions.append(submission)
-        self._num_prompt_bytes += len(submission.prompt_token_ids)
-        if self._num_prompt_bytes >= MAX_PROMPT_BYTES:
-            self._full.append(self._take_outgoing())
-        self._has_outgoing.set()
+        remote = self._requests[number] = RemoteRequest(self, number, request, sink, checked_for)
+        self._send(remote.submission())
         try:
             await remote.queued
         except asyncio.CancelledError:
@@ -184,13 +182,18 @@ class RemoteCore:
 
     async def abort_request(self, request_id: str, tenant: str | None) -> bool:
         """See `EngineClient`. Raises UnavailableError: the core does not answer, or goes away before it does."""
+        await self.wait_until_reachable()
         self._require_core()
-        call = next(self._calls)
+        call = pb.AbortCall(call=next(self._calls), request_id=request_id, tenant=tenant)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._abort_calls[call] = answer
-        self._outgoing.abort_calls.add(call=call, request_id=request_id, tenant=tenant)
+        self._abort_calls[call.call] = call, answer
+        self._outgoing.abort_calls.append(call)
         self._has_outgoing.set()
         return await answer
+
+    async def wait_until_reachable(self) -> None:
+        """See `EngineClient`."""
+        await self._absence.wait()
 
     def _require_core(self) -> None:
         if self._state is UNREACHABLE:
@@ -229,6 +232,11 @@ class RemoteCore:
 
     def abort(self, number: int, error: OctavoServiceError) -> None:
         """A request is to end."""
+        if self._absence.is_on:
+            if (request := self._requests.pop(number, None)) is not None:
+                request.fail(error)
+                self._has_news.set()
+            return
         self._outgoing.aborts.add(number=number, failure=encode_failure(error))
         self._has_outgoing.set()
 
@@ -257,7 +265,11 @@ class RemoteCore:
         self._num_taken, self._is_ready = 0, None
         call = stub.Join()
         hello = pb.FrontHello(
-            min_version=MIN_VERSION, max_version=MAX_VERSION, front_id=self.front_id, session=time.time_ns()
+            min_version=MIN_VERSION,
+            max_version=MAX_VERSION,
+            front_id=self.front_id,
+            session=time.time_ns(),
+            incarnation=self._incarnation,
         )
         await call.write(pb.JoinRequest(hello=hello, credits=MAX_MESSAGES_ON_THEIR_WAY))
         tasks = [asyncio.create_task(self._write(call)), asyncio.create_task(self._tell_metrics())]
@@ -290,24 +302,59 @@ class RemoteCore:
             self._has_outgoing.set()
             await asyncio.sleep(METRICS_INTERVAL_S)
 
+    def _send(self, submission: pb.Submission) -> None:
+        self._outgoing.submissions.append(submission)
+        self._num_prompt_bytes += len(submission.prompt_token_ids)
+        if self._num_prompt_bytes >= MAX_PROMPT_BYTES:
+            self._full.append(self._take_outgoing())
+        self._has_outgoing.set()
+
     async def _lose(self, trouble: str) -> None:
-        """The core is gone: what was asked of it ends."""
+        """The core is gone: what was asked of it waits for the next one."""
+        if self._state is not UNREACHABLE:
+            self._trouble = trouble
+            self._absence.begin()
         self._state = UNREACHABLE
-        error = UnavailableError(f"the scheduler's core went away ({trouble}); send the request again in a moment")
-        requests, self._requests = self._requests, {}
-        self._has_news.set()
-        for request in requests.values():
-            request.lose(error)
-        calls, self._abort_calls = self._abort_calls, {}
-        for call in calls.values():
-            if not call.done():
-                call.set_exception(error)
         await self._tell_readiness()
+
+    def _give_up(self, after_s: float) -> None:
+        """No core came: what waits for one ends."""
+        error = UnavailableError(
+            f"the scheduler's core went away ({self._trouble}), and none has come for {after_s:g} s; send the request "
+            "again in a moment"
+        )
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            request.fail(error)
+        calls, self._abort_calls = self._abort_calls, {}
+        for _, answer in calls.values():
+            if not answer.done():
+                answer.set_exception(error)
+        self._has_news.set()
+
+    def _go_on(self) -> None:
+        """Have the core that we joined go on with what the one before it had, once it can."""
+        model = self._state.model
+        has_model = model is not None and model.info.instance_id == self._tokenizer_of
+        if not self._absence.is_on or not self._state.has_executor or model is None or not has_model:
+            return
+        for number, request in list(self._requests.items()):
+            try:
+                self._send(request.resubmission(model))
+            except UnavailableError as error:
+                del self._requests[number]
+                request.fail(error)
+        self._outgoing.abort_calls.extend(call for call, _ in self._abort_calls.values())
+        self._absence.end()
+        self._has_outgoing.set()
+        self._has_news.set()
+        log.info(Event("requests_go_on", front=self.front_id, requests=len(self._requests)))
 
     # What the core says ----------------------------------------------------------------------------------------
 
     async def _take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         if message.HasField("welcome"):
+            self._incarnation = message.welcome.incarnation
             log.info(Event("core_joined", front=self.front_id, version=message.welcome.version))
         if message.HasField("state"):
             await self._take_state(decode_state(message.state), stub)
@@ -330,7 +377,8 @@ class RemoteCore:
             if (request := self._requests.pop(ended.number, None)) is not None:
                 request.end(ended)
         for answer in message.abort_answers:
-            if (waiting := self._abort_calls.pop(answer.call, None)) is not None and not waiting.done():
+            _, waiting = self._abort_calls.pop(answer.call, (None, None))
+            if waiting is not None and not waiting.done():
                 waiting.set_result(answer.was_live)
         self._has_news.set()
         self._grant()
@@ -369,6 +417,7 @@ class RemoteCore:
             elif self._loading is None or self._loading.done():  # streams go on meanwhile
                 self._loading = asyncio.create_task(self._load(state.model, stub), name="tokenizer")
         self._is_told.set()
+        self._go_on()
         await self._tell_readiness()
 
     async def _load(self, model: ServedModel, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
@@ -380,6 +429,7 @@ class RemoteCore:
             self._tokenizer_trouble = str(error)
         else:
             self._tokenizer_of, self._tokenizer_trouble, self._model = model.info.instance_id, "", model
+            self._go_on()
         await self._tell_readiness()
 
     async def _tell_readiness(self) -> None:

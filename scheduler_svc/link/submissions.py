@@ -11,7 +11,9 @@ from shared.wire import INT32, decode_sampling, encode_sampling
 from shared.wire_rules import decode_rules, encode_rules
 
 
-def encode_submission(number: int, request: EngineRequest, model_hash: str, max_model_len: int) -> pb.Submission:
+def encode_submission(
+    number: int, request: EngineRequest, model_hash: str, max_model_len: int, *, was_queued: bool = False
+) -> pb.Submission:
     """Return the message of a request that was checked for a model and its longest sequence."""
     conditions, search = request.stop_conditions, request.beam_search
     return pb.Submission(
@@ -34,6 +36,7 @@ def encode_submission(number: int, request: EngineRequest, model_hash: str, max_
         traceparent=request.traceparent or "",
         model_hash=model_hash,
         max_model_len=max_model_len,
+        was_queued=was_queued,
         continuation=None if request.continuation is None else encode_continuation(request.continuation),
     )
 

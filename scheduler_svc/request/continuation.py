@@ -32,7 +32,8 @@ class Continuation:
         outputs: One for each output that the request samples; none of a beam search, which begins anew.
         num_prompt_logprobs: Log-probabilities of the prompt that are known.
         numerics: The kind of executor that made the last of it, which is preferred.
-        attempt: How often the request has been continued, from 1; a larger one takes it from a call that lives.
+        attempt: How often its client has continued the request; a larger one takes it from a call that lives. 0: its
+            client has not, and knows of nothing.
     """
 
     outputs: tuple[ContinuedOutput, ...] = ()

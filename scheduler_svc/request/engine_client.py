@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
@@ -61,6 +62,13 @@ class TokenSink(Protocol):
         """The request has ended, with its last output or with an error: the last call, and there is one for each."""
 
 
+class AnswerSink(TokenSink, Protocol):
+    """The sink of a front, which keeps the answer."""
+
+    def so_far(self) -> Continuation:
+        """Return what it was given, for a core that is to go on with the request."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
     """How much the engine has to do, and how much it can do at once, over all attached executors."""
@@ -106,13 +114,16 @@ class EngineClient(Protocol):
     def max_requests(self) -> int | None:
         """Requests that one caller may have here at once, waiting and running; None: executors are missing."""
 
+    async def wait_until_reachable(self) -> None:
+        """Return once it can be asked, or is not expected back soon: the one of another process may start again."""
+
     def checking(self, request_id: str, tenant: str) -> AbstractContextManager[ServedModel]:
         """Let a new request count as waiting while it is tokenized and checked; gives the model to check against.
 
         Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
         """
 
-    async def submit(self, request: EngineRequest, sink: TokenSink, checked_for: ServedModel) -> None:
+    async def submit(self, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel) -> None:
         """Queue a request that was checked for a model, right after `checking`.
 
         Raises:

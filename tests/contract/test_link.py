@@ -18,7 +18,7 @@ from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.client import Client
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
-from octavo.errors import UnavailableError
+from octavo.generation.v1 import generation_service_pb2 as generation
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link import front_session, remote_core
@@ -315,17 +315,51 @@ async def test_news_waits_for_credits_in_one_message_and_a_front_that_takes_noth
         await until(lambda: not stack.engine.requests)
 
 
-async def test_a_call_whose_core_goes_away_ends_with_unavailable_and_the_front_joins_again() -> None:
-    async with running_stack(fronts=1) as stack, Client(stack.address) as client:
-        reading = asyncio.create_task(client.generate([40, 41], max_tokens=100_000, ignore_eos=True))
-        await until(lambda: stack.engine.requests)
-        assert stack.service.fronts is not None
-        [session] = stack.service.fronts.sessions
-        session.end(ConnectionError("the test cuts it"))  # type: ignore[arg-type]
-        with pytest.raises(UnavailableError, match="the scheduler's core went away"):
-            await reading
-        await client.wait_until_ready(timeout_s=30)
-        assert len((await client.generate([40, 41], max_tokens=3)).outputs[0].token_ids) == 3
+REQUESTS: dict[str, dict[str, Any]] = {
+    "greedy": {"logprobs": 1, "prompt_logprobs": 0},
+    "three outputs": {"temperature": 1.0, "seed": 3, "n": 3},
+    "stop strings": {"temperature": 1.0, "seed": 4, "n": 2, "stop": ["a", "e"]},
+    "best of three": {"temperature": 1.0, "seed": 5, "best_of": 3, "n": 2},
+    "beams": {"beam_width": 3, "n": 2, "logprobs": 0},
+}
+
+
+@pytest.mark.parametrize("params", REQUESTS.values(), ids=REQUESTS)
+async def test_a_link_that_breaks_again_and_again_costs_no_token(params: dict[str, Any]) -> None:
+    async with running_stack(FakeWorker(step_ms=1), fronts=1) as stack:
+        request = token_request(6, 60, **params)
+        whole = await collect_outputs(stack, request)
+        running = asyncio.create_task(collect_outputs(stack, request))
+        core_link = stack.service.fronts
+        assert core_link is not None
+        for num_steps in (2, 1, 10, 0):
+            await until(lambda: stack.engine.requests)
+            core = stack.driver.core
+            assert core is not None
+            wanted = core.last_processed_step_id + num_steps
+            await until(lambda: core.last_processed_step_id >= wanted)
+            assert not running.done()
+            [session] = core_link.sessions
+            session.end(ConnectionError("the test cuts it"))  # type: ignore[arg-type]
+            await until(lambda: core_link.sessions not in ([], [session]))
+        assert await running == whole
+        await until(lambda: not stack.engine.requests)
+
+
+async def collect_outputs(stack: Stack, request: generation.GenerateRequest) -> list[Any]:
+    """Return what a request ends with, and what its deltas brought of each output."""
+    brought: dict[int, list[Any]] = {}
+    async for event in stack.generation.Generate(request):
+        delta = event.delta
+        if event.HasField("delta"):
+            known = brought.setdefault(delta.output_index, ["", []])
+            known[0] += delta.text
+            known[1] += delta.token_ids
+    outputs = list(event.finished.outputs)
+    assert [brought[output.output_index] for output in outputs] == [
+        [output.text, list(output.token_ids)] for output in outputs
+    ]
+    return [*outputs, event.finished.prompt_logprobs]
 
 
 async def test_a_front_that_is_started_again_opens_its_ports_once_it_knows_the_core(

@@ -128,6 +128,7 @@ class Generation:
         Raises: OctavoServiceError: it is refused.
         """
         request.tenant = current_identity().tenant_for(request.tenant)
+        await self.engine.wait_until_reachable()
         with private_deployment(), self.traced(request, metadata) as trace:
             # A continuation takes the place of a call that still has the request.
             new_id = "" if request.HasField("continuation") else request.request_id

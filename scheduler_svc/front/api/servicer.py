@@ -85,6 +85,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
 
         Raises: CallerError: it is no such request, or absurd; and what `EngineClient.checking` raises.
         """
+        await self.engine.wait_until_reachable()
         with self._generation.reading() as limits:
             if body.is_small:
                 return body.decode(limits_of(limits))

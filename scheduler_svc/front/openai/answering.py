@@ -48,6 +48,7 @@ class Answering:
 
         Raises: OctavoServiceError: it is refused.
         """
+        await self._generation.engine.wait_until_reachable()
         with self._generation.reading() as limits:
             model, _ = self._generation.served()
 
